@@ -39,14 +39,14 @@ def stepped(
 
 
 def ended(**changes: Any) -> EpisodeRecord:
-    told = {"step_count": 1, "cumulative_reward": 1.0, "terminated": True, "seed": 5, **changes}
+    facts = {"step_count": 1, "cumulative_reward": 1.0, "terminated": True, "seed": 5, **changes}
     fields: dict[str, Any] = {
         "episode_id": "a",
         "env_index": 0,
         "truncated": False,
         "start_timestamp_ns": 1,
         "end_timestamp_ns": 2,
-        **told,
+        **facts,
     }
     return EpisodeRecord(**fields)
 

@@ -75,7 +75,7 @@ def test_several_are_summed_up_in_another_unit() -> None:
     assert histogram.bounds[-1] == 10.0
 
 
-def test_the_slots_may_lie_in_memory_that_somebody_else_reads() -> None:
+def test_the_slots_may_lie_in_memory_that_another_process_reads() -> None:
     memory = memoryview(array("q", [0] * num_counters(BOUNDS)))
     HistogramCounter(BOUNDS, memory).add(3)
 

@@ -55,7 +55,7 @@ def test_seconds_are_numbers_of_any_kind(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, -math.inf, "1", True, None, 1j])
-def test_what_is_no_time_is_named_whatever_else_is_allowed(value: object) -> None:
+def test_an_invalid_duration_is_named_with_every_option(value: object) -> None:
     for allow_zero in (False, True):
         for allow_infinite in (False, True):
             with pytest.raises(ConfigurationError, match=r"^wait_s=.* number of seconds"):

@@ -11,44 +11,44 @@ from rlmesh_ray.polling import AdaptivePoller, AdaptiveSpin
 
 @pytest.fixture(autouse=True)
 def as_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spin, whatever the environment of the tests says."""
+    """Spin, regardless of the environment variable."""
     monkeypatch.delenv("RLMESH_RAY_SPIN", raising=False)
 
 
 def test_the_same_descriptors_are_waited_for_again_and_again() -> None:
-    ours, theirs = os.pipe()
+    reader, writer = os.pipe()
     poll = AdaptivePoller(1e-3)
     try:
-        assert poll.wait_readable(ours, timeout_s=0.0) == []
-        os.write(theirs, b"x")
-        assert poll.wait_readable(ours) == [ours]
-        os.read(ours, 1)
-        assert poll.wait_readable(ours, timeout_s=0.0) == []
+        assert poll.wait_readable(reader, timeout_s=0.0) == []
+        os.write(writer, b"x")
+        assert poll.wait_readable(reader) == [reader]
+        os.read(reader, 1)
+        assert poll.wait_readable(reader, timeout_s=0.0) == []
     finally:
-        os.close(ours)
-        os.close(theirs)
+        os.close(reader)
+        os.close(writer)
 
 
 def test_a_number_that_is_used_anew_means_the_new_descriptor() -> None:
     poll = AdaptivePoller(1e-3)
     for _ in range(2):
-        ours, theirs = os.pipe()
+        reader, writer = os.pipe()
         try:
-            assert poll.wait_readable(ours, timeout_s=0.0) == []
-            os.write(theirs, b"x")
-            assert poll.wait_readable(ours) == [ours]
+            assert poll.wait_readable(reader, timeout_s=0.0) == []
+            os.write(writer, b"x")
+            assert poll.wait_readable(reader) == [reader]
         finally:
-            os.close(ours)
-            os.close(theirs)
+            os.close(reader)
+            os.close(writer)
 
 
 def test_any_number_of_descriptors_can_be_waited_for_in_turn() -> None:
     poll = AdaptivePoller(1e-3)
     pipes = [os.pipe() for _ in range(100)]
     try:
-        for ours, theirs in pipes:
-            os.write(theirs, b"x")
-            assert poll.wait_readable(ours) == [ours]
+        for reader, writer in pipes:
+            os.write(writer, b"x")
+            assert poll.wait_readable(reader) == [reader]
     finally:
         for pipe in pipes:
             for end in pipe:
@@ -160,7 +160,7 @@ def test_what_is_there_is_returned_at_once(clock: Clock) -> None:
     assert looking.spin(lambda: next(looks)) == ["it"]
 
 
-def test_whoever_has_something_to_do_does_it_between_two_looks(clock: Clock) -> None:
+def test_idle_work_is_done_between_two_polls(clock: Clock) -> None:
     looking = AdaptiveSpin(1e-3)
     looks, pieces = iter([[], [], ["it"]]), [True, True, True]
 
@@ -204,14 +204,14 @@ def test_without_spin_every_wait_sleeps_at_once(
 @pytest.mark.parametrize("spin", [False, True])
 def test_a_wait_for_descriptors_looks_only_with_spin(clock: Clock, spin: bool) -> None:
     poll = AdaptivePoller(1e-3, spin)
-    ours, theirs = os.pipe()
-    os.write(theirs, b"x")
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
 
     for _ in range(20):
-        poll.wait_readable(ours)
+        poll.wait_readable(reader)
 
-    os.close(ours)
-    os.close(theirs)
+    os.close(reader)
+    os.close(writer)
     assert (poll._spin.spin_s > 0.0) == spin
 
 

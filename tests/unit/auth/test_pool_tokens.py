@@ -28,7 +28,7 @@ def test_the_tokens_of_the_file_and_of_the_pool_count(tmp_path: Path) -> None:
     assert known.role_of(b"pooled") is TokenRole.CLIENT
 
 
-def test_nobody_sees_the_pools_token_by_accident(tmp_path: Path) -> None:
+def test_the_pools_token_is_in_no_repr(tmp_path: Path) -> None:
     source = PoolTokenFile(tmp_path / "tokens", "pooled")
 
     assert "pooled" not in repr(source)

@@ -202,7 +202,7 @@ def test_every_token_is_compared_whichever_matches(
         compared.clear()
         known.role_of(shown)
         assert len(compared) == 3
-        assert {len(each) for each in compared} == {32}  # of digests: no length is told
+        assert {len(each) for each in compared} == {32}  # of digests, which hide the length
 
 
 def test_no_token_is_kept_or_logged(

@@ -30,7 +30,7 @@ def with_leaf(position: int, value: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("validation", ValidationMode)
-def test_rows_that_conform_pass_whatever_the_other_lanes_hold(validation: ValidationMode) -> None:
+def test_rows_that_conform_pass_with_any_values_in_other_lanes(validation: ValidationMode) -> None:
     assert inspector(validation).check(SOUND, (3, 1)) == []
 
 
@@ -63,7 +63,7 @@ def test_what_breaks_the_structure_names_its_lane(columns: list[Any], where: str
         inspector(ValidationMode.OFF).check(columns, (3, 1))
 
 
-def test_each_thing_is_told_once_and_counted_each_time() -> None:
+def test_each_violation_is_reported_once_and_counted_each_time() -> None:
     one, counter = inspector(), WarningCounter()
     bad: list[Any] = [np.full((4, 2), 9, np.float32), np.full(4, 5), ("ab",) * 4]
 

@@ -68,8 +68,8 @@ def test_a_reply_that_says_more_is_not_bare(reply: Outcome) -> None:
 
 
 def test_bare_messages_and_others_take_turns_in_one_go() -> None:
-    ours, theirs = socket.socketpair()
-    reader, writer = WorkerChannel(ours, decode_command), WorkerChannel(theirs)
+    env_under_test, expected_env = socket.socketpair()
+    reader, writer = WorkerChannel(env_under_test, decode_command), WorkerChannel(expected_env)
     try:
         writer.send(
             command_frame(StepCommand(), 1)

@@ -219,14 +219,14 @@ def test_what_is_no_environment_is_refused() -> None:
 
 
 @pytest.mark.parametrize("autoresets", [True, False])
-def test_lanes_reset_themselves_or_not_as_they_are_told(autoresets: bool) -> None:
+def test_lanes_have_autoreset_as_the_option_says(autoresets: bool) -> None:
     source = make_source("CartPole-v1", 2, autoresets=autoresets)
 
     expected = AutoresetMode.NEXT_STEP if autoresets else AutoresetMode.DISABLED
     assert built(source).metadata["autoreset_mode"] is expected
 
 
-def test_a_vector_that_resets_itself_cannot_be_told_not_to() -> None:
+def test_autoreset_of_a_vector_cannot_be_disabled() -> None:
     source = make_source(sync_vector, autoresets=False)
 
     with pytest.raises(ConfigurationError, match="resets its lanes itself"):
@@ -235,7 +235,7 @@ def test_a_vector_that_resets_itself_cannot_be_told_not_to() -> None:
         make_source(LaneVectorEnv([EchoEnv(SPACES["box"]) for _ in range(2)]), autoresets=False)
 
 
-def test_a_vector_that_does_not_reset_itself_may_be_told_so() -> None:
+def test_a_vector_without_autoreset_goes_with_autoreset_disabled() -> None:
     def disabled() -> SyncVectorEnv:
         make = partial(EchoEnv, SPACES["box"])
         return SyncVectorEnv([make] * 2, autoreset_mode=AutoresetMode.DISABLED)

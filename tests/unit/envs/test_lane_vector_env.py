@@ -22,68 +22,68 @@ NUM_LANES = 3
 
 
 def pair(make: Callable[[], gymnasium.Env[Any, Any]]) -> tuple[LaneVectorEnv, SyncVectorEnv]:
-    ours = LaneVectorEnv([make() for _ in range(NUM_LANES)])
-    return ours, SyncVectorEnv([make] * NUM_LANES)
+    env_under_test = LaneVectorEnv([make() for _ in range(NUM_LANES)])
+    return env_under_test, SyncVectorEnv([make] * NUM_LANES)
 
 
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 def test_lanes_equal_a_sync_vector_env(space: gymnasium.Space[Any]) -> None:
-    ours, theirs = pair(lambda: EchoEnv(space))
-    theirs.action_space.seed(1)
+    env_under_test, expected_env = pair(lambda: EchoEnv(space))
+    expected_env.action_space.seed(1)
 
-    assert_identical(ours.reset(seed=7), theirs.reset(seed=7))
+    assert_identical(env_under_test.reset(seed=7), expected_env.reset(seed=7))
     for _ in range(30):
-        actions = theirs.action_space.sample()
-        assert_identical(ours.step(actions), theirs.step(actions))
+        actions = expected_env.action_space.sample()
+        assert_identical(env_under_test.step(actions), expected_env.step(actions))
 
 
 def test_lanes_of_a_registered_environment_equal_a_sync_vector_env() -> None:
-    ours, theirs = pair(lambda: gymnasium.make("CartPole-v1"))
+    env_under_test, expected_env = pair(lambda: gymnasium.make("CartPole-v1"))
 
-    assert_identical(ours.reset(seed=[5, 9, 1]), theirs.reset(seed=[5, 9, 1]))
+    assert_identical(env_under_test.reset(seed=[5, 9, 1]), expected_env.reset(seed=[5, 9, 1]))
     for step in range(60):
         actions = np.array([step % 2, 0, 1])
-        assert_identical(ours.step(actions), theirs.step(actions))
+        assert_identical(env_under_test.step(actions), expected_env.step(actions))
 
 
 def test_a_masked_reset_equals_that_of_a_sync_vector_env() -> None:
-    ours, theirs = pair(lambda: EchoEnv(SPACES["dict"]))
+    env_under_test, expected_env = pair(lambda: EchoEnv(SPACES["dict"]))
     mask = np.array([True, False, True])
-    theirs.action_space.seed(1)
-    for env in (ours, theirs):
+    expected_env.action_space.seed(1)
+    for env in (env_under_test, expected_env):
         env.reset(seed=0, options={"level": 1})
 
     for round_ in range(10):
         seed = [round_, None, None]
         options = {"level": round_}
         assert_identical(
-            ours.reset(seed=seed, options={**options, "reset_mask": mask}),
-            theirs.reset(seed=seed, options={**options, "reset_mask": mask}),
+            env_under_test.reset(seed=seed, options={**options, "reset_mask": mask}),
+            expected_env.reset(seed=seed, options={**options, "reset_mask": mask}),
         )
-        actions = theirs.action_space.sample()
-        assert_identical(ours.step(actions), theirs.step(actions))
+        actions = expected_env.action_space.sample()
+        assert_identical(env_under_test.step(actions), expected_env.step(actions))
 
 
 def test_the_options_of_a_reset_are_left_alone() -> None:
-    ours, _ = pair(lambda: EchoEnv(SPACES["box"]))
+    env_under_test, _ = pair(lambda: EchoEnv(SPACES["box"]))
     options = {"reset_mask": np.ones(NUM_LANES, bool)}
 
-    ours.reset(options=options)
+    env_under_test.reset(options=options)
 
     assert list(options) == ["reset_mask"]
 
 
 def test_one_lane_equals_the_bare_environment_beyond_its_end() -> None:
     space = SPACES["box"]
-    ours, theirs = LaneVectorEnv([EchoEnv(space)]), EchoEnv(space)
+    env_under_test, expected_env = LaneVectorEnv([EchoEnv(space)]), EchoEnv(space)
     space.seed(1)
 
-    observation, _ = ours.reset(seed=3)
-    assert_identical(observation[0], theirs.reset(seed=3)[0])
+    observation, _ = env_under_test.reset(seed=3)
+    assert_identical(observation[0], expected_env.reset(seed=3)[0])
     for _ in range(20):
         action = space.sample()
-        observation, rewards, terminated, truncated, _ = ours.step(action[np.newaxis])
-        expected = theirs.step(action)
+        observation, rewards, terminated, truncated, _ = env_under_test.step(action[np.newaxis])
+        expected = expected_env.step(action)
         assert_identical(observation[0], expected[0])
         assert (rewards[0], terminated[0], truncated[0]) == expected[1:4]
 
@@ -123,51 +123,56 @@ def test_only_lanes_that_do_not_reset_themselves_are_stepped_alone(
 
 def test_lanes_that_do_not_reset_themselves_equal_a_sync_vector_env_of_that_mode() -> None:
     make = partial(EchoEnv, SPACES["dict"], max_length=30)
-    ours = LaneVectorEnv([make() for _ in range(NUM_LANES)], autoresets=False)
-    theirs = SyncVectorEnv([make] * NUM_LANES, autoreset_mode=AutoresetMode.DISABLED)
-    theirs.action_space.seed(1)
+    env_under_test = LaneVectorEnv([make() for _ in range(NUM_LANES)], autoresets=False)
+    expected_env = SyncVectorEnv([make] * NUM_LANES, autoreset_mode=AutoresetMode.DISABLED)
+    expected_env.action_space.seed(1)
 
-    assert_identical(ours.reset(seed=7), theirs.reset(seed=7))
+    assert_identical(env_under_test.reset(seed=7), expected_env.reset(seed=7))
     for _ in range(60):
-        actions = theirs.action_space.sample()
-        results: Any = theirs.step(actions)
-        assert_identical(ours.step(actions), results)
+        actions = expected_env.action_space.sample()
+        results: Any = expected_env.step(actions)
+        assert_identical(env_under_test.step(actions), results)
         over = results[2] | results[3]
         if over.any():
             options = {"reset_mask": over}
-            assert_identical(ours.reset(options=options), theirs.reset(options=options))
+            assert_identical(
+                env_under_test.reset(options=options), expected_env.reset(options=options)
+            )
 
 
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 def test_lanes_stepped_alone_equal_bare_environments(space: gymnasium.Space[Any]) -> None:
-    ours = LaneVectorEnv([EchoEnv(space) for _ in range(NUM_LANES)], autoresets=False)
+    env_under_test = LaneVectorEnv([EchoEnv(space) for _ in range(NUM_LANES)], autoresets=False)
     bare = [EchoEnv(space) for _ in range(NUM_LANES)]
     spec = from_gymnasium(space)
     expected: list[Any] = [env.reset(seed=lane)[0] for lane, env in enumerate(bare)]
-    ours.reset_lanes((2, 0, 1), (2, 0, 1), None)
-    ours.flush()
+    env_under_test.reset_lanes((2, 0, 1), (2, 0, 1), None)
+    env_under_test.flush()
     space.seed(3)
 
     for lanes in [(1,), (2, 0), (0,), (1, 2), (1,), (0, 2, 1), (1,)] * 4:
-        before = [value.copy() for value in vars_of(ours.results)]
+        before = [value.copy() for value in vars_of(env_under_test.results)]
         actions = [space.sample() for _ in lanes]
-        infos = ours.step_subset(lanes, stack(spec, actions))
-        ours.flush()
+        infos = env_under_test.step_subset(lanes, stack(spec, actions))
+        env_under_test.flush()
 
         others = [lane for lane in range(NUM_LANES) if lane not in lanes]
-        for old, new in zip(before, vars_of(ours.results), strict=True):
+        for old, new in zip(before, vars_of(env_under_test.results), strict=True):
             assert_identical(new[others], old[others])
         ended = {}
         for lane, action in zip(lanes, actions, strict=True):
             expected[lane], reward, terminated, truncated, info = bare[lane].step(action)
-            flags = (ours.results.terminated[lane], ours.results.truncated[lane])
-            assert (ours.results.rewards[lane], *flags) == (reward, terminated, truncated)
+            flags = (
+                env_under_test.results.terminated[lane],
+                env_under_test.results.truncated[lane],
+            )
+            assert (env_under_test.results.rewards[lane], *flags) == (reward, terminated, truncated)
             assert_identical(lane_info(infos, lane), info)
             if terminated or truncated:
                 ended[lane] = info
-        assert_identical(ours.final_infos, ended)
+        assert_identical(env_under_test.final_infos, ended)
         assert all(lane_info(infos, lane) == {} for lane in others)
-        assert_identical(ours.observations, stack(spec, expected))
+        assert_identical(env_under_test.observations, stack(spec, expected))
 
 
 def vars_of(results: StepArrays) -> list[Any]:
@@ -175,15 +180,15 @@ def vars_of(results: StepArrays) -> list[Any]:
 
 
 def test_the_last_info_of_an_ended_episode_is_kept_for_one_step() -> None:
-    ours, _ = pair(lambda: EchoEnv(SPACES["discrete"], max_length=1))
-    ours.reset(seed=0)
+    env_under_test, _ = pair(lambda: EchoEnv(SPACES["discrete"], max_length=1))
+    env_under_test.reset(seed=0)
 
-    ours.step(np.zeros(NUM_LANES, np.int64))
-    at_the_end = ours.final_infos
-    ours.step(np.zeros(NUM_LANES, np.int64))
+    env_under_test.step(np.zeros(NUM_LANES, np.int64))
+    at_the_end = env_under_test.final_infos
+    env_under_test.step(np.zeros(NUM_LANES, np.int64))
 
     assert {lane: info["step"] for lane, info in at_the_end.items()} == {0: 1, 1: 1, 2: 1}
-    assert ours.final_infos == {}
+    assert env_under_test.final_infos == {}
 
 
 def test_observations_of_another_dtype_are_coerced() -> None:
@@ -191,18 +196,18 @@ def test_observations_of_another_dtype_are_coerced() -> None:
         def _observation(self, digest: int) -> Any:
             return [0.1, 0.2]
 
-    ours = LaneVectorEnv([Careless(gymnasium.spaces.Box(0, 1, (2,), np.float32))])
+    env_under_test = LaneVectorEnv([Careless(gymnasium.spaces.Box(0, 1, (2,), np.float32))])
 
-    observation, _ = ours.reset()
+    observation, _ = env_under_test.reset()
 
     assert_identical(observation, np.array([[0.1, 0.2]], np.float32))
 
 
 def test_an_observation_of_another_shape_is_refused() -> None:
-    ours = LaneVectorEnv([FaultyEnv(Fault.WRONG_SHAPE, at_step=0)])
+    env_under_test = LaneVectorEnv([FaultyEnv(Fault.WRONG_SHAPE, at_step=0)])
 
     with pytest.raises(ConformanceError, match=r"shape \(2,\)"):
-        ours.reset()
+        env_under_test.reset()
 
 
 class ResultEnv(EchoEnv):
@@ -261,16 +266,16 @@ def test_flags_hold_for_one_step() -> None:
 
 def test_infos_are_taken_before_the_next_lane_can_change_them() -> None:
     ResultEnv.shared.clear()
-    ours, theirs = pair(lambda: ResultEnv(1.0))
-    for env in (ours, theirs):
+    env_under_test, expected_env = pair(lambda: ResultEnv(1.0))
+    for env in (env_under_test, expected_env):
         env.reset(seed=0)
-    theirs.action_space.seed(1)
-    actions = theirs.action_space.sample()
+    expected_env.action_space.seed(1)
+    actions = expected_env.action_space.sample()
 
-    expected = theirs.step(actions)[4]
+    expected = expected_env.step(actions)[4]
     ResultEnv.shared.clear()
 
-    assert_identical(ours.step(actions)[4], expected)
+    assert_identical(env_under_test.step(actions)[4], expected)
     assert expected["count"].tolist() == [1, 2, 3]
 
 

@@ -23,7 +23,7 @@ POINT = spaces.Box(2.0, 3.0, (2,), np.float32)
 
 
 class Duel:
-    """What RLlib's MultiAgentEnv has. Gives what it is told to give."""
+    """What RLlib's MultiAgentEnv has. Returns what the test sets."""
 
     possible_agents: Any = ("b", "a")
     observation_spaces: ClassVar[Any] = {"a": POINT, "b": spaces.Discrete(3, start=4)}
@@ -325,7 +325,7 @@ class Featured(Spaced):
 
 
 class Grouped(Registered):
-    """Tells of its agents as RLlib's older environments do."""
+    """Lists its agents as RLlib's older environments do."""
 
     possible_agents: Any = ()
 

@@ -141,10 +141,10 @@ def test_a_key_without_a_text_is_the_name_of_its_class() -> None:
 
 
 def test_an_error_keeps_the_start_of_its_message_and_the_end_of_its_traceback() -> None:
-    told = sent(Failure(FailureKind.RAISED, "m" + "x" * 10**6, "x" * 10**6 + "t"))
+    limited = sent(Failure(FailureKind.RAISED, "m" + "x" * 10**6, "x" * 10**6 + "t"))
 
-    assert (told.message[0], len(told.message)) == ("m", MAX_TEXT)
-    assert (told.debug_info[-1], len(told.debug_info)) == ("t", MAX_TEXT)
+    assert (limited.message[0], len(limited.message)) == ("m", MAX_TEXT)
+    assert (limited.debug_info[-1], len(limited.debug_info)) == ("t", MAX_TEXT)
 
 
 def test_pictures_are_no_infos() -> None:

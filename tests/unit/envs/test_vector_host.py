@@ -294,7 +294,7 @@ def test_a_bad_reward_of_an_agent_is_named_with_agent_and_lane(
         assert reply.message == f"reward: value: {expected}, at step 1 of its episode"
 
 
-def test_under_warn_the_log_has_each_kind_and_path_once_whatever_the_session(
+def test_under_warn_the_log_has_each_kind_and_path_once_in_all_sessions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     logged: set[tuple[str, str, str]] = set()
@@ -439,7 +439,7 @@ def test_steps_are_counted_in_each_episode() -> None:
     assert "at step 1 of its episode" in replies[3].message
 
 
-def test_warnings_of_action_and_observation_are_told_apart() -> None:
+def test_warnings_of_action_and_observation_are_distinguished() -> None:
     space = Box(-1.0, 1.0, (1,), np.float32)
 
     class Amplifier(EchoEnv):
@@ -476,11 +476,11 @@ def test_each_kind_of_deviation_is_reported() -> None:
 def test_a_vector_s_own_infos_are_not_written_to() -> None:
     own: dict[str, Any] = {}
 
-    class Keeper(SyncVectorEnv):
+    class KeepingEnv(SyncVectorEnv):
         def reset(self, **kwargs: Any) -> Any:
             return np.full((1, 1), 9.0, np.float32), own
 
-    host, _ = hosted(Keeper([lambda: EchoEnv(Box(0.0, 1.0, (1,), np.float32))]))
+    host, _ = hosted(KeepingEnv([lambda: EchoEnv(Box(0.0, 1.0, (1,), np.float32))]))
 
     reply = host.reset(ResetCommand())
 
@@ -489,7 +489,7 @@ def test_a_vector_s_own_infos_are_not_written_to() -> None:
     assert own == {}
 
 
-def test_the_last_infos_of_ended_lanes_are_told() -> None:
+def test_the_last_infos_of_ended_lanes_are_returned() -> None:
     host, buffers = hosted(lanes(lambda: EchoEnv(SPACES["discrete"], max_length=1), 2))
     host.reset(ResetCommand())
 
@@ -502,13 +502,13 @@ def test_the_last_infos_of_ended_lanes_are_told() -> None:
 def test_an_environment_may_keep_its_action() -> None:
     kept: list[Any] = []
 
-    class Keeper(EchoEnv):
+    class KeepingEnv(EchoEnv):
         def step(self, action: Any) -> Any:
             kept.append(action)
             return super().step(action)
 
     space = SPACES["box"]
-    host, buffers = hosted(lanes(lambda: Keeper(space), 1))
+    host, buffers = hosted(lanes(lambda: KeepingEnv(space), 1))
     host.reset(ResetCommand())
 
     step(host, buffers, np.full((1, 2, 3), 1.0, np.float32))
@@ -551,7 +551,7 @@ def test_there_is_no_frame_in_other_render_modes(mode: str | None) -> None:
     assert host.render(RenderCommand()) == RenderReply(None)
 
 
-def test_the_contract_tells_what_the_environment_is() -> None:
+def test_the_contract_describes_the_environment() -> None:
     vector = LaneVectorEnv(
         [gymnasium.make("CartPole-v1", render_mode="rgb_array") for _ in range(2)]
     )

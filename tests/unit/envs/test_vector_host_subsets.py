@@ -122,7 +122,7 @@ def test_what_other_lanes_hold_is_not_looked_at() -> None:
     assert isinstance(rig.step([np.int64(6)], (1,)), StepReply)
 
 
-def test_a_wrong_action_names_its_lane_and_reaches_nobody() -> None:
+def test_a_wrong_action_names_its_lane_and_reaches_no_environment() -> None:
     rig = alone(lambda: FaultyEnv(Fault.RAISE))
     rig.host.reset(ResetCommand())
 
@@ -170,12 +170,12 @@ def test_a_partial_reset_warns_of_lanes_that_have_begun_only() -> None:
 def test_an_action_is_a_copy_of_its_row() -> None:
     kept: list[Any] = []
 
-    class Keeper(EchoEnv):
+    class KeepingEnv(EchoEnv):
         def step(self, action: Any) -> Any:
             kept.append(action)
             return super().step(action)
 
-    rig = alone(lambda: Keeper(SPACES["box"]))
+    rig = alone(lambda: KeepingEnv(SPACES["box"]))
     rig.host.reset(ResetCommand())
 
     for value in (1.0, 2.0):
@@ -195,7 +195,7 @@ def test_only_single_environments_that_do_not_reset_themselves_can_be_stepped_al
     assert alone(make).host.steps_subsets
 
 
-def test_a_vector_that_somebody_else_wrote_refuses_to_step_some_lanes() -> None:
+def test_a_foreign_vector_refuses_to_step_some_lanes() -> None:
     rig = Rig(SyncVectorEnv([lambda: EchoEnv(SPACES["discrete"])] * 2))
     rig.host.reset(ResetCommand())
 

@@ -29,9 +29,9 @@ class Color(enum.Enum):
     RED = 1
 
 
-class Stranger:
+class UnknownClass:
     def __repr__(self) -> str:
-        return "a stranger"
+        return "of an unknown class"
 
 
 class Unspeakable:
@@ -89,10 +89,10 @@ def test_plain_values_arrive_as_they_are(
         (collections.defaultdict(list, a=[1]), {"a": [1]}),
         (Level.LOW, 1),
         (Color.RED, "<Color.RED: 1>"),
-        (Stranger(), "a stranger"),
-        ([Stranger()], ["a stranger"]),
+        (UnknownClass(), "of an unknown class"),
+        ([UnknownClass()], ["of an unknown class"]),
         (Unspeakable(), "<Unspeakable>"),
-        (Stranger, repr(Stranger)),
+        (UnknownClass, repr(UnknownClass)),
         (len, repr(len)),
         (FailureKind.RAISED, FailureKind.RAISED),
         (np.float32, np.float32),
@@ -125,7 +125,9 @@ def test_what_cannot_be_pickled_becomes_text(ends: tuple[WorkerChannel, WorkerCh
         Failure(FailureKind.RAISED, "message", "trace"),
     ],
 )
-def test_messages_survive_the_road(ends: tuple[WorkerChannel, WorkerChannel], message: Any) -> None:
+def test_messages_survive_the_channel(
+    ends: tuple[WorkerChannel, WorkerChannel], message: Any
+) -> None:
     assert carried(ends, message) == message
 
 
@@ -150,7 +152,9 @@ def test_a_message_in_single_bytes_arrives_whole(ends: tuple[WorkerChannel, Work
 
 
 @pytest.mark.parametrize("cut", [0, 3, 8, 20])
-def test_the_end_of_the_road_is_told(ends: tuple[WorkerChannel, WorkerChannel], cut: int) -> None:
+def test_the_end_of_the_channel_is_reported(
+    ends: tuple[WorkerChannel, WorkerChannel], cut: int
+) -> None:
     ends[0].connection.sendall(encode("a message that is cut off")[:cut])
     ends[0].close()
 
@@ -175,7 +179,7 @@ def test_pulling_never_blocks_and_says_when_the_message_is_whole(
     assert_identical(ends[1].receive(), np.arange(10_000))
 
 
-def test_a_frame_that_nobody_reads_leaves_as_far_as_it_goes(
+def test_a_frame_without_a_reader_is_sent_as_far_as_it_goes(
     ends: tuple[WorkerChannel, WorkerChannel],
 ) -> None:
     large = np.arange(1_000_000)

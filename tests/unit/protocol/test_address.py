@@ -75,5 +75,5 @@ def test_only_loopback_and_unix_sockets_are_local(text: str, is_local: bool) -> 
         ("unix:/x", True),
     ],
 )
-def test_addresses_are_told_from_ids_and_paths(text: str, is_address: bool) -> None:
+def test_addresses_are_distinguished_from_ids_and_paths(text: str, is_address: bool) -> None:
     assert looks_like_address(text) is is_address

@@ -39,7 +39,7 @@ ILLEGAL = [pair for pair in itertools.product(SessionState, KINDS) if pair not i
 WORK: list[type[EnvRequest]] = [Reset, Step, Render]
 """What the host has to do something for."""
 WORKED_ON = [(state, kind) for state, kind in LEGAL if kind in WORK]
-ROADS: dict[SessionState, list[str]] = {
+MOVES: dict[SessionState, list[str]] = {
     SessionState.AWAIT_RESET: [],
     SessionState.READY: ["reset"],
     SessionState.ABANDONED: ["reset", "rejected step"],
@@ -85,7 +85,7 @@ def do(
 
 def session_in(state: SessionState) -> EnvSession:
     session = new_session()
-    for move in ROADS[state]:
+    for move in MOVES[state]:
         if move == "reset":
             do(session, Reset("a"), reset_outcome())
         elif move == "rejected step":

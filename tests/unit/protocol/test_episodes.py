@@ -46,12 +46,12 @@ def test_what_a_worker_has_counted_stands_in_the_endpoint_s_record() -> None:
     ]
 
 
-def test_an_episode_whose_end_the_worker_has_told_is_not_told_again_by_the_endpoint() -> None:
+def test_an_episode_whose_end_the_worker_has_reported_is_not_reported_again() -> None:
     lanes = Lanes()
 
     lanes.step(True, False)
     (record,) = lanes.worker.completed(b"\1\0", b"\0\0", {0: {"last": 1}}, NOW_NS)
-    lanes.step(True, False)  # of an episode that nobody tracks
+    lanes.step(True, False)  # of an episode that is not tracked
 
     assert (record.episode_id, record.step_count, record.final_info) == ("1", 1, {"last": 1})
     assert lanes.worker.completed(b"\1\0", b"\0\0", {}, NOW_NS) == ()
@@ -60,7 +60,7 @@ def test_an_episode_whose_end_the_worker_has_told_is_not_told_again_by_the_endpo
     assert lanes.endpoint.finalize(NOW_NS) == ()
 
 
-def test_an_ended_lane_is_told_once_however_often_the_answer_is_made() -> None:
+def test_an_ended_lane_is_reported_once_however_often_the_answer_is_made() -> None:
     lanes = Lanes()
     lanes.step(False, True)
 

@@ -52,7 +52,7 @@ def test_the_highest_mutual_edition_is_selected() -> None:
         ({"spec_sha256": OTHER}, "pinned to the text"),
     ],
 )
-def test_peers_that_do_not_match_are_told_why_and_get_no_contract(
+def test_peers_that_do_not_match_get_the_reason_and_get_no_contract(
     changes: dict[str, object], reason: str
 ) -> None:
     answer = reply(offer(**changes))
@@ -91,7 +91,7 @@ def test_a_client_refuses_what_it_did_not_offer(changes: dict[str, object]) -> N
         check_handshake_response(offer(), answer)
 
 
-def test_a_server_of_a_newer_generation_that_still_speaks_this_one_is_accepted() -> None:
+def test_a_server_of_a_newer_generation_that_still_supports_this_one_is_accepted() -> None:
     answer = dataclasses.replace(reply(offer()), generation="rlmesh.protocol.v2")
 
     assert check_handshake_response(offer(), answer) is EDITION_2026_06
@@ -108,22 +108,26 @@ def test_a_server_that_shows_no_checksum_is_accepted() -> None:
 
 @pytest.mark.parametrize("status", ["provisional", "sealed"])
 def test_a_text_that_the_operator_accepts_is_echoed_with_its_status(status: str) -> None:
-    theirs = offer(spec_sha256=B3, status=status)
+    peer_offer = offer(spec_sha256=B3, status=status)
 
     answer = answer_handshake(
-        theirs, server_version="2", capabilities={}, contract="contract", accept_texts=[OTHER, B3]
+        peer_offer,
+        server_version="2",
+        capabilities={},
+        contract="contract",
+        accept_texts=[OTHER, B3],
     )
 
     assert answer.compatible
     assert (answer.spec_sha256, answer.status) == (B3, status)
     assert answer.contract == "contract"
-    assert check_handshake_response(theirs, answer) is EDITION_2026_06
+    assert check_handshake_response(peer_offer, answer) is EDITION_2026_06
 
 
-def test_a_peer_of_an_accepted_text_that_tells_no_status_gets_the_editions() -> None:
-    theirs = offer(spec_sha256=B3, status="")
+def test_a_peer_of_an_accepted_text_without_a_status_gets_the_editions() -> None:
+    peer_offer = offer(spec_sha256=B3, status="")
 
-    answer = answer_handshake(theirs, server_version="2", capabilities={}, accept_texts=[B3])
+    answer = answer_handshake(peer_offer, server_version="2", capabilities={}, accept_texts=[B3])
 
     assert (answer.spec_sha256, answer.status) == (B3, EDITION_2026_06.status)
 
@@ -145,16 +149,16 @@ def test_no_text_is_accepted_that_the_operator_has_not_named(accepted: tuple[str
     assert answer.spec_sha256 == ""
 
 
-def test_a_client_of_a_known_text_is_told_what_the_operator_can_do() -> None:
+def test_a_client_of_a_known_text_learns_what_the_operator_can_do() -> None:
     assert "accept_edition_texts=['rlmesh-0.1.0b3']" in reply(offer(spec_sha256=B3)).error_message
     assert "--accept-edition-text rlmesh-0.1.0b3" in reply(offer(spec_sha256=B3)).error_message
     assert "accept" not in reply(offer(spec_sha256=OTHER)).error_message
 
 
 def test_the_client_presents_the_text_that_its_user_names() -> None:
-    theirs = make_handshake_request("test", "1", {}, text=B3)
+    peer_offer = make_handshake_request("test", "1", {}, text=B3)
 
-    assert theirs.spec_sha256 == B3
+    assert peer_offer.spec_sha256 == B3
     assert make_handshake_request("test", "1", {}).spec_sha256 == EDITION_2026_06.spec_sha256
 
 
@@ -183,7 +187,7 @@ def test_a_client_that_presented_another_text_accepts_no_third_one() -> None:
         ),
     ],
 )
-def test_the_user_is_told_how_to_present_a_known_text(answer: HandshakeResponse) -> None:
+def test_the_user_learns_how_to_present_a_known_text(answer: HandshakeResponse) -> None:
     with pytest.raises(HandshakeRefusedError) as caught:
         check_handshake_response(offer(), answer)
 
@@ -191,11 +195,11 @@ def test_the_user_is_told_how_to_present_a_known_text(answer: HandshakeResponse)
     assert "--edition-text rlmesh-0.1.0b3" in str(caught.value)
 
 
-def test_a_user_who_presented_another_text_to_a_server_of_the_own_one_is_told_so() -> None:
-    theirs = offer(spec_sha256=B3)
+def test_a_user_who_presented_another_text_to_a_server_of_the_own_one_learns_so() -> None:
+    peer_offer = offer(spec_sha256=B3)
 
     with pytest.raises(HandshakeRefusedError, match="connect without edition_text"):
-        check_handshake_response(theirs, reply(theirs))
+        check_handshake_response(peer_offer, reply(peer_offer))
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_each_request_moves_its_route_as_the_table_says(
         assert RULES[name].remedy in refusal.message
         assert output.ready == []
 
-    # Predict tells where the route stands now.
+    # A Predict shows the state of the route.
     assert bool(session.receive(predict("after")).ready) == (after is RouteState.CONFIGURED)
 
 

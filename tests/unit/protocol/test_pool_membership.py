@@ -108,7 +108,7 @@ def test_an_endpoint_that_does_not_say_is_where_it_comes_from() -> None:
 
 
 @pytest.mark.parametrize("host", ["", "unix", "UNIX", "dns", "a/b", "a b", "@", "[::1]", "x" * 300])
-def test_what_nobody_can_dial_is_refused(host: str) -> None:
+def test_an_address_that_clients_cannot_use_is_refused(host: str) -> None:
     assert "clients cannot connect to" in refusal(place(host, seen=""))
 
 
@@ -135,7 +135,7 @@ def test_loopback_is_for_endpoints_on_the_registrars_own_machine(host: str) -> N
     assert place(host, 5555, seen="127.0.0.1") == Address(host, 5555)
 
 
-def test_an_endpoint_of_another_pool_is_told_so() -> None:
+def test_an_endpoint_of_another_pool_is_refused_with_the_reason() -> None:
     found = validate_registration(
         RegistrationRequest("toys", "sim-1", "192.0.2.7", 5555), "games", "192.0.2.7"
     )
@@ -143,7 +143,7 @@ def test_an_endpoint_of_another_pool_is_told_so() -> None:
     assert "serves the pool 'games', not 'toys'" in refusal(found)
 
 
-def test_an_endpoint_without_a_proper_id_is_told_so() -> None:
+def test_an_endpoint_without_a_valid_id_is_refused_with_the_reason() -> None:
     found = validate_registration(
         RegistrationRequest("games", "a/b", "192.0.2.7", 5555), "games", "192.0.2.7"
     )
@@ -152,7 +152,7 @@ def test_an_endpoint_without_a_proper_id_is_told_so() -> None:
 
 
 @given(st.text(max_size=12) | st.sampled_from(["unix", "dns", "ipv4"]), st.integers(0, 2**32 - 1))
-def test_whatever_is_let_through_is_an_address_of_a_port(host: str, port: int) -> None:
+def test_an_accepted_registration_has_an_address_of_a_port(host: str, port: int) -> None:
     found = place(host, port, seen="")
 
     if isinstance(found, Address):

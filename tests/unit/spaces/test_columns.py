@@ -58,7 +58,7 @@ def box(shape: tuple[int, ...], dtype: str) -> BoxSpec:
         [np.ma.zeros(4, np.float32), np.ones(4, ">f4"), (2, 2, 2, 2)],
     ],
 )
-def test_arrays_are_written_whatever_they_are(values: list[Any]) -> None:
+def test_arrays_of_any_kind_are_written(values: list[Any]) -> None:
     spec = box((4,), "float32")
     column = empty_columns(spec, 3)[0]
 
@@ -119,7 +119,7 @@ def test_arrays_without_elements_are_written() -> None:
         [3.0, 1, 2],
     ],
 )
-def test_numbers_are_written_whatever_they_are(values: list[Any]) -> None:
+def test_numbers_of_any_kind_are_written(values: list[Any]) -> None:
     spec = DiscreteSpec(5, 0, "int64")
 
     column = write_lane_values(leaf_of(spec), empty_columns(spec, 3)[0], range(3), values)

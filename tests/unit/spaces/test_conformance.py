@@ -34,7 +34,7 @@ def refusal(space: Space, column: Any, validation: ValidationMode) -> Conformanc
 
 @pytest.mark.parametrize("validation", ValidationMode)
 @pytest.mark.parametrize("space", [UNIT, BOUNDED_ABOVE, spaces.Box(-np.inf, np.inf, (2,))])
-def test_nan_is_structural_whatever_the_policy(space: Space, validation: ValidationMode) -> None:
+def test_nan_is_structural_under_every_policy(space: Space, validation: ValidationMode) -> None:
     # 9 is out of bounds as well: NaN comes first.
     column = np.array([[0.0, 0.5], [9.0, np.nan]], space.dtype)
 
@@ -58,7 +58,7 @@ def test_nan_is_structural_whatever_the_policy(space: Space, validation: Validat
         (spaces.MultiBinary(2), [[0, -1], [0, 0]]),
     ],
 )
-def test_leaving_a_domain_is_structural_whatever_the_policy(
+def test_leaving_a_domain_is_structural_under_every_policy(
     space: Space, column: Any, validation: ValidationMode
 ) -> None:
     error = refusal(space, np.array(column, space.dtype), validation)
@@ -102,7 +102,7 @@ def test_the_last_value_of_a_wide_multi_discrete_belongs_to_it() -> None:
     assert refusal(space, np.array([[largest]], np.uint8), ValidationMode.OFF).kind == "structure"
 
 
-def test_a_range_deviation_is_told_with_place_and_bound() -> None:
+def test_a_range_violation_names_place_and_bound() -> None:
     column = np.array([[0.0, 0.0], [0.0, 1.5]])
 
     assert checked(UNIT, column) == [
@@ -207,7 +207,7 @@ def lowest(space: Space) -> Any:
 
 @given(data=st.data())
 @settings(deadline=None, derandomize=True, max_examples=60)
-def test_any_bits_are_told_or_refused_and_never_break_the_check(data: st.DataObject) -> None:
+def test_any_bits_are_reported_or_refused_and_never_break_the_check(data: st.DataObject) -> None:
     spec = data.draw(gymnasium_spaces().map(from_gymnasium))
     columns = data.draw(batches(spec, 2))
 

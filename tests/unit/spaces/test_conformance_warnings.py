@@ -14,7 +14,7 @@ ROOT = ConformanceWarning.of("action", Violation("range", "", "3.0 is above 1.0 
 INNER = ConformanceWarning.of("observation", Violation("length", "cam.depth", "is long"))
 
 
-def test_the_edition_s_clients_are_told_in_words() -> None:
+def test_the_edition_s_clients_get_warnings_as_text() -> None:
     infos = {"x": 1, WARNING_KEY: [ROOT, INNER]}
 
     assert warnings_as_texts(infos) == {
@@ -23,7 +23,7 @@ def test_the_edition_s_clients_are_told_in_words() -> None:
     }
 
 
-def test_released_clients_are_told_in_maps() -> None:
+def test_released_clients_get_warnings_as_maps() -> None:
     assert warnings_as_maps({WARNING_KEY: [ROOT, INNER]}) == {
         WARNING_KEY: [
             {"path": "$", "kind": "action", "detail": "$: 3.0 is above 1.0 (lane 0)"},

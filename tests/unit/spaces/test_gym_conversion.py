@@ -32,7 +32,7 @@ class Mission(gymnasium.Space[str]):
 
 
 class ShortText(spaces.Text):
-    """A Text that is narrower than its charset and its lengths tell."""
+    """A Text that is narrower than its charset and its lengths."""
 
     def contains(self, x: Any) -> bool:
         return x in ("a", "bb")

@@ -65,10 +65,10 @@ def test_no_two_agents_share_a_key() -> None:
 def test_a_client_has_all_ids_back_in_their_order(agent_ids: list[Any]) -> None:
     keys = agent_keys(agent_ids)
 
-    told = agents_from_metadata(over_the_wire(describe_agents(keys)))
+    found = agents_from_metadata(over_the_wire(describe_agents(keys)))
 
-    assert list(told.items()) == list(keys.items())
-    assert len(set(told.values())) == len(agent_ids)
+    assert list(found.items()) == list(keys.items())
+    assert len(set(found.values())) == len(agent_ids)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_ids_of_other_classes_come_back_as_the_plain_ids_that_they_equal(
     assert is_agent_id(agent_id)
     keys = agent_keys([agent_id])
 
-    told = agents_from_metadata(over_the_wire(describe_agents(keys)))
+    found = agents_from_metadata(over_the_wire(describe_agents(keys)))
 
-    assert told == {agent_id: key}
-    assert {type(one) for one in told} <= {int, str}
+    assert found == {agent_id: key}
+    assert {type(one) for one in found} <= {int, str}
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,12 @@ BOX = gs.Box(-1.0, 1.0, (2, 2), np.float32)
 CORNER = np.array([[-1.0, -1.0], [-1.0, -2.5]], np.float32)
 
 
-def differs(ours: gs.Space[Any], theirs: gs.Space[Any]) -> str:
-    return describe_difference(from_gymnasium(ours), from_gymnasium(theirs))
+def differs(own: gs.Space[Any], other: gs.Space[Any]) -> str:
+    return describe_difference(from_gymnasium(own), from_gymnasium(other))
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "text"),
+    ("own", "other", "text"),
     [
         (BOX, BOX, ""),
         (BOX, gs.Box(-1.0, 1.0, (3,)), "shape (3,) where (2, 2) is expected"),
@@ -72,18 +72,18 @@ def differs(ours: gs.Space[Any], theirs: gs.Space[Any]) -> str:
     ],
 )
 def test_a_difference_names_the_leaf_what_differs_and_both_sides(
-    ours: gs.Space[Any], theirs: gs.Space[Any], text: str
+    own: gs.Space[Any], other: gs.Space[Any], text: str
 ) -> None:
-    said = differs(ours, theirs)
+    said = differs(own, other)
 
     assert said.startswith(text)
     assert bool(said) == bool(text)
 
 
 def test_the_order_of_keys_differs_too() -> None:
-    ours, theirs = (gs.Dict([(key, BOX) for key in keys]) for keys in ("ab", "ba"))
+    own, other = (gs.Dict([(key, BOX) for key in keys]) for keys in ("ab", "ba"))
 
-    assert differs(ours, theirs) == "the keys stand in the order b, a where a, b is expected"
+    assert differs(own, other) == "the keys stand in the order b, a where a, b is expected"
 
 
 def test_bounds_of_all_sizes_are_never_shown_as_bytes() -> None:
@@ -96,9 +96,9 @@ def test_bounds_of_all_sizes_are_never_shown_as_bytes() -> None:
 
 
 def test_many_differences_are_counted() -> None:
-    ours, theirs = (gs.Tuple([gs.Discrete(n)] * 9) for n in (2, 3))
+    own, other = (gs.Tuple([gs.Discrete(n)] * 9) for n in (2, 3))
 
-    assert differs(ours, theirs).endswith("3: n 3 where 2 is expected; and 5 more differences")
+    assert differs(own, other).endswith("3: n 3 where 2 is expected; and 5 more differences")
 
 
 def test_what_is_long_is_cut() -> None:

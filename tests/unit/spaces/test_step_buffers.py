@@ -53,12 +53,12 @@ def test_a_new_block_holds_empty_columns(space: gymnasium.Space[Any]) -> None:
 
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 def test_what_one_side_writes_the_other_reads(space: gymnasium.Space[Any]) -> None:
-    ours, theirs = both_sides(contract(space))
+    own, other = both_sides(contract(space))
 
-    for number, array in enumerate(arrays(ours), start=1):
+    for number, array in enumerate(arrays(own), start=1):
         array.flat[number % array.size] = number
 
-    for left, right in zip(arrays(ours), arrays(theirs), strict=True):
+    for left, right in zip(arrays(own), arrays(other), strict=True):
         assert_identical(right, left)
         assert right.any()
 
@@ -96,8 +96,8 @@ def test_the_memory_lives_as_long_as_its_views() -> None:
 
 def test_platforms_without_memfd_use_a_nameless_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    ours, theirs = both_sides(contract(SPACES["box"]))
+    own, other = both_sides(contract(SPACES["box"]))
 
-    ours.results.rewards[:] = 3.0
+    own.results.rewards[:] = 3.0
 
-    assert_identical(theirs.results.rewards, np.full(NUM_LANES, 3.0))
+    assert_identical(other.results.rewards, np.full(NUM_LANES, 3.0))

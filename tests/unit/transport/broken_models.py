@@ -39,10 +39,10 @@ class TwoAccounts(WorkerModel):
 
 
 class HangsUpAtStaleBells(ClientModel):
-    """As it was: a client that has taken an answer before its bell was rung closes the road."""
+    """As it was: a client that read an answer before its eventfd was set closes the connection."""
 
     def wake_up(self) -> None:
-        self.world.change_road(self.direct, is_cut=True)
+        self.world.change_connection(self.direct, is_cut=True)
         self.see_cut()
 
 
@@ -89,7 +89,7 @@ class ForgetsToConfirm(EndpointModel):
 
 
 class ForgetsRefusals(EndpointModel):
-    """The endpoint does not tell its worker of a request that it refuses itself."""
+    """The endpoint does not make its worker skip a request that it refuses itself."""
 
     def _submit(self, order: Order) -> None:
         if order.kind != PASS_OVER:
@@ -97,15 +97,15 @@ class ForgetsRefusals(EndpointModel):
 
 
 class ForgetsWhatItTold(EndpointSide):
-    """As it was: what the worker has been told and has not read yet counts as not told."""
+    """As it was: a skip that the worker has not read yet counts as not sent."""
 
     def take_skips(self) -> Sequence[int]:
         self._last_skipped = 0
         return super().take_skips()
 
 
-class LateCallLeavesRoadOpen(EndpointModel):
-    """As it was: after a late call steps still come by the direct road."""
+class LateCallLeavesDirectOpen(EndpointModel):
+    """As it was: after a late call steps still come by the direct connection."""
 
     def _called(self, reply: Reply) -> None:
         direct, self.direct = self.direct, 0
@@ -113,10 +113,10 @@ class LateCallLeavesRoadOpen(EndpointModel):
         self.direct = direct
 
 
-class LendsAfterLateCall(EndpointModel):
-    """As it was: a client gets a road for steps that the stream would refuse."""
+class OpensAfterLateCall(EndpointModel):
+    """As it was: a client gets a direct connection for steps that the stream would refuse."""
 
-    def opens_road(self) -> bool:
+    def opens_direct(self) -> bool:
         return True
 
 
@@ -167,7 +167,7 @@ class LooksAtTheBeginning(ClientModel):
 
 
 class TakesBlockBackAtOnce(EndpointModel):
-    """As it was: the endpoint uses the worker's own block as soon as it has cut the road."""
+    """As it was: the endpoint uses the worker's own block as soon as it has disconnected."""
 
     def cut(self) -> None:
         super().cut()
@@ -186,10 +186,10 @@ class MissesLateReplies(EndpointModel):
 
 
 class WatchesNothing(EndpointModel):
-    """The endpoint does not look whether the worker of a road over TCP is alive."""
+    """The endpoint does not look whether the worker of a TCP connection is alive."""
 
-    def _lent(self, turn: Turn, reply: Reply) -> None:
-        super()._lent(turn, reply)
+    def _direct_opened(self, turn: Turn, reply: Reply) -> None:
+        super()._direct_opened(turn, reply)
         self.is_watched = False
 
 
@@ -198,13 +198,13 @@ class TakesActionsEarly(World):
 
     def take_step(self, direct: int) -> int:
         number = super().take_step(direct)
-        if not self.roads[direct].is_shared:
+        if not self.connections[direct].is_shared:
             self.write_block(self.worker.own_block, action=self.name_of(number))
         return number
 
 
 class ForgetsToStart(EndpointModel):
-    """A worker is not told that another session begins."""
+    """A worker does not learn that another session begins."""
 
     def _take_worker(self) -> None:
         is_spare = self.world.spare
@@ -222,14 +222,14 @@ class GivesBusyWorkersBack(EndpointModel):
 
 
 class BeginsAnywhere(EndpointSide):
-    """As it was: a new worker begins with whatever number its Reset has."""
+    """As it was: a new worker begins with any number that its Reset has."""
 
     def may_start(self, number: int) -> bool:
         return True
 
 
 class CallsThatWaitAreLate(EndpointModel):
-    """As it was: a call that was not done, since the worker was busy, is told to be late."""
+    """As it was: a call that was not done, since the worker was busy, is answered as late."""
 
     code_of_waiting = TIMEOUT
 
@@ -250,17 +250,17 @@ class CountsOverdueSteps(CountsWhatItRefused):
         return is_overdue
 
 
-class TellsDuringRequests(EndpointSide):
-    """As it was: what is passed over during a request makes the counts of that final."""
+class SendsSkipsDuringRequests(EndpointSide):
+    """As it was: a skip that is sent during a request makes the counts of that final."""
 
     def take_skips(self) -> Sequence[int]:
         is_idle, self._is_idle = self._is_idle, True
-        told = super().take_skips()
+        skips = super().take_skips()
         self._is_idle = is_idle
-        return told
+        return skips
 
 
-class KeepsTheRoadsBlock(WorkerModel):
+class KeepsTheDirectBuffers(WorkerModel):
     """As it was: a worker whose client has left goes on with the block that it shared with it."""
 
     def _move_to(self, buffers: int) -> None:

@@ -43,12 +43,12 @@ class ClientModel:
         self.script = script
         self.side = ClientSide()
         self.awaited: tuple[tuple[int, str], ...] = ()
-        """On the Join stream, in order; before them, one on the direct road."""
+        """On the Join stream, in order; before them, one on the direct connection."""
         self.calling = 0
         self.has_whole_answer = False
         """Whether it has seen that the direct answer is here, and left it there."""
         self.is_over = False
-        # What it has been told.
+        # What it has learned.
         self.chain: Chain = ()
         self.account: Account = ()
         self.broken_at = 0
@@ -58,11 +58,11 @@ class ClientModel:
         # DirectConnector.
         self.direct = 0
         self.dialed = 0
-        self.has_lost_road = self.is_worth_a_try = False
+        self.has_lost_direct = self.is_worth_a_try = False
         self.num_lost = 0
         self.asking = self.num_asked = 0
         self.arrived: int | None = None
-        """What came of asking, and has not been looked at yet; 0: no road."""
+        """What came of asking, and has not been looked at yet; 0: no direct connection."""
 
     def fork(self, world: "World") -> "ClientModel":
         other = shallow_copy(self)
@@ -108,19 +108,23 @@ class ClientModel:
 
     def _asking_moves(self) -> Iterator[Move]:
         if self.arrived is not None:
-            yield Move("client sees what came of asking for a road", "client", "take_road")
+            yield Move(
+                "client sees what came of asking for a direct connection",
+                "client",
+                "take_connection",
+            )
         if self.world.faults.leaves:
-            yield Move("client asks no more for the road", "client", "leave")
+            yield Move("client gives up the direct connection", "client", "leave")
 
     def _direct_moves(self) -> Iterator[Move]:
-        direct = self.world.roads[self.direct]
+        direct = self.world.connections[self.direct]
         if direct.answers:
             # It may look before the bell is rung, and after.
             yield Move("client takes a direct answer", "client", "take_direct")
             if direct.answers[0].is_done and self.script[:1] == (CALL,):
                 yield Move("client calls before it takes the answer", "client", "send")
         elif direct.is_cut:
-            yield Move("client sees the end of the road", "client", "see_cut")
+            yield Move("client sees the end of the direct connection", "client", "see_cut")
         elif direct.is_rung:
             yield Move("client wakes up", "client", "wake_up")
 
@@ -137,9 +141,9 @@ class ClientModel:
         kind = self.next_kind
         world = self.world
         if kind == STEP and not self.awaited and not world.is_join_lost:
-            self._find_road()
+            self._find_direct()
             if self.asking and world.is_shared:
-                return  # it waits for the road
+                return  # it waits for the direct connection
         if self.script and kind == self.script[0]:
             self.script = self.script[1:]
         number = self.side.next_number
@@ -163,10 +167,10 @@ class ClientModel:
 
     def take_direct(self) -> None:
         """``EnvClient._receive_direct``."""
-        world, direct = self.world, self.world.roads[self.direct]
+        world, direct = self.world, self.world.connections[self.direct]
         answer, *rest = direct.answers
         self.has_whole_answer = False
-        world.change_road(self.direct, answers=tuple(rest))
+        world.change_connection(self.direct, answers=tuple(rest))
         if not answer.is_done:
             self._ask_on_join()
             return
@@ -176,10 +180,10 @@ class ClientModel:
 
     def wake_up(self) -> None:
         """``DirectConnection.wait``: the bell was for an answer that it had taken before."""
-        self.world.change_road(self.direct, is_rung=False)
+        self.world.change_connection(self.direct, is_rung=False)
 
     def see_cut(self) -> None:
-        self._lose_road()
+        self._lose_direct()
         self._ask_on_join()
 
     def _ask_on_join(self) -> None:
@@ -226,7 +230,7 @@ class ClientModel:
         name = world.name_of(number)
         world.require(result.code or name not in world.given_up, "no late answer arrives")
         if kind == CLOSE:
-            world.require(result.account == self.account, "Close tells of the steps that counted")
+            world.require(result.account == self.account, "Close reports the steps that counted")
             self._end()
         elif result.code:
             self._take_failure(result, kind)
@@ -240,8 +244,8 @@ class ClientModel:
         world = self.world
         world.require(not result.is_final, "an honest client keeps its session")
         if result.code in _INTERRUPTING:
-            told = "a failure tells of the steps that counted"
-            world.require(result.account == self.account, told)
+            expected = "a failure reports the steps that counted"
+            world.require(result.account == self.account, expected)
             self._note_failure(result.number)
             self.account = ()
         else:
@@ -281,16 +285,16 @@ class ClientModel:
         self.world.is_join_lost = True
         for direct in (self.direct, self.dialed, self.arrived):
             if direct:
-                self.world.change_road(direct, is_cut=True)
+                self.world.change_connection(direct, is_cut=True)
         self.direct = self.dialed = self.asking = 0
         self.arrived = None
 
     # --- DirectConnector -----------------------------------------------------------------------
 
-    def _find_road(self) -> None:
+    def _find_direct(self) -> None:
         """``DirectConnector.direct``, without what it tries after a pause."""
-        if self.has_lost_road:
-            self.has_lost_road = False
+        if self.has_lost_direct:
+            self.has_lost_direct = False
             self.num_lost += 1
             self.is_worth_a_try = self.num_lost <= _MAX_LOST
         if not self.direct and self.dialed:
@@ -303,14 +307,14 @@ class ClientModel:
                 self.asking = self.num_asked
                 self.world.asks += (self.asking,)
 
-    def road_comes(self, client: int, direct: int) -> None:
-        """The endpoint gives a road to who has asked for it; 0: it gives none."""
+    def direct_comes(self, client: int, direct: int) -> None:
+        """The endpoint opens a direct connection, or refuses it (0)."""
         if client == self.asking:
             self.arrived = direct
         elif direct:  # the client has hung up
-            self.world.change_road(direct, is_cut=True)
+            self.world.change_connection(direct, is_cut=True)
 
-    def take_road(self) -> None:
+    def take_connection(self) -> None:
         direct, self.arrived, self.asking = self.arrived, None, 0
         assert direct is not None
         if self.world.is_shared:
@@ -322,11 +326,11 @@ class ClientModel:
         """It has waited for too long."""
         self.world.spend("leaves")
         if self.arrived:
-            self.world.change_road(self.arrived, is_cut=True)
+            self.world.change_connection(self.arrived, is_cut=True)
         self.arrived, self.asking = None, 0
 
-    def _lose_road(self) -> None:
-        self.direct, self.has_lost_road = 0, True
+    def _lose_direct(self) -> None:
+        self.direct, self.has_lost_direct = 0, True
 
 
 _FAR_AHEAD = 5_000
@@ -359,7 +363,7 @@ class LyingClient(ClientModel):
             for kind in (STEP, RESET, INVALID):
                 move = f"liar sends on the stream: {number}, {kind}"
                 yield Move(move, "client", "lie", (number, kind))
-            if self.direct and not self.world.roads[self.direct].is_cut:
+            if self.direct and not self.world.connections[self.direct].is_cut:
                 yield Move(f"liar sends directly: {number}", "client", "lie_directly", (number,))
             if not self.world.call:
                 yield Move(f"liar calls: {number}", "client", "lie", (number, CALL))

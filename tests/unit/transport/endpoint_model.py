@@ -66,7 +66,7 @@ PUSHED = "step without waiting"
 INVALID = "invalid step"
 """The endpoint refuses it, and the session goes on."""
 CLOSE = "close"
-LEND, DRAIN = "lend", "drain"
+OPEN_DIRECT, DRAIN = "open_direct", "drain"
 BUSY = "BUSY"
 Account = tuple[tuple[int, int], ...]
 """Lanes whose episodes were ended from outside, and how many steps each had."""
@@ -82,7 +82,7 @@ _NO_FLAGS = bytes(NUM_LANES)
 
 
 class Result(NamedTuple):
-    """What a client is told on the Join stream, or in answer to a call."""
+    """The answer to a client on the Join stream, or to a call."""
 
     number: int
     chain: Chain | None = None
@@ -97,9 +97,9 @@ class Turn(NamedTuple):
     """What holds ``OpenSession``'s lock."""
 
     task: str
-    """A request's kind, ``LEND``, ``DRAIN`` or ``OBSERVE``."""
+    """A request's kind, ``OPEN_DIRECT``, ``DRAIN`` or ``OBSERVE``."""
     number: int = 0
-    """Of the request, or of who asks for a road."""
+    """Of the request, or of who asks for a direct connection."""
     is_asked: bool = False
     """Whether the worker is; else this one waits for a worker that is at rest."""
     direct: int = 0
@@ -113,7 +113,7 @@ class EndpointModel:
     """
 
     code_of_waiting = BUSY
-    """Tells a client that its call was not done, and that its episodes go on."""
+    """Answers a call that was not executed: the episodes go on."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -127,12 +127,12 @@ class EndpointModel:
         # SessionWorker.
         self.process = self.started = 0
         # WorkerProcess.
-        self.buffers = self.lent_block = 0
+        self.buffers = self.direct_block = 0
         # EnvHost.
         self.has_late_call = self.is_running = self.is_released = False
         # TransportSupervisor.
         self.direct = 0
-        """What it has lent; 0: it has cut it."""
+        """The direct connection that it has opened; 0: none."""
         self.is_watched = False
         self.is_draining = False
         # WorkerPool, at the end.
@@ -165,7 +165,7 @@ class EndpointModel:
             self.process,
             self.started,
             self.buffers,
-            self.lent_block,
+            self.direct_block,
             self.has_late_call,
             self.is_running,
             self.is_released,
@@ -225,12 +225,12 @@ class EndpointModel:
         if world.call and self.side.has_reached(world.call_after):
             yield Move("endpoint begins the call", "endpoint", "begin_call")
         if world.asks:
-            yield Move("endpoint begins to lend a road", "endpoint", "lend")
+            yield Move("endpoint begins to open a direct connection", "endpoint", "open_direct")
         yield from self._aside_moves()
 
     def _aside_moves(self) -> Iterator[Move]:
         if self.is_draining:
-            yield Move("endpoint takes the road back", "endpoint", "take_back")
+            yield Move("endpoint closes the direct connection", "endpoint", "take_back")
         elif self.world.faults.drains:
             yield Move("endpoint stops", "endpoint", "drain")
         if self.world.faults.observers:
@@ -243,7 +243,7 @@ class EndpointModel:
         if world.call and (turn is None or turn.task != CALL):
             yield Move("a call waits too long for its turn", "endpoint", "refuse_call")
         if turn is not None and turn.is_asked:
-            is_aside = turn.task in (LEND, DRAIN, OBSERVE)
+            is_aside = turn.task in (OPEN_DIRECT, DRAIN, OBSERVE)
             if turn.task != OBSERVE or progress.is_busy:  # an observer has no deadline of its own
                 name = "miss_aside" if is_aside else "miss_deadline"
                 yield Move(f"the {turn.task} is late", "endpoint", name)
@@ -321,7 +321,7 @@ class EndpointModel:
             self.world.worker.start()
         self.world.spare = False
         self.process = self.world.worker.process
-        self.buffers = self.lent_block = self.world.worker.own_block
+        self.buffers = self.direct_block = self.world.worker.own_block
 
     def _complete(self, outcome: Reply | str) -> None:
         """The rest of ``EnvHost.run`` and of ``EnvExchange.answer``."""
@@ -344,7 +344,7 @@ class EndpointModel:
         response = self.session.complete(result, 0)
         if self.session.state is not SessionState.READY:
             self.is_running = False  # EnvHost.stop_tracking
-            self._tell(UNTRACK)
+            self._notify(UNTRACK)
         elif isinstance(response, ResetDone):
             self._track()
         self._respond(response, chain)
@@ -352,11 +352,11 @@ class EndpointModel:
     def _track(self) -> None:
         """``EnvHost.set_episodes``."""
         self.is_running = True
-        if self.opens_road():
-            self._tell(TRACK)
+        if self.opens_direct():
+            self._notify(TRACK)
 
-    def opens_road(self) -> bool:
-        """Tell whether a step may be executed that comes by the direct road."""
+    def opens_direct(self) -> bool:
+        """Return whether a step may be executed that comes over the direct connection."""
         return not self.has_late_call
 
     def _success(self, kind: str, reply: Reply) -> tuple[EnvOutcome, Chain | None]:
@@ -397,8 +397,8 @@ class EndpointModel:
         self.session.interrupt(0)
         is_busy = bool(self.direct) and self.progress.is_busy
         self.cut()
-        if turn is not None and turn.task == LEND:  # EnvHost.lend_road, afterwards
-            world.change_road(turn.direct, is_cut=True)
+        if turn is not None and turn.task == OPEN_DIRECT:  # EnvExecutor.open_direct, afterwards
+            world.change_connection(turn.direct, is_cut=True)
         self.turn = None
         world.call, world.asks = 0, ()
         worker = world.worker
@@ -482,7 +482,7 @@ class EndpointModel:
             reply, *rest = worker.replies
             worker.replies = tuple(rest)
         if reply.kind == ATTACH:  # WorkerProcess.receive
-            self.buffers = self.lent_block
+            self.buffers = self.direct_block
         elif reply.kind == DETACH:
             self.buffers = worker.own_block
         is_late = not self.side.is_at_rest
@@ -491,8 +491,8 @@ class EndpointModel:
             return  # the client does not get this one
         self.world.require(turn is not None and turn.is_asked, "the worker answers what was asked")
         assert turn is not None
-        if turn.task == LEND:
-            self._lent(turn, reply)
+        if turn.task == OPEN_DIRECT:
+            self._direct_opened(turn, reply)
         elif turn.task == DRAIN:  # TransportSupervisor.close
             self.turn = None
             self.cut()
@@ -565,36 +565,36 @@ class EndpointModel:
 
     # --- TransportSupervisor --------------------------------------------------------------------
 
-    def lend(self) -> None:
+    def open_direct(self) -> None:
         """``EnvExchange.open_direct``, ``TransportSupervisor.open``, until the worker is asked."""
         world = self.world
         client, *rest = world.asks
         world.asks = tuple(rest)
         if self.session.state is not SessionState.READY or not self.side.is_at_rest:
-            world.client.road_comes(client, 0)
+            world.client.direct_comes(client, 0)
             return
         self.cut()
         if not world.worker.is_alive or world.worker.process != self.process:
-            world.client.road_comes(client, 0)
+            world.client.direct_comes(client, 0)
             return
-        direct = world.new_road()
-        # WorkerProcess.lend_shared_memory, .lend_tcp
-        self.lent_block = world.roads[direct].buffers or world.worker.own_block
-        self.turn = Turn(LEND, client, direct=direct)
+        direct = world.new_direct()
+        # WorkerProcess.open_direct_shared_memory, .open_direct_tcp
+        self.direct_block = world.connections[direct].buffers or world.worker.own_block
+        self.turn = Turn(OPEN_DIRECT, client, direct=direct)
         self._ask(Order(ATTACH, direct=direct))
 
-    def _lent(self, turn: Turn, reply: Reply) -> None:
+    def _direct_opened(self, turn: Turn, reply: Reply) -> None:
         """The rest of both."""
         self.turn = None
         if reply.kind != ATTACH:
-            self.world.change_road(turn.direct, is_cut=True)
-            self.world.client.road_comes(turn.number, 0)
+            self.world.change_connection(turn.direct, is_cut=True)
+            self.world.client.direct_comes(turn.number, 0)
             return
         self.direct, self.is_watched = turn.direct, True
         self._track()
-        self.world.client.road_comes(turn.number, turn.direct)
+        self.world.client.direct_comes(turn.number, turn.direct)
 
-    def _tell(self, kind: str) -> None:
+    def _notify(self, kind: str) -> None:
         """``TransportSupervisor.set_episodes`` and ``.shut``."""
         if self.direct:
             self._submit(Order(kind))
@@ -631,9 +631,9 @@ class EndpointModel:
         turn, self.turn = self.turn, None
         assert turn is not None
         self._cut_late(number)
-        if turn.task == LEND:
-            self.world.change_road(turn.direct, is_cut=True)
-            self.world.client.road_comes(turn.number, 0)
+        if turn.task == OPEN_DIRECT:
+            self.world.change_connection(turn.direct, is_cut=True)
+            self.world.client.direct_comes(turn.number, 0)
 
     def _cut_late(self, number: int) -> None:
         if self.side.disconnect_overdue(number):
@@ -643,7 +643,7 @@ class EndpointModel:
         """``TransportSupervisor.cut``: what lies unread on either side can still be read."""
         self.is_watched = False
         if self.direct:
-            self.world.change_road(self.direct, is_cut=True)
+            self.world.change_connection(self.direct, is_cut=True)
             self.direct = 0
 
     def miss_direct(self) -> None:

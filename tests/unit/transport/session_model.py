@@ -31,16 +31,16 @@ class Faults(NamedTuple):
     """How many of each kind may still happen."""
 
     cuts: int = 0
-    """Of a direct road. Over TCP, what is on its way may be lost."""
+    """Of a direct connection. Over TCP, what is on its way may be lost."""
     kills: int = 0
     """Of the worker."""
     deadlines: int = 0
-    """That pass, of whatever is waited for."""
+    """Deadlines that pass, of any wait."""
     lost_streams: int = 0
     raises: int = 0
     """Errors of the environment."""
     leaves: int = 0
-    """Of the client, while it is at getting a road."""
+    """Of the client, while it is at getting a direct connection."""
     drains: int = 0
     """Of the endpoint."""
     observers: int = 0
@@ -64,7 +64,7 @@ class StepBuffers(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """From the worker to the client, by a road."""
+    """From the worker to the client, on a direct connection."""
 
     number: int
     is_done: bool
@@ -73,8 +73,8 @@ class Answer(NamedTuple):
     """Over TCP."""
 
 
-class Road(NamedTuple):
-    """A direct road."""
+class Connection(NamedTuple):
+    """A direct connection."""
 
     buffers: int = 0
     """Over shared memory."""
@@ -96,7 +96,7 @@ class World:
     Args:
         scripts: What the clients of the sessions do.
         faults: What may go wrong.
-        medium: What direct roads are of.
+        medium: What direct connections are of.
         is_stubborn: Whether clients go on with their scripts after failures. Else they reset first.
     """
 
@@ -125,9 +125,9 @@ class World:
         self.is_stubborn = is_stubborn
         self.session = -1
         self.blocks: tuple[StepBuffers, ...] = (StepBuffers(),)  # the first ones are none
-        self.roads: tuple[Road, ...] = (Road(is_cut=True),)
+        self.connections: tuple[Connection, ...] = (Connection(is_cut=True),)
         self.num_faults = self.num_failed = 0
-        """That have happened, and that clients have been told of."""
+        """That have happened, and that clients know of."""
         self.executed: Chain = ()
         self.given_up: Chain = ()
         """What the endpoint has judged to be overdue."""
@@ -146,7 +146,7 @@ class World:
         """Number of the call that has been sent and is not answered, and of the one before it."""
         self.called: Result | None = None
         self.asks: tuple[int, ...] = ()
-        """For roads, on their way to the endpoint."""
+        """For direct connections, on their way to the endpoint."""
         is_liar = self.session == 0 and self.faults.lies > 0
         make_client = self.liar_class if is_liar else self.client_class
         self.client = make_client(self, self.scripts[self.session])
@@ -173,7 +173,7 @@ class World:
             self.session,
             self.num_failed,
             self.blocks,
-            self.roads,
+            self.connections,
             self.executed,
             self.given_up,
             self.spare,
@@ -212,10 +212,14 @@ class World:
     def _fault_moves(self) -> Iterator[Move]:
         faults = self.faults
         direct = self.client.direct
-        if faults.cuts and direct and not self.roads[direct].is_cut:
-            yield Move("the road is cut", "", "cut")
-            if not self.is_shared and (self.roads[direct].steps or self.roads[direct].answers):
-                yield Move("the road is cut, and what was on its way lost", "", "cut", (True,))
+        if faults.cuts and direct and not self.connections[direct].is_cut:
+            yield Move("the direct connection is cut", "", "cut")
+            if not self.is_shared and (
+                self.connections[direct].steps or self.connections[direct].answers
+            ):
+                yield Move(
+                    "the direct connection is cut, and what was on its way lost", "", "cut", (True,)
+                )
         if faults.kills and self.worker.is_alive and not self.is_over:
             yield Move("the worker is killed", "", "kill")
         if faults.lost_streams and not self.is_join_lost and not self.client.is_over:
@@ -228,10 +232,10 @@ class World:
     def cut(self, is_lossy: bool = False) -> None:
         self.spend("cuts")
         direct = self.client.direct
-        self.change_road(direct, is_cut=True)
+        self.change_connection(direct, is_cut=True)
         if is_lossy:
-            kept = self.roads[direct].answers if self.client.has_whole_answer else ()
-            self.change_road(direct, steps=(), answers=kept)
+            kept = self.connections[direct].answers if self.client.has_whole_answer else ()
+            self.change_connection(direct, steps=(), answers=kept)
             self.worker.has_seen_request = False
 
     def kill(self) -> None:
@@ -269,34 +273,34 @@ class World:
         )
         self.blocks = (*self.blocks[:buffers], now, *self.blocks[buffers + 1 :])
 
-    def new_road(self) -> int:
-        self.roads += (Road(buffers=self.new_block() if self.is_shared else 0),)
-        return len(self.roads) - 1
+    def new_direct(self) -> int:
+        self.connections += (Connection(buffers=self.new_block() if self.is_shared else 0),)
+        return len(self.connections) - 1
 
-    def change_road(self, direct: int, **changes: Any) -> None:
-        now = self.roads[direct]._replace(**changes)
-        self.roads = (*self.roads[:direct], now, *self.roads[direct + 1 :])
+    def change_connection(self, direct: int, **changes: Any) -> None:
+        now = self.connections[direct]._replace(**changes)
+        self.connections = (*self.connections[:direct], now, *self.connections[direct + 1 :])
 
     def send_step(self, direct: int, number: int) -> None:
-        """The client sends; over a road that is cut, nothing."""
-        there = self.roads[direct]
+        """The client sends; over a connection that is cut, nothing."""
+        there = self.connections[direct]
         if there.is_cut:
             return
         # Over TCP the action comes along, and the worker writes it when it executes the step.
         if there.is_shared:
             self.write_block(there.buffers, action=self.name_of(number))
-        self.change_road(direct, steps=(*there.steps, number))
+        self.change_connection(direct, steps=(*there.steps, number))
 
     def take_step(self, direct: int) -> int:
         """The worker receives."""
-        there = self.roads[direct]
+        there = self.connections[direct]
         number, *rest = there.steps
-        self.change_road(direct, steps=tuple(rest))
+        self.change_connection(direct, steps=tuple(rest))
         return number
 
     def put_answer(self, direct: int, number: int, chain: Chain, *, is_done: bool) -> None:
         """The worker sends; over shared memory a bell is rung afterwards."""
-        there = self.roads[direct]
+        there = self.connections[direct]
         answers = (*there.answers, Answer(number, is_done, chain))
         num_unrung = there.num_unrung + there.is_shared
-        self.change_road(direct, answers=answers, num_unrung=num_unrung)
+        self.change_connection(direct, answers=answers, num_unrung=num_unrung)

@@ -13,7 +13,7 @@ def control() -> SessionProgress:
     return SessionProgress.local(1)
 
 
-def test_a_step_that_misses_its_deadline_is_told_of(control: SessionProgress) -> None:
+def test_a_step_that_misses_its_deadline_is_reported(control: SessionProgress) -> None:
     async def watch() -> None:
         overdue = asyncio.Event()
 
@@ -32,18 +32,20 @@ def test_a_step_that_misses_its_deadline_is_told_of(control: SessionProgress) ->
     asyncio.run(watch())
 
 
-def test_it_tells_again_for_as_long_as_nobody_acts(control: SessionProgress) -> None:
+def test_an_overdue_step_is_reported_again_until_the_connection_ends(
+    control: SessionProgress,
+) -> None:
     async def watch() -> None:
-        told: asyncio.Queue[None] = asyncio.Queue()
+        reported: asyncio.Queue[None] = asyncio.Queue()
 
         def on_overdue(number: int) -> bool:
-            told.put_nowait(None)
+            reported.put_nowait(None)
             return False
 
         watch = DeadlineWatch(control, 10, on_overdue, lambda: True, _no_death)
         control.begin(1, 10)
         for _ in range(3):
-            await asyncio.wait_for(told.get(), ENOUGH_S)
+            await asyncio.wait_for(reported.get(), ENOUGH_S)
         watch.stop()
 
     asyncio.run(watch())
@@ -66,7 +68,7 @@ def test_a_step_without_a_deadline_and_one_that_is_done_are_left_alone(
     asyncio.run(watch())
 
 
-def test_a_step_that_begins_while_somebody_looks_at_the_one_before_it_is_not_late() -> None:
+def test_a_step_that_begins_during_the_check_of_the_one_before_it_is_not_overdue() -> None:
     class Overtaken(SessionProgress):
         @property
         def remaining_s(self) -> float | None:
@@ -80,7 +82,7 @@ def test_a_step_that_begins_while_somebody_looks_at_the_one_before_it_is_not_lat
     assert progress.overdue_number == 0
 
 
-def test_the_death_of_the_worker_is_told_once(control: SessionProgress) -> None:
+def test_the_death_of_the_worker_is_reported_once(control: SessionProgress) -> None:
     async def watch() -> None:
         is_dead = asyncio.Event()
         DeadlineWatch(control, 10, _never, lambda: False, is_dead.set)

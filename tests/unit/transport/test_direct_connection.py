@@ -1,4 +1,4 @@
-"""The client's end of a road, with nothing but the test at the other end."""
+"""DirectConnection, with the test at the other end."""
 
 import gc
 import os
@@ -22,7 +22,7 @@ ACTION = [np.zeros(1, np.int64)]
 
 @dataclass
 class Ends:
-    """A road and the end that a worker would hold."""
+    """A direct connection and the end of a worker."""
 
     direct: DirectConnection
     worker: EventfdSocket
@@ -130,7 +130,7 @@ def is_open(descriptor: int) -> bool:
 
 
 @pytest.mark.parametrize("is_closed", [False, True], ids=["dropped", "closed"])
-def test_a_road_that_is_closed_or_that_nobody_keeps_leaves_no_eventfd(is_closed: bool) -> None:
+def test_a_connection_that_is_closed_or_dropped_leaves_no_eventfd(is_closed: bool) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         eventfds = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""When a session's road is tried, with a clock of the test's own and nothing that is dialed."""
+"""DirectConnector: when it tries to connect, with a fake clock and fake connections."""
 
 import logging
 import threading
@@ -30,8 +30,8 @@ NAME = "0" * 32
 
 
 @dataclass
-class Road:
-    """A road that ends when the test says so."""
+class FakeConnection:
+    """A direct connection that ends when the test says so."""
 
     transport: str
     is_open: bool = True
@@ -52,15 +52,15 @@ class Network:
     def monotonic(self) -> float:
         return self.now_s
 
-    def open_tcp(self, *_: Any) -> Road:
+    def open_tcp(self, *_: Any) -> FakeConnection:
         self.tries_s.append(self.now_s)
         if self.error is not None:
             raise self.error
-        return Road("tcp")
+        return FakeConnection("tcp")
 
-    def open_shared_memory(self, *_: Any) -> Road | None:
+    def open_shared_memory(self, *_: Any) -> FakeConnection | None:
         self.tries_s.append(self.now_s)
-        return Road("shared_memory") if self.has_memory else None
+        return FakeConnection("shared_memory") if self.has_memory else None
 
 
 class AtOnce:
@@ -82,10 +82,10 @@ def _network(monkeypatch: pytest.MonkeyPatch) -> Network:
     return network
 
 
-def keeper(transport: str = "auto", **offered: str) -> DirectConnector:
-    """Return the keeper of a session that has been reset."""
+def make_connector(transport: str = "auto", **offered: str) -> DirectConnector:
+    """Return the connector of a session that has been reset."""
     names = {"tcp": capabilities.DIRECT_TCP, "memory": capabilities.SHARED_MEMORY}
-    roads = DirectConnector(
+    connector = DirectConnector(
         {names[each]: value for each, value in (offered or {"tcp": "7"}).items()},
         NAME,
         CONTRACT,
@@ -95,160 +95,160 @@ def keeper(transport: str = "auto", **offered: str) -> DirectConnector:
         request_ticket=lambda _: new_ticket(""),
         spin=None,
     )
-    assert roads.connection() is None
-    roads.on_lanes_reset()
-    return roads
+    assert connector.connection() is None
+    connector.on_lanes_reset()
+    return connector
 
 
-def lose(roads: DirectConnector) -> None:
-    assert roads._direct is not None
-    roads._direct.close()
+def lose(connector: DirectConnector) -> None:
+    assert connector._direct is not None
+    connector._direct.close()
 
 
-def open_at(roads: DirectConnector, network: Network, now_s: float) -> bool:
-    """Tell whether a road is open after steps at ``now_s``: the second takes what was dialed."""
+def open_at(connector: DirectConnector, network: Network, now_s: float) -> bool:
+    """Return whether a connection is open after two steps at ``now_s``; the first one dials."""
     network.now_s = now_s
-    roads.connection()
-    return roads.connection() is not None
+    connector.connection()
+    return connector.connection() is not None
 
 
 def test_a_port_that_was_out_of_reach_is_tried_again_without_a_reset(network: Network) -> None:
-    roads = keeper()
+    connector = make_connector()
     network.error = ConnectionError("out of reach")
-    assert not open_at(roads, network, 1000.0)
+    assert not open_at(connector, network, 1000.0)
     network.error = None
 
-    assert not open_at(roads, network, 1000.9)
-    assert open_at(roads, network, 1001.0)
-    assert roads.transport == "tcp"
+    assert not open_at(connector, network, 1000.9)
+    assert open_at(connector, network, 1001.0)
+    assert connector.transport == "tcp"
 
 
 def test_pauses_between_tries_in_vain_grow_and_resets_do_not_shorten_them(network: Network) -> None:
-    roads = keeper()
+    connector = make_connector()
     network.error = ConnectionError("out of reach")
     for tenths in range(3000):
         network.now_s = 1000.0 + tenths / 10
-        roads.connection()
-        roads.on_lanes_reset()
+        connector.connection()
+        connector.on_lanes_reset()
 
     assert [now_s - 1000.0 for now_s in network.tries_s] == [
         *(0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0, 183.0, 243.0)
     ]
     for _ in range(5000):  # no number grows beyond what a float holds
         network.now_s += 60.0
-        roads.connection()
+        connector.connection()
 
 
 @pytest.mark.parametrize("offer", [{"tcp": "7"}, {"memory": NAME}], ids=str)
-def test_roads_that_are_lost_now_and_then_are_replaced_at_once(
+def test_connections_that_are_lost_rarely_are_replaced_at_once(
     network: Network, offer: dict[str, str]
 ) -> None:
-    roads = keeper(**offer)
+    connector = make_connector(**offer)
     for number in range(100):
-        assert open_at(roads, network, 1000.0 + 4.0 * number)
-        lose(roads)
+        assert open_at(connector, network, 1000.0 + 4.0 * number)
+        lose(connector)
 
 
-def test_roads_that_are_lost_again_and_again_are_replaced_after_a_pause_and_the_log_says_so(
+def test_connections_that_are_lost_often_are_replaced_after_a_pause_and_it_is_logged(
     network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
-    roads = keeper(memory=NAME)
+    connector = make_connector(memory=NAME)
     for number in range(4):
-        assert open_at(roads, network, 1000.0 + number)
-        lose(roads)
+        assert open_at(connector, network, 1000.0 + number)
+        lose(connector)
     assert not caplog.messages
 
-    assert not open_at(roads, network, 1003.0)
+    assert not open_at(connector, network, 1003.0)
     assert "lost again and again (4 times)" in caplog.text
-    assert not open_at(roads, network, 1010.9)
-    assert open_at(roads, network, 1011.0)
-    lose(roads)
-    assert not open_at(roads, network, 1011.5)
-    roads.on_lanes_reset()
-    assert open_at(roads, network, 1011.6)
+    assert not open_at(connector, network, 1010.9)
+    assert open_at(connector, network, 1011.0)
+    lose(connector)
+    assert not open_at(connector, network, 1011.5)
+    connector.on_lanes_reset()
+    assert open_at(connector, network, 1011.6)
     assert len(caplog.messages) == 1
 
 
-def test_roads_that_end_with_their_lanes_do_not_count(network: Network) -> None:
-    roads = keeper(memory=NAME)
+def test_connections_that_end_with_their_lanes_do_not_count_as_lost(network: Network) -> None:
+    connector = make_connector(memory=NAME)
     for _ in range(10):
-        assert roads.connection() is not None
-        lose(roads)
-        roads.on_lanes_lost()
+        assert connector.connection() is not None
+        lose(connector)
+        connector.on_lanes_lost()
         num_tries = len(network.tries_s)
-        assert roads.connection() is None  # a crash: the endpoint has none to give
+        assert connector.connection() is None  # a crash: the endpoint has none to give
         assert len(network.tries_s) == num_tries
-        roads.on_lanes_reset()
-    assert roads.connection() is not None
+        connector.on_lanes_reset()
+    assert connector.connection() is not None
 
 
-def test_who_insists_is_told_of_the_latest_cause(network: Network) -> None:
-    roads = keeper("tcp")
+def test_an_error_about_a_required_transport_names_the_latest_cause(network: Network) -> None:
+    connector = make_connector("tcp")
     network.error = ConnectionError("the first cause")
     with pytest.raises(EndpointLostError, match="the first cause"):
-        roads.connection()
-    roads.on_lanes_reset()
+        connector.connection()
+    connector.on_lanes_reset()
     network.error = None
     for _ in range(4):
-        assert roads.connection() is not None
-        lose(roads)
+        assert connector.connection() is not None
+        lose(connector)
     with pytest.raises(EndpointLostError, match="lost again and again"):
-        roads.connection()
+        connector.connection()
     network.now_s += 10.0
     network.error = ConnectionError("the second cause")
     for _ in range(2):
         with pytest.raises(EndpointLostError, match="the second cause"):
-            roads.connection()
+            connector.connection()
 
 
-def test_a_road_that_comes_after_the_end_is_closed(network: Network) -> None:
-    roads = keeper()
-    direct = Road("tcp")
+def test_a_connection_that_opens_after_the_end_is_closed(network: Network) -> None:
+    connector = make_connector()
+    direct = FakeConnection("tcp")
 
-    def open_late(*_: Any) -> Road:
-        roads.close()
+    def open_late(*_: Any) -> FakeConnection:
+        connector.close()
         return direct
 
     network.open_tcp = open_late  # type: ignore[method-assign]
 
-    assert roads.connection() is None
+    assert connector.connection() is None
     assert not direct.is_open
-    assert not roads.is_open
+    assert not connector.is_open
 
 
-def test_whatever_goes_wrong_in_dialing_steps_go_on_as_messages(
+def test_after_any_error_in_connecting_steps_use_the_join_stream(
     network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
-    roads = keeper()
+    connector = make_connector()
     network.error = OverflowError("too large")
 
-    assert not open_at(roads, network, 1000.0)
+    assert not open_at(connector, network, 1000.0)
     assert "OverflowError: too large" in caplog.text
     network.error = None
-    assert open_at(roads, network, 1001.0)
+    assert open_at(connector, network, 1001.0)
 
 
-def test_memory_out_of_reach_and_no_port_are_told_of_once(
+def test_inaccessible_memory_and_no_port_are_logged_once(
     network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     network.has_memory = False
     for _ in range(2):
-        roads = keeper(memory=NAME)
+        connector = make_connector(memory=NAME)
         for second in range(20):
-            assert not open_at(roads, network, 1000.0 + second)
+            assert not open_at(connector, network, 1000.0 + second)
 
     (message,) = caplog.messages
     assert "shared memory is not accessible from here" in message
     assert "it uses TLS" in message
 
 
-def test_what_is_not_offered_at_all_is_told_of_and_never_tried(
+def test_a_transport_that_is_not_offered_is_logged_and_never_tried(
     network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "rlmesh_ray.transport.direct_connector"):
-        roads = keeper(tcp="")
-        roads.on_lanes_reset()
+        connector = make_connector(tcp="")
+        connector.on_lanes_reset()
 
-        assert not open_at(roads, network, 1000.0)
+        assert not open_at(connector, network, 1000.0)
     assert network.tries_s == []
     assert "it is behind a gateway" in caplog.text

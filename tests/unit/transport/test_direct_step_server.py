@@ -1,4 +1,4 @@
-"""The worker's end of a road, without a worker."""
+"""DirectStepServer, without a worker."""
 
 import errno
 import logging
@@ -41,7 +41,7 @@ EPISODES = (EpisodeStart("a", 1, 0), EpisodeStart("b", None, 0))
 
 @dataclass
 class Rig:
-    """Both ends of a road, and what the environment does next."""
+    """Both ends of a direct connection, and what the environment does next."""
 
     client: socket.socket
     end: DirectStepServer
@@ -108,7 +108,7 @@ def _rig() -> Iterator[Rig]:
     end.close()
 
 
-def test_a_step_with_nothing_to_tell_is_answered_with_a_header(rig: Rig) -> None:
+def test_a_step_without_infos_is_answered_with_a_header(rig: Rig) -> None:
 
     assert rig.ask(1) == (1, frames.DONE, b"")
     assert list(rig.progress.now.step_counts) == [1, 1]
@@ -162,7 +162,7 @@ def test_an_answer_larger_than_the_kernel_s_buffer_is_rung_for_before_it_has_lef
 
 
 @pytest.mark.parametrize("said", [b"", b"half a request"[:7]])
-def test_a_client_that_hangs_up_ends_the_road(rig: Rig, said: bytes) -> None:
+def test_a_client_that_hangs_up_ends_the_connection(rig: Rig, said: bytes) -> None:
     rig.client.sendall(said)
     rig.client.shutdown(socket.SHUT_WR)
 
@@ -173,7 +173,7 @@ def test_a_client_that_hangs_up_ends_the_road(rig: Rig, said: bytes) -> None:
     assert rig.num_steps == 0
 
 
-def test_who_rings_and_says_nothing_holds_nobody_up(rig: Rig) -> None:
+def test_a_client_that_wakes_the_worker_without_data_does_not_block_it(rig: Rig) -> None:
     assert rig.end.wakeup is not None
     os.eventfd_write(rig.end.wakeup.eventfd, 1)
 

@@ -1,4 +1,4 @@
-"""Requests run exactly once, in whatever order things happen; see ``session_model``."""
+"""Requests run exactly once, in every order of events; see ``session_model``."""
 
 import random
 import sys
@@ -66,7 +66,7 @@ QUICK = [
     once(*CALLS, cuts=1, kills=1),
     *on_both(once, *PIPELINED, raises=1),
     once(RESET, STEP, RENDER, STEP, raises=1, kills=1),
-    # Roads that are lent late, left, lost and taken back.
+    # Direct connections that are opened late, left, lost and closed.
     *on_both(once, RESET, STEP, STEP, STEP, leaves=1, deadlines=1),
     *on_both(once, RESET, STEP, STEP, drains=1, deadlines=1),
     once(RESET, STEP, STEP, STEP, STEP, cuts=2),
@@ -117,7 +117,7 @@ def test_no_promise_is_broken_on_long_random_paths(seed: int, medium: str) -> No
 TWICE = "executed twice"
 KEPT = "an honest client keeps its session"
 NOTHING_BUT_RESET = "after a failure nothing but a Reset works"
-COUNTED = "a failure tells of the steps that counted"
+COUNTED = "a failure reports the steps that counted"
 LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
 
 
@@ -143,9 +143,9 @@ LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
             once(RESET, INVALID, INVALID, PARTIAL),
             KEPT,
         ),
-        (with_parts(endpoint=broken.LateCallLeavesRoadOpen), LATE_CALL, NOTHING_BUT_RESET),
+        (with_parts(endpoint=broken.LateCallLeavesDirectOpen), LATE_CALL, NOTHING_BUT_RESET),
         (
-            with_parts(endpoint=broken.LendsAfterLateCall),
+            with_parts(endpoint=broken.OpensAfterLateCall),
             once(RESET, CALL, STEP, stubborn=True, deadlines=1),
             NOTHING_BUT_RESET,
         ),
@@ -203,7 +203,7 @@ LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
         ),
         (with_parts(side=broken.BeginsAnywhere), twice(RESET, STEP, lies=1, kills=1), TWICE),
         (
-            with_parts(worker=broken.KeepsTheRoadsBlock),
+            with_parts(worker=broken.KeepsTheDirectBuffers),
             twice(RESET, STEP, leaves=1),
             "of another run",
         ),
@@ -218,7 +218,7 @@ LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
             COUNTED,
         ),
         (
-            with_parts(side=broken.TellsDuringRequests),
+            with_parts(side=broken.SendsSkipsDuringRequests),
             once(RESET, PUSHED, CALL, deadlines=2),
             COUNTED,
         ),

@@ -28,7 +28,7 @@ def test_a_worker_begins_where_the_session_stands() -> None:
     ]
 
 
-def test_a_number_is_executed_once_whatever_road_it_takes() -> None:
+def test_a_number_is_executed_once_over_either_transport() -> None:
     worker, _ = worker_at(0)
     worker.accept_direct()
     worker.begin(1)
@@ -39,7 +39,7 @@ def test_a_number_is_executed_once_whatever_road_it_takes() -> None:
     assert worker.executes_direct(2)
 
 
-def test_nothing_comes_by_the_direct_road_before_it_is_open_and_after_it_was_shut() -> None:
+def test_direct_steps_are_executed_only_while_they_are_accepted() -> None:
     worker, _ = worker_at(0)
     assert not worker.executes_direct(1)
     worker.accept_direct()
@@ -62,7 +62,7 @@ def test_what_the_endpoint_answers_itself_is_passed_over_in_its_turn() -> None:
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-def test_a_late_step_is_overdue_unless_it_was_done_before_the_road_was_cut(is_done: bool) -> None:
+def test_a_late_step_is_overdue_unless_it_was_done_before_the_disconnect(is_done: bool) -> None:
     worker, progress = worker_at(0)
     endpoint = EndpointSide(progress)
     worker.begin(1)
@@ -78,7 +78,7 @@ def test_a_late_step_is_overdue_unless_it_was_done_before_the_road_was_cut(is_do
     assert endpoint.is_at_rest
 
 
-def test_a_client_asks_again_for_what_the_direct_road_did_not_answer() -> None:
+def test_a_client_sends_again_what_the_direct_connection_did_not_answer() -> None:
     client = ClientSide()
     client.sent()
     client.sent_direct()

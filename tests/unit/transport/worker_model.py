@@ -123,7 +123,7 @@ class WorkerModel:
         self.is_alive = self.has_seen_request = False
         self.doing = None
         self.orders = ()
-        self._close_road()
+        self._close_direct()
 
     def writable_progress(self) -> SessionProgress:
         """Return its progress, which no other world shares."""
@@ -139,7 +139,7 @@ class WorkerModel:
     def moves(self) -> Iterator[Move]:
         if not self.is_alive:
             return
-        direct = self.world.roads[self.direct] if self.direct else None
+        direct = self.world.connections[self.direct] if self.direct else None
         if direct is not None and direct.num_unrung:
             yield Move("worker rings", "worker", "ring")  # it does one thing after the other
         elif self.doing is not None:
@@ -180,7 +180,7 @@ class WorkerModel:
 
     def _detach(self, kind: str) -> None:
         """``Worker._detach``, ``._clear``, ``._renew``."""
-        self._close_road()
+        self._close_direct()
         self._move_to(self.own_block)
         if kind == RENEW:
             self.chain = ()
@@ -188,9 +188,9 @@ class WorkerModel:
 
     def _attach(self, number: int) -> None:
         """``Worker._attach``."""
-        self._close_road()
+        self._close_direct()
         self.side.refuse_direct()
-        self._move_to(self.world.roads[number].buffers or self.own_block)
+        self._move_to(self.world.connections[number].buffers or self.own_block)
         self.direct = number
         self.replies += (Reply(ATTACH),)
 
@@ -199,12 +199,12 @@ class WorkerModel:
         self.world.write_block(buffers, chain=self.world.blocks[self.buffers].chain)
         self.buffers = buffers
 
-    def _close_road(self) -> None:
+    def _close_direct(self) -> None:
         if self.direct:
-            direct = self.world.roads[self.direct]
+            direct = self.world.connections[self.direct]
             if direct.is_shared:  # over TCP the endpoint holds the connection open
-                self.world.change_road(self.direct, is_cut=True)
-            self.world.change_road(self.direct, num_unrung=0)
+                self.world.change_connection(self.direct, is_cut=True)
+            self.world.change_connection(self.direct, num_unrung=0)
         self.direct = 0
 
     def _answer(self, order: Order) -> None:
@@ -225,7 +225,7 @@ class WorkerModel:
         self.has_seen_request = False
         number = self.world.take_step(self.direct)
         if self.side.executes_direct(number):
-            if not self.world.roads[self.direct].is_shared:
+            if not self.world.connections[self.direct].is_shared:
                 self.world.write_block(self.buffers, action=self.world.name_of(number))
             self._begin(Doing(number, STEP, is_direct=True))
         else:
@@ -286,13 +286,13 @@ class WorkerModel:
 
     def _answer_direct(self, number: int, *, is_done: bool) -> None:
         """``DirectStepServer._answer``, and sending it."""
-        direct = self.world.roads[self.direct]
+        direct = self.world.connections[self.direct]
         if direct.is_cut:  # no answer passes a cut
-            self._close_road()
+            self._close_direct()
             return
         chain = self.world.blocks[self.buffers].chain if is_done and not direct.is_shared else ()
         self.world.put_answer(self.direct, number, chain, is_done=is_done)
 
     def ring(self) -> None:
-        direct = self.world.roads[self.direct]
-        self.world.change_road(self.direct, num_unrung=direct.num_unrung - 1, is_rung=True)
+        direct = self.world.connections[self.direct]
+        self.world.change_connection(self.direct, num_unrung=direct.num_unrung - 1, is_rung=True)

@@ -55,7 +55,7 @@ def test_the_longest_names_fit_into_a_request() -> None:
     assert len(wire.pack_registration(arrival)) < wire.MAX_REQUEST_BYTES / 4
 
 
-def test_a_port_that_has_no_field_is_told() -> None:
+def test_a_port_without_a_field_value_is_refused() -> None:
     with pytest.raises(CodecError, match="no wire form"):
         wire.pack_registration(RegistrationRequest("games", "sim-1", "", -1))
 

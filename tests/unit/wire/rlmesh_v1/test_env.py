@@ -111,7 +111,7 @@ def test_every_error_code_has_the_number_of_the_schema() -> None:
     assert len(codes) == len(pb.EnvErrorCode.keys())
 
 
-def test_arrays_in_infos_are_lists_for_strangers_and_arrays_for_our_own() -> None:
+def test_arrays_in_infos_are_lists_without_the_capability_and_arrays_with_it() -> None:
     infos = {"a": np.array([1, 2], np.int16)}
     ended = EpisodeRecord("e", 0, 1, 0.0, True, False, 0, 0, final_info=infos)
     step = StepDone("r1", b"", [0.0], b"\1", b"\0", infos, (ended,), ("",))
@@ -140,7 +140,7 @@ def test_all_infos_of_a_response_share_what_peers_accept_beside_the_observation(
     assert [record.final_info["y"] for record in back.completed_episodes] == [1] * 5
 
 
-def test_the_duration_of_an_episode_is_told_in_milliseconds() -> None:
+def test_the_duration_of_an_episode_is_in_milliseconds() -> None:
     data = env.pack_response(Closed("r1", (EPISODE,)), tag_arrays=False)
 
     assert pb.JoinResponse.FromString(data).close.final_episodes[0].duration_ms == 2500

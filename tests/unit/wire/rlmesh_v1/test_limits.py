@@ -83,7 +83,7 @@ def test_the_limit_of_arrays_is_close_to_what_they_take(
 
 
 @pytest.mark.parametrize("text", ["🎲" * 8, "x" * 120], ids=["widest characters", "too long"])
-def test_a_text_arrives_whatever_its_range_says(text: str) -> None:
+def test_a_text_of_any_length_within_the_slack_arrives(text: str) -> None:
     spec = from_gymnasium(spaces.Text(8))
 
     assert len(encode_batch(spec, [(text,) * 3], 3)) <= max_batch_bytes(spec, 3)

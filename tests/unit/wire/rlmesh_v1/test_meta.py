@@ -96,7 +96,7 @@ def test_odd_values_have_a_plain_form(value: Any, expected: Any) -> None:
     assert type(back) is type(expected)
 
 
-def test_an_array_for_a_stranger_is_a_nested_list() -> None:
+def test_an_untagged_array_is_a_nested_list() -> None:
     infos = {"a": np.array([[1, 2]]), "s": np.array(3.5), "o": np.array([None, "x"], object)}
 
     assert there_and_back(infos) == {"a": [[1, 2]], "o": [None, "x"], "s": 3.5}
@@ -221,7 +221,7 @@ def test_what_takes_too_long_to_write_becomes_text(infos: dict[str, Any], tag_ar
     assert message.entries["first"].int == 1
 
 
-def test_an_array_for_a_stranger_counts_as_what_it_becomes() -> None:
+def test_an_untagged_array_counts_as_what_it_becomes() -> None:
     infos = {"image": np.zeros((300, 300)), "small": np.zeros(2), "last": 1}
 
     assert there_and_back(infos) == {"image": "<ndarray>", "small": [0.0, 0.0], "last": 1}
@@ -423,5 +423,5 @@ def test_options_that_would_hold_the_loop_are_refused_however_they_nest() -> Non
             decode_peer_meta(message)
 
     array = np.zeros(100_000)
-    told = decode_peer_meta(encode_meta({"a": array}, tag_arrays=True))
-    assert np.array_equal(told["a"], array)
+    fields = decode_peer_meta(encode_meta({"a": array}, tag_arrays=True))
+    assert np.array_equal(fields["a"], array)

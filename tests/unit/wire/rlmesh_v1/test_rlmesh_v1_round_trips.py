@@ -115,10 +115,10 @@ OFFERS = st.builds(HandshakeRequest, TEXT, TEXT, TEXT, tuples(TEXT), CAPABILITIE
 
 def answers(contracts: st.SearchStrategy[Any]) -> st.SearchStrategy[HandshakeResponse]:
     """Draw answers; only those that say yes have a contract."""
-    told = [TEXT, TEXT, TEXT, tuples(TEXT), CAPABILITIES, TEXT, TEXT, TEXT, TEXT]
+    fields = [TEXT, TEXT, TEXT, tuples(TEXT), CAPABILITIES, TEXT, TEXT, TEXT, TEXT]
     return st.one_of(
-        st.builds(HandshakeResponse, st.just(True), *told, contracts),
-        st.builds(HandshakeResponse, st.just(False), *told, st.none()),
+        st.builds(HandshakeResponse, st.just(True), *fields, contracts),
+        st.builds(HandshakeResponse, st.just(False), *fields, st.none()),
     )
 
 
@@ -129,7 +129,7 @@ ROUND_TRIPS: dict[str, tuple[Any, Any, Any]] = {
         lambda response: env.pack_response(response, tag_arrays=True),
         env.parse_response,
     ),
-    "env response for a stranger": (
+    "env response without tagged arrays": (
         ENV_RESPONSES,
         lambda response: env.pack_response(response, tag_arrays=False),
         env.parse_response,
@@ -154,7 +154,7 @@ ROUND_TRIPS: dict[str, tuple[Any, Any, Any]] = {
 @pytest.mark.parametrize("name", ROUND_TRIPS)
 @given(data=st.data())
 @settings(deadline=None, derandomize=True, max_examples=60)
-def test_whatever_can_be_said_comes_back_equal(name: str, data: st.DataObject) -> None:
+def test_every_message_is_equal_after_a_round_trip(name: str, data: st.DataObject) -> None:
     messages, pack, parse = ROUND_TRIPS[name]
     message = data.draw(messages)
 
@@ -171,7 +171,7 @@ def test_damage_to_any_frame_is_refused_or_read(name: str, data: st.DataObject) 
     try:
         read = parse(frame)
     except CodecError:
-        assert "request" not in name, "a request is answered whatever it is"
+        assert "request" not in name, "parsing a request never raises"
         return
 
     if not isinstance(read, m.MalformedRequest):

@@ -76,7 +76,7 @@ def test_bounds_take_the_form_that_holds_them_exactly(space: Space, kind: str) -
     assert spec_to_proto(from_gymnasium(space)).box.WhichOneof("bounds") == kind
 
 
-def test_every_leaf_tells_shape_and_dtype_as_gymnasium_has_them() -> None:
+def test_every_leaf_has_shape_and_dtype_as_gymnasium_has_them() -> None:
     assert _shape_and_dtype(spaces.Box(0, 1, (2, 3))) == ([2, 3], types_pb2.D_TYPE_FLOAT32)
     assert _shape_and_dtype(spaces.Discrete(3)) == ([], types_pb2.D_TYPE_INT64)
     assert _shape_and_dtype(spaces.MultiBinary(4)) == ([4], types_pb2.D_TYPE_INT8)
