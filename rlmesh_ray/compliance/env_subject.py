@@ -1,28 +1,19 @@
 """EnvSubject: the env endpoint under test, and raw sessions with it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
-from rlmesh_ray import __version__
-from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.compliance.action_cases import commands, is_probe, packed_rest
 from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.probe import ProbeCommand
-from rlmesh_ray.compliance.raw_session import RawSession, call_once, joined
+from rlmesh_ray.compliance.raw_session import RawSession, Subject, joined
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import (
-    HandshakeRequest,
-    HandshakeResponse,
-    make_handshake_request,
-)
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -38,12 +29,9 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.spaces.batch import Column, leaves
 from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as pb
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 
-SERVICE = "/rlmesh.env.v1.EnvService/"
-HANDSHAKE = SERVICE + "Handshake"
 MOST_STEPS = 1000
 """Most steps in which a check waits for an episode to end by itself."""
 
@@ -51,45 +39,16 @@ ResponseT = TypeVar("ResponseT", ResetDone, StepDone, Rendered, Closed, EnvFaile
 
 
 @dataclass
-class EnvSubject:
+class EnvSubject(Subject):
     """An EnvService under test; its sessions are opened one at a time."""
 
-    connect_options: ConnectOptions
     validation: ValidationMode = ValidationMode.WARN
     """The server's validation policy, as the operator states it."""
-    may_ask_shutdown: bool = False
-    """Whether Shutdown may be sent; a server that accepts it is gone."""
-    answer_timeout_s: float = 60.0
-    """Timeout of each response; longer than any deadline that a check sets."""
-    offered: Mapping[str, str] = field(default_factory=lambda: {capabilities.SPACES_CORE: ""})
-    """Capabilities of the sessions' handshakes."""
     is_endless: bool = field(default=False, init=False)
     """Whether no episode ended within ``MOST_STEPS``; the next check need not wait again."""
 
-    def shake_hands(self, **changes: Any) -> HandshakeResponse:
-        """Return the answer to the package's offer with ``changes``."""
-        return wire.parse_handshake_response(
-            call_once(
-                self.connect_options, HANDSHAKE, wire.pack_handshake_request(self.offer(**changes))
-            )
-        )
-
-    def has_contract(self, **changes: Any) -> bool:
-        """Return whether the answer to such an offer has a contract, even in a refusal."""
-        reply = call_once(
-            self.connect_options, HANDSHAKE, wire.pack_handshake_request(self.offer(**changes))
-        )
-        try:
-            return pb.HandshakeResponse.FromString(reply).HasField("env_contract")
-        except DecodeError as error:
-            raise ClauseBroken(f"the answer to the handshake does not decode: {error}") from error
-
-    def offer(self, **changes: Any) -> HandshakeRequest:
-        """Return the package's offer with ``changes``."""
-        own = make_handshake_request(
-            "rlmesh-ray check", __version__, self.offered, text=self.connect_options.text_sha256
-        )
-        return replace(own, **changes)
+    service: ClassVar[str] = "/rlmesh.env.v1.EnvService/"
+    wire: ClassVar[Any] = wire
 
     @cached_property
     def contract(self) -> EnvContract:
@@ -125,16 +84,6 @@ class EnvSubject:
             raise ClauseNotObservable("needs the probe environment, which executes commands")
         return self.contract
 
-    def ask_shutdown(self) -> tuple[bool, str]:
-        """Send Shutdown; return whether it was accepted, and the message."""
-        reply = call_once(
-            self.connect_options,
-            SERVICE + "Shutdown",
-            wire.pack_shutdown_request("rlmesh-ray check"),
-        )
-        response = wire.parse_shutdown_response(reply)
-        return response.accepted, response.message
-
     def raw_session(self) -> None:
         """Open a session, step once, close it."""
         with self.session() as session:
@@ -150,7 +99,11 @@ class EnvSubject:
         """
         offer = wire.pack_handshake_request(self.offer())
         with joined(
-            self.connect_options, SERVICE, offer, wire.parse_handshake_response, is_bare=is_bare
+            self.connect_options,
+            self.service,
+            offer,
+            wire.parse_handshake_response,
+            is_bare=is_bare,
         ) as stream:
             session = RawEnvSession(stream, self)
             try:

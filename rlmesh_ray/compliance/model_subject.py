@@ -2,25 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
-from google.protobuf.message import DecodeError
-
-from rlmesh_ray import __version__
-from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.compliance.action_cases import conforming
 from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable, require
-from rlmesh_ray.compliance.raw_session import RawSession, call_once, joined
+from rlmesh_ray.compliance.raw_session import RawSession, Subject, joined
 from rlmesh_ray.errors import CodecError, ConformanceError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import (
-    HandshakeRequest,
     HandshakeResponse,
-    make_handshake_request,
 )
 from rlmesh_ray.protocol.messages import (
     CloseModel,
@@ -39,74 +33,28 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.spaces.batch import Column, leaves
 from rlmesh_ray.spaces.conformance import ValidationMode, check
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_pb
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 
-SERVICE = "/rlmesh.model.v1.ModelService/"
-HANDSHAKE = SERVICE + "Handshake"
 ROUTE = "check-route"
 END_REMEDY = "allow it with --may-end-endpoint"
 """The option that allows checks which may end the endpoint."""
 
 
 @dataclass
-class ModelSubject:
+class ModelSubject(Subject):
     """A ModelService under test."""
 
-    connect_options: ConnectOptions
     contract: EnvContract
     """Contract of an environment in which the policy can act; the handshake has none."""
-    may_ask_shutdown: bool = False
-    """Whether Shutdown and Close may be sent; after either the server may be gone."""
-    answer_timeout_s: float = 60.0
-    """Timeout of each response; longer than any deadline that a check sets."""
-    is_shut_down: bool = field(default=False, init=False)
-    """Whether a Shutdown has been accepted: the endpoint is gone then."""
 
-    def shake_hands(self, **changes: Any) -> HandshakeResponse:
-        """Return the answer to the package's offer with ``changes``."""
-        return wire.parse_handshake_response(
-            call_once(
-                self.connect_options, HANDSHAKE, wire.pack_handshake_request(self.offer(**changes))
-            )
-        )
-
-    def offer(self, **changes: Any) -> HandshakeRequest:
-        """Return the package's offer with ``changes``."""
-        own = make_handshake_request(
-            "rlmesh-ray check",
-            __version__,
-            {capabilities.SPACES_CORE: ""},
-            text=self.connect_options.text_sha256,
-        )
-        return replace(own, **changes)
-
-    def has_contract(self) -> bool:
-        """Return whether the answer has a contract in the field of an EnvService (6)."""
-        reply = call_once(
-            self.connect_options, HANDSHAKE, wire.pack_handshake_request(self.offer())
-        )
-        try:
-            return env_pb.HandshakeResponse.FromString(reply).HasField("env_contract")
-        except DecodeError as error:
-            raise ClauseBroken(f"the answer to the handshake does not decode: {error}") from error
+    service: ClassVar[str] = "/rlmesh.model.v1.ModelService/"
+    wire: ClassVar[Any] = wire
 
     @property
     def is_concurrent(self) -> bool:
         """Whether the server has the capability CONCURRENT_PREDICT."""
         return capabilities.CONCURRENT_PREDICT in self.shake_hands().capabilities
-
-    def ask_shutdown(self) -> tuple[bool, str]:
-        """Send Shutdown; return whether it was accepted, and the message."""
-        reply = call_once(
-            self.connect_options,
-            SERVICE + "Shutdown",
-            wire.pack_shutdown_request("rlmesh-ray check"),
-        )
-        response = wire.parse_shutdown_response(reply)
-        self.is_shut_down = response.accepted
-        return response.accepted, response.message
 
     @cached_property
     def policy_problem(self) -> str:
@@ -170,7 +118,7 @@ class ModelSubject:
             return answer
 
         with joined(
-            self.connect_options, SERVICE, wire.pack_handshake_request(self.offer()), parse
+            self.connect_options, self.service, wire.pack_handshake_request(self.offer()), parse
         ) as stream:
             yield RawModelSession(self, stream, session_id or uuid4().hex)
 

@@ -1,17 +1,26 @@
-"""RawSession: handshakes and Join streams for checks, frame by frame."""
+"""Subject and RawSession: handshakes, Shutdown and Join streams of an endpoint under test."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, TypeVar
 
+from google.protobuf.message import DecodeError
+
+from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.compliance.findings import ClauseBroken, require
 from rlmesh_ray.errors import CodecError, EndpointError, EndpointLostError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import HandshakeResponse
+from rlmesh_ray.protocol.handshake import (
+    HandshakeRequest,
+    HandshakeResponse,
+    make_handshake_request,
+)
 from rlmesh_ray.protocol.messages import Request, Response
+from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as pb
 
 _LEAVE_TIMEOUT_S = 10.0
 
@@ -30,6 +39,63 @@ def call_once(connect_options: ConnectOptions, path: str, data: bytes) -> bytes:
         return connect_options.call(channel, path, data)
     finally:
         channel.close()
+
+
+@dataclass
+class Subject:
+    """An endpoint under test: its handshakes and Shutdown."""
+
+    connect_options: ConnectOptions
+    may_ask_shutdown: bool = field(default=False, kw_only=True)
+    """Whether Shutdown, and to a model also Close, may be sent; either may end the server."""
+    answer_timeout_s: float = field(default=60.0, kw_only=True)
+    """Timeout of each response; longer than any deadline that a check sets."""
+    offered: Mapping[str, str] = field(
+        default_factory=lambda: {capabilities.SPACES_CORE: ""}, kw_only=True
+    )
+    """Capabilities of the sessions' handshakes."""
+    is_shut_down: bool = field(default=False, init=False)
+    """Whether a Shutdown has been accepted: the endpoint is gone then."""
+    service: ClassVar[str]
+    """Path of the service, with both slashes."""
+    wire: ClassVar[Any]
+    """Module with the frames of the service."""
+
+    def shake_hands(self, **changes: Any) -> HandshakeResponse:
+        """Return the answer to the package's offer with ``changes``."""
+        answer: HandshakeResponse = self.wire.parse_handshake_response(self._handshake(changes))
+        return answer
+
+    def has_contract(self, **changes: Any) -> bool:
+        """Return whether the answer to such an offer has field 6, a contract, even in a refusal."""
+        try:
+            reply = pb.HandshakeResponse.FromString(self._handshake(changes))
+        except DecodeError as error:
+            raise ClauseBroken(f"the answer to the handshake does not decode: {error}") from error
+        return reply.HasField("env_contract")
+
+    def offer(self, **changes: Any) -> HandshakeRequest:
+        """Return the package's offer with ``changes``."""
+        own = make_handshake_request(
+            "rlmesh-ray check", __version__, self.offered, text=self.connect_options.text_sha256
+        )
+        return replace(own, **changes)
+
+    def ask_shutdown(self) -> tuple[bool, str]:
+        """Send Shutdown; return whether it was accepted, and the message."""
+        frame = self.wire.pack_shutdown_request("rlmesh-ray check")
+        reply = call_once(self.connect_options, self.service + "Shutdown", frame)
+        response = self.wire.parse_shutdown_response(reply)
+        self.is_shut_down = response.accepted
+        return response.accepted, response.message
+
+    def raw_session(self) -> None:
+        """Open a session, send a request, close it."""
+        raise NotImplementedError
+
+    def _handshake(self, changes: Mapping[str, Any]) -> bytes:
+        frame = self.wire.pack_handshake_request(self.offer(**changes))
+        return call_once(self.connect_options, self.service + "Handshake", frame)
 
 
 @contextmanager

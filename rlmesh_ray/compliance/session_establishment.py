@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from rlmesh_ray.compliance.check_registry import Check, CheckRegistry
 from rlmesh_ray.compliance.env_subject import EnvSubject
 from rlmesh_ray.compliance.findings import ClauseNotObservable, require
 from rlmesh_ray.compliance.model_subject import END_REMEDY, ModelSubject
+from rlmesh_ray.compliance.raw_session import Subject
 from rlmesh_ray.errors import AccessDeniedError, EndpointError, EndpointUnreachableError
-from rlmesh_ray.protocol.handshake import EDITION_2026_06, HandshakeRequest, HandshakeResponse
+from rlmesh_ray.protocol.handshake import EDITION_2026_06
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_to_proto
 
@@ -18,24 +18,6 @@ MODEL: CheckRegistry[ModelSubject] = CheckRegistry()
 
 _NO_GENERATION = "rlmesh.protocol.v0.check"
 _TOO_OLD, _TOO_NEW = "2000.01", "2999.12"
-
-
-class Subject(Protocol):
-    """The common interface of EnvSubject and ModelSubject."""
-
-    may_ask_shutdown: bool
-
-    def shake_hands(self, **changes: Any) -> HandshakeResponse:
-        """Return the answer to the package's offer with ``changes``."""
-
-    def offer(self, **changes: Any) -> HandshakeRequest:
-        """Return the package's offer with ``changes``."""
-
-    def ask_shutdown(self) -> tuple[bool, str]:
-        """Send Shutdown; return whether it was accepted, and the message."""
-
-    def raw_session(self) -> None:
-        """Open a session, send a request, close it."""
 
 
 def _both(clause: str) -> Callable[[Check[Subject]], Check[Subject]]:
