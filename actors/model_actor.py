@@ -27,8 +27,8 @@ from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.models.loading import as_policy, load_policy
 from rlmesh_ray.server.bind_policy import checked_address
 from rlmesh_ray.server.error_text import text_of
+from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S
 from rlmesh_ray.server.model_server import ModelServer
-from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.options import require_count
-from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
+from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S
 
 _NAME_TIMEOUT_S = 10.0
 

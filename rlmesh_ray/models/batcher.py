@@ -10,25 +10,30 @@ Rule 3: a batch holds at most one item of a route, the one that has waited longe
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from rlmesh_ray.errors import ConfigurationError
-
-T = TypeVar("T")
 
 DEFAULT_MAX_ROWS = 1024
 
 
-@dataclass(slots=True, eq=False)
-class QueuedPrediction(Generic[T]):
+class QueuedItem(Protocol):
     """One prediction that waits. Items are compared by identity."""
 
-    group: Hashable
-    """Items of one group can run in one batch."""
-    route_key: str
-    num_rows: int
-    """At least 1. More than ``max_rows`` is a batch of its own: items are not split."""
-    payload: T
+    @property
+    def group(self) -> Hashable:
+        """Items of one group can run in one batch."""
+
+    @property
+    def route_key(self) -> str:
+        """Names the item's route."""
+
+    @property
+    def num_rows(self) -> int:
+        """At least 1. More than ``max_rows`` is a batch of its own: items are not split."""
+
+
+ItemT = TypeVar("ItemT", bound=QueuedItem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class BatcherStatistics:
     """Total time of finished batches."""
 
 
-class Batcher(Generic[T]):
+class Batcher(Generic[ItemT]):
     """Queues items while the device is busy, and forms the next batch when it is free.
 
     Args:
@@ -66,7 +71,7 @@ class Batcher(Generic[T]):
         if max_rows < 1:
             raise ConfigurationError(f"max_rows is {max_rows}; a batch needs at least one row")
         self._max_rows = max_rows
-        self._waiting: dict[QueuedPrediction[T], float] = {}
+        self._waiting: dict[ItemT, float] = {}
         self._busy_since_s: float | None = None
         self._batches = self._items = self._rows = self._cancelled = 0
         self._waited_s = self._longest_wait_s = self._busy_s = 0.0
@@ -76,7 +81,7 @@ class Batcher(Generic[T]):
         """How many items wait."""
         return len(self._waiting)
 
-    def offer(self, item: QueuedPrediction[T], now_s: float) -> None:
+    def offer(self, item: ItemT, now_s: float) -> None:
         """Add an item at the end of the queue.
 
         Raises:
@@ -88,14 +93,14 @@ class Batcher(Generic[T]):
             raise ValueError("the item waits already")
         self._waiting[item] = now_s
 
-    def cancel(self, item: QueuedPrediction[T]) -> bool:
+    def cancel(self, item: ItemT) -> bool:
         """Remove an item from the queue; False: it does not wait (it runs, or is done)."""
         if self._waiting.pop(item, None) is None:
             return False
         self._cancelled += 1
         return True
 
-    def next_batch(self, now_s: float) -> tuple[QueuedPrediction[T], ...]:
+    def next_batch(self, now_s: float) -> tuple[ItemT, ...]:
         """Return the batch to run now; empty while one is running, or when no item waits.
 
         The device counts as busy until ``done``.
@@ -151,19 +156,19 @@ class Batcher(Generic[T]):
             busy_s=self._busy_s,
         )
 
-    def _gather(self) -> list[QueuedPrediction[T]]:
+    def _gather(self) -> list[ItemT]:
         queue = iter(self._waiting)
         first = next(queue)
-        batch, num_rows, routes = [first], first.num_rows, {first.route_key}
+        batch, group, num_rows, routes = [first], first.group, first.num_rows, {first.route_key}
         for item in queue:
             if item.route_key in routes:
                 continue
             # Also where this item is not taken: later ones of its route must not overtake it.
             routes.add(item.route_key)
-            if item.group != first.group:
+            if item.group != group:
                 continue
-            if num_rows + item.num_rows > self._max_rows:
+            num_rows += item.num_rows
+            if num_rows > self._max_rows:
                 break
             batch.append(item)
-            num_rows += item.num_rows
         return batch

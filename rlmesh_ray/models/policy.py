@@ -104,7 +104,7 @@ class PolicyTraits:
     If not, the first route for an environment of a new kind waits for the running batch."""
 
 
-def traits_of(policy: Policy) -> PolicyTraits:
+def traits_of(policy: object) -> PolicyTraits:
     """Return the policy's traits; the defaults for a policy without traits."""
     traits = getattr(policy, "traits", None)
     return traits if isinstance(traits, PolicyTraits) else PolicyTraits()

@@ -1,92 +1,81 @@
-"""One batch of predictions, from bytes to bytes; runs in the policy's thread.
+"""Runs one batch of predictions, from bytes to bytes, and measures it.
 
-Those who share a batch need not speak alike: each part is read and answered in its own language.
-
-Those who share a batch do not share what is wrong with one of them: a batch that fails is run
-again request by request, as far as the policy allows that.
+The requests of a batch may have different dialects: each is read and answered in its own. They do
+not share their errors: a batch that fails is run again request by request, as far as the policy
+allows that.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from rlmesh_ray.errors import PolicyError, RlmeshError
 from rlmesh_ray.models.policy import Policy, traits_of
-from rlmesh_ray.server.batch_schema import BatchPart
+from rlmesh_ray.server.batch_schema import PredictionRequest
 from rlmesh_ray.server.error_text import text_of
+from rlmesh_ray.server.policy_executor import result_or_error
 
-ResultT = TypeVar("ResultT")
 
+@dataclass(slots=True)  # not frozen: that would take three times as long to make
+class BatchResult:
+    """The answers to a batch, and where its time went."""
 
-@dataclass(slots=True)
-class BatchRunner:
-    """Runs batches, and measures where the time goes."""
-
-    policy: Policy
-    forward_ns: int = 0
-    """Time within ``Policy.predict`` in the latest batch."""
+    answers: Sequence[bytes | RlmeshError] = field(default_factory=list)
+    """Each request's actions as bytes, or the error of that request."""
     decode_ns: int = 0
-    """Time in which its observations were read, and looked at."""
+    """Time in which its observations were read and checked."""
+    forward_ns: int = 0
+    """Time within ``Policy.predict``."""
     encode_ns: int = 0
-    """Time in which its actions were looked at, and written."""
-
-    def run(self, parts: Sequence[BatchPart]) -> Sequence[bytes | RlmeshError]:
-        """Return each part's actions for the wire, or why there are none. Never raises.
-
-        Args:
-            parts: At least one, all of one group.
-        """
-        self.forward_ns = self.decode_ns = self.encode_ns = 0
-        try:
-            return self._run(parts)
-        except BaseException as error:  # noqa: BLE001  # whoever waits gets an answer
-            name = type(error).__name__
-            failure = PolicyError(f"the batch could not be run, {name}: {text_of(error)}")
-            return [failure] * len(parts)
-
-    def _run(self, parts: Sequence[BatchPart]) -> Sequence[bytes | RlmeshError]:
-        schema = parts[0].schema
-        codecs = schema.codecs(parts)
-        counts = [len(part.slots) for part in parts]
-        begun_ns = time.perf_counter_ns()
-        rows = result_or_error(schema.rows, codecs, parts, counts)
-        read_ns = time.perf_counter_ns()
-        self.decode_ns += read_ns - begun_ns
-        if isinstance(rows, RlmeshError):
-            return self._one_by_one(parts, rows)
-        actions = result_or_error(self.policy.predict, schema.contract, rows)
-        chosen_ns = time.perf_counter_ns()
-        self.forward_ns += chosen_ns - read_ns
-        if isinstance(actions, RlmeshError):
-            if traits_of(self.policy).is_repeatable:
-                return self._one_by_one(parts, actions)
-            return [actions] * len(parts)
-        # What the policy returned may be anything, and raise when it is looked at.
-        answers = result_or_error(schema.answers, codecs, actions, counts)
-        self.encode_ns += time.perf_counter_ns() - chosen_ns
-        return [answers] * len(parts) if isinstance(answers, RlmeshError) else answers
-
-    def _one_by_one(
-        self, parts: Sequence[BatchPart], error: RlmeshError
-    ) -> Sequence[bytes | RlmeshError]:
-        if len(parts) == 1:
-            return [error]
-        return [result for part in parts for result in self._run([part])]
+    """Time in which its actions were checked and written."""
 
 
-def result_or_error(function: Callable[..., ResultT], *arguments: object) -> ResultT | RlmeshError:
-    """Call what belongs to the policy; return why it failed: the thread must go on.
+def run_batch(policy: Policy, parts: Sequence[PredictionRequest]) -> BatchResult:
+    """Have the policy choose actions for a batch. Never raises.
 
-    Returns:
-        What the function returned; an RlmeshError as it was raised, or a PolicyError in place of
-        anything else.
+    Args:
+        policy: Not in use by another thread.
+        parts: At least one, all of one group.
     """
+    result = BatchResult()
     try:
-        return function(*arguments)
-    except RlmeshError as error:
-        return error
-    except BaseException as error:  # noqa: BLE001  # whatever it is, it is the policy's
-        failure = PolicyError(f"the policy raised {type(error).__name__}: {text_of(error)}")
-        failure.__cause__ = error  # with its trace
-        return failure
+        result.answers = _answers(policy, parts, result)
+    except BaseException as error:  # noqa: BLE001  # each request gets an answer
+        name = type(error).__name__
+        failure = PolicyError(f"the batch could not be run, {name}: {text_of(error)}")
+        result.answers = [failure] * len(parts)
+    return result
+
+
+def _answers(
+    policy: Policy, parts: Sequence[PredictionRequest], result: BatchResult
+) -> Sequence[bytes | RlmeshError]:
+    """Return the answers; the times are added to ``result``."""
+    schema = parts[0].schema
+    codecs = schema.codecs(parts)
+    counts = [len(part.slots) for part in parts]
+    begun_ns = time.perf_counter_ns()
+    rows = result_or_error(schema.rows, codecs, parts, counts)
+    read_ns = time.perf_counter_ns()
+    result.decode_ns += read_ns - begun_ns
+    if isinstance(rows, RlmeshError):
+        return _one_by_one(policy, parts, result, rows)
+    actions = result_or_error(policy.predict, schema.contract, rows)
+    chosen_ns = time.perf_counter_ns()
+    result.forward_ns += chosen_ns - read_ns
+    if isinstance(actions, RlmeshError):
+        if traits_of(policy).is_repeatable:
+            return _one_by_one(policy, parts, result, actions)
+        return [actions] * len(parts)
+    # The policy's return value may be anything, and raise when it is read.
+    answers = result_or_error(schema.answers, codecs, actions, counts)
+    result.encode_ns += time.perf_counter_ns() - chosen_ns
+    return [answers] * len(parts) if isinstance(answers, RlmeshError) else answers
+
+
+def _one_by_one(
+    policy: Policy, parts: Sequence[PredictionRequest], result: BatchResult, error: RlmeshError
+) -> Sequence[bytes | RlmeshError]:
+    if len(parts) == 1:
+        return [error]
+    return [answer for part in parts for answer in _answers(policy, [part], result)]

@@ -1,41 +1,79 @@
 """From the observations of requests to a batch, and from a policy's actions to their answers.
 
-All that depends on a route's spaces alone is found out once, when the route is configured: for a
-batch of a few rows it would take longer than the policy.
+Everything that depends on a route's spaces alone is computed once, when the route is configured:
+for a batch of a few rows it would take longer than the policy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from rlmesh_ray.errors import CodecError, ConformanceError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import RouteRows, Rows
-from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.server.batch_codecs import BatchCodecs, CodecPair, MixedCodec
+from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.spaces.batch import flatten, unflatten
 from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.conformance import coerce, structure_checker
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
 
 _ROWS = (np.ndarray, list, tuple)
 
+Answer = Callable[[bytes | RlmeshError, BatchRun, int], None]
+"""Takes a request's actions (or its error), its batch, and the ns that it waited.
 
-class BatchSchema:
-    """What batches with rows of a route look like.
+Must not raise: the other requests of the batch wait for their answers."""
+
+
+class BatchCodecs(Protocol):
+    """The module of a protocol version that encodes values."""
+
+    def codec(self, spec: SpaceSpec) -> BatchCodec:
+        """Return the codec for the batches of a space."""
+
+
+class _MixedCodec:
+    """Reads and writes the batches of requests in several dialects, one by one.
 
     Args:
-        contract: The route's.
+        codecs: One per request.
+    """
+
+    def __init__(self, codecs: Sequence[BatchCodec]) -> None:
+        self._codecs = codecs
+
+    def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
+        """Return the columns of several batches; see ``BatchCodec.join``."""
+        return join_each(self._codecs, batches, counts)
+
+    def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
+        """Return the bytes of several batches; see ``BatchCodec.split``."""
+        return split_each(self._codecs, columns, counts)
+
+
+class CodecPair(NamedTuple):
+    """The codecs of one batch."""
+
+    observations: BatchCodec | _MixedCodec
+    actions: BatchCodec | _MixedCodec
+
+
+class BatchSchema:
+    """Converts between bytes and values for batches with rows of one route.
+
+    Args:
+        contract: The environment contract of the route.
     """
 
     def __init__(self, contract: EnvContract) -> None:
         observations, actions = _shared(contract.observation_space), _shared(contract.action_space)
         self.contract = replace(contract, observation_space=observations, action_space=actions)
-        """The route's, whose spaces are the same objects as those of routes with equal ones."""
+        """The route's contract; routes with equal spaces share the space objects."""
         self.group = (observations, actions)
         """Equal for routes whose rows can be in one batch."""
         self._observation_checker = structure_checker(observations)
@@ -43,8 +81,8 @@ class BatchSchema:
         self._action_leaves = leaves(actions)
         self._codecs: dict[BatchCodecs, CodecPair] = {}
 
-    def codecs(self, parts: "Sequence[BatchPart]") -> CodecPair:
-        """Return how to read and write a batch; much cheaper if its parts all speak alike.
+    def codecs(self, parts: "Sequence[PredictionRequest]") -> CodecPair:
+        """Return the codecs of a batch; much cheaper if all parts have the same dialect.
 
         Args:
             parts: At least one, of this group.
@@ -54,28 +92,30 @@ class BatchSchema:
             if part.values is not first:
                 observations, actions = self.group
                 return CodecPair(
-                    MixedCodec([part.values.codec(observations) for part in parts]),
-                    MixedCodec([part.values.codec(actions) for part in parts]),
+                    _MixedCodec([part.values.codec(observations) for part in parts]),
+                    _MixedCodec([part.values.codec(actions) for part in parts]),
                 )
         found = self._codecs.get(first)
         if found is None:
             found = self._codecs[first] = CodecPair(*map(first.codec, self.group))
         return found
 
-    def rows(self, codecs: CodecPair, parts: "Sequence[BatchPart]", counts: Sequence[int]) -> Rows:
-        """Return what to ask the policy.
+    def rows(
+        self, codecs: CodecPair, parts: "Sequence[PredictionRequest]", counts: Sequence[int]
+    ) -> Rows:
+        """Return the parts' observations as the policy takes them.
 
         Args:
-            codecs: Of the parts.
+            codecs: From ``codecs(parts)``.
             parts: At least one, of this group.
-            counts: How many rows each has.
+            counts: Number of rows of each part.
 
         Raises:
-            CodecError: An observation is none.
+            CodecError: An observation cannot be read, or is not in its space.
         """
         columns = codecs.observations.join([part.observation for part in parts], counts)
         try:
-            # What is in no space the policy would make nonsense of, or remember.
+            # The policy might remember a value that is not in the space.
             self._observation_checker.check(columns)
         except ConformanceError as error:
             raise CodecError(
@@ -87,29 +127,30 @@ class BatchSchema:
     def answers(
         self, codecs: CodecPair, actions: object, counts: Sequence[int]
     ) -> Sequence[bytes | RlmeshError]:
-        """Return each part's actions for the wire, or what is wrong with them.
+        """Return each part's actions as bytes, or the error of that part.
 
         Args:
-            codecs: Of the parts.
-            actions: From the policy, for all parts; they may be anything.
-            counts: How many rows each part has.
+            codecs: From ``codecs(parts)``.
+            actions: What the policy returned for all parts; it may be anything.
+            counts: Number of rows of each part.
 
         Raises:
-            PolicyError: They are not as many actions as there are rows, or nothing that could be.
+            PolicyError: The number of actions differs from that of the rows, or their structure
+                is not that of the action space.
         """
         try:
             values = flatten(self.contract.action_space, actions)
         except ConformanceError as error:
-            raise self._misfit(error) from error
+            raise self._policy_error(error) from error
         try:
             columns = self._columns(values, sum(counts))
         except ConformanceError as error:
-            return self._answers_apart(codecs, values, counts, error)
+            return self._answers_by_part(codecs, values, counts, error)
         encoded = codecs.actions.split(columns, counts)
-        if self._nonsense(columns) is None:
+        if self._domain_error(columns) is None:
             return encoded
         return [
-            self._nonsense(part) or data
+            self._domain_error(part) or data
             for part, data in zip(split(columns, counts), encoded, strict=True)
         ]
 
@@ -117,26 +158,26 @@ class BatchSchema:
         pairs = zip(self._action_leaves, values, strict=True)
         return [coerce(leaf, value, num_rows) for leaf, value in pairs]
 
-    def _answers_apart(
+    def _answers_by_part(
         self,
         codecs: CodecPair,
         values: Sequence[Any],
         counts: Sequence[int],
         error: ConformanceError,
     ) -> Sequence[bytes | RlmeshError]:
-        """Return the answers where some actions are of no dtype: only their parts get none."""
+        """Return the answers where some actions have a wrong dtype: only their parts get errors."""
         if any(not isinstance(value, _ROWS) or len(value) != sum(counts) for value in values):
-            raise self._misfit(error) from error
+            raise self._policy_error(error) from error
         parts: list[list[Column] | PolicyError] = []
         for own, count in zip(split(values, counts), counts, strict=True):
             try:
                 parts.append(self._columns(own, count))
-            except ConformanceError as misfit:
-                parts.append(self._misfit(misfit))
+            except ConformanceError as own_error:
+                parts.append(self._policy_error(own_error))
         sound = next((part for part in parts if not isinstance(part, PolicyError)), None)
         if sound is None:
-            raise self._misfit(error) from error
-        # Who writes the answers wants a column over all rows.
+            raise self._policy_error(error) from error
+        # The codec takes columns over all rows.
         first = [column[:1] for column in sound]
         whole = [
             concatenate([first] * count) if isinstance(part, PolicyError) else part
@@ -144,39 +185,55 @@ class BatchSchema:
         ]
         encoded = codecs.actions.split(concatenate(whole), counts)
         return [
-            part if isinstance(part, PolicyError) else self._nonsense(part) or data
+            part if isinstance(part, PolicyError) else self._domain_error(part) or data
             for part, data in zip(parts, encoded, strict=True)
         ]
 
-    def _nonsense(self, columns: list[Column]) -> PolicyError | None:
-        """Return the error of actions that are in no space: NaN, or outside a Discrete's domain."""
+    def _domain_error(self, columns: list[Column]) -> PolicyError | None:
+        """Return the error of actions outside their space: NaN, or not in a Discrete's domain."""
         try:
             self._action_checker.check(columns)
         except ConformanceError as error:
-            return self._misfit(error)
+            return self._policy_error(error)
         return None
 
-    def _misfit(self, error: ConformanceError) -> PolicyError:
+    def _policy_error(self, error: ConformanceError) -> PolicyError:
         return PolicyError(
             f"the policy's actions do not fit {self.contract.id}'s action space: {error}"
         )
 
 
 @dataclass(slots=True, eq=False)
-class BatchPart:
-    """One request's part of a batch."""
+class PredictionRequest:
+    """One request of a route: its part of a batch."""
 
     schema: BatchSchema
-    """The route's."""
+    """The schema of its route."""
     observation: bytes
-    """A batch with one row a slot, from the wire."""
+    """A batch with one row per slot, as received."""
     route_key: str
+    """Names the route over all sessions."""
     slots: Sequence[PredictSlot]
+    """At least one."""
     values: BatchCodecs
-    """Of whoever asks."""
+    """The value encoding of the client's dialect, for observation and actions."""
+    answer: Answer
+    """Called in the serving loop, unless the request is cancelled before."""
+    arrived_ns: int = 0
+    """When it was given to its engine, by ``time.monotonic_ns``."""
+
+    @property
+    def group(self) -> tuple[SpaceSpec, SpaceSpec]:
+        """See ``BatchSchema.group``."""
+        return self.schema.group
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in a batch."""
+        return len(self.slots)
 
 
 @lru_cache(maxsize=256)
 def _shared(spec: SpaceSpec) -> SpaceSpec:
-    """Return an equal space, the same object each time: those compare without being looked at."""
+    """Return an equal space, the same object each time: identical objects compare quickly."""
     return spec

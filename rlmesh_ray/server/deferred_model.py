@@ -1,75 +1,66 @@
-"""A ModelService whose answers come when somebody else says so, each by itself.
+"""A ModelService whose policy chooses actions later, for each request by itself.
 
-``ModelServer`` runs batches: while one is out, nothing else is chosen, and a policy that waited
-would keep everybody waiting, those for whom it waits included. Here every request waits alone.
+``ModelServer`` runs batches: while one runs, no other is chosen, so a policy that waited would
+block all clients, also those that it waits for. Here every request waits alone.
 """
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from rlmesh_ray.auth.server_tls import TlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import PolicyError, RlmeshError
-from rlmesh_ray.models.batcher import QueuedPrediction
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.server.batch_codecs import BatchCodecs
-from rlmesh_ray.server.batch_engine import Answer
-from rlmesh_ray.server.batch_runner import result_or_error
-from rlmesh_ray.server.batch_schema import BatchPart, BatchSchema
+from rlmesh_ray.protocol.messages import BatchRun
+from rlmesh_ray.server.batch_schema import PredictionRequest
+from rlmesh_ray.server.counters import ModelCounters
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.model_host import ModelHost
+from rlmesh_ray.server.model_host import ModelHost, RoutePolicy
 from rlmesh_ray.server.model_options import DEFAULT_MODEL_MESSAGE_BYTES
 from rlmesh_ray.server.model_service import ModelService
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.server.policy_executor import PolicyExecutor, result_or_error
 
 
 class ChosenActions(NamedTuple):
-    """What was chosen for the rows of one request."""
+    """The actions for the rows of one request."""
 
     actions: object
-    """Batched like observations, one row a slot."""
+    """Batched like observations, one row per slot."""
     version: int
-    """Of the weights that have chosen."""
+    """Version of the weights that chose them."""
 
 
-class DeferredPolicy(Protocol):
+class DeferredPolicy(RoutePolicy, Protocol):
     """Chooses actions when it can; never waits itself."""
 
-    def check_contract(self, contract: EnvContract) -> None:
-        """Say whether it can act in an environment; see ``models.policy.Policy``."""
-
     def choose_actions(self, rows: Rows) -> Future[ChosenActions]:
-        """Have actions chosen for the rows of one route; called in the serving loop.
+        """Begin to choose actions for the rows of one route; called in the serving loop.
 
         Args:
-            rows: No lane of them is being asked for already.
+            rows: No lane of them waits for an action already.
 
         Returns:
-            What may be cancelled, when the client has gone.
+            The actions. The server cancels it when the client has gone.
 
         Raises:
             RlmeshError: The rows cannot be answered; nothing has changed.
         """
 
-    def forget(self, route_key: str, env_index: int | None) -> None:
-        """Free what is remembered about one lane of a route, or about the whole route (None)."""
-
 
 class DeferredModelServer:
-    """Serves such a policy over gRPC, to many clients at once.
+    """Serves a deferred policy over gRPC, to many clients at once.
 
     Args:
-        policy: Asked in the serving loop, and told of routes in a thread of its own.
+        policy: Chooses actions in the serving loop; its other methods are called in one thread of
+            their own.
         address: ``HOST:PORT``; port 0: a free one.
         token: What clients must show; required unless ``address`` is loopback.
         tls: Files for TLS; None for plain text.
@@ -90,7 +81,7 @@ class DeferredModelServer:
         no_token: bool = False,
         max_message_bytes: int = DEFAULT_MODEL_MESSAGE_BYTES,
     ) -> None:
-        self._host = _DeferredHost(policy)
+        self._host = ModelHost(policy, DeferredEngine(policy))
         self._max_message_bytes = max_message_bytes
         self._endpoint = Endpoint(
             address,
@@ -103,11 +94,11 @@ class DeferredModelServer:
 
     @property
     def address(self) -> str:
-        """Where clients dial it; only after ``start``."""
+        """The address that clients dial; only after ``start``."""
         return self._endpoint.address
 
     def health(self) -> Health:
-        """Tell whether it would serve a new client now."""
+        """Return whether it would serve a new client now."""
         return self._endpoint.health()
 
     def start(self) -> None:
@@ -120,101 +111,79 @@ class DeferredModelServer:
         self._endpoint.start([service.handlers()], max_receive_bytes=self._max_message_bytes)
 
     def stop(self) -> None:
-        """End all sessions, whatever they wait for. Idempotent; blocks."""
+        """End all sessions, with the requests that wait. Idempotent; blocks."""
         self._endpoint.stop(grace_s=0.0)
 
 
-@dataclass(slots=True, eq=False)
-class _DeferredRequest(BatchPart):
-    """A request that waits for its answer."""
+class DeferredEngine:
+    """Asks the policy for each request by itself; a ``PredictionEngine``.
 
-    answer: Answer
-    arrived_ns: int
-    choice: Future[ChosenActions] | None = None
-
-
-class _DeferredHost(ModelHost):
-    """Asks for each request by itself; routes are a ModelHost's."""
+    Args:
+        policy: Its ``choose_actions`` is called in the serving loop.
+    """
 
     def __init__(self, policy: DeferredPolicy) -> None:
-        super().__init__(_Unbatched(policy), 1)
-        self._deferred_policy = policy
+        self.executor = PolicyExecutor()
+        self.counts = ModelCounters()
+        self.num_routes = 0
+        self.policy_version = 0
+        self._policy = policy
         self._name = uuid.uuid4().hex
-        self.submit = _at_once
-        self.predict = self._ask
-        self.cancel = self._take_back
+        self._choices: dict[PredictionRequest, Future[ChosenActions]] = {}
+        """The choices of requests that wait."""
 
-    def _ask(
-        self,
-        route_key: str,
-        schema: BatchSchema,
-        observation: bytes,
-        slots: Sequence[PredictSlot],
-        values: BatchCodecs,
-        answer: Answer,
-    ) -> QueuedPrediction[Any]:
-        arrived_ns = time.monotonic_ns()
-        request = _DeferredRequest(
-            schema, observation, route_key, slots, values, answer, arrived_ns
-        )
-        choice = result_or_error(self._choice, request)
+    def submit(self, take: Callable[[bytes], None], data: bytes) -> None:
+        """Call ``take(data)`` at once: there are no batches to collect."""
+        take(data)
+
+    def predict(self, request: PredictionRequest) -> bool:
+        """Begin to choose actions; the answer always comes later."""
+        request.arrived_ns = time.monotonic_ns()
+        choice = result_or_error(self._choose, request)
         if isinstance(choice, RlmeshError):
-            # Whoever asks has not noted yet that it has.
+            # Not at once: the stream notes the request after this has returned.
             shared_loop().post(partial(self._answer, request, choice, 0))
         else:
-            request.choice = choice
+            self._choices[request] = choice
             choice.add_done_callback(lambda _: shared_loop().post(partial(self._deliver, request)))
-        return QueuedPrediction(None, route_key, len(slots), request)
+        return True
 
-    def _choice(self, request: _DeferredRequest) -> Future[ChosenActions]:
+    def cancel(self, request: PredictionRequest) -> None:
+        """Cancel the choice for a request; it is not answered."""
+        choice = self._choices.pop(request, None)
+        if choice is not None:
+            choice.cancel()
+
+    def _choose(self, request: PredictionRequest) -> Future[ChosenActions]:
         schema, parts = request.schema, [request]
-        rows = schema.rows(schema.codecs(parts), parts, [len(request.slots)])
-        return self._deferred_policy.choose_actions(rows)
+        rows = schema.rows(schema.codecs(parts), parts, [request.num_rows])
+        return self._policy.choose_actions(rows)
 
-    def _take_back(self, ticket: QueuedPrediction[Any]) -> None:
-        if ticket.payload.choice is not None:
-            ticket.payload.choice.cancel()
-
-    def _deliver(self, request: _DeferredRequest) -> None:
-        assert request.choice is not None
-        if request.choice.cancelled():  # by who has asked
+    def _deliver(self, request: PredictionRequest) -> None:
+        choice = self._choices.pop(request, None)
+        if choice is None or choice.cancelled():  # by ``cancel``
             return
-        error = request.choice.exception()
+        error = choice.exception()
         if error is not None:
-            self._answer(request, _as_ours(error), 0)
+            self._answer(request, _as_rlmesh_error(error), 0)
             return
-        choice = request.choice.result()
-        self._answer(request, result_or_error(_encoded, request, choice.actions), choice.version)
+        actions, version = choice.result()
+        self._answer(request, result_or_error(_encode, request, actions), version)
 
-    def _answer(self, request: _DeferredRequest, result: bytes | RlmeshError, version: int) -> None:
-        run = BatchRun(version, len(request.slots), 0, self._name)
+    def _answer(
+        self, request: PredictionRequest, result: bytes | RlmeshError, version: int
+    ) -> None:
+        run = BatchRun(version, request.num_rows, 0, self._name)
         request.answer(result, run, time.monotonic_ns() - request.arrived_ns)
 
 
-class _Unbatched:
-    """What a ModelHost knows of the policy: all but its choices."""
-
-    def __init__(self, policy: DeferredPolicy) -> None:
-        self.check_contract = policy.check_contract
-        self.forget = policy.forget
-
-    def predict(self, contract: EnvContract, rows: Rows) -> object:
-        """Refuse: each request is asked for by itself."""
-        raise PolicyError(f"{rows.num_rows} rows of {contract.id} came in a batch")
-
-
-def _at_once(take: Any, data: bytes) -> None:
-    """Work on a request: there are no batches that others should be in, too."""
-    take(data)
-
-
-def _encoded(request: _DeferredRequest, actions: object) -> bytes | RlmeshError:
+def _encode(request: PredictionRequest, actions: object) -> bytes | RlmeshError:
     schema = request.schema
-    (answer,) = schema.answers(schema.codecs([request]), actions, [len(request.slots)])
+    (answer,) = schema.answers(schema.codecs([request]), actions, [request.num_rows])
     return answer
 
 
-def _as_ours(error: BaseException) -> RlmeshError:
+def _as_rlmesh_error(error: BaseException) -> RlmeshError:
     if isinstance(error, RlmeshError):
         return error
     return PolicyError(f"the policy raised {type(error).__name__}: {text_of(error)}")

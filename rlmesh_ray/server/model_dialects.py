@@ -9,7 +9,7 @@ from rlmesh_ray.protocol.model_rules import EDITION_2026_06_RULES, ModelRules, S
 from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
 from rlmesh_ray.protocol.route_lanes import ContractLanes, RouteLanes
 from rlmesh_ray.protocol.versions import PROTOCOL_V1
-from rlmesh_ray.server.batch_codecs import BatchCodecs
+from rlmesh_ray.server.batch_schema import BatchCodecs
 from rlmesh_ray.server.handshake_service import GenerationHandshake, HandshakeFrames
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1 import model as edition

@@ -1,21 +1,18 @@
-"""What an endpoint does with its policy, for all routes of all sessions."""
+"""The policy of a model endpoint: its predictions, its routes, its weights."""
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError
+from typing import Protocol
 
-from rlmesh_ray.errors import EndpointClosedError, EndpointTimeoutError
-from rlmesh_ray.models.policy import Policy, traits_of
-from rlmesh_ray.models.torch.threads import limit_torch_threads
-from rlmesh_ray.options import require_count, require_seconds
-from rlmesh_ray.server.batch_engine import BatchEngine
+from rlmesh_ray.errors import ConfigurationError, EndpointClosedError, EndpointTimeoutError
+from rlmesh_ray.models.policy import UpdatablePolicy, traits_of
+from rlmesh_ray.options import require_seconds
+from rlmesh_ray.server.batch_schema import PredictionRequest
+from rlmesh_ray.server.counters import ModelCounters
 from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.model_options import checked_version
+from rlmesh_ray.server.model_options import checked_version, version_after
 from rlmesh_ray.server.policy_executor import PolicyExecutor
-from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S, PolicyHealth
-from rlmesh_ray.server.policy_thread import PolicyThread
-from rlmesh_ray.server.policy_weights import PolicyWeights
-from rlmesh_ray.server.statistics import ModelStatistics
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.space_description import space_lines
 from rlmesh_ray.wire.policy_v1 import PolicyFacts
@@ -24,71 +21,80 @@ _MAX_ACCEPTED = 64
 """Kinds of environments that a host remembers the policy to accept."""
 
 
+class RoutePolicy(Protocol):
+    """The methods of a policy that routes need; see ``models.policy.Policy``."""
+
+    def check_contract(self, contract: EnvContract) -> None:
+        """Return if the policy can act in an environment.
+
+        Raises:
+            ContractMismatchError: It cannot.
+        """
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Free the state of one lane of a route, or of the whole route (None)."""
+
+
+class PredictionEngine(Protocol):
+    """How a host's predictions run: ``BatchEngine``, or ``DeferredEngine``.
+
+    All methods belong to the serving loop.
+    """
+
+    executor: PolicyExecutor
+    """Runs the policy's other calls."""
+    counts: ModelCounters
+    num_routes: int
+    """Open routes over all sessions, counted by the host."""
+    policy_version: int
+    """Version of the policy's present weights, set by the host."""
+
+    def submit(self, take: Callable[[bytes], None], data: bytes) -> None:
+        """Call ``take(data)``, now or soon. It must not raise."""
+
+    def predict(self, request: PredictionRequest) -> bool:
+        """Have actions chosen; return whether the request waits, so that it can be cancelled."""
+
+    def cancel(self, request: PredictionRequest) -> None:
+        """Take a prediction back."""
+
+
 class ModelHost:
-    """The policy of one endpoint: its predictions, its routes, its weights.
+    """The policy of one endpoint, for all routes of all sessions.
 
     Args:
         policy: Called from one thread at a time, but for what its ``PolicyTraits`` allow.
-        max_rows: Most rows in a batch that joins several requests.
-        stuck_after_s: After how many seconds at one batch, or one call, the policy counts as
-            stuck.
-        torch_threads: How many threads torch uses for a batch.
-        name: Names the server in what it tells about each prediction.
-
-    Raises:
-        ConfigurationError: An option is out of its range.
+        engine: Runs the policy's predictions.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        max_rows: int,
-        *,
-        stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
-        torch_threads: int = 1,
-        name: str = "",
-    ) -> None:
-        require_count("max_batch_rows", max_rows)
-        require_count("torch_threads", torch_threads)
+    def __init__(self, policy: RoutePolicy, engine: PredictionEngine) -> None:
         self._policy = policy
-        self._health = PolicyHealth(stuck_after_s)
-        self._weights = PolicyWeights(policy)
-        self._engine = BatchEngine(
-            policy, self._weights, self._health, max_rows, torch_threads, name
-        )
-        self._collector = self._engine.collector
-        self._thread = self._engine.thread
-        self._threads = [self._thread]
-        self._calls = self._checks = PolicyExecutor(self._thread)
+        self._engine = engine
+        self._executor = self._check_executor = engine.executor
         if traits_of(policy).checks_concurrently:
             # One thread for all checks: each may take the memory of a client's largest space.
-            self._threads.append(PolicyThread(_no_batch, "rlmesh-ray-policy-checks"))
-            self._checks = PolicyExecutor(self._threads[-1])
+            self._check_executor = PolicyExecutor(
+                name="rlmesh-ray-policy-checks", torch_threads=self._executor.torch_threads
+            )
         self._accepted: dict[Hashable, None] = {}
         """Environments that the policy need not be asked about again, the newest last."""
-        # What each request goes through is handed out as it is: a method here would cost a call.
-        self.submit = self._collector.submit
-        """See ``BatchCollector.submit``."""
-        self.predict = self._engine.predict
-        """See ``BatchEngine.predict``."""
-        self.cancel = self._engine.cancel
-        """See ``BatchEngine.cancel``."""
-        self.sessions = self._engine.counts.sessions
-        """Where sessions are counted, for whoever opens and ends them."""
-        for calls in {self._calls, self._checks}:
-            calls.submit(limit_torch_threads, torch_threads)
+        # Every request passes these three: a method here would add a call to each.
+        self.submit = engine.submit
+        """See ``PredictionEngine.submit``."""
+        self.predict = engine.predict
+        """See ``PredictionEngine.predict``."""
+        self.cancel = engine.cancel
+        """See ``PredictionEngine.cancel``."""
+        self.sessions = engine.counts.sessions
+        """Counts the sessions, as those who open and end them note it."""
 
     @property
     def policy_version(self) -> int:
-        """Of the weights that act now; 0 for those that the policy came with."""
-        return self._weights.version
-
-    def statistics(self) -> ModelStatistics:
-        """Return what has been counted. From any thread."""
-        return self._engine.statistics()
+        """Version of the policy's present weights; 0 for those that it was made with."""
+        return self._engine.policy_version
 
     def facts(self) -> PolicyFacts:
-        """Tell what the policy is. From any thread."""
+        """Return a description of the policy. From any thread."""
         traits = traits_of(self._policy)
         observations, actions = (
             () if space is None else tuple(space_lines(space))
@@ -98,11 +104,11 @@ class ModelHost:
         return PolicyFacts(kind, traits.algorithm, self.policy_version, observations, actions)
 
     def health(self) -> Health:
-        """Tell whether the policy gets on with its work. From any thread."""
-        return self._health.look(self._thread.busy_for_s)
+        """Return whether the policy makes progress. From any thread."""
+        return self._executor.health()
 
     async def configure(self, contract: EnvContract) -> None:
-        """Ask whether the policy can act there; what acts there counts as a route from now on.
+        """Ask whether the policy can act in an environment; if so, count a route from now on.
 
         It waits for no batch if the policy has accepted such an environment before, or can be
         asked at any time (``PolicyTraits.checks_concurrently``).
@@ -112,36 +118,38 @@ class ModelHost:
         """
         environment = _environment_of(contract)
         if environment not in self._accepted:
-            await asyncio.wrap_future(self._checks.submit(self._policy.check_contract, contract))
+            check = self._check_executor.submit(self._policy.check_contract, contract)
+            await asyncio.wrap_future(check)
             self._note_accepted(environment)
-        self._collector.num_routes += 1
+        self._engine.num_routes += 1
 
     def forget(self, route_key: str) -> "asyncio.Future[None]":
-        """End a route at once; return what is done when the policy has freed what it remembers.
+        """End a route at once; return a future of the policy's call that frees its state.
 
-        The policy does so after the batch that may be running. No other route may have the key.
+        The call runs after the batch that may be running. No other route may have the key.
 
         Returns:
             Raises the policy's RlmeshError; is cancelled when the host is closed before.
         """
-        self._collector.num_routes -= 1
-        return asyncio.wrap_future(self._calls.submit_grouped(self._policy.forget, route_key, None))
+        self._engine.num_routes -= 1
+        call = self._executor.submit_grouped(self._policy.forget, route_key, None)
+        return asyncio.wrap_future(call)
 
     async def forget_lanes(self, route_key: str, lanes: Sequence[int]) -> None:
-        """Free what the policy remembers about some lanes of a route, which goes on.
+        """Free the policy's state of some lanes of a route, which goes on.
 
         Raises:
             RlmeshError: The policy could not; it may remember some of them.
         """
-        await asyncio.wrap_future(self._calls.submit(self._forget_lanes, route_key, lanes))
+        await asyncio.wrap_future(self._executor.submit(self._forget_lanes, route_key, lanes))
 
     def set_weights(self, weights: object, *, version: int | None, timeout_s: float | None) -> int:
-        """Let the policy act with other weights from the next batch on. Blocks; see ModelServer."""
+        """Replace the policy's weights from the next batch on. Blocks; see ModelServer."""
         wanted = None if version is None else checked_version(version)
         if timeout_s is not None:
             require_seconds("timeout_s", timeout_s, allow_zero=True)
-            timeout_s = float(timeout_s)  # NumPy's smaller floats no lock takes
-        replaced = self._calls.submit(self._weights.replace, weights, wanted)
+            timeout_s = float(timeout_s)  # locks refuse NumPy's smaller floats
+        replaced = self._executor.submit(self._replace_weights, weights, wanted)
         try:
             return replaced.result(timeout_s)
         except CancelledError:
@@ -152,23 +160,38 @@ class ModelHost:
             if not replaced.cancel():  # it began just now
                 return replaced.result()
             raise EndpointTimeoutError(
-                f"the policy has not come back for {self._thread.busy_for_s:.0f} s: the weights "
+                f"the policy has not come back for {self._executor.busy_for_s:.0f} s: the weights "
                 "have not been replaced"
             ) from None
 
     def close(self) -> None:
-        """End the threads, after what they do; calls that wait are cancelled. Does not block."""
-        for thread in self._threads:
-            thread.end()
-        self._calls.close()
-        self._checks.close()
+        """End the threads after their present work; waiting calls are cancelled. Does not block."""
+        self._executor.close()
+        self._check_executor.close()
+
+    def _replace_weights(self, weights: object, version: int | None) -> int:
+        """Replace the weights, in the policy's thread; return their version."""
+        policy, present = self._policy, self._engine.policy_version
+        if not isinstance(policy, UpdatablePolicy):
+            raise ConfigurationError(
+                f"the weights of a {type(policy).__name__} cannot be replaced; serve a torch "
+                "module, an RLlib checkpoint, or a policy with get_weights and set_weights"
+            )
+        newer = version_after(present) if version is None else version
+        if newer <= present:
+            raise ConfigurationError(
+                f"version {newer} is not newer than version {present}, which acts already"
+            )
+        policy.set_weights(weights)
+        self._engine.policy_version = newer
+        return newer
 
     def _forget_lanes(self, route_key: str, lanes: Sequence[int]) -> None:
         for lane in lanes:
             self._policy.forget(route_key, lane)
 
     def _note_accepted(self, environment: Hashable) -> None:
-        if self._checks is self._calls:  # otherwise to ask again delays no batch
+        if self._check_executor is self._executor:  # otherwise another check delays no batch
             self._accepted[environment] = None
             while len(self._accepted) > _MAX_ACCEPTED:
                 del self._accepted[next(iter(self._accepted))]
@@ -177,7 +200,3 @@ class ModelHost:
 def _environment_of(contract: EnvContract) -> Hashable:
     """Return what ``Policy.check_contract`` may judge by."""
     return contract.id, contract.observation_space, contract.action_space, contract.num_envs
-
-
-def _no_batch() -> None:
-    """Have nothing to run: batches are for the policy's own thread."""

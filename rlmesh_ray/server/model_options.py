@@ -9,6 +9,8 @@ from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES, max_predict_byte
 
 DEFAULT_MODEL_MESSAGE_BYTES = 2**25
 """Largest message to a policy that does not tell its observation space."""
+DEFAULT_STUCK_AFTER_S = 5.0
+"""After how many seconds at one batch, or one call, a policy counts as stuck."""
 _LEAST_MESSAGE_BYTES = 2**16
 """What a handshake and a contract need."""
 

@@ -11,15 +11,19 @@ from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.polling import should_spin
 from rlmesh_ray.protocol.handshake import edition_sha256
+from rlmesh_ray.server.batch_engine import BatchEngine
 from rlmesh_ray.server.bind_policy import TlsSource, checked_address
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.idle_timeout import checked_idle_timeout
 from rlmesh_ray.server.model_host import ModelHost
-from rlmesh_ray.server.model_options import checked_message_bytes, message_limit
+from rlmesh_ray.server.model_options import (
+    DEFAULT_STUCK_AFTER_S,
+    checked_message_bytes,
+    message_limit,
+)
 from rlmesh_ray.server.model_service import ModelService
-from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
 from rlmesh_ray.server.statistics import ModelStatistics
 
 
@@ -98,13 +102,14 @@ class ModelServer:
         is_awake = should_spin(spin)
         wanted_bytes = checked_message_bytes(max_message_bytes)
         served = as_policy(policy)
-        self._host = ModelHost(
+        self._engine = BatchEngine(
             served,
             max_batch_rows,
             stuck_after_s=stuck_after_s,
             torch_threads=torch_threads,
             name=uuid.uuid4().hex,
         )
+        self._host = ModelHost(served, self._engine)
         self._max_message_bytes = message_limit(served, max_batch_rows, wanted_bytes)
         self._endpoint = Endpoint(
             address,
@@ -131,7 +136,7 @@ class ModelServer:
 
     def statistics(self) -> ModelStatistics:
         """Return what it has done up to now. From any thread."""
-        return self._host.statistics()
+        return self._engine.statistics()
 
     @property
     def policy_version(self) -> int:

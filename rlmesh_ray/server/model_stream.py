@@ -28,7 +28,7 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.protocol.model_rules import EpisodesForgotten, ForgetEpisodes, SessionResponse
 from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
-from rlmesh_ray.server.batch_engine import Ticket
+from rlmesh_ray.server.batch_schema import PredictionRequest
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.error_text import clipped, text_of
 from rlmesh_ray.server.log_context import current, logged_as
@@ -119,7 +119,7 @@ class ModelStream:
         self._values = dialect.values
         self._session = ModelSession(dialect.rules)
         self._routes = ModelRoutes(host, dialect.lanes, keeps_same=dialect.rules.keeps_same_route)
-        self._predicting: dict[str, Ticket] = {}
+        self._predicting: dict[str, PredictionRequest] = {}
         self._working: set[asyncio.Task[None]] = set()
         self._first = first
         self._num_pending = 1
@@ -184,8 +184,8 @@ class ModelStream:
         """Drop what is unfinished and free the routes."""
         self._is_released = True
         self._drain.end_request(self._num_pending)
-        for ticket in self._predicting.values():
-            self._host.cancel(ticket)
+        for prediction in self._predicting.values():
+            self._host.cancel(prediction)
         working = tuple(self._working)
         for task in working:
             task.cancel()
@@ -236,16 +236,16 @@ class ModelStream:
             slots = lanes.assign_lanes(context.slots)
         except (CapacityError, CodecError) as error:
             return self._failed(request, error)
-        ticket = self._host.predict(
-            key,
+        prediction = PredictionRequest(
             schema,
             request.observation,
+            key,
             slots,
             self._values,
             partial(self._finish_predict, request, slots),
         )
-        if ticket is not None:
-            self._predicting[request.request_id] = ticket
+        if self._host.predict(prediction):
+            self._predicting[request.request_id] = prediction
         return None
 
     def _finish_predict(

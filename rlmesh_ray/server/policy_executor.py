@@ -1,82 +1,247 @@
-"""What a policy is asked beside predictions: calls into its thread, each with an outcome."""
+"""The thread in which a policy runs, its calls and batches, and the health that follows from it.
 
+It is not the serving loop's thread, so a policy that hangs does not stop the endpoint. It is a
+daemon, so the interpreter does not wait for it at exit.
+
+Rule 1: calls and batches take turns: many calls do not delay the batches.
+Rule 2: the thread fetches its next work itself. A round through the serving loop between two
+batches would let the policy idle whenever the loop is busy.
+Rule 3: at most one thread runs the policy at a time: this one, or the serving loop between
+``begin_inline`` and ``end_inline``. Contract checks that a policy allows beside its batches
+(``PolicyTraits.checks_concurrently``) run in an executor of their own.
+"""
+
+import logging
+import queue
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.server.batch_runner import result_or_error
-from rlmesh_ray.server.policy_thread import PolicyThread, Work
+from rlmesh_ray.errors import PolicyError, RlmeshError
+from rlmesh_ray.models.torch.threads import limit_torch_threads
+from rlmesh_ray.options import require_count, require_seconds
+from rlmesh_ray.server.error_text import text_of
+from rlmesh_ray.server.health import WATCH_PERIOD_S, Health
+from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S
+
+_LOG = logging.getLogger(__name__)
+
+# Long enough for every Watch to see it.
+_BLOCKED_REPORT_S = 2 * WATCH_PERIOD_S
 
 ResultT = TypeVar("ResultT")
+Work = Callable[[], None]
+"""Should not raise; an error is logged, and the thread goes on."""
+
+
+def result_or_error(function: Callable[..., ResultT], *arguments: object) -> ResultT | RlmeshError:
+    """Call code of the policy's author; return its error instead of raising it.
+
+    Returns:
+        The result; an RlmeshError as it was raised, or a PolicyError in place of anything else.
+    """
+    try:
+        return function(*arguments)
+    except RlmeshError as error:
+        return error
+    except BaseException as error:  # noqa: BLE001  # the policy may raise anything
+        failure = PolicyError(f"the policy raised {type(error).__name__}: {text_of(error)}")
+        failure.__cause__ = error  # with its trace
+        return failure
+
+
+def _no_batch() -> None:
+    """Return no work: the default of an executor that runs calls only."""
 
 
 class PolicyExecutor:
-    """Calls that take turns with the policy's batches. To be used from any thread.
+    """Runs a policy's calls in arrival order, and a batch whenever one waits.
 
     Args:
-        thread: The policy's.
+        next_batch: Returns the next batch to run, None when none waits; called in the thread.
+        name: Of the thread.
+        stuck_after_s: After how many seconds at one batch, or one call, the policy counts as
+            stuck.
+        torch_threads: How many threads torch uses for a batch or a call.
+
+    Raises:
+        ConfigurationError: An option is out of its range.
     """
 
-    def __init__(self, thread: PolicyThread) -> None:
-        self._thread = thread
-        self._open: set[Future[Any]] = set()
-        self._joint: deque[Work] = deque()
+    def __init__(
+        self,
+        next_batch: Callable[[], Work | None] = _no_batch,
+        *,
+        name: str = "rlmesh-ray-policy",
+        stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
+        torch_threads: int = 1,
+    ) -> None:
+        require_seconds("stuck_after_s", stuck_after_s, allow_infinite=True)
+        require_count("torch_threads", torch_threads)
+        self.torch_threads = torch_threads
+        self._next_batch = next_batch
+        self._stuck_after_s = stuck_after_s
+        self._calls: deque[Work] = deque()
+        self._grouped: deque[Work] = deque()
+        """Calls that one entry of ``_calls`` runs together."""
+        self._futures: set[Future[Any]] = set()
+        # A condition variable would cost three times as much per wake-up.
+        self._wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        """Held by the thread that runs the policy."""
+        self._is_asleep = False
         self._is_closed = False
+        self._busy_since_s: float | None = None
+        self._blocked_for_s = 0.0
+        self._blocked_report_until_s = 0.0
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the policy runs now, in this thread or inline. From any thread."""
+        return self._busy_since_s is not None
+
+    @property
+    def busy_for_s(self) -> float:
+        """Seconds since the policy's present work began; 0.0 when it has none. From any thread."""
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    def health(self) -> Health:
+        """Return whether the policy makes progress. From any thread."""
+        busy_for_s = self.busy_for_s
+        if busy_for_s > self._stuck_after_s:
+            return Health(False, f"the policy has not come back for {busy_for_s:.0f} s")
+        if time.monotonic() < self._blocked_report_until_s:
+            return Health(
+                False, f"the policy has just held all sessions for {self._blocked_for_s:.0f} s"
+            )
+        return Health(is_serving=True)
 
     def submit(self, function: Callable[..., ResultT], *arguments: object) -> Future[ResultT]:
-        """Run ``function`` in the policy's thread; it may be cancelled until it begins.
+        """Run ``function`` in the policy's thread; the future can be cancelled until it begins.
 
-        What it raises is an RlmeshError: the policy's own, or a PolicyError for anything else.
+        The future raises an RlmeshError: the policy's own, or a PolicyError for anything else.
+        From any thread.
         """
-        return self._made(self._thread.call, function, *arguments)
+        return self._submit(self._call, function, *arguments)
 
     def submit_grouped(
         self, function: Callable[..., ResultT], *arguments: object
     ) -> Future[ResultT]:
-        """Run ``function`` in one turn with all such calls that wait then; from the serving loop.
+        """Run ``function`` in one turn with all grouped calls that wait; from the serving loop.
 
         For quick calls whose callers do not wait before they make the next one: ``submit`` runs one
-        call between two batches, so that the queue would grow without end.
+        call between two batches, so the queue would grow without end.
         """
-        return self._made(self._call_together, function, *arguments)
+        return self._submit(self._call_grouped, function, *arguments)
 
-    def _call_together(self, work: Work) -> None:
-        self._joint.append(work)
-        if len(self._joint) == 1:  # else the turn that is to come takes it along
-            self._thread.call(self._run_together)
+    def wake(self) -> None:
+        """Tell the thread that there is work; costs next to nothing while it is awake."""
+        if self._is_asleep:
+            self._is_asleep = False
+            self._wakeup.put(None)
 
-    def _run_together(self) -> None:
-        while self._joint:
-            self._joint.popleft()()
+    def begin_inline(self) -> bool:
+        """Reserve the policy for the calling thread; False while other work runs or waits.
 
-    def _made(
+        After True, the caller runs the policy and calls ``end_inline``.
+        """
+        if self._calls or not self._lock.acquire(blocking=False):
+            return False
+        self._busy_since_s = time.monotonic()
+        return True
+
+    def end_inline(self) -> None:
+        """End what ``begin_inline`` began.
+
+        Work that took too long was invisible to gRPC's health checks, since the serving loop did
+        not run meanwhile: ``health`` reports it for a moment afterwards.
+        """
+        busy_for_s, self._busy_since_s = self.busy_for_s, None
+        self._lock.release()
+        if busy_for_s > self._stuck_after_s:
+            self._blocked_for_s = busy_for_s
+            self._blocked_report_until_s = time.monotonic() + _BLOCKED_REPORT_S
+
+    def close(self) -> None:
+        """End the thread after its present work; waiting and later calls are cancelled.
+
+        Does not block.
+        """
+        self._is_closed = True
+        self._wakeup.put(None)
+        for future in tuple(self._futures):
+            future.cancel()
+
+    def _submit(
         self,
-        call: Callable[[Work], None],
+        enqueue: Callable[[Work], None],
         function: Callable[..., ResultT],
         *arguments: object,
     ) -> Future[ResultT]:
-        done: Future[ResultT] = Future()
-        self._open.add(done)
-        done.add_done_callback(self._open.discard)
+        future: Future[ResultT] = Future()
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
 
         def work() -> None:
-            if not done.set_running_or_notify_cancel():
+            if not future.set_running_or_notify_cancel():
                 return
             outcome = result_or_error(function, *arguments)
             if isinstance(outcome, RlmeshError):
-                done.set_exception(outcome)
+                future.set_exception(outcome)
             else:
-                done.set_result(outcome)
+                future.set_result(outcome)
 
-        call(work)
+        enqueue(work)
         if self._is_closed:
-            done.cancel()
-        return done
+            future.cancel()
+        return future
 
-    def close(self) -> None:
-        """Cancel the calls that wait, and whatever is to come. Does not block."""
-        self._is_closed = True
-        for done in tuple(self._open):
-            done.cancel()
+    def _call(self, work: Work) -> None:
+        self._calls.append(work)
+        self.wake()
+
+    def _call_grouped(self, work: Work) -> None:
+        self._grouped.append(work)
+        if len(self._grouped) == 1:  # else the call that is already queued runs it, too
+            self._call(self._run_grouped)
+
+    def _run_grouped(self) -> None:
+        while self._grouped:
+            self._grouped.popleft()()
+
+    def _run(self) -> None:
+        result_or_error(limit_torch_threads, self.torch_threads)
+        while not self._is_closed:
+            if self._take_turn():
+                continue
+            self._is_asleep = True
+            # Work that came before the flag was set has sent no wake-up. The other way round, a
+            # wake-up too many costs one more look.
+            if not self._take_turn():
+                self._wakeup.get()
+            self._is_asleep = False
+
+    def _take_turn(self) -> bool:
+        """Run one call and one batch; return whether there was any."""
+        with self._lock:
+            call = self._calls.popleft() if self._calls else None
+            if call is not None:
+                self._do(call)
+            batch = self._next_batch()
+            if batch is not None:
+                self._do(batch)
+        return call is not None or batch is not None
+
+    def _do(self, work: Work) -> None:
+        self._busy_since_s = time.monotonic()
+        try:
+            work()
+        except BaseException:  # noqa: BLE001  # the work of the other sessions is still to be done
+            _LOG.exception("the work of a policy has failed; please report this")
+        finally:
+            self._busy_since_s = None

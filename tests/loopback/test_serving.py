@@ -41,7 +41,7 @@ from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.models.recurrent.policy import RecurrentTorchPolicy
 from rlmesh_ray.protocol.messages import CloseRoute, Predict
 from rlmesh_ray.protocol.model_session import ModelSession
-from rlmesh_ray.server import endpoint, latency_gate, model_routes, policy_health
+from rlmesh_ray.server import batch_engine, endpoint, model_routes, policy_executor
 from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.model_stream import ModelStream
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -333,7 +333,7 @@ def test_a_route_is_forgotten_though_its_client_closes_it_and_vanishes_while_the
             leaving._stream.close()
             assert eventually(lambda: server.statistics().sessions.open == 1)
             assert left in policy.known
-            assert server._host._collector.num_routes == 1
+            assert server._engine.num_routes == 1
             assert not running.done()
         # Before the server stops, and with it the policy, which may remember what it likes then.
         wait_released(server)
@@ -373,7 +373,7 @@ def test_all_routes_of_a_session_end_whatever_the_policy_raises_about_some() -> 
         wait_released(server)
 
         assert policy.known == set()
-        assert server._host._collector.num_routes == 0
+        assert server._engine.num_routes == 0
 
 
 def test_a_route_ends_though_the_policy_does_not_forget_it_and_the_log_says_so(
@@ -384,7 +384,7 @@ def test_a_route_ends_though_the_policy_does_not_forget_it_and_the_log_says_so(
         model.configure_route(CONTRACT)
         policy.refusals = [ValueError("not now")]
         model.close_route()
-        assert server._host._collector.num_routes == 0
+        assert server._engine.num_routes == 0
         assert eventually(lambda: "failed to forget a route" in caplog.text)
 
         model.configure_route(CONTRACT)
@@ -444,7 +444,7 @@ def test_only_an_environment_of_a_new_kind_may_wait_for_a_batch(
     ):
         newcomer.configure_route(CONTRACT)
         other = aside.submit(newcomer.configure_route, another(), route_id="other")
-        assert eventually(lambda: bool(server._host._calls._open))
+        assert eventually(lambda: bool(server._host._executor._futures))
         newcomer.close_route()
         assert not other.done()
         assert not running.done()
@@ -653,8 +653,8 @@ def test_a_module_that_has_proved_quick_runs_in_the_serving_loop_and_acts_the_sa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # However slow the machine is that runs this.
-    monkeypatch.setattr(latency_gate, "_QUICK_S", PATIENCE_S)
-    monkeypatch.setattr(latency_gate, "_NEVER_S", PATIENCE_S)
+    monkeypatch.setattr(batch_engine, "_FAST_S", PATIENCE_S)
+    monkeypatch.setattr(batch_engine, "_SLOW_S", PATIENCE_S)
     policy = Recording(as_policy(weighted(1.0)))
     with ModelServer(policy) as server, RemoteModel(server.address) as model:
         model.configure_route(CONTRACT)
@@ -940,17 +940,17 @@ def held(gate: Gate, **options: Any) -> Iterator[ModelServer]:
 
 @pytest.fixture
 def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency_gate, "_NUM_TO_PROVE", 0)
+    monkeypatch.setattr(batch_engine, "_NUM_TO_PROVE", 0)
     # However slow the machine is that runs this.
-    monkeypatch.setattr(latency_gate, "_QUICK_S", PATIENCE_S)
-    monkeypatch.setattr(latency_gate, "_NEVER_S", PATIENCE_S)
+    monkeypatch.setattr(batch_engine, "_FAST_S", PATIENCE_S)
+    monkeypatch.setattr(batch_engine, "_SLOW_S", PATIENCE_S)
 
 
 @pytest.mark.usefixtures("_quick_at_once")
 def test_health_is_told_while_a_policy_holds_the_serving_loop_and_by_grpc_afterwards(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_health, "_TOLD_FOR_S", PATIENCE_S)
+    monkeypatch.setattr(policy_executor, "_BLOCKED_REPORT_S", PATIENCE_S)
     with held(gate, stuck_after_s=0.05) as server:
         assert eventually(lambda: not server.health().is_serving)
         assert "the policy has not come back" in server.health().reason

@@ -36,8 +36,8 @@ from rlmesh_ray.models.rllib import inference, policy
 from rlmesh_ray.models.rllib.checkpoint import load_checkpoint
 from rlmesh_ray.models.rllib.policy import RllibPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.server.batch_runner import BatchRunner
-from rlmesh_ray.server.batch_schema import BatchPart, BatchSchema
+from rlmesh_ray.server.batch_runner import run_batch
+from rlmesh_ray.server.batch_schema import BatchSchema, PredictionRequest
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values
@@ -462,15 +462,17 @@ def test_clients_of_an_exploring_recurrent_policy_do_not_fail_for_one_s_infinity
 ) -> None:
     run = trained("recurrent")
     policy = RllibPolicy(run.checkpoint, explore=True)
-    runner, good = BatchRunner(policy), run.lanes[0][0].observation
+    good = run.lanes[0][0].observation
     actor: Any = policy._actor
 
-    def part(route: str, observation: Any) -> BatchPart:
+    def part(route: str, observation: Any) -> PredictionRequest:
         slots = [PredictSlot(0, "", 0, reset=False)]
-        return BatchPart(BatchSchema(run.contract), observation.tobytes(), route, slots, values)
+        schema, data = BatchSchema(run.contract), observation.tobytes()
+        return PredictionRequest(schema, data, route, slots, values, lambda *_: None)
 
-    runner.run([part("good", good)])
-    answers = runner.run([part("good", good), part("bad", np.full_like(good, np.inf))])
+    run_batch(policy, [part("good", good)])
+    parts = [part("good", good), part("bad", np.full_like(good, np.inf))]
+    answers = run_batch(policy, parts).answers
 
     assert isinstance(answers[0], bytes)
     assert isinstance(answers[1], PolicyError)

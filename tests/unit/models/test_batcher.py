@@ -1,27 +1,39 @@
+from dataclasses import dataclass
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.batcher import Batcher, BatcherStatistics, QueuedPrediction
+from rlmesh_ray.models.batcher import Batcher, BatcherStatistics
 
 
-def item(name: str, rows: int = 1, *, group: str = "g", route: str = "") -> QueuedPrediction[str]:
-    return QueuedPrediction(group=group, route_key=route or name, num_rows=rows, payload=name)
+@dataclass(eq=False)
+class Item:
+    """A named item of the queue."""
+
+    group: str
+    route_key: str
+    num_rows: int
+    name: str
 
 
-def offered(*items: QueuedPrediction[str], max_rows: int = 8) -> Batcher[str]:
-    batcher = Batcher[str](max_rows=max_rows)
+def item(name: str, rows: int = 1, *, group: str = "g", route: str = "") -> Item:
+    return Item(group, route or name, rows, name)
+
+
+def offered(*items: Item, max_rows: int = 8) -> Batcher[Item]:
+    batcher = Batcher[Item](max_rows=max_rows)
     for now_s, each in enumerate(items):
         batcher.offer(each, float(now_s))
     return batcher
 
 
-def names(batch: tuple[QueuedPrediction[str], ...]) -> str:
-    return "".join(each.payload for each in batch)
+def names(batch: tuple[Item, ...]) -> str:
+    return "".join(each.name for each in batch)
 
 
-def batches(batcher: Batcher[str], now_s: float = 100.0) -> list[str]:
+def batches(batcher: Batcher[Item], now_s: float = 100.0) -> list[str]:
     """Run the queue empty."""
     handed_out = []
     while batch := batcher.next_batch(now_s):
@@ -158,7 +170,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="no batch is running"):
         batcher.done(0.0)
     with pytest.raises(ConfigurationError, match="max_rows is 0"):
-        Batcher[str](max_rows=0)
+        Batcher[Item](max_rows=0)
 
 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=200)
@@ -169,21 +181,21 @@ def test_misuse_is_refused() -> None:
 def test_every_item_runs_once_oldest_first_and_in_the_order_of_its_route(
     arrivals: list[tuple[int, str, str]], max_rows: int
 ) -> None:
-    batcher = Batcher[int](max_rows=max_rows)
+    batcher = Batcher[Item](max_rows=max_rows)
     for number, (num_rows, group, route) in enumerate(arrivals):
-        batcher.offer(QueuedPrediction(group, route, num_rows, number), 0.0)
+        batcher.offer(Item(group, route, num_rows, str(number)), 0.0)
 
-    ran: list[QueuedPrediction[int]] = []
+    ran: list[Item] = []
     while batch := batcher.next_batch(0.0):
-        waiting = set(range(len(arrivals))) - {each.payload for each in ran}
-        assert batch[0].payload == min(waiting)
+        waiting = set(range(len(arrivals))) - {int(each.name) for each in ran}
+        assert int(batch[0].name) == min(waiting)
         assert len({each.group for each in batch}) == 1
         assert len({each.route_key for each in batch}) == len(batch)
         assert len(batch) == 1 or sum(each.num_rows for each in batch) <= max_rows
         ran += batch
         batcher.done(0.0)
 
-    assert sorted(each.payload for each in ran) == list(range(len(arrivals)))
+    assert sorted(int(each.name) for each in ran) == list(range(len(arrivals)))
     for route in "rstu":
-        numbers = [each.payload for each in ran if each.route_key == route]
+        numbers = [int(each.name) for each in ran if each.route_key == route]
         assert numbers == sorted(numbers)

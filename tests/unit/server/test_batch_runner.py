@@ -7,10 +7,10 @@ from gymnasium import spaces
 
 from rlmesh_ray.dialects.released.wire import values as released_values
 from rlmesh_ray.errors import CodecError, PolicyError, RlmeshError
-from rlmesh_ray.models.policy import PolicyTraits, Rows
+from rlmesh_ray.models.policy import Policy, PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.server.batch_runner import BatchRunner
-from rlmesh_ray.server.batch_schema import BatchPart, BatchSchema
+from rlmesh_ray.server.batch_runner import run_batch
+from rlmesh_ray.server.batch_schema import BatchSchema, PredictionRequest
 from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -52,9 +52,24 @@ class Doubling:
         pass
 
 
-def part(*first: float, contract: EnvContract = BOX) -> BatchPart:
+def part(*first: float, contract: EnvContract = BOX) -> PredictionRequest:
     data = np.array([[value, 0.0] for value in first], np.float32).tobytes()
-    return BatchPart(BatchSchema(contract), data, "route", slots(len(first)), values)
+    return request(contract, data, len(first))
+
+
+def request(
+    contract: EnvContract, data: bytes, num_rows: int, encoding: Any = values
+) -> PredictionRequest:
+    schema = BatchSchema(contract)
+    return PredictionRequest(schema, data, "route", slots(num_rows), encoding, unanswered)
+
+
+def unanswered(*_: object) -> None:
+    raise AssertionError("the engine answers, and not the runner")
+
+
+def answers(policy: Policy, parts: Sequence[PredictionRequest]) -> Sequence[bytes | RlmeshError]:
+    return run_batch(policy, parts).answers
 
 
 def slots(count: int) -> list[PredictSlot]:
@@ -71,7 +86,7 @@ def floats(results: Sequence[bytes | RlmeshError]) -> list[Any]:
 def test_each_part_gets_its_own_rows_back() -> None:
     policy = Doubling(is_repeatable=False)
 
-    results = BatchRunner(policy).run([part(1, 2), part(3), part(-4, 0, 2)])
+    results = answers(policy, [part(1, 2), part(3), part(-4, 0, 2)])
 
     assert floats(results) == [[2, 4], [6], [-8, 0, 4]]
     assert len(policy.seen) == 1
@@ -86,16 +101,16 @@ def test_spaces_of_many_parts_are_cut_by_lanes_too() -> None:
             observations: Any = rows.observations
             return ((observations["here"][:, 0] * 8).astype(np.int64), observations["name"])
 
-    def part_of(*observed: tuple[float, str]) -> BatchPart:
+    def part_of(*observed: tuple[float, str]) -> PredictionRequest:
         here = np.array([[value] for value, _ in observed], np.float32)
         names = tuple(name for _, name in observed)
         columns = flatten(spoken.observation_space, {"here": here, "name": names})
         data = encode_batch(spoken.observation_space, columns, len(observed))
-        return BatchPart(BatchSchema(spoken), data, "route", slots(len(observed)), values)
+        return request(spoken, data, len(observed))
 
     parts = [part_of((0.5, "a"), (1.0, "b")), part_of((0.25, "c"))]
 
-    first, second = BatchRunner(Echo(is_repeatable=False)).run(parts)
+    first, second = answers(Echo(is_repeatable=False), parts)
 
     assert isinstance(first, bytes)
     assert isinstance(second, bytes)
@@ -109,16 +124,14 @@ def test_spaces_of_many_parts_are_cut_by_lanes_too() -> None:
 def test_an_observation_that_cannot_be_read_fails_alone_and_is_never_shown(bad: bytes) -> None:
     policy = Doubling(is_repeatable=False)
 
-    results = BatchRunner(policy).run(
-        [part(1), BatchPart(BatchSchema(BOX), bad, "route", slots(1), values), part(2)]
-    )
+    results = answers(policy, [part(1), request(BOX, bad, 1), part(2)])
 
     assert floats(results) == [[2], CodecError, [4]]
     assert policy.seen == [[1], [2]]
 
 
 def test_a_failure_of_a_policy_that_may_be_asked_again_is_its_cause_s_alone() -> None:
-    results = BatchRunner(Doubling(is_repeatable=True)).run([part(1), part(5), part(2)])
+    results = answers(Doubling(is_repeatable=True), [part(1), part(5), part(2)])
 
     assert floats(results) == [[2], PolicyError, [4]]
     assert "5 is too much" in str(results[1])
@@ -127,14 +140,14 @@ def test_a_failure_of_a_policy_that_may_be_asked_again_is_its_cause_s_alone() ->
 def test_a_policy_that_may_not_be_asked_again_is_not() -> None:
     policy = Doubling(is_repeatable=False)
 
-    results = BatchRunner(policy).run([part(1), part(5)])
+    results = answers(policy, [part(1), part(5)])
 
     assert floats(results) == [PolicyError, PolicyError]
     assert len(policy.seen) == 1
 
 
 def test_actions_that_are_in_no_space_fail_whose_they_are() -> None:
-    results = BatchRunner(Doubling(is_repeatable=False)).run([part(1), part(6)])
+    results = answers(Doubling(is_repeatable=False), [part(1), part(6)])
 
     assert floats(results) == [[2], PolicyError]
 
@@ -144,7 +157,7 @@ def test_a_wrong_number_of_actions_is_nobody_s_in_particular() -> None:
         def predict(self, contract: EnvContract, rows: Rows) -> object:
             return np.zeros((1, 1), np.float32)
 
-    results = BatchRunner(Miserly(is_repeatable=True)).run([part(1), part(2)])
+    results = answers(Miserly(is_repeatable=True), [part(1), part(2)])
 
     assert floats(results) == [PolicyError, PolicyError]
 
@@ -158,33 +171,31 @@ def test_actions_that_cannot_even_be_looked_at_end_nothing_but_their_batch() -> 
         def predict(self, contract: EnvContract, rows: Rows) -> object:
             return Trap()
 
-    results = BatchRunner(Spiteful(is_repeatable=True)).run([part(1), part(2)])
+    results = answers(Spiteful(is_repeatable=True), [part(1), part(2)])
 
     assert floats(results) == [PolicyError, PolicyError]
     assert "SystemExit: enough" in str(results[0])
 
 
 def test_the_policy_s_own_time_is_measured_batch_by_batch() -> None:
-    runner = BatchRunner(Doubling(is_repeatable=False))
+    policy = Doubling(is_repeatable=False)
 
-    runner.run([part(1)])
-    first_ns = runner.forward_ns
-    runner.run([BatchPart(BatchSchema(BOX), b"short", "route", slots(1), values)])
+    done = run_batch(policy, [part(1)])
+    failed = run_batch(policy, [request(BOX, b"short", 1)])
 
-    assert first_ns > 0
-    assert runner.forward_ns == 0
+    assert done.forward_ns > 0
+    assert failed.forward_ns == 0
 
 
 def test_what_a_batch_takes_beside_the_policy_is_measured_too_and_where_it_fails() -> None:
-    runner = BatchRunner(Doubling(is_repeatable=False))
+    policy = Doubling(is_repeatable=False)
 
-    runner.run([part(1)])
-    done_ns = runner.decode_ns, runner.encode_ns
-    runner.run([BatchPart(BatchSchema(BOX), b"short", "route", slots(1), values)])
+    done = run_batch(policy, [part(1)])
+    failed = run_batch(policy, [request(BOX, b"short", 1)])
 
-    assert min(done_ns) > 0
-    assert runner.decode_ns > 0
-    assert runner.encode_ns == 0
+    assert min(done.decode_ns, done.encode_ns) > 0
+    assert failed.decode_ns > 0
+    assert failed.encode_ns == 0
 
 
 NESTED = spaces.Dict({"here": spaces.Box(-10.0, 10.0, (2,), np.float64), "name": spaces.Text(9)})
@@ -220,23 +231,21 @@ def test_each_part_of_a_batch_is_read_and_answered_in_its_own_language(
     for language, first in zip(languages, firsts, strict=False):
         columns = flatten(spec.observation_space, observed(space, first))
         data = spoken[language].encode_batch(spec.observation_space, columns, len(first))
-        parts.append(
-            BatchPart(BatchSchema(spec), data, "route", slots(len(first)), spoken[language])
-        )
+        parts.append(request(spec, data, len(first), spoken[language]))
         expected.append(data)
     policy = Mirror(is_repeatable=False)
 
-    assert BatchRunner(policy).run(parts) == expected
+    assert answers(policy, parts) == expected
     assert len(policy.seen) == 1
 
 
 def test_what_cannot_be_read_in_its_language_fails_alone() -> None:
     # The bytes of the one are none of the other.
     other = released_values.encode_batch(BOX.observation_space, [np.ones((1, 2), np.float32)], 1)
-    wrong = BatchPart(BatchSchema(BOX), other, "route", slots(1), values)
-    right = BatchPart(BatchSchema(BOX), other, "route", slots(1), released_values)
+    wrong = request(BOX, other, 1)
+    right = request(BOX, other, 1, released_values)
 
-    first, second, third = BatchRunner(Doubling(is_repeatable=False)).run([part(3), wrong, right])
+    first, second, third = answers(Doubling(is_repeatable=False), [part(3), wrong, right])
 
     assert floats([first, second]) == [[6], CodecError]
     assert isinstance(third, bytes)
@@ -257,9 +266,7 @@ def test_an_error_that_cannot_say_anything_is_an_answer_like_others() -> None:
         def predict(self, contract: EnvContract, rows: Rows) -> object:
             raise Unspeakable
 
-    runner = BatchRunner(Mute(is_repeatable=False))
-
-    (error,) = runner.run([part(1.0)])
+    (error,) = answers(Mute(is_repeatable=False), [part(1.0)])
 
     assert isinstance(error, PolicyError)
     assert "Unspeakable" in str(error)
@@ -275,9 +282,7 @@ def test_whatever_goes_wrong_beside_the_policy_s_methods_everybody_is_answered()
         def traits(self, _: PolicyTraits) -> None:
             pass
 
-    runner = BatchRunner(Fragile(is_repeatable=True))
-
-    results = runner.run([part(5.0), part(1.0)])
+    results = answers(Fragile(is_repeatable=True), [part(5.0), part(1.0)])
 
     assert [type(result) for result in results] == [PolicyError, PolicyError]
 
@@ -312,7 +317,7 @@ def test_a_row_that_no_integer_can_hold_costs_its_own_part_only(
 ) -> None:
     parts = [part(*first, contract=space) for first in ((1, 2), (3, 6), (4,))]
 
-    good, bad, other = BatchRunner(policy(is_repeatable=False)).run(parts)
+    good, bad, other = answers(policy(is_repeatable=False), parts)
 
     assert isinstance(bad, PolicyError)
     assert "nan cannot be held exactly by int64" in str(bad)
@@ -327,7 +332,7 @@ def test_actions_of_no_rows_are_the_policy_s_fault_for_all_parts(actions: object
 
     parts = [part(1, contract=WITH_TEXT), part(2, contract=WITH_TEXT)]
 
-    for result in BatchRunner(Strange(is_repeatable=False)).run(parts):
+    for result in answers(Strange(is_repeatable=False), parts):
         assert isinstance(result, PolicyError)
         assert "do not fit Toy-v0's action space" in str(result)
 

@@ -78,9 +78,7 @@ def test_a_policy_s_batches_are_counted_by_rows_and_by_time() -> None:
     counts.note_batch(16, 3_000_000)
     counts.sessions.note_opened()
 
-    statistics = counts.statistics(
-        Batcher[None](max_rows=1).statistics(), routes=2, policy_version=7
-    )
+    statistics = counts.statistics(Batcher(max_rows=1).statistics(), routes=2, policy_version=7)
 
     assert statistics.queue_s.count == 2
     assert statistics.batch_rows.mean == 16

@@ -1,8 +1,10 @@
 """Which requests of several streams the host runs together, in which round of the loop."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,11 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.server import batch_engine, latency_gate, model_host, policy_health
-from rlmesh_ray.server.batch_schema import BatchSchema
+from rlmesh_ray.server import batch_engine, model_host, policy_executor
+from rlmesh_ray.server.batch_engine import BatchEngine
+from rlmesh_ray.server.batch_schema import BatchSchema, PredictionRequest
 from rlmesh_ray.server.model_host import ModelHost
-from rlmesh_ray.server.policy_thread import Work
+from rlmesh_ray.server.policy_executor import PolicyExecutor
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values
@@ -32,37 +35,27 @@ CONTRACT = EnvContract(
     num_envs=1,
     autoreset_mode=AutoresetMode.DISABLED,
 )
-FORM = BatchSchema(CONTRACT)
+SCHEMA = BatchSchema(CONTRACT)
 SLOTS = [PredictSlot(0, "", 0, False)]
 
 
-class AtOnce:
-    """In place of the policy's thread: has nothing of its own to do, and does everything at once.
+class InlineExecutor(PolicyExecutor):
+    """Runs everything in the caller's thread at once.
 
-    What the real one does depends on when it wakes up.
+    The order in which the real one runs things depends on when its thread wakes up.
     """
 
-    busy_for_s = 0.0
-
-    def __init__(self, next_batch: Callable[[], Work | None]) -> None:
-        self._next_batch = next_batch
-        self.is_busy = False
-
-    def call(self, work: Work) -> None:
-        work()
-
-    def try_run_inline(self, work: Work) -> bool:
-        self.is_busy = True
-        work()
-        self.is_busy = False
-        return True
-
     def wake(self) -> None:
-        batch = self._next_batch()
-        if batch is not None:
-            batch()
+        self._take_turn()
 
-    def end(self) -> None:
+
+class IdleThread:
+    """In place of the policy's thread: never runs."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def start(self) -> None:
         pass
 
 
@@ -98,7 +91,8 @@ class Stage:
 
     def __init__(self, max_rows: int = 64) -> None:
         self.policy = Echo()
-        self.host = ModelHost(self.policy, max_rows)
+        self.engine = BatchEngine(self.policy, max_rows)
+        self.host = ModelHost(self.policy, self.engine)
         self.answers: list[object] = []
 
     async def open(self, *keys: str) -> None:
@@ -109,13 +103,13 @@ class Stage:
         """Have a request arrive now, as from a stream."""
 
         def take(data: bytes) -> None:
-            self.host.predict(key, FORM, data, SLOTS, values, self._answer)
+            self.host.predict(PredictionRequest(SCHEMA, data, key, SLOTS, values, self._answer))
 
         self.host.submit(take, np.array([value], np.float32).tobytes())
 
     def counted(self) -> tuple[int, int, int]:
         """Return how many batches, requests and rows the host has counted."""
-        statistics = self.host.statistics()
+        statistics = self.engine.statistics()
         return statistics.batches, statistics.items, statistics.rows
 
     def _answer(self, result: bytes | RlmeshError, run: BatchRun, queue_ns: int) -> None:
@@ -124,11 +118,13 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency_gate, "_NUM_TO_PROVE", 0)
+    monkeypatch.setattr(batch_engine, "_NUM_TO_PROVE", 0)
     # However slow the machine is that runs this.
-    monkeypatch.setattr(latency_gate, "_QUICK_S", 60.0)
-    monkeypatch.setattr(latency_gate, "_NEVER_S", 60.0)
-    monkeypatch.setattr(batch_engine, "PolicyThread", AtOnce)
+    monkeypatch.setattr(batch_engine, "_FAST_S", 60.0)
+    monkeypatch.setattr(batch_engine, "_SLOW_S", 60.0)
+    monkeypatch.setattr(batch_engine, "PolicyExecutor", InlineExecutor)
+    threads = SimpleNamespace(Lock=threading.Lock, Thread=IdleThread)
+    monkeypatch.setattr(policy_executor, "threading", threads)
 
 
 def play(scenario: Callable[[Stage], Coroutine[Any, Any, None]], max_rows: int = 64) -> Stage:
@@ -204,7 +200,7 @@ def test_what_is_answered_at_once_counts_as_what_has_waited_does() -> None:
         stage.send("b", 3)
         await next_round()
         assert stage.counted() == (2, 3, 3)
-        assert not stage.host.statistics().is_busy
+        assert not stage.engine.statistics().is_busy
 
     play(scenario)
 
@@ -216,14 +212,14 @@ def test_whoever_asks_for_the_statistics_learns_that_a_lone_route_is_being_answe
         busy: list[bool] = []
 
         def predict(contract: EnvContract, rows: Rows) -> object:
-            busy.append(stage.host.statistics().is_busy)
+            busy.append(stage.engine.statistics().is_busy)
             return rows.observations
 
         monkeypatch.setattr(stage.policy, "predict", predict)
         await stage.open("a")
         stage.send("a", 1)
         assert busy == [True]
-        assert not stage.host.statistics().is_busy
+        assert not stage.engine.statistics().is_busy
 
     play(scenario)
 
@@ -231,16 +227,16 @@ def test_whoever_asks_for_the_statistics_learns_that_a_lone_route_is_being_answe
 def test_a_lone_route_waits_while_the_policy_is_at_something_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(AtOnce, "try_run_inline", lambda self, work: False)
-    rings: list[None] = []
-    monkeypatch.setattr(AtOnce, "wake", lambda self: rings.append(None))
+    wakeups: list[None] = []
 
     async def scenario(stage: Stage) -> None:
         await stage.open("a")
+        monkeypatch.setattr(stage.engine.executor, "begin_inline", lambda: False)
+        monkeypatch.setattr(stage.engine.executor, "wake", lambda: wakeups.append(None))
         stage.send("a", 1)
         assert stage.answers == []
-        assert len(rings) == 1
-        assert stage.host.statistics().items_waiting == 1
+        assert len(wakeups) == 1
+        assert stage.engine.statistics().items_waiting == 1
 
     play(scenario)
 
@@ -269,7 +265,7 @@ def test_requests_that_answers_lead_to_are_not_run_one_in_the_other() -> None:
         all_done = asyncio.Event()
 
         def ask(data: bytes) -> None:
-            stage.host.predict("a", FORM, data, SLOTS, values, answer)
+            stage.host.predict(PredictionRequest(SCHEMA, data, "a", SLOTS, values, answer))
 
         def answer(result: bytes | RlmeshError, run: BatchRun, queue_ns: int) -> None:
             nonlocal left
@@ -343,7 +339,7 @@ def test_an_environment_that_the_policy_has_refused_is_asked_about_again() -> No
         stage.policy.refusal = None
         await stage.open("a", "b")
         assert len(stage.policy.checked) == 3
-        assert stage.host.statistics().routes == 2
+        assert stage.engine.statistics().routes == 2
 
     play(scenario)
 
@@ -378,7 +374,7 @@ def test_what_could_not_be_told_while_a_policy_held_the_loop_is_told_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    for module in (batch_engine, policy_health):
+    for module in (batch_engine, policy_executor):
         monkeypatch.setattr(module, "time", clock)
 
     async def scenario(stage: Stage) -> None:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.server.batch_engine import BatchEngine
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_options import (
     LAST_VERSION,
@@ -37,14 +38,18 @@ def test_versions_come_to_an_end() -> None:
     "options",
     [{"torch_threads": 0}, {"torch_threads": "x"}, {"stuck_after_s": math.nan}, {"max_rows": 1.5}],
 )
-def test_a_host_is_not_made_with_what_would_fail_in_use(options: dict[str, Any]) -> None:
+def test_an_engine_refuses_options_that_would_fail_in_use(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
-        ModelHost(object(), **{"max_rows": 1, **options})  # type: ignore[arg-type]
+        BatchEngine(object(), **{"max_rows": 1, **options})  # type: ignore[arg-type]
+
+
+def host_of(policy: Any) -> ModelHost:
+    return ModelHost(policy, BatchEngine(policy, 1))
 
 
 @pytest.mark.parametrize("timeout_s", [-1, math.nan, math.inf, "1", True])
 def test_weights_are_not_replaced_within_what_is_no_time(timeout_s: Any) -> None:
-    host = ModelHost(object(), 1)  # type: ignore[arg-type]
+    host = host_of(object())
 
     with pytest.raises(ConfigurationError, match=r"^timeout_s=.* finite number of seconds, 0"):
         host.set_weights({}, version=None, timeout_s=timeout_s)
@@ -53,7 +58,7 @@ def test_weights_are_not_replaced_within_what_is_no_time(timeout_s: Any) -> None
 
 
 def test_a_time_may_be_a_number_of_numpys() -> None:
-    host = ModelHost(object(), 1)  # type: ignore[arg-type]
+    host = host_of(object())
 
     with pytest.raises(ConfigurationError, match="weights"):  # it waited, and was told so
         host.set_weights({}, version=None, timeout_s=np.float32(20.0))  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.model_rules import SessionResponse
 from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
 from rlmesh_ray.protocol.route_lanes import RouteLanes
-from rlmesh_ray.server.batch_codecs import BatchCodecs
+from rlmesh_ray.server.batch_schema import BatchCodecs
 from rlmesh_ray.server.handshake_service import HandshakeFrames
 from rlmesh_ray.spaces.contract import EnvContract
 
