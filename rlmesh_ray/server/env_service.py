@@ -129,11 +129,11 @@ class EnvService:
             lambda: {"steps": handler.executor.num_steps},
         )
         try:
-            async for data in handler.requests(idle_timeout.watch(frames)):
+            async for data in idle_timeout.watch(frames):
                 self._drain.begin_request()
                 try:
                     answer = await lanes.run_request(
-                        partial(handler.answer, data), partial(handler.timeout_s, data)
+                        handler.accept(data), partial(handler.timeout_s, data)
                     )
                     if handler.is_over:
                         cleanup.close()

@@ -3,15 +3,16 @@
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from rlmesh_ray.protocol.env_rules import SessionState
 from rlmesh_ray.protocol.env_session import EnvSession
 from rlmesh_ray.protocol.episodes import EpisodeStart
-from rlmesh_ray.protocol.messages import EnvFailed, EnvTimings, Request, ResetDone
+from rlmesh_ray.protocol.messages import EnvFailed, Request, ResetDone
 from rlmesh_ray.server.env_dialects import EnvServerDialect, EnvServerFrames
 from rlmesh_ray.server.env_executor import EnvExecutor
-from rlmesh_ray.server.request_timer import RequestTimer, TimedFrames, TimedSessionWorker
+from rlmesh_ray.server.request_timer import RequestTimer
 from rlmesh_ray.server.session_worker import SessionWorker
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -26,6 +27,7 @@ class EnvSessionHandler:
         executor: Of its environment.
         dialect: What the client speaks.
         tag_arrays: Whether the client knows arrays in infos.
+        timer: Times the requests, for a dialect with timings; None: they are not timed.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class EnvSessionHandler:
         dialect: EnvServerDialect,
         *,
         tag_arrays: bool,
+        timer: RequestTimer | None = None,
     ) -> None:
         self.executor = executor
         self.is_over = False
@@ -46,15 +49,22 @@ class EnvSessionHandler:
             (SessionState.CLOSED, SessionState.ABANDONED) if ends_early else (SessionState.CLOSED,)
         )
         self._tag_arrays = tag_arrays
+        self._timer = timer
+        self._with_timings = dialect.with_timings
 
     @property
     def episodes(self) -> tuple[EpisodeStart | None, ...]:
         """The latest of each lane; None: its record has been given out."""
         return self._session.episodes
 
-    def requests(self, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Return the messages of the stream ``frames``, as they are to be taken off it."""
-        return frames
+    def accept(self, data: bytes) -> Callable[[float], Awaitable[bytes]]:
+        """Take the request in ``data``, off the stream now; return the call that answers it.
+
+        The call takes the seconds that the request has waited for its turn.
+        """
+        if self._timer is not None:
+            self._timer.note_arrival()
+        return partial(self.answer, data)
 
     def timeout_s(self, data: bytes) -> float:
         """Return what the request in ``data`` may take; 0: as long as it likes."""
@@ -62,7 +72,9 @@ class EnvSessionHandler:
 
     async def answer(self, data: bytes, waited_s: float = 0.0) -> bytes:
         """Return the answer to the request in ``data``, which has waited so long for its turn."""
-        session = self._session
+        session, timer = self._session, self._timer
+        if timer is not None:
+            timer.begin()
         request = self._frames.parse_request(data)
         response = session.receive(request, time.time_ns())
         if response is None:
@@ -79,7 +91,10 @@ class EnvSessionHandler:
         if isinstance(response, EnvFailed):
             self.executor.note_error(response.code.name)
         self.is_over = session.state in self._last_states
-        return self._frames.pack_response(response, tag_arrays=self._tag_arrays)
+        frame = self._frames.pack_response(response, tag_arrays=self._tag_arrays)
+        if timer is None or self._with_timings is None:
+            return frame
+        return self._with_timings(frame, timer.timings())
 
     async def open_direct(
         self, timeout_ms: int, connection: socket.socket | None
@@ -97,41 +112,6 @@ class EnvSessionHandler:
     def interrupt(self) -> None:
         """Take notice that the stream has ended, in whatever way."""
         self._session.interrupt(time.time_ns())
-
-
-class TimedEnvSessionHandler(EnvSessionHandler):
-    """Tells the client what each of its requests has taken, too.
-
-    Args:
-        session: See ``EnvSessionHandler``.
-        executor: See ``EnvSessionHandler``.
-        dialect: See ``EnvSessionHandler``.
-        tag_arrays: See ``EnvSessionHandler``.
-        watch: What the host's worker tells when it is asked.
-    """
-
-    def __init__(
-        self,
-        session: EnvSession,
-        executor: EnvExecutor,
-        dialect: EnvServerDialect,
-        *,
-        tag_arrays: bool,
-        watch: RequestTimer,
-    ) -> None:
-        super().__init__(session, executor, dialect, tag_arrays=tag_arrays)
-        assert dialect.with_timings is not None, "the dialect has a place for times"
-        self._with_timings: Callable[[bytes, EnvTimings], bytes] = dialect.with_timings
-        self._watch = watch
-
-    def requests(self, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Return the messages of the stream ``frames``, as they are to be taken off it."""
-        return TimedFrames(frames, self._watch)
-
-    async def answer(self, data: bytes, waited_s: float = 0.0) -> bytes:
-        """Return the answer to the request in ``data``, with what it has taken."""
-        self._watch.begin()
-        return self._with_timings(await super().answer(data, waited_s), self._watch.timings())
 
 
 class EnvSessionFactory:
@@ -165,11 +145,8 @@ class EnvSessionFactory:
             is_numbered: See ``EnvExecutor``.
         """
         contract = self._contract
-        watch = RequestTimer()
-        if dialect.with_timings is None:
-            worker = SessionWorker(self._pool, self._step_grace_s, contract.num_envs)
-        else:
-            worker = TimedSessionWorker(self._pool, self._step_grace_s, contract.num_envs, watch)
+        timer = None if dialect.with_timings is None else RequestTimer()
+        worker = SessionWorker(self._pool, self._step_grace_s, contract.num_envs, timer)
         executor = EnvExecutor(worker, contract, dialect, is_numbered=is_numbered)
         session = EnvSession(
             contract.num_envs,
@@ -179,11 +156,7 @@ class EnvSessionFactory:
             autoresets=contract.autoreset_mode is AutoresetMode.NEXT_STEP,
             steps_subsets=self.steps_subsets,
         )
-        if dialect.with_timings is None:
-            return EnvSessionHandler(session, executor, dialect, tag_arrays=tag_arrays)
-        return TimedEnvSessionHandler(
-            session, executor, dialect, tag_arrays=tag_arrays, watch=watch
-        )
+        return EnvSessionHandler(session, executor, dialect, tag_arrays=tag_arrays, timer=timer)
 
 
 def _new_episode_id() -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -118,11 +119,19 @@ class SessionWorker:
         grace_s: How long a request may go on after its deadline, for nobody, before its worker
             is killed.
         num_lanes: Width of the session.
+        timer: Entered while a request waits for the worker; None: requests are not timed.
     """
 
-    def __init__(self, pool: WorkerPool, grace_s: float, num_lanes: int) -> None:
+    def __init__(
+        self,
+        pool: WorkerPool,
+        grace_s: float,
+        num_lanes: int,
+        timer: AbstractContextManager[None] | None = None,
+    ) -> None:
         self._pool = pool
         self._grace_s = grace_s
+        self._timer = timer or nullcontext()
         self.process: WorkerProcess | None = None
         """The latest; None: there has been none yet."""
         # Timers and the broker call from elsewhere.
@@ -201,15 +210,16 @@ class SessionWorker:
         if worker.fileno() < 0:
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
         self.endpoint.command_sent()
-        worker.submit(command, number)
-        is_alone = self._pool.num_sessions == 1  # else others would wait for the loop meanwhile
-        if is_alone:
-            self._spin.spin(worker.advance)
-        if not await wait_for_reply(worker, deadline.at_s):
-            return self._late(worker, deadline.timeout_ms)
-        if is_alone:
-            self._spin.learn()
-        reply = await take_reply(worker)
+        with self._timer:
+            worker.submit(command, number)
+            is_alone = self._pool.num_sessions == 1  # else other sessions would wait for the loop
+            if is_alone:
+                self._spin.spin(worker.advance)
+            if not await wait_for_reply(worker, deadline.at_s):
+                return self._late(worker, deadline.timeout_ms)
+            if is_alone:
+                self._spin.learn()
+            reply = await take_reply(worker)
         self.endpoint.reply_received()
         if isinstance(reply, Failure) and reply.kind in _ENVIRONMENTS_OWN:
             self._report(reply)
@@ -299,13 +309,14 @@ class SessionWorker:
         """
         message = ""
         try:
-            async with asyncio.timeout_at(deadline.at_s):
-                message = "still busy with an earlier request after"
-                await self._finished()
-                if self.process is None or not self.process.is_alive:
-                    message = NOT_STARTED
-                    before_another()
-                    self.process = await self._pool.replace(self.process)
+            with self._timer:
+                async with asyncio.timeout_at(deadline.at_s):
+                    message = "still busy with an earlier request after"
+                    await self._finished()
+                    if self.process is None or not self.process.is_alive:
+                        message = NOT_STARTED
+                        before_another()
+                        self.process = await self._pool.replace(self.process)
         except TimeoutError:
             # It goes on finishing or starting; the next Reset finds it.
             return self.timed_out(message, deadline.timeout_ms)
@@ -316,8 +327,9 @@ class SessionWorker:
     async def make_idle(self, deadline: Deadline) -> Failure | None:
         """Wait for a worker that is still busy; return what stands in the way."""
         try:
-            async with asyncio.timeout_at(deadline.at_s):
-                await self._finished()
+            with self._timer:
+                async with asyncio.timeout_at(deadline.at_s):
+                    await self._finished()
         except TimeoutError:
             return self.timed_out("still busy with an earlier request after", deadline.timeout_ms)
         return None

@@ -122,7 +122,8 @@ def test_a_road_that_is_cut_while_its_worker_is_told_is_not_lent(is_disconnected
 
     session: Any = SimpleNamespace(state=SessionState.READY, episodes=(None,))
     host: Any = SimpleNamespace(open_direct=open_direct, set_episodes=set_episodes)
-    dialect: Any = SimpleNamespace(frames=None, rules=SimpleNamespace(ends_when_abandoned=False))
+    rules = SimpleNamespace(ends_when_abandoned=False)
+    dialect: Any = SimpleNamespace(frames=None, rules=rules, with_timings=None)
     exchange = EnvSessionHandler(session, host, dialect, tag_arrays=True)
 
     assert asyncio.run(exchange.open_direct(1000, ours)) is (None if is_disconnected else direct)
