@@ -1,9 +1,10 @@
-"""Import of grpcio with its poll-based I/O: a thread that waits for a message reads the socket.
+"""Import of grpcio with its poll-based I/O, and the options of gRPC channels and servers.
 
 By default gRPC's core ("event engine") reads in threads of its own, which wake each other and the
-waiting thread; for small messages those wake-ups dominate. With the older I/O only gRPC's backup
-timer reads for a client that waits for nothing, as while a runner learns; its period is set so that
-pings are answered in time, else sessions would end.
+waiting thread; for small messages those wake-ups dominate. With the older I/O a thread that waits
+for a message reads the socket, and only gRPC's backup timer reads for a client that waits for
+nothing, as while a runner learns; its period is set so that pings are answered in time, else
+sessions would end.
 
 gRPC reads its environment variables once, at its import, so this package imports gRPC through this
 module only. Where a program has imported it before, gRPC keeps its default, and is slower.
@@ -20,10 +21,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 
+from rlmesh_ray.options import KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S
+
 _POLLING_ENGINE = {
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
     # Period of the backup timer in ms: several times within the 5 s that a ping may take
-    # (client/channel.py), also on a busy machine. gRPC's default is 5 s.
+    # (``KEEPALIVE_TIMEOUT_S``), also on a busy machine. gRPC's default is 5 s.
     "GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS": "500",
 }
 _QUIET = {"GRPC_VERBOSITY": "ERROR"}
@@ -59,4 +62,51 @@ def _set(variables: Mapping[str, str]) -> Iterator[None]:
 with _set(_POLLING_ENGINE if _is_tested_version() else {}), _set(_QUIET):
     import grpc
 
-__all__ = ["grpc"]
+__all__ = ["channel_options", "grpc", "server_options"]
+
+Option = tuple[str, int | str]
+
+_COMMON_OPTIONS: tuple[Option, ...] = (
+    # The receiver decides whether a message is too large.
+    ("grpc.max_send_message_length", -1),
+    # A frozen or unreachable peer is found by pings; keepalive alone takes a minute, since the
+    # kernel of a frozen process still acknowledges.
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_S * 1000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+_CHANNEL_OPTIONS: tuple[Option, ...] = (
+    # A Step that may have been executed is never sent again.
+    ("grpc.enable_retries", 0),
+    # Each client has its own connection: one that breaks takes no other with it.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_SERVER_OPTIONS: tuple[Option, ...] = (
+    # Without this a second server shares the port silently.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
+    # A busy machine delivers pings in bunches; a session must not end for that.
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+def channel_options(max_receive_bytes: int = -1) -> list[Option]:
+    """Return the options of a client's channel.
+
+    Args:
+        max_receive_bytes: Size of the largest message to accept; -1: without limit.
+    """
+    received = ("grpc.max_receive_message_length", max_receive_bytes)
+    return [*_COMMON_OPTIONS, *_CHANNEL_OPTIONS, received]
+
+
+def server_options(max_receive_bytes: int) -> list[Option]:
+    """Return the options of a server; ``server.limits`` adds those of its connections.
+
+    Args:
+        max_receive_bytes: Size of the largest message to accept.
+    """
+    received = ("grpc.max_receive_message_length", max_receive_bytes)
+    return [*_COMMON_OPTIONS, *_SERVER_OPTIONS, received]

@@ -16,6 +16,9 @@ DEFAULT_RUNNER_STEP_TIMEOUT_S = 30.0
 """Likewise of an EnvRunner: half of RLlib's ``sample_timeout_s``, so that a runner whose endpoint
 hangs returns the steps of its other sessions before RLlib drops its sample."""
 SHARED_MEMORY, TCP = "shared_memory", "tcp"
+KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S = 10, 5
+"""How long a connection may be silent before its peer is probed, and how long the peer may take to
+answer; of gRPC and of direct TCP connections."""
 _LONGEST_S = 1e15
 """In milliseconds it still fits into an int64 field of the protocol."""
 _TRANSPORTS = {

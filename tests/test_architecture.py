@@ -57,7 +57,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "options": ({"errors"}, set()),
     "polling": ({"errors", "options"}, set()),
     "histogram": (set(), set()),
-    "grpc_setup": (set(), {"grpc"}),
+    "grpc_setup": ({"options"}, {"grpc"}),
     "spaces": ({"errors"}, {"gymnasium"}),
     "protocol": ({"errors", "dialects/registry"}, set()),
     "auth": ({"errors", "protocol", "grpc_setup"}, set()),

@@ -22,7 +22,7 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     HandshakeRefusedError,
 )
-from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.grpc_setup import channel_options, grpc
 from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
@@ -32,21 +32,6 @@ from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 __all__ = ["ClientTls", "ConnectOptions", "Metadata", "handshake_errors_at", "translate_grpc_error"]
 
 Metadata = tuple[tuple[str, str], ...]
-
-_OPTIONS: list[tuple[str, int | str]] = [
-    ("grpc.max_send_message_length", -1),
-    # A frozen or unreachable server is found by pings; keepalive alone takes a minute, since
-    # the kernel of a frozen process still acknowledges.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # A Step that may have been executed is never sent again.
-    ("grpc.enable_retries", 0),
-    # Each client has its own connection: one that breaks takes no other with it.
-    ("grpc.use_local_subchannel_pool", 1),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +93,7 @@ class ConnectOptions:
         except AddressError as error:
             raise AddressError(f"{error}{_serving_hint(self.address)}") from None
         target = str(address)
-        options = [*_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
+        options = channel_options(max_receive_bytes)
         if address.path:
             # Some servers break off where a path stands in place of a host's name.
             options.append(("grpc.default_authority", "localhost"))

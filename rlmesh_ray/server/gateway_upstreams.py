@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.grpc_setup import channel_options, grpc
 from rlmesh_ray.protocol.gateway_balancer import ConnectionState, GatewayBalancer, Target
 from rlmesh_ray.server.error_text import clipped, text_of
 from rlmesh_ray.server.event_loop import in_thread
@@ -22,21 +22,6 @@ FindTargets = Callable[[], Sequence[Target]]
 """Returns the endpoints that take new connections; may block, and is called in a thread."""
 Credentials = Callable[[], grpc.ChannelCredentials]
 """Returns how to speak TLS with the endpoints; asked for each connection."""
-
-_OPTIONS = [
-    # How large a message may be is for the two ends to say.
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # As this package's clients do: a frozen endpoint is found by pings.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # A Step that may have been executed is never sent again.
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-]
 
 CONNECT_TIMEOUT_S = 3.0
 """For an endpoint to accept a connection, before another one is tried."""
@@ -92,12 +77,14 @@ class Upstream:
 
 
 def open_upstream(target: Target, credentials: Credentials | None) -> Upstream:
-    """Return a line to ``target``, in plain text without credentials; nothing is dialed yet."""
+    """Return a connection to ``target``, in plain text without credentials; not dialed yet.
+
+    The two ends decide how large a message may be.
+    """
+    options = channel_options()
     if credentials is None:
-        return Upstream(target, grpc.aio.insecure_channel(target.address, options=_OPTIONS))
-    return Upstream(
-        target, grpc.aio.secure_channel(target.address, credentials(), options=_OPTIONS)
-    )
+        return Upstream(target, grpc.aio.insecure_channel(target.address, options=options))
+    return Upstream(target, grpc.aio.secure_channel(target.address, credentials(), options=options))
 
 
 class Upstreams:

@@ -12,30 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlmesh_ray.errors import AddressError
-from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.grpc_setup import grpc, server_options
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.server.bind_policy import ServerTls, is_wildcard
 from rlmesh_ray.server.limits import connection_options
 
 _LOG = logging.getLogger(__name__)
 
-_OPTIONS = [
-    # Without this a second server shares the port silently.
-    ("grpc.so_reuseport", 0),
-    *connection_options(),
-    # What is sent is ours; whether it is too large is for the receiver to say.
-    ("grpc.max_send_message_length", -1),
-    # A frozen or unreachable client is found by pings; keepalive alone takes a minute, since
-    # the kernel of a frozen process still acknowledges.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # A busy machine delivers pings in bunches; a session must not end for that.
-    ("grpc.http2.max_ping_strikes", 0),
-]
 _LOOK_S = 0.2
 _FOR_EVER_S = 1e6
 
@@ -106,10 +89,7 @@ class Listener:
     async def _serve(self, dispatch: ServerConfig) -> int:
         server = grpc.aio.server(
             interceptors=dispatch.interceptors,
-            options=[
-                *_OPTIONS,
-                ("grpc.max_receive_message_length", dispatch.max_receive_bytes),
-            ],
+            options=[*server_options(dispatch.max_receive_bytes), *connection_options()],
             maximum_concurrent_rpcs=dispatch.max_calls,
         )
         server.add_generic_rpc_handlers(tuple(dispatch.services))

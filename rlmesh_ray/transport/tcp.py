@@ -20,7 +20,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from rlmesh_ray.options import TCP
+from rlmesh_ray.options import KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S, TCP
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.transport.frames import DirectSocket, send_all
 
@@ -42,10 +42,10 @@ _OTHER_PORT = (
 )
 # As gRPC's keepalive: detects a peer that is gone without closing the connection.
 _KEEPALIVE_OPTIONS = {
-    "TCP_KEEPIDLE": 10,
-    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPIDLE": KEEPALIVE_TIME_S,
+    "TCP_KEEPINTVL": KEEPALIVE_TIMEOUT_S,
     "TCP_KEEPCNT": 1,
-    "TCP_USER_TIMEOUT": 15_000,
+    "TCP_USER_TIMEOUT": (KEEPALIVE_TIME_S + KEEPALIVE_TIMEOUT_S) * 1000,
 }
 
 IS_SUPPORTED = (
