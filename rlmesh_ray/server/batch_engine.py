@@ -247,7 +247,7 @@ class BatchEngine:
     def _run(
         self, batch: Sequence[PredictionRequest], *, is_queued: bool = True
     ) -> tuple[BatchResult, TimedBatchRun, int]:
-        """Run a batch; return its answers, what is told about it, and when it began, in ns.
+        """Run a batch; return its answers, its description for clients, and when it began, in ns.
 
         Args:
             batch: At least one request.

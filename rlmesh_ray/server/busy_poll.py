@@ -1,8 +1,8 @@
-"""Staying awake for a client that is about to ask again.
+"""Busy polling: the serving loop does not sleep while its only client is about to ask again.
 
 A loop that sleeps is woken by a thread of gRPC's, which is woken by the system, and begins with
-cold caches: together that takes longer than a small policy or a step of an environment. A client
-that nobody shares the endpoint with, and that has been quick to ask, finds the loop awake.
+cold caches: together that takes longer than a small policy or a step of an environment. The only
+client of an endpoint finds the loop awake if it has usually asked again quickly.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ def busy_polled(
     """Return the messages in ``frames``; while the next one is due, the loop does not sleep.
 
     Args:
-        frames: Of one stream.
-        is_alone: Tells whether no other client would wait for the processor meanwhile.
+        frames: The messages of one stream.
+        is_alone: Returns whether no other client would wait for the processor meanwhile.
         spin: False: the loop always sleeps; see ``polling.should_spin``.
     """
     return _BusyPolledFrames(frames, is_alone, spin)
 
 
 class _BusyPolledFrames:
-    """No generator: one that is left in the middle has to be closed, in a task of its own."""
+    """The polled messages. Not a generator: an abandoned one is closed in a task of its own."""
 
     def __init__(
         self, frames: AsyncIterator[bytes], is_alone: Callable[[], bool], spin: bool | None
@@ -65,7 +65,7 @@ class _BusyPolledFrames:
                 self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Let the loop look at its sockets, and come back."""
+        """Let the loop poll its sockets, and run again."""
         if time.perf_counter() < self._until_s:
             os.sched_yield()
             self._loop.call_soon(self._turn)

@@ -1,7 +1,7 @@
-"""The counters behind an endpoint's statistics: additions where things happen, sums when asked.
+"""The counters behind an endpoint's statistics.
 
-Counting belongs to the serving loop, and for a policy to whoever runs its batches; anybody may
-ask. What several threads must see change together is changed and summed up under a lock.
+The serving loop counts, and for a policy the thread that runs its batches; statistics may be read
+from any thread. Counters that must change together are changed and summed up under a lock.
 """
 
 import threading
@@ -23,7 +23,7 @@ from rlmesh_ray.transport.session_progress import SessionProgress
 
 
 class SessionCounters:
-    """What the sessions of an endpoint come to."""
+    """Counts the sessions of an endpoint, and the errors of their requests."""
 
     def __init__(self) -> None:
         self._started_s = time.monotonic()
@@ -50,7 +50,7 @@ class SessionCounters:
         self._open -= 1
 
     def note_refused(self) -> None:
-        """Count one that there was no place for."""
+        """Count one that was refused because the endpoint was full."""
         self._refused += 1
 
     def note_lost(self) -> None:
@@ -71,13 +71,13 @@ class SessionCounters:
 
 
 class LaneCounters:
-    """What the lanes of one session have done, as their worker notes it."""
+    """Counts what the lanes of one session do, from the progress that their worker records."""
 
     def __init__(self) -> None:
         self.resets = 0
         """Resets that succeeded."""
         self.transport = "grpc"
-        """What its steps travel by now."""
+        """The present transport of its steps."""
         self._steps = HistogramCounter(DURATION_BOUNDS_NS)
         self._lane_steps = self._episodes = self._deviations = 0
         self._progress: SessionProgress | None = None
@@ -88,12 +88,12 @@ class LaneCounters:
         return self.read().num_steps
 
     def attach(self, progress: SessionProgress) -> None:
-        """Count what a worker does from now on, until ``detach``."""
+        """Read a worker's progress from now on, until ``detach``."""
         self.detach()
         self._progress = progress
 
     def detach(self) -> None:
-        """Keep what the worker has done; it is dead, or is given another session."""
+        """Keep the counts of the worker, which is dead, or gets another session."""
         reading, self._progress = self.read(), None
         self._steps = HistogramCounter(DURATION_BOUNDS_NS)
         self._steps.merge(reading.steps)
@@ -101,7 +101,7 @@ class LaneCounters:
         self._deviations = reading.deviations
 
     def read(self) -> "LaneTotals":
-        """Return what has been done up to now."""
+        """Return the counts up to now."""
         progress = self._progress
         if progress is None:
             steps = self._steps.read()
@@ -117,7 +117,7 @@ class LaneCounters:
 
 @dataclass(frozen=True, slots=True)
 class LaneTotals:
-    """What the lanes of a session have done."""
+    """The counts of one session's lanes."""
 
     steps: tuple[int, ...]
     """Vector steps by duration, as ``HistogramCounter.read`` returns them."""
@@ -134,7 +134,7 @@ class LaneTotals:
 
 
 class EnvCounters:
-    """What an environment endpoint has done."""
+    """Counts what an environment endpoint does."""
 
     def __init__(self) -> None:
         self.sessions = SessionCounters()
@@ -146,7 +146,7 @@ class EnvCounters:
         self._deviations = 0
 
     def open(self) -> LaneCounters:
-        """Return where to count what a new session does."""
+        """Return the counters of a new session."""
         lanes = LaneCounters()
         with self._lock:
             self._running.add(lanes)
@@ -154,7 +154,7 @@ class EnvCounters:
         return lanes
 
     def close(self, lanes: LaneCounters) -> None:
-        """Take over what a session has counted; to be called once."""
+        """Add a session's counts to the endpoint's; to be called once."""
         with self._lock:
             lanes.detach()
             reading = lanes.read()
@@ -176,7 +176,7 @@ class EnvCounters:
         self._worker_restarts += 1
 
     def statistics(self) -> EnvStatistics:
-        """Return what has been counted. From any thread."""
+        """Return the counters. From any thread."""
         with self._lock:
             readings = [lanes.read() for lanes in self._running]
             resets = self._resets + sum(lanes.resets for lanes in self._running)
@@ -202,7 +202,7 @@ class EnvCounters:
 
 
 class ModelCounters:
-    """What a policy endpoint has done, besides what its batcher counts."""
+    """Counts what a policy endpoint does, besides the counters of its batcher."""
 
     def __init__(self) -> None:
         self.sessions = SessionCounters()
@@ -223,12 +223,12 @@ class ModelCounters:
     def statistics(
         self, batcher: BatcherStatistics, *, routes: int, policy_version: int
     ) -> ModelStatistics:
-        """Return what has been counted. From any thread.
+        """Return the counters. From any thread.
 
         Args:
-            batcher: What the batcher has counted.
-            routes: That are open.
-            policy_version: Of the weights that act.
+            batcher: The counters of the batcher.
+            routes: How many are open.
+            policy_version: The version of the present weights.
         """
         return ModelStatistics(
             **{name: getattr(batcher, name) for name in BatcherStatistics.__slots__},

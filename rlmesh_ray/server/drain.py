@@ -1,4 +1,4 @@
-"""How an endpoint stops without leaving a request unanswered."""
+"""Draining: an endpoint stops without leaving a request unanswered."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 
 class Drain:
-    """Counts what an endpoint owes its clients. To be used in the serving loop only.
+    """Counts the pending requests of an endpoint. To be used in the serving loop only.
 
     Rule: once ``is_draining``, a session takes at most one request more, and ends when it has
     answered all that it took.
@@ -19,7 +19,7 @@ class Drain:
         self._preparations: list[Callable[[], Awaitable[None]]] = []
 
     def add_preparation(self, preparation: Callable[[], Awaitable[None]]) -> None:
-        """Have ``preparation`` done before the drain is over: it waits for what is not counted."""
+        """Await ``preparation`` before the drain ends, for work that is not counted as requests."""
         self._preparations.append(preparation)
 
     @property
@@ -32,13 +32,13 @@ class Drain:
         self._num_pending += 1
 
     def end_request(self, count: int = 1) -> None:
-        """Note that ``count`` requests were answered, or have lost whoever waited for them."""
+        """Note that ``count`` requests were answered, or that their clients are gone."""
         self._num_pending -= count
-        self._look()
+        self._settle_if_done()
 
     @contextlib.contextmanager
     def request_in_progress(self) -> Iterator[None]:
-        """Owe one answer within the context."""
+        """Count one pending request within the context."""
         self.begin_request()
         try:
             yield
@@ -46,12 +46,12 @@ class Drain:
             self.end_request()
 
     async def run(self) -> None:
-        """Have the sessions take nothing new, and wait until every answer has been given."""
+        """Stop taking new requests, and wait until all pending ones are answered."""
         self._is_draining = True
         with self.request_in_progress():
             await asyncio.gather(*(preparation() for preparation in self._preparations))
         await self._settled.wait()
 
-    def _look(self) -> None:
+    def _settle_if_done(self) -> None:
         if self._is_draining and not self._num_pending:
             self._settled.set()

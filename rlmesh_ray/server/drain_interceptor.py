@@ -1,4 +1,4 @@
-"""Who gets in: the sessions of an endpoint, and none any more once it drains."""
+"""The interceptor that counts an endpoint's sessions, and refuses new ones once it drains."""
 
 import asyncio
 import contextlib
@@ -14,24 +14,24 @@ _Join = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[Non
 
 
 class DrainInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Counts the Join and Process streams of all services; turns new ones away once it is closed.
+    """Counts the Join and Process streams of all services; refuses new ones once it is closed.
 
     To be used in the serving loop only. It stands in front of services that take raw bytes.
     """
 
     def __init__(self) -> None:
-        self._num_inside = 0
+        self._num_sessions = 0
         self._is_closed = False
         self._empty = asyncio.Event()
         self._empty.set()
 
     @property
     def is_closed(self) -> bool:
-        """Whether new sessions are turned away."""
+        """Whether new sessions are refused."""
         return self._is_closed
 
     def close(self) -> None:
-        """Turn new sessions away, for good: whoever says Handshake or Join."""
+        """Refuse new Handshake and Join calls, for good."""
         self._is_closed = True
 
     async def wait_empty(self, timeout_s: float | None) -> bool:
@@ -42,14 +42,14 @@ class DrainInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), timeout_s)
-        return not self._num_inside
+        return not self._num_sessions
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """Pass the call on, by way of the door if it opens something."""
+        """Pass the call on; one that opens a session is counted or refused."""
         handler = await continuation(details)
         if handler is None:
             return None
@@ -80,13 +80,13 @@ class DrainInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
     ) -> None:
         if self._is_closed:
             await context.abort(grpc.StatusCode.UNAVAILABLE, _DRAINING)
-        self._num_inside += 1
+        self._num_sessions += 1
         self._empty.clear()
-        # Not a ``finally``: what is suspended when its call breaks off gets there late.
+        # Not a ``finally``: a coroutine that is suspended when its call breaks off reaches it late.
         context.add_done_callback(self._leave)
         await join(requests, context)
 
     def _leave(self, _context: object) -> None:
-        self._num_inside -= 1
-        if not self._num_inside:
+        self._num_sessions -= 1
+        if not self._num_sessions:
             self._empty.set()

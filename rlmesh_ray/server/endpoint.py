@@ -34,7 +34,7 @@ _DRAIN_S = 10.0  # for a stop that a client has asked for
 _FLUSH_S = 0.1
 _NAP_S = 1.0
 """Python looks for signals between two waits: one that came just before did not end the wait."""
-# What the loop may take longer than it was given before it counts as held.
+# How much longer than its timeout the loop may take before it counts as blocked.
 _LATE_S = 2.0
 _SILENT_S = 5.0
 
@@ -72,13 +72,13 @@ class Endpoint:
 
     Args:
         address: Where to listen; port 0 lets the system choose.
-        token: What every call must carry, or the file with such tokens; None for no check.
+        token: The token that every call must carry, or the file with such tokens; None: no check.
         tls: Files for TLS; None for plain text.
-        no_token: Whether it may do without a token where other machines can reach it.
-        on_stop: Ends what the services are made of; called once, after the last call.
-        probe: Tells the health of what the services are made of.
-        endpoint_id: Names it in the log; None: a name is drawn.
-        kind: What it calls itself when it turns a call away, such as ``"gateway"``.
+        no_token: Whether clients on other machines need no token.
+        on_stop: Releases the resources of the services; called once, after the last call.
+        probe: Returns the health of the services' resources.
+        endpoint_id: Names it in the log; None: a random name.
+        kind: What a refusal calls it, such as ``"gateway"``.
 
     Raises:
         AddressError: ``address`` is malformed, or needs a token.
@@ -86,7 +86,7 @@ class Endpoint:
             cannot be used.
     """
 
-    def __init__(  # noqa: PLR0913  # what both servers pass on
+    def __init__(  # noqa: PLR0913  # both servers pass these on
         self,
         address: str,
         *,
@@ -117,11 +117,11 @@ class Endpoint:
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
         self.drain = Drain()
-        """Where the services count what they owe."""
+        """Counts the pending requests of the services."""
 
     @property
     def address(self) -> str:
-        """Where it listens, as clients dial it.
+        """The address that clients dial.
 
         Raises:
             LocalProtocolError: It has not been started.
@@ -131,7 +131,7 @@ class Endpoint:
         return str(self._bound)
 
     def require_new(self) -> None:
-        """Make sure that it has not lived yet.
+        """Make sure that it is new.
 
         Raises:
             LocalProtocolError: It was started or stopped before.
@@ -149,7 +149,7 @@ class Endpoint:
         """Bind and serve, ``grpc.health.v1`` besides ``services``.
 
         Args:
-            services: What the server dispatches to.
+            services: The gRPC services.
             max_receive_bytes: Size of the largest message to accept; a larger one ends its call
                 with RESOURCE_EXHAUSTED, and no other.
             max_calls: How many calls to take at a time; further ones end with RESOURCE_EXHAUSTED.
@@ -173,10 +173,10 @@ class Endpoint:
         return self._stopped.wait(min(left_s, _NAP_S))
 
     def health(self) -> Health:
-        """Tell whether it would serve a new client now, as ``grpc.health.v1`` tells on its port.
+        """Return whether it would serve a new client now, as ``grpc.health.v1`` does on its port.
 
-        Does not wait for the serving loop, so that it answers while a policy holds that. A loop
-        that has not answered for 5 s, since somebody asked this, serves nobody.
+        Does not wait for the serving loop, so it answers while a policy blocks that. A loop that
+        has not reacted for 5 s since an earlier call of this method counts as not serving.
         """
         if self._stopped.is_set():
             return Health(False, "it has stopped")
@@ -193,11 +193,11 @@ class Endpoint:
     def begin_drain(self) -> None:
         """Refuse new sessions from now on, for good; those that are open go on. Idempotent.
 
-        Whoever sees a refusal and asks for the health then is told that it does not serve.
+        From the first refusal on, the health is that it does not serve.
         """
-        # A loop that something holds lets nobody in meanwhile, and does this when it is free.
+        # A blocked loop accepts no session meanwhile, and does this when it is free.
         with contextlib.suppress(TimeoutError):
-            shared_loop().run(self._close_door(), _LATE_S)
+            shared_loop().run(self._refuse_sessions(), _LATE_S)
 
     def finish_sessions(self, timeout_s: float | None = None) -> bool:
         """Begin to drain, and block until the last session has ended; return whether it has.
@@ -215,12 +215,12 @@ class Endpoint:
     def stop(self, grace_s: float = 1.0) -> None:
         """Accept nothing new, answer what is outstanding, end. Idempotent; blocks.
 
-        It takes little longer than ``grace_s``, whatever happens: if something holds the serving
-        loop, it gives up waiting 2 s later. Clients are then cut off when the loop is free again,
-        or the process ends.
+        It takes little longer than ``grace_s`` in any case: if the serving loop is blocked, it
+        stops waiting 2 s later. Clients are then cut off when the loop is free again, or the
+        process ends.
 
         Args:
-            grace_s: After how many seconds whatever is not answered yet is cut off.
+            grace_s: After how many seconds unanswered requests are cut off.
         """
         with self._stopping:
             was_serving, self._is_serving = self._is_serving, False
@@ -238,7 +238,7 @@ class Endpoint:
                     self._stopped.set()
 
     def stop_soon(self) -> None:
-        """Begin to stop, from the serving loop; ``wait`` tells when it is done."""
+        """Begin to stop, from the serving loop; ``wait`` returns when it is done."""
         in_thread(self.stop, _DRAIN_S)
 
     def _current_health(self) -> Health:
@@ -250,7 +250,7 @@ class Endpoint:
             return Health(False, "its port is closed")
         return self._probe()
 
-    async def _close_door(self) -> None:
+    async def _refuse_sessions(self) -> None:
         self._drain_interceptor.close()
         if self._health is not None:
             self._health.refresh()
@@ -280,5 +280,5 @@ class Endpoint:
 
 
 def _within_s(given_s: float) -> float:
-    """Return how long to wait for what the loop was given so much time for."""
+    """Return how long to wait for work that the loop has ``given_s`` for."""
     return min(given_s + _LATE_S, threading.TIMEOUT_MAX)

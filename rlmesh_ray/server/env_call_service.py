@@ -1,4 +1,4 @@
-"""The shell of LaneService: calls into the environments of open sessions.
+"""The gRPC service for calls into the environments of open sessions (LaneService).
 
 Rule 1: calls and requests of a session take turns, so that a call falls between steps.
 Rule 2: a name that the operator has not allowed never reaches an environment.
@@ -26,11 +26,11 @@ from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 
 T = TypeVar("T")
 Outcome = tuple[object, ...] | CallFailed | None
-"""The results, or why there are none; None: the session has ended."""
+"""The results, or the error; None: the session has ended."""
 
 _LONGEST_QUOTE = 80
 _LONGEST_NAME = 200
-# The session keeps account of these.
+# Only the session's own requests may do these.
 _RESERVED = frozenset({"reset", "step", "close"})
 
 
@@ -38,8 +38,7 @@ def checked_names(names: Collection[str]) -> tuple[str, ...]:
     """Return ``names``, each once, if clients may be allowed to call them.
 
     Raises:
-        ConfigurationError: One is private, none that an attribute can have, or belongs to the
-            session.
+        ConfigurationError: A name is private, not an attribute name, or reserved for the session.
     """
     if isinstance(names, str):
         raise ConfigurationError(f"allow_calls={names!r} must be several names: ({names!r},)")
@@ -63,10 +62,10 @@ def _is_name(name: str) -> bool:
 
 
 class SessionScheduler:
-    """A session that can be called into. To be used in the serving loop only.
+    """Runs a session's requests, calls and observations by turns; in the serving loop.
 
     Args:
-        executor: Of its environment.
+        executor: The executor of the session's environment.
     """
 
     def __init__(self, executor: EnvExecutor) -> None:
@@ -94,12 +93,12 @@ class SessionScheduler:
     async def run_request(
         self, answer: Callable[[float], Awaitable[T]], timeout_s: Callable[[], float] = float
     ) -> T:
-        """Work on the next request of the session; no call happens meanwhile.
+        """Answer the next request of the session; no call runs meanwhile.
 
         Args:
-            answer: Does so, given for how many seconds the request has waited: for ever, if its
-                deadline has passed. Then it must ask nothing of the environment.
-            timeout_s: Tells what the request may take; 0: as long as it likes.
+            answer: Answers the request, given the seconds that it has waited: infinity if its
+                deadline has passed. Then it must not use the environment.
+            timeout_s: Returns the timeout of the request; 0: none.
         """
         arrived_s = time.monotonic()
         has_turn = await self._gets_turn(timeout_s() if self._turn.locked() else 0.0)
@@ -136,22 +135,22 @@ class SessionScheduler:
     async def _run(
         self, work: Coroutine[Any, Any, T | None], running: set[asyncio.Task[Any]]
     ) -> T | None:
-        """Do ``work``, until it is done or the session ends; it is one of ``running`` meanwhile."""
+        """Do ``work`` until it is done or the session ends; ``running`` has its task meanwhile."""
         task = asyncio.ensure_future(work)
         running.add(task)
         task.add_done_callback(running.discard)
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            # The caller has hung up. The session's next request must find the worker idle, so what
-            # has begun goes on.
+            # The caller is gone. The session's next request must find the worker idle, so work
+            # that has begun goes on.
             if task is not self._current:
                 task.cancel()
             raise
         return None if task.cancelled() else task.result()
 
     def close(self) -> None:
-        """Do no calls any more; to be called before the host is released. Idempotent."""
+        """Cancel waiting calls and refuse new ones; before the executor is released. Idempotent."""
         self._is_closed = True
         for task in (*self._calls, *self._observations):
             task.cancel()
@@ -190,7 +189,7 @@ class SessionScheduler:
         return self._num_answered >= num_requests
 
     def refuse(self, call: LaneCall) -> None:
-        """Take notice of a call that is not done."""
+        """Skip a call that is not allowed."""
         self._executor.skip(call)
         self._progress.set()
 
@@ -199,9 +198,9 @@ class EnvCallService:
     """Answers LaneService, for the sessions of one EnvService. For the serving loop.
 
     Args:
-        allowed: What ``checked_names`` returned; if empty, the service is not there.
+        allowed: From ``checked_names``; if empty, the service does not exist.
         num_lanes: Width of each session.
-        drain: The endpoint's.
+        drain: Counts the pending calls.
     """
 
     def __init__(self, allowed: tuple[str, ...], num_lanes: int, drain: Drain) -> None:
@@ -212,22 +211,22 @@ class EnvCallService:
 
     @property
     def able(self) -> dict[str, str]:
-        """The capability to show; empty if nothing is allowed."""
+        """The capability to offer; empty if no name is allowed."""
         return {capabilities.LANE_CALLS: ",".join(self._allowed)} if self._allowed else {}
 
     def handlers(self) -> list[grpc.ServiceRpcHandler]:
-        """Return what a gRPC server dispatches to."""
+        """Return the handlers for a gRPC server."""
         if not self._allowed:
             return []
         call = grpc.unary_unary_rpc_method_handler(self.call)
         return [grpc.method_handlers_generic_handler(wire.SERVICE, {"Call": call})]
 
     def open(self, context: grpc.aio.ServicerContext, executor: EnvExecutor) -> SessionScheduler:
-        """Let the session of a Join be called into, until ``close``."""
+        """Accept calls into the session of a Join, until ``close``."""
         session = SessionScheduler(executor)
         session_id = session_id_of(context)
         if session_id:
-            # Whoever comes second with the same id is a replay.
+            # A second stream with the same id is a replay.
             self._open.setdefault(session_id, session)
         return session
 
@@ -239,7 +238,7 @@ class EnvCallService:
             del self._open[session_id]
 
     async def call(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Call into the lanes of the session that the metadata name."""
+        """Answer a call into the lanes of the session that the metadata name."""
         call = parsed(wire.parse_call, data)
         del data
         if isinstance(call, CodecError):
@@ -260,7 +259,7 @@ class EnvCallService:
         return wire.pack_response(outcome)
 
     def _objection(self, call: LaneCall) -> CallFailed | None:
-        """Return what is wrong with the call's own arguments, if anything is."""
+        """Return the error of a call with invalid arguments."""
         if call.name not in self._allowed:
             return CallFailed(
                 EnvErrorCode.INVALID_ACTION,
@@ -285,6 +284,6 @@ def _outcome(outcome: tuple[object, ...] | Failure | CallFailed) -> Outcome:
 
 
 def session_id_of(context: grpc.aio.ServicerContext) -> str:
-    """Return what the client of a call names; empty: nothing."""
+    """Return the session id in the metadata of a call; empty: none."""
     metadata = dict(context.invocation_metadata() or ())
     return str(metadata.get(capabilities.SESSION_METADATA_KEY, ""))

@@ -1,4 +1,4 @@
-"""Does the requests of one session with its environment: bytes to columns, and back."""
+"""Executes the requests of one session in its environment: bytes to columns, and back."""
 
 import socket
 from collections.abc import Sequence
@@ -53,9 +53,9 @@ class EnvExecutor:
     """The environment of one session, from the first Reset on.
 
     Args:
-        worker: The session's.
-        contract: What the endpoint promised.
-        dialect: What the client speaks.
+        worker: Worker of the session.
+        contract: Contract of the endpoint.
+        dialect: Dialect of the client.
         is_numbered: Whether the client numbers its requests (``capabilities.NUMBERED_REQUESTS``).
     """
 
@@ -80,10 +80,10 @@ class EnvExecutor:
     async def run(
         self, request: EnvRequest, autoreset_lanes: Lanes = (), waited_s: float = 0.0
     ) -> EnvOutcome:
-        """Do what a legal ``request`` asks; what goes wrong comes back as a Failure.
+        """Execute a legal ``request``; errors are returned as a Failure.
 
         Args:
-            request: What to do.
+            request: A reset, a step or a render.
             autoreset_lanes: Lanes in which an autoreset begins an episode with it, a step.
             waited_s: How long it has waited for its turn, which counts.
         """
@@ -92,7 +92,7 @@ class EnvExecutor:
         assert isinstance(request, (Reset, Step, Render)), "the session lets nothing else through"
         deadline = Deadline.after(request.timeout_ms, waited_s)
         if deadline.has_passed:
-            text = "not done: others were at its environment for"
+            text = "not done: calls or observers used its environment for"
             outcome: EnvOutcome = self._worker.timed_out(text, request.timeout_ms)
         else:
             outcome = await self._run(request, deadline, number, autoreset_lanes)
@@ -118,16 +118,16 @@ class EnvExecutor:
                 return await self._render(request, deadline, number)
 
     def skip(self, request: Request | LaneCall) -> None:
-        """Take notice of a request that was answered without the worker."""
+        """Skip the number of a request that was answered without the worker."""
         number = self._number_of(request)
         if number:
             self._worker.skip(number)
 
     def has_reached(self, number: int) -> bool:
-        """Tell whether all requests up to this number have been worked on.
+        """Return whether all requests up to a number have been executed or skipped.
 
         Args:
-            number: That of a client which numbers its requests.
+            number: From a client which numbers its requests.
         """
         return self._worker.endpoint.has_reached(number)
 
@@ -149,27 +149,27 @@ class EnvExecutor:
 
     @property
     def num_direct_steps(self) -> int:
-        """Number of the last request that the worker has begun, over whatever road."""
+        """Number of the last request that the worker has begun, over any transport."""
         return self._direct.num_begun
 
     @property
     def is_direct_step_running(self) -> bool:
-        """Whether a step is in progress over the road."""
+        """Whether a step is in progress over the direct connection."""
         return self._direct.is_busy
 
     @property
     def num_steps(self) -> int:
-        """Vector steps up to now, over whatever road."""
+        """Vector steps up to now, over all transports."""
         return self._worker.counts.num_steps
 
     @property
     def counts(self) -> LaneCounters:
-        """What the lanes have done up to now, over whatever road."""
+        """Counters of the lanes, over all transports."""
         return self._worker.counts
 
     @property
     def episode_counts(self) -> EpisodeCounts:
-        """What is counted in the lanes' episodes, after the last request that has succeeded."""
+        """Counters of the lanes' episodes, after the last request that has succeeded."""
         return self._worker.counting.copy()
 
     def note_error(self, code: str) -> None:
@@ -181,8 +181,8 @@ class EnvExecutor:
     ) -> tuple[object, ...] | Failure | CallFailed:
         """Call into the environment; to be called between requests.
 
-        Before the first Reset it gets a worker, as a Reset would. One that is gone is not replaced:
-        a session that has not been told yet would step lanes that nobody has reset.
+        Before the first Reset it gets a worker, as a Reset would. A worker that is gone is not
+        replaced: the client, which does not know yet, would step lanes that were not reset.
         """
         if self._worker.process is None:
             obstacle = await self._make_ready(deadline)
@@ -205,7 +205,7 @@ class EnvExecutor:
         return failed
 
     async def observe(self, lane: int) -> RenderOutcome | Failure:
-        """Draw a lane for an observer; to be called between requests, of which it is none.
+        """Render a lane for an observer; to be called between requests.
 
         It has no deadline: one that passes would cost the client its episodes.
         """
@@ -223,13 +223,13 @@ class EnvExecutor:
     def release(self) -> None:
         """Give the worker back; one that is still busy is killed, not waited for.
 
-        Idempotent. What remains to be done goes on by itself, so that the cancellation of a
-        stream cannot cut it short.
+        Idempotent. The rest goes on by itself, so that the cancellation of a stream cannot
+        interrupt it.
         """
         if self._is_released:
             return
         self._is_released = True
-        is_idle = not self._worker.progress.is_busy  # also on a road that has ended
+        is_idle = not self._worker.progress.is_busy  # also on a direct connection that has ended
         self._direct.disconnect()
         self._worker.release(is_idle=is_idle)
 
@@ -238,7 +238,7 @@ class EnvExecutor:
     ) -> DirectHandle | None:
         """See ``TransportSupervisor.open``; None also where a client does not number requests.
 
-        The numbers of what it asks on its stream would not follow those of its direct steps.
+        The numbers of its requests on the stream would not follow those of its direct steps.
         """
         if self._is_released or not self._is_numbered:
             return None
@@ -255,7 +255,7 @@ class EnvExecutor:
             await self._direct.set_episodes(episodes)
 
     def clear_episodes(self) -> None:
-        """Take notice that nothing runs any more. See ``TransportSupervisor.clear_episodes``."""
+        """Note that no episode runs any more; see ``TransportSupervisor.clear_episodes``."""
         self._is_running = False
         self._direct.clear_episodes()
 
@@ -277,7 +277,7 @@ class EnvExecutor:
             return Failure(FailureKind.TIMEOUT, _LATE_CALL)
         is_another = self._worker.process is not former
         if is_another and self._is_running and 0 < len(lanes) < len(self._all_lanes):
-            # The other lanes have gone with the former one, which the client does not know yet.
+            # The other lanes are gone with the former worker, which the client does not know yet.
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
         command = ResetCommand(
             seeds=request.seeds, options=dict(request.options) or None, lanes=lanes
@@ -343,7 +343,7 @@ class EnvExecutor:
     def _write_action(
         self, worker: WorkerProcess, action: bytes, lanes: Lanes
     ) -> tuple[tuple[str, ...], ...]:
-        """Put the array columns into the block of ``worker``; return the text columns."""
+        """Write the array columns to the buffers of ``worker``; return the text columns."""
         num_rows = len(lanes) or self._contract.num_envs
         columns = self._dialect.values.decode_batch(self._contract.action_space, action, num_rows)
         rows = list(lanes) if lanes else ...

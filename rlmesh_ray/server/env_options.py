@@ -1,4 +1,4 @@
-"""What EnvServer's options may be."""
+"""Validation of EnvServer's options."""
 
 import errno
 import logging
@@ -26,17 +26,17 @@ _LOOPBACK = (
 _EVERY_INTERFACE = ((socket.AF_INET6, ("::",)), (socket.AF_INET, ("0.0.0.0",)))
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 _MOST_PORTS = 20
-"""Of those that the system names: so many are tried until one is free at every address."""
+"""How many ports of the system's choice are tried until one is free at every address."""
 
 _Place = tuple[socket.AddressFamily, tuple[Any, ...]]
-"""Family, and where ``socket.bind`` takes a port after the first item."""
+"""Address family, and the address of ``socket.bind`` without its port, the second item."""
 
 
 def autoresets(autoreset: str) -> bool:
-    """Tell whether several lanes reset by themselves.
+    """Return whether lanes reset by themselves.
 
     Raises:
-        ConfigurationError: ``autoreset`` is no mode that can be chosen.
+        ConfigurationError: ``autoreset`` is not a known mode.
     """
     choices = {"next_step": True, "disabled": False}
     if autoreset not in choices:
@@ -45,10 +45,10 @@ def autoresets(autoreset: str) -> bool:
 
 
 def truncates_on_bad_value(on_bad_value: str) -> bool:
-    """Tell whether an episode ends at a value that would be refused.
+    """Return whether an invalid value truncates its episode.
 
     Raises:
-        ConfigurationError: ``on_bad_value`` is nothing that can be chosen.
+        ConfigurationError: ``on_bad_value`` is not a known choice.
     """
     choices = {"error": False, "truncate": True}
     if on_bad_value not in choices:
@@ -58,7 +58,7 @@ def truncates_on_bad_value(on_bad_value: str) -> bool:
     return choices[on_bad_value]
 
 
-def checked_data_address(  # noqa: PLR0913  # what decides it
+def checked_data_address(  # noqa: PLR0913  # all of these decide it
     address: Address,
     data_address: str | None,
     data_advertise: int | None,
@@ -71,17 +71,17 @@ def checked_data_address(  # noqa: PLR0913  # what decides it
     """Return where to listen for direct TCP connections; None: nowhere.
 
     Args:
-        address: The endpoint's.
-        data_address: As the operator wrote it; None: a free port at the host of ``address``.
-        data_advertise: The port that clients are told; None: the same.
-        transports: What ``transport`` lets steps travel by.
-        has_tls: Whether the endpoint speaks TLS.
-        token: What calls to it must carry.
+        address: Address of the endpoint.
+        data_address: The operator's option; None: a free port at the host of ``address``.
+        data_advertise: The port that clients dial; None: the same.
+        transports: The transports that the option ``transport`` allows.
+        has_tls: Whether the endpoint uses TLS.
+        token: The token that its calls must carry.
         no_token: See ``EnvServer``.
 
     Raises:
         AddressError: ``data_address`` is no ``HOST:PORT``, or needs a token.
-        ConfigurationError: Such connections are not possible, or the port is none.
+        ConfigurationError: Such connections are not possible, or the port is invalid.
     """
     obstacle = _obstacle_to_tcp(address, transports, has_tls=has_tls)
     if obstacle and (data_address is not None or data_advertise is not None):
@@ -119,7 +119,7 @@ def _parsed_data_address(data_address: str, address: Address) -> Address:
 
 
 def _obstacle_to_tcp(address: Address, transports: frozenset[str], *, has_tls: bool) -> str:
-    """Return why steps cannot travel by TCP; empty: they can."""
+    """Return why steps cannot use TCP; empty: they can."""
     if TCP not in transports:
         return "transport takes none"
     if has_tls:
@@ -199,32 +199,32 @@ def _places(address: Address) -> Sequence[_Place]:
     """Return where to listen for ``address``.
 
     Raises:
-        OSError: Its host is no name that is known.
+        OSError: Its host name is not known.
     """
     if is_wildcard(address):
         return _EVERY_INTERFACE
-    if address.host == "localhost":  # without a look-up, as gRPC does
+    if address.host == "localhost":  # as gRPC does, which ignores this machine's hosts file
         return _LOOPBACK
     found = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)
     return [(family, (where[0], *where[2:])) for family, _, _, _, where in found]
 
 
 def _meet(one: Address, other: Address) -> bool:
-    """Tell whether ``one`` and ``other`` have an IP address in common, as far as that is known."""
+    """Return whether ``one`` and ``other`` share an IP address, as far as that is known."""
     if is_wildcard(one) or is_wildcard(other) or one.host == other.host:
         return True
     try:
-        hosts, others = ({where[0] for _, where in _places(each)} for each in (one, other))
+        one_hosts, other_hosts = ({where[0] for _, where in _places(each)} for each in (one, other))
     except OSError:  # listening there will fail, and say why
         return True
-    return bool(hosts & others)
+    return bool(one_hosts & other_hosts)
 
 
 def checked_sessions(wanted: int | None, possible: int | None) -> int:
-    """Return how many sessions to allow, given what was asked for and what the source can do.
+    """Return the maximum number of sessions, from the option and the limit of the source.
 
     Raises:
-        ConfigurationError: There can be none, or not so many.
+        ConfigurationError: The option is below 1, or above what the source can serve.
     """
     if wanted is not None and wanted < 1:
         raise ConfigurationError(f"max_sessions={wanted} must be at least 1")

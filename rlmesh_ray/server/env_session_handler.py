@@ -23,9 +23,9 @@ class EnvSessionHandler:
     """Answers the requests of one session, one at a time, in arrival order.
 
     Args:
-        session: Its ordering and accounts.
-        executor: Of its environment.
-        dialect: What the client speaks.
+        session: Order of its requests, and its episodes.
+        executor: Executor of its environment.
+        dialect: Dialect of the client.
         tag_arrays: Whether the client knows arrays in infos.
         timer: Times the requests, for a dialect with timings; None: they are not timed.
     """
@@ -54,7 +54,7 @@ class EnvSessionHandler:
 
     @property
     def episodes(self) -> tuple[EpisodeStart | None, ...]:
-        """The latest of each lane; None: its record has been given out."""
+        """The latest episode of each lane; None: its record has been taken."""
         return self._session.episodes
 
     def accept(self, data: bytes) -> Callable[[float], Awaitable[bytes]]:
@@ -67,7 +67,7 @@ class EnvSessionHandler:
         return partial(self.answer, data)
 
     def timeout_s(self, data: bytes) -> float:
-        """Return what the request in ``data`` may take; 0: as long as it likes."""
+        """Return the timeout of the request in ``data``; 0: none."""
         return getattr(self._frames.parse_request(data), "timeout_ms", 0) / 1000
 
     async def answer(self, data: bytes, waited_s: float = 0.0) -> bytes:
@@ -99,7 +99,7 @@ class EnvSessionHandler:
     async def open_direct(
         self, timeout_ms: int, connection: socket.socket | None
     ) -> DirectHandle | None:
-        """Lend the client a road, between two requests; see ``TransportSupervisor.open``."""
+        """Open a direct connection, between two requests; see ``TransportSupervisor.open``."""
         if self._session.state is not SessionState.READY:
             return None
         direct = await self.executor.open_direct(
@@ -110,7 +110,7 @@ class EnvSessionHandler:
         return None if direct is None or direct.is_disconnected else direct
 
     def interrupt(self) -> None:
-        """Take notice that the stream has ended, in whatever way."""
+        """Note that the stream has ended, in order or not."""
         self._session.interrupt(time.time_ns())
 
 
@@ -118,8 +118,8 @@ class EnvSessionFactory:
     """Opens the sessions of one endpoint.
 
     Args:
-        pool: Started; where sessions get their workers.
-        contract: What the endpoint promises.
+        pool: Provides the workers of the sessions; started.
+        contract: Contract of the endpoint.
         step_grace_s: See ``EnvServer``.
     """
 
@@ -137,10 +137,10 @@ class EnvSessionFactory:
     def open(
         self, dialect: EnvServerDialect, *, tag_arrays: bool, is_numbered: bool = False
     ) -> EnvSessionHandler:
-        """Return a new session, for which there is a place in the pool.
+        """Return a new session, whose place in the pool is reserved.
 
         Args:
-            dialect: What its client speaks.
+            dialect: Dialect of its client.
             tag_arrays: Whether its client knows arrays in infos.
             is_numbered: See ``EnvExecutor``.
         """

@@ -1,4 +1,4 @@
-"""What an error of somebody else's code says, whatever happens when it is asked."""
+"""Texts of errors that foreign code raised, whose ``__str__`` may raise as well."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,7 +17,7 @@ def text_of(error: BaseException) -> str:
     """
     try:
         return clipped(str(error), _MOST_CHARACTERS)
-    except BaseException:  # noqa: BLE001  # an error about an error is no news
+    except BaseException:  # noqa: BLE001  # the error's own __str__ raised
         return "(its __str__ raised an error, too)"
 
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return the quicker one: uvloop's, where that is installed (``rlmesh-ray[rllib]``).
+    """Return a new event loop: uvloop's, where that is installed (``rlmesh-ray[rllib]``).
 
     What that gains: ``python -m benchmarks serving --vs noop --vs noop-uvloop``.
     """
@@ -38,7 +38,7 @@ class LoopThread:
             target=self._loop.run_forever, name="rlmesh-ray-loop", daemon=True
         )
         self._thread.start()
-        self._asked_s: float | None = None
+        self._probed_s: float | None = None
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run ``work`` in the loop and return its result; never call this from the loop itself.
@@ -49,30 +49,30 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def post(self, function: Callable[[], None]) -> None:
-        """Have ``function`` called in the loop; does not wait for it."""
+        """Call ``function`` in the loop; does not wait for it."""
         self._loop.call_soon_threadsafe(function)
 
     def unresponsive_for_s(self) -> float:
-        """Return for how long the loop has owed an answer to whoever asked this before.
+        """Return for how long the loop has not reacted to an earlier call of this method.
 
-        It does not wait, but asks: so it is 0.0 the first time, and while the loop gets on.
+        It does not wait: so it is 0.0 the first time, and while the loop makes progress.
         """
-        asked_s = self._asked_s
-        if asked_s is not None:
-            return time.monotonic() - asked_s
-        self._asked_s = time.monotonic()
+        probed_s = self._probed_s
+        if probed_s is not None:
+            return time.monotonic() - probed_s
+        self._probed_s = time.monotonic()
         self.post(self._answer)
         return 0.0
 
     def _answer(self) -> None:
-        self._asked_s = None
+        self._probed_s = None
 
 
 _START = threading.Lock()
 
 
 def shared_loop() -> LoopThread:
-    """Return the process's loop; the first call, from whatever thread, starts it."""
+    """Return the process's loop; the first call, from any thread, starts it."""
     # The cache alone would start one for each thread that comes before the first has returned.
     with _START:
         return _the_loop()
@@ -87,7 +87,7 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "a
     """Run ``function`` in a daemon thread of its own; to be called from the loop.
 
     The interpreter waits for an executor's threads when it exits, and what runs here may hang
-    for ever: the constructor and ``close`` of somebody's environment.
+    for ever: the constructor and ``close`` of a user's environment.
     """
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()
@@ -95,8 +95,8 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "a
     def work() -> None:
         try:
             outcome.set_result(function(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001  # handed to whoever awaits it
-            # Others would end the loop, or have no place in a future.
+        except BaseException as error:  # noqa: BLE001  # raised by the future
+            # Other errors would end the loop, or cannot be set on a future.
             is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
             outcome.set_exception(error if is_plain else RuntimeError(repr(error)))
 

@@ -28,19 +28,19 @@ class GatewayServer:
     none of them. The connection's next call goes to another endpoint, unless it names a session:
     that has gone, too. Usable as a context manager.
 
-    Whoever joins a dm_env_rpc world from a connection of its own may arrive at another endpoint:
-    worlds of several agents want a single endpoint behind the gateway.
+    An agent that joins a dm_env_rpc world by a connection of its own may reach another endpoint:
+    worlds of several agents need a single endpoint behind the gateway.
 
     Args:
-        find: Tells the endpoints that take new connections; called in a thread, at most each
+        find: Returns the endpoints that take new connections; called in a thread, at most once a
             second unless one fails.
         address: ``HOST:PORT`` (port 0: a free one).
-        token: What clients must show, or a ``TokenFile`` with such tokens; required unless
-            ``address`` is loopback. Endpoints are shown their own.
+        token: The token that clients must send, or a ``TokenFile`` with such tokens; required
+            unless ``address`` is loopback. The gateway sends each endpoint that endpoint's own.
         tls: Files for TLS with the clients.
         no_token: Whether to listen where other machines can reach it without a token.
-        endpoint_credentials: How to speak TLS with the endpoints; default: plain text.
-        service: Full name of the service that the endpoints have, for who asks for its health.
+        endpoint_credentials: TLS credentials for the endpoints; default: plain text.
+        service: Full name of the endpoints' service, for requests for its health.
         max_receive_bytes: Size of the largest request to forward; endpoints have limits of
             their own.
 
@@ -83,7 +83,7 @@ class GatewayServer:
 
     @property
     def address(self) -> str:
-        """Where clients dial it; only after ``start``."""
+        """The address that clients dial; only after ``start``."""
         return self._endpoint.address
 
     def start(self) -> Self:
@@ -108,7 +108,7 @@ class GatewayServer:
         return self._endpoint.wait(timeout_s)
 
     def health(self) -> Health:
-        """Tell whether at least one endpoint would serve a new client."""
+        """Return whether at least one endpoint would serve a new client."""
         return self._endpoint.health()
 
     def stop(self, grace_s: float = 0.0) -> None:
@@ -123,11 +123,11 @@ class GatewayServer:
         self._watching = asyncio.ensure_future(self._watch.run())
 
     def _close(self) -> None:
-        # A loop that something holds closes them later, or the process's end does.
+        # A blocked loop closes them later, or the end of the process does.
         with contextlib.suppress(TimeoutError):
-            shared_loop().run(self._let_go(), _CLOSE_S)
+            shared_loop().run(self._close_connections(), _CLOSE_S)
 
-    async def _let_go(self) -> None:
+    async def _close_connections(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
         await self._watch.close()

@@ -19,9 +19,9 @@ from rlmesh_ray.wire import health_v1
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
-# What belongs to one of the two connections; gRPC writes its own for the other.
+# Metadata of one of the two connections; gRPC writes its own for the other.
 _HOP_BY_HOP = frozenset({"content-type", "host", "user-agent"})
-# What grpc.aio makes of the status of a call that the endpoint ends while a message is on its way.
+# grpc.aio's status of a call that the endpoint ends while a message is on its way.
 _ENDED_EARLY = "Internal error from Core"
 _REFUSED = (
     "the endpoint behind this gateway does not take the gateway's token: its port may have gone to "
@@ -30,7 +30,7 @@ _REFUSED = (
 
 
 def passed_on(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
-    """Return what of a call's metadata goes on to the other side."""
+    """Return the metadata of a call that are forwarded."""
     return tuple(
         (key, value)
         for key, value in metadata or ()
@@ -39,20 +39,20 @@ def passed_on(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
 
 
 def shown_to(target: Target, metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
-    """Return a client's metadata as ``target`` is to see them: with its own token."""
-    others = (pair for pair in passed_on(metadata) if pair[0] != AUTHORIZATION_METADATA_KEY)
+    """Return a client's metadata for ``target``: with the token of ``target``."""
+    forwarded = (pair for pair in passed_on(metadata) if pair[0] != AUTHORIZATION_METADATA_KEY)
     token = (
         () if target.token is None else ((AUTHORIZATION_METADATA_KEY, bearer_value(target.token)),)
     )
-    return (*others, *token, (GATEWAY_METADATA_KEY, "1"))
+    return (*forwarded, *token, (GATEWAY_METADATA_KEY, "1"))
 
 
 class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """Takes every call of every service, but for the health, on to an endpoint.
+    """Forwards every call of every service, except health checks, to an endpoint.
 
     Args:
-        upstreams: To the endpoints.
-        service: What the gateway calls itself when somebody asks for the health of a service.
+        upstreams: Connections to the endpoints.
+        service: The service name that the gateway's health checks know.
     """
 
     def __init__(self, upstreams: Upstreams, service: str) -> None:
@@ -64,7 +64,7 @@ class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no
         return self._service
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Return what forwards a call; on the wire all four kinds of calls are streams."""
+        """Return the handler that forwards a call; on the wire all kinds of calls are streams."""
         if details.method.startswith(f"/{health_v1.SERVICE}/"):
             return None
         return grpc.stream_stream_rpc_method_handler(partial(self._forward, details.method))
@@ -79,7 +79,7 @@ class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no
         except (NoEndpointError, ConfigurationError) as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise  # never reached: abort raises
-        visit = self._upstreams.begin(connection, upstream)
+        state = self._upstreams.begin(connection, upstream)
         call = upstream.channel.stream_stream(method)(
             timeout=context.time_remaining(), metadata=shown_to(upstream.target, metadata)
         )
@@ -92,17 +92,17 @@ class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no
             # Also when the client has gone: the endpoint's session must end.
             sending.cancel()
             call.cancel()
-            self._upstreams.end(visit)
+            self._upstreams.end(state)
         if code is grpc.StatusCode.OK:
             context.set_trailing_metadata(trailing)
             return
-        code, details = await self._as_told(connection, upstream, code, details or "")
+        code, details = await self._client_status(connection, upstream, code, details or "")
         await context.abort(code, details, trailing)
 
-    async def _as_told(
+    async def _client_status(
         self, connection: str, upstream: Upstream, code: grpc.StatusCode, details: str
     ) -> tuple[grpc.StatusCode, str]:
-        """Return how a call has ended, as the client shall know it."""
+        """Return the status of a call for the client."""
         if code is grpc.StatusCode.UNAUTHENTICATED:  # the client's token is not to blame
             self._upstreams.note_lost(connection, upstream)
             return grpc.StatusCode.UNAVAILABLE, _REFUSED
@@ -110,7 +110,7 @@ class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no
             code, details = grpc.StatusCode.UNAVAILABLE, "it has ended the call early"
         if code is not grpc.StatusCode.UNAVAILABLE:
             return code, details
-        if not await upstream.has_gone():  # the endpoint says so itself: it drains, or stops
+        if not await upstream.has_gone():  # the endpoint itself returned this: it drains, or stops
             self._upstreams.note_refused(upstream)
             return code, details
         self._upstreams.note_lost(connection, upstream)
@@ -118,17 +118,17 @@ class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no
 
 
 async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
-    """Take the client's messages to the endpoint; each waits until there is room for it."""
+    """Forward the client's messages; each waits until there is room for it."""
     try:
         async for message in requests:
             await call.write(message)
         await call.done_writing()
     except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
-        return  # the call has ended, and whoever receives learns how
+        return  # the call has ended, and ``_receive`` sees its status
 
 
 async def _receive(call: Any, context: grpc.aio.ServicerContext) -> None:
-    """Take the endpoint's headers and messages to the client, until the call ends."""
+    """Forward the endpoint's headers and messages to the client, until the call ends."""
     headers = await call.initial_metadata()
     if headers or not call.done():
         # At once: some clients wait for the headers before they send anything.
@@ -137,4 +137,4 @@ async def _receive(call: Any, context: grpc.aio.ServicerContext) -> None:
         async for message in call:
             await context.write(message)
     except grpc.aio.AioRpcError:
-        return  # its status is told
+        return  # the caller reads its status

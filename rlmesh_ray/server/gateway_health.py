@@ -1,7 +1,7 @@
-"""What a gateway knows of its endpoints' health, and tells as its own.
+"""The health of a gateway, from health checks of all its endpoints.
 
-A gateway serves while one of its endpoints does. To ask the one behind a client's connection would
-tell the truth about that one, and a fleet would look ill for a replica that nobody is taken to.
+A gateway serves while one of its endpoints does. The health of the endpoint behind one client's
+connection would make the fleet look ill for one replica, which new clients do not reach.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ _TIMEOUT_S = 2.0
 
 
 class GatewayHealth:
-    """Asks all endpoints again and again; new connections avoid those that do not serve.
+    """Checks all endpoints periodically; new connections avoid those that do not serve.
 
     To be used in the serving loop only, but for ``health``.
 
     Args:
-        upstreams: Whose endpoints to ask.
+        upstreams: Knows the endpoints.
         credentials: See ``Credentials``.
     """
 
@@ -41,21 +41,21 @@ class GatewayHealth:
         self._health = Health(False, "its endpoints have not been asked yet")
 
     def health(self) -> Health:
-        """Tell whether an endpoint would serve a new client, as of a moment ago."""
+        """Return whether an endpoint would serve a new client, as of the last check."""
         return self._health
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Check until cancelled."""
         while True:
             await asyncio.sleep(PERIOD_S)
             try:
                 await self.look()
-            except Exception as error:  # noqa: BLE001  # no thread, say; the next look may do
+            except Exception as error:  # noqa: BLE001  # no thread, say; the next check may succeed
                 _LOG.exception("the endpoints behind the gateway cannot be asked")
                 self._health = Health(False, f"its endpoints cannot be asked: {error}")
 
     async def look(self) -> None:
-        """Ask all endpoints once, and let go of what is not needed any more."""
+        """Check all endpoints once, and close connections that are not needed any more."""
         await self._upstreams.renew(at_once=True)
         await self._upstreams.close_idle()
         targets = self._upstreams.routes.targets
@@ -68,13 +68,13 @@ class GatewayHealth:
         self._health = _together(reasons)
 
     async def close(self) -> None:
-        """Let go of the endpoints."""
+        """Close the connections to the endpoints."""
         own, self._own = self._own, {}
         for upstream in own.values():
             await upstream.channel.close()
 
     async def _obstacle(self, target: Target) -> str:
-        """Ask one endpoint; return why it does not serve, empty if it does."""
+        """Check one endpoint; return why it does not serve, empty if it does."""
         request, metadata = health_v1.pack_request(), shown_to(target, ())
         try:
             if target not in self._own:
@@ -84,7 +84,7 @@ class GatewayHealth:
             status = health_v1.parse_response(answer)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return ""  # it does not tell its health, but it is there
+                return ""  # it has no health service, but it answers
             return f"{error.code().name}: {error.details()}"
         except (CodecError, ConfigurationError) as error:
             return str(error)

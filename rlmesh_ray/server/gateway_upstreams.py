@@ -21,21 +21,21 @@ _LOG = logging.getLogger(__name__)
 FindTargets = Callable[[], Sequence[Target]]
 """Returns the endpoints that take new connections; may block, and is called in a thread."""
 Credentials = Callable[[], grpc.ChannelCredentials]
-"""Returns how to speak TLS with the endpoints; asked for each connection."""
+"""Returns the TLS credentials for an endpoint; called for each connection."""
 
 CONNECT_TIMEOUT_S = 3.0
 """For an endpoint to accept a connection, before another one is tried."""
 _NOTICE_S = 0.2
 _LISTED_S = 1.0
 _LISTING_TIMEOUT_S = 5.0
-# An endpoint's connection outlives that of a client by so much: nobody tells when one closes.
+# An endpoint's connection outlives its client's by so much: gRPC does not report when one closes.
 _IDLE_S = 5.0
 # It reaches clients in metadata, which must stay below 8 KiB.
 _MOST_OBSTACLE_CHARACTERS = 500
 
 
 class NoEndpointError(Exception):
-    """A call can go nowhere; the text is for the client."""
+    """No endpoint can take a call; the text is for the client."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,19 +47,19 @@ class Upstream:
 
     @property
     def is_up(self) -> bool:
-        """Whether the endpoint is at its other end now."""
+        """Whether it is connected now."""
         return bool(self.channel.get_state() is grpc.ChannelConnectivity.READY)
 
     async def has_gone(self) -> bool:
-        """Return whether the endpoint is away, just after a call has failed as if it were."""
+        """Return whether the endpoint is gone, just after a call has failed as if it were."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_NOTICE_S):
-                if self.is_up:  # gRPC tells of the calls before it tells of the connection
+                if self.is_up:  # gRPC reports failed calls before the failed connection
                     await self.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
         return not self.is_up
 
     async def connect(self) -> bool:
-        """Wait for the endpoint; return whether it is there."""
+        """Wait for the connection; return whether it is there."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 while True:
@@ -88,11 +88,11 @@ def open_upstream(target: Target, credentials: Credentials | None) -> Upstream:
 
 
 class Upstreams:
-    """Leads each connection of a client to an endpoint. To be used in the serving loop only.
+    """Assigns each connection of a client to an endpoint. To be used in the serving loop only.
 
     Args:
-        find: Tells which endpoints there are.
-        credentials: See ``Credentials``; None: the endpoints speak plain text.
+        find: Returns the endpoints.
+        credentials: See ``Credentials``; None: plain text.
     """
 
     def __init__(self, find: FindTargets, credentials: Credentials | None) -> None:
@@ -105,12 +105,12 @@ class Upstreams:
         self._obstacle = ""
 
     async def route(self, connection: str, *, is_bound: bool) -> Upstream:
-        """Return the line by which a call of ``connection`` goes on; something answers there.
+        """Return the upstream for a call of ``connection``; it is connected.
 
         Nothing of the call has been sent yet, so that another endpoint may be tried.
 
         Args:
-            connection: gRPC's name of it.
+            connection: gRPC's name of the client's connection.
             is_bound: Whether the call belongs to a session that an endpoint knows already.
 
         Raises:
@@ -135,12 +135,12 @@ class Upstreams:
         """Note that a call goes by ``upstream``; ``end`` takes what this returns."""
         return self.routes.begin(connection, upstream.target, time.monotonic())
 
-    def end(self, visit: ConnectionState) -> None:
+    def end(self, state: ConnectionState) -> None:
         """Note that a call has ended."""
-        self.routes.end(visit, time.monotonic())
+        self.routes.end(state, time.monotonic())
 
     def note_lost(self, connection: str, upstream: Upstream) -> None:
-        """Note that nobody is at the other end of ``upstream`` any more."""
+        """Note that the endpoint of ``upstream`` is gone."""
         _LOG.info(
             "endpoint %s at %s has gone", upstream.target.endpoint_id, upstream.target.address
         )
@@ -150,22 +150,22 @@ class Upstreams:
             del self._upstreams[connection]
 
     def note_refused(self, upstream: Upstream) -> None:
-        """Note that an endpoint, which is there, turns calls away."""
+        """Note that an endpoint, which is connected, refuses calls."""
         self.routes.fail(upstream.target, time.monotonic())
 
     async def renew(self, *, at_once: bool = False) -> None:
-        """Ask which endpoints there are, unless that is known from less than a second ago."""
+        """List the endpoints, unless the latest list is younger than a second."""
         now_s = time.monotonic()
         if not at_once and self._listed_s is not None and now_s - self._listed_s < _LISTED_S:
             return
         if self._listing is None:
             self._listing = in_thread(self._list)
             self._listing.add_done_callback(self._note_listing)
-        # What answers too late counts for whoever comes later.
+        # A list that comes too late counts for later calls.
         await asyncio.wait({self._listing}, timeout=_LISTING_TIMEOUT_S)
 
     async def close_idle(self) -> None:
-        """Close the lines that have had no call for a while; their connections may come again."""
+        """Close upstreams that have had no call for a while; their clients may come again."""
         now_s = time.monotonic()
         self.routes.forget_idle(now_s)
         for connection, upstream in list(self._upstreams.items()):
@@ -174,7 +174,7 @@ class Upstreams:
                 await upstream.channel.close()
 
     async def close(self) -> None:
-        """Close all lines."""
+        """Close all upstreams."""
         upstreams, self._upstreams = self._upstreams, {}
         for upstream in upstreams.values():
             await upstream.channel.close()

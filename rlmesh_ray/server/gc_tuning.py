@@ -1,23 +1,22 @@
-"""What Python's garbage collector costs a process that only serves.
+"""Settings of Python's garbage collector for a process that only serves.
 
-It looks through everything that is there, half a million objects once torch and RLlib have been
-imported, whenever requests that are under way have made the rest a quarter larger. Every client
-waits meanwhile, 100 ms and more, and what it looks for is not there: what the endpoint loads, it
-keeps; what a request leaves behind has no cycles.
+A full collection examines all objects, half a million once torch and RLlib have been imported,
+whenever pending requests have made the rest a quarter larger. Every client waits meanwhile, 100 ms
+and more, and it finds nothing: an endpoint keeps what it loads, and requests leave no cycles.
 """
 
 import gc
 
 _YOUNG = 5_000
-"""Objects after which it looks at the newest ones. By itself it would do so at 700, of which some
-hundred requests on their way have more: it looked fifty times a second."""
+"""Number of new objects that starts a collection of the youngest generation. Python's default is
+700; a hundred pending requests have more: it ran fifty times a second."""
 
 
 def freeze_heap() -> None:
-    """Have the collector leave alone whatever is there now, and look at the rest less often.
+    """Exclude all present objects from collection, and collect the others less often.
 
-    For a process of this package's own that has loaded what it serves: what becomes garbage in a
-    cycle later, of what is there now, stays. A program that also trains would miss that memory.
+    For a process of this package's own that has loaded what it serves: present objects that later
+    become garbage in a cycle are never freed. A program that also trains would miss that memory.
     """
     gc.collect()
     gc.freeze()

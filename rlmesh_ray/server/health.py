@@ -1,6 +1,6 @@
-"""grpc.health.v1 on an endpoint's port: asked when a client asks, so that it cannot go stale.
+"""grpc.health.v1 on an endpoint's port: probed at each request, so that it cannot go stale.
 
-Like every call it needs the endpoint's token. Probes that cannot show one, such as Kubernetes'
+Like every call it needs the endpoint's token. Probes that cannot send one, such as Kubernetes'
 ``grpc`` kind, run ``rlmesh-ray inspect --health`` beside the endpoint instead (kind ``exec``).
 """
 
@@ -17,7 +17,7 @@ from rlmesh_ray.wire import health_v1 as wire
 from rlmesh_ray.wire.health_v1 import ServingStatus
 
 WATCH_PERIOD_S = 1.0
-"""How often the probe is asked on behalf of a Watch."""
+"""How often a Watch calls the probe."""
 
 # All metadata of a call together must stay below 8 KiB, or the call fails.
 _MAX_REASON_BYTES = 2000
@@ -25,7 +25,7 @@ _MAX_REASON_BYTES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether somebody can be served, now."""
+    """Whether an endpoint can serve a new client, now."""
 
     is_serving: bool
     reason: str = ""
@@ -33,20 +33,20 @@ class Health:
 
 
 Probe = Callable[[], Health]
-"""Looks at what an endpoint serves with. Called in any thread, the serving loop too: it must not
-block."""
+"""Returns the health of an endpoint's resources. Called in any thread, the serving loop too: it
+must not block."""
 
 
 def always_serving() -> Health:
-    """Return the health of what has no way to fail but to end."""
+    """Return that it serves: for an endpoint that serves until it ends."""
     return Health(is_serving=True)
 
 
 def run_probe(probe: Probe) -> Health:
-    """Return what ``probe`` says; one that raises says that nobody can be served."""
+    """Return the health from ``probe``; a probe that raises means not serving."""
     try:
         return probe()
-    except Exception as error:  # noqa: BLE001  # whoever asks for health wants an answer
+    except Exception as error:  # noqa: BLE001  # a health check always gets an answer
         return Health(False, f"the health probe raised {type(error).__name__}: {text_of(error)}")
 
 
@@ -54,8 +54,8 @@ class HealthService:
     """Answers Check and Watch. To be used in the serving loop only.
 
     Args:
-        probe: Tells the health of the endpoint, which is that of each of its services.
-        services: Their full names; the empty name, for all together, is understood.
+        probe: Returns the health of the endpoint, which is that of each of its services.
+        services: Their full names; the empty name stands for the whole endpoint.
     """
 
     def __init__(self, probe: Probe, services: Collection[str]) -> None:
@@ -65,7 +65,7 @@ class HealthService:
         self._is_over = False
 
     def handlers(self) -> grpc.ServiceRpcHandler:
-        """Return what a gRPC server dispatches to."""
+        """Return the handlers for a gRPC server."""
         return grpc.method_handlers_generic_handler(
             wire.SERVICE,
             {
@@ -75,17 +75,17 @@ class HealthService:
         )
 
     def refresh(self) -> None:
-        """Have every Watch look now: the health may have changed."""
+        """Have every Watch call the probe now: the health may have changed."""
         self._news.set()
         self._news = asyncio.Event()
 
     def end(self) -> None:
-        """Have every Watch tell the health once more, if it has changed, and end."""
+        """Have every Watch send the health once more, if it has changed, and end."""
         self._is_over = True
         self.refresh()
 
     async def check(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Tell the health now; the reason stands in the trailing metadata."""
+        """Answer with the health now; the reason stands in the trailing metadata."""
         service = parsed(_service_in, data)
         del data
         await _require_readable(service, context)
@@ -98,19 +98,19 @@ class HealthService:
         return wire.pack_response(_status(health))
 
     async def watch(self, data: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        """Tell the health now, and again whenever it has changed, until the endpoint stops."""
+        """Send the health now, and again whenever it has changed, until the endpoint stops."""
         service = parsed(_service_in, data)
         del data
         await _require_readable(service, context)
         is_known = service in self._services
-        told: ServingStatus | None = None
+        sent: ServingStatus | None = None
         while True:
             # What is read first cannot be missed while a response is on its way.
             news, is_last = self._news, self._is_over
             status = _status(run_probe(self._probe)) if is_known else ServingStatus.SERVICE_UNKNOWN
-            if status is not told:
+            if status is not sent:
                 yield wire.pack_response(status)
-                told = status
+                sent = status
             if is_last:
                 break
             with contextlib.suppress(TimeoutError):
@@ -118,7 +118,7 @@ class HealthService:
 
 
 def _service_in(data: bytes) -> str:
-    """Return the service that is asked for, cut; raises CodecError."""
+    """Return the requested service, shortened; raises CodecError."""
     return quoted(wire.parse_request(data))
 
 

@@ -1,4 +1,4 @@
-"""Clients that say nothing: how long their streams keep their places."""
+"""Idle timeout of a stream."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,10 +9,10 @@ from rlmesh_ray.options import seconds_problem
 
 
 def checked_idle_timeout(idle_timeout_s: float | None) -> float | None:
-    """Return ``idle_timeout_s`` if it is one.
+    """Return ``idle_timeout_s`` if it is valid.
 
     Raises:
-        ConfigurationError: It is no number of seconds above 0.
+        ConfigurationError: It is not a number of seconds above 0.
     """
     problem = "" if idle_timeout_s is None else seconds_problem(idle_timeout_s)
     if problem:
@@ -21,14 +21,14 @@ def checked_idle_timeout(idle_timeout_s: float | None) -> float | None:
 
 
 class IdleTimeout:
-    """Ends a stream whose client says nothing for too long. For the serving loop; one a stream.
+    """Ends a stream whose client sends nothing for too long. For the serving loop; one per stream.
 
-    Only the time counts in which the next message is waited for.
+    Only the time counts in which the stream waits for the next message.
 
     Args:
-        timeout_s: How long the client may say nothing; None: as long as it likes.
-        is_active: Tells, when the time is up, whether the client has done something else since it
-            was asked last, or waits for an answer; then the time begins anew.
+        timeout_s: How long the client may send nothing; None: without limit.
+        is_active: Returns, when the time is up, whether the client has done something else since
+            the previous call, or waits for an answer; then the time begins anew.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class IdleTimeout:
         """Return the messages in ``frames``, which end when the client is silent for too long."""
         if self._timeout_s is None:
             return frames
-        self._timer = self._loop.call_later(self._timeout_s, self._look, self._timeout_s)
+        self._timer = self._loop.call_later(self._timeout_s, self._check, self._timeout_s)
         return _IdleWatchedFrames(frames, self)
 
     async def abort_if_expired(self, context: grpc.aio.ServicerContext) -> None:
@@ -60,7 +60,7 @@ class IdleTimeout:
             await context.abort(grpc.StatusCode.ABORTED, reason)
 
     def stop(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop the timer. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -77,26 +77,26 @@ class IdleTimeout:
         except asyncio.CancelledError:
             if not self.has_expired or reader is None:
                 raise
-            # It was ours: whoever reads goes on, behind the last message.
+            # The timer cancelled the reader: it goes on as after the last message.
             reader.uncancel()
             raise StopAsyncIteration from None
         finally:
             self._reader = None
 
-    def _look(self, timeout_s: float) -> None:
+    def _check(self, timeout_s: float) -> None:
         now_s = self._loop.time()
         if self._reader is None or self._is_active():
             self._since_s = now_s
         left_s = self._since_s + timeout_s - now_s
         if left_s > 0 or self._reader is None:
-            self._timer = self._loop.call_later(left_s, self._look, timeout_s)
+            self._timer = self._loop.call_later(left_s, self._check, timeout_s)
             return
         self.has_expired = True
         self._reader.cancel()
 
 
 class _IdleWatchedFrames:
-    """No generator: one that is left in the middle has to be closed, in a task of its own."""
+    """The watched messages. Not a generator: an abandoned one is closed in a task of its own."""
 
     def __init__(self, frames: AsyncIterator[bytes], idle_timeout: IdleTimeout) -> None:
         self._frames = aiter(frames)
@@ -110,7 +110,7 @@ class _IdleWatchedFrames:
 
 
 def change_detector(look: Callable[[], object]) -> Callable[[], bool]:
-    """Return what tells whether ``look`` gives something else than when it was asked last."""
+    """Return a function that tells whether ``look()`` has changed since its last call."""
     last = look()
 
     def has_changed() -> bool:

@@ -1,4 +1,4 @@
-"""What an endpoint gives to clients at most: the numbers, in one place.
+"""The limits of an endpoint, in one place.
 
 Sizes of messages follow from the spaces (``wire.rlmesh_v1.limits``), sessions from max_sessions;
 RLlink's port has ``dialects.rllink.server.rllink_server.Limits``.
@@ -9,9 +9,9 @@ MAX_STREAMS = 128
 MAX_CALLS = 4096
 """Calls at a time at an endpoint without a number of sessions; further ones are refused."""
 MAX_METADATA_BYTES = 8 * 1024
-"""Of all metadata of a call; one with more is refused before anything looks at it."""
+"""Of all metadata of a call; gRPC refuses a call with more."""
 FIRST_MESSAGE_TIMEOUT_S = 60.0
-"""How long a stream without a handshake may say nothing before its place is taken away."""
+"""How long a stream without a handshake may send nothing before it loses its place."""
 CONNECTION_SETUP_S = 20.0
 """How long a connection may take to become one (TLS, HTTP/2)."""
 CONNECTION_IDLE_S = 300.0
@@ -24,8 +24,8 @@ _CALLS_BESIDE_STREAMS = 3
 def max_calls(num_sessions: int, num_streams: int = 1) -> int:
     """Return how many calls an endpoint with so many sessions takes at a time.
 
-    A session's streams are some; the others are for handshakes, health, calls into lanes and those
-    who wait.
+    Besides the streams of sessions there are handshakes, health checks, calls into lanes, and
+    clients that wait.
 
     Args:
         num_sessions: At a time.

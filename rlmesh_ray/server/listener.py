@@ -1,8 +1,8 @@
 """The port of an endpoint, which stays open: gRPC's server, and another one when that has crashed.
 
-grpc.aio closes its port for good when whatever accepts calls there raises. Some of its versions do
-so for a call whose path is not UTF-8, which a stranger can send. The calls that are open then go
-on, so there is no need to end the sessions.
+grpc.aio closes its port for good when its accept loop raises. Some of its versions do so for a call
+whose path is not UTF-8, which any client can send. The open calls go on then, so there is no need
+to end the sessions.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _FOR_EVER_S = 1e6
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What comes behind a port."""
+    """What a port serves."""
 
     interceptors: Sequence[grpc.aio.ServerInterceptor]
     """The first one is the outermost."""
@@ -51,15 +51,15 @@ class Listener:
         self.is_open = False
         """Whether calls are accepted."""
         self._address = address
-        # Read once: the port opens again whatever has become of the files.
+        # Read once: the port opens again also if the files have changed.
         self._credentials = None if tls is None else tls.credentials()
-        # The last one accepts; the others, which have crashed, have calls that go on.
+        # The last one accepts calls; those before it, which have crashed, have calls that go on.
         self._servers: list[grpc.aio.Server] = []
         self._watching: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
 
     async def open(self, dispatch: ServerConfig) -> Address:
-        """Bind and serve; return where clients dial.
+        """Bind and serve; return the address that clients dial.
 
         Raises:
             AddressError: The address is in use or not this machine's.
@@ -71,7 +71,7 @@ class Listener:
         port = await self._serve(dispatch)
         self._address = Address(self._address.host, port, self._address.path)
         self._watching = asyncio.ensure_future(self._keep_open(dispatch))
-        # Nobody can dial a wildcard: name this machine instead.
+        # A wildcard cannot be dialed: name this machine instead.
         host = "127.0.0.1" if is_wildcard(self._address) else self._address.host
         return Address(host, port, self._address.path)
 
@@ -101,7 +101,7 @@ class Listener:
                 port = server.add_insecure_port(target)
         except RuntimeError as error:
             raise AddressError(f"cannot listen on {target}: {_obstacle(self._address)}") from error
-        # First, so that whoever closes meanwhile stops it, too.
+        # First, so that a ``close`` meanwhile stops it, too.
         self._servers.append(server)
         await server.start()
         self.is_open = True
@@ -113,7 +113,7 @@ class Listener:
             try:
                 while True:
                     await server.wait_for_termination(_LOOK_S)
-            except Exception as error:  # noqa: BLE001  # whatever it is, nobody is let in any more
+            except Exception as error:  # noqa: BLE001  # in any case no call is accepted any more
                 self.is_open = False
                 _LOG.error(
                     "%s opens again: gRPC has closed it (%r), which a malformed call can bring "
@@ -145,7 +145,7 @@ class Listener:
 
 
 def _is_served(path: str) -> bool:
-    """Tell whether somebody listens on a unix socket; gRPC would take the path away from them."""
+    """Return whether a server listens on a unix socket; gRPC would take its path away."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)

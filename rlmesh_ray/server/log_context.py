@@ -1,10 +1,10 @@
-"""Which endpoint and which session a log record belongs to.
+"""The endpoint and the session that a log record belongs to.
 
-What serves a session enters its context; whatever is logged there, by whichever of the package's
-loggers, gets both names from ``ContextFilter``, which belongs on a handler.
+The code that serves a session enters its context; all records of the package's loggers there get
+both names from ``ContextFilter``, which belongs on a handler.
 
-A session's name in the log is not its id: who knows the id of an open session may call into its
-lanes, or fetch its shared memory. ``short_name`` cannot be turned back into it.
+A session's name in the log is not its id: a client that knows the id of an open session may call
+into its lanes, or fetch its shared memory. ``short_name`` cannot be turned back into it.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ _SESSION: ContextVar[str] = ContextVar("rlmesh_ray_session", default="")
 
 
 def new_endpoint_id() -> str:
-    """Return a name for an endpoint that nobody has given one."""
+    """Return a random name for an endpoint."""
     return secrets.token_hex(_NAME_CHARACTERS // 2)
 
 
 def short_name(session_id: str) -> str:
-    """Return what stands for a session in the log.
+    """Return the name of a session in the log.
 
     Args:
         session_id: Its id, a secret; empty where the protocol has none: the name is drawn then.
@@ -45,7 +45,7 @@ def enter(endpoint_id: str, session: str) -> None:
 def current() -> tuple[str, str]:
     """Return the names that records carry now: of the endpoint, of the session.
 
-    For what belongs to a session and is called by others: timers, and whoever gathers requests.
+    For code of a session that runs outside of its task, such as timers.
     """
     return _ENDPOINT.get(), _SESSION.get()
 

@@ -1,4 +1,4 @@
-"""How this package's records look on standard error: lines for people, or JSON for programs."""
+"""The format of this package's log on standard error: lines for people, or JSON for programs."""
 
 import datetime
 import enum
@@ -17,7 +17,7 @@ _PACKAGE = "rlmesh_ray"
 
 
 class LogFormat(enum.StrEnum):
-    """What a line of the log is."""
+    """The format of the log."""
 
     TEXT = "text"
     """For people: warnings and errors; the commands also show how sessions begin and end."""
@@ -31,8 +31,8 @@ def log_to_stderr(
     """Write this package's records to standard error; the last call counts.
 
     Args:
-        log_format: What a line is.
-        level: From where on; default: warnings as text, what happens to sessions, too, as JSON.
+        log_format: Format of a line.
+        level: The lowest level; default: warnings as text; as JSON also the events of sessions.
         with_sessions: Whether text has the begin and end of sessions, too.
     """
     if level is None:
@@ -53,15 +53,15 @@ def log_to_stderr(
 
 
 def formatter_of(log_format: LogFormat) -> logging.Formatter:
-    """Return what makes lines of records that a ``ContextFilter`` has seen."""
+    """Return the formatter for records that a ``ContextFilter`` has seen."""
     return JsonFormatter() if log_format is LogFormat.JSON else TextFormatter()
 
 
 def configure_logging_from_environment() -> None:
-    """Do so where the process's environment names a format; for actors, which have no options.
+    """Log to standard error in the format that an environment variable names; for actors.
 
     Raises:
-        ConfigurationError: It names none that there is.
+        ConfigurationError: The variable names an unknown format.
     """
     named = os.environ.get(FORMAT_VARIABLE)
     if not named:

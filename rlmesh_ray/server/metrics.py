@@ -1,7 +1,7 @@
-"""The metrics of endpoints: what each is called, and where it stands in their statistics.
+"""The metrics of endpoints: their names, and how they are read from the statistics.
 
-One table, from which the metrics are fed and the dashboard is drawn, so that it cannot show what
-nobody feeds. A histogram is three metrics in Prometheus' form, of which one counts by upper bound.
+The exporter and the dashboard use this one table, so the dashboard shows only metrics that are
+exported. A histogram is three metrics in Prometheus' form, of which one counts by upper bound.
 They are gauges for Ray, whose counters cannot be 0: a quantile would take the lowest bucket that
 is not empty for all that lies below it, too.
 """
@@ -16,19 +16,19 @@ from rlmesh_ray.server.statistics import EnvStatistics, Statistics
 
 PREFIX = "rlmesh_ray"
 TAGS = ("endpoint_id", "fleet")
-"""Of all of them."""
+"""The labels of all metrics."""
 
 Numbers = Mapping[str, float]
-"""By the value of the metric's own label; empty, where it has none."""
+"""Values by the metric's own label; the key is empty where it has none."""
 
 
 class MetricKind(enum.Enum):
-    """What may become of a value."""
+    """How a value changes."""
 
     COUNTER = enum.auto()
     """It grows, and begins at 0 with the endpoint's process."""
     GAUGE = enum.auto()
-    """Anything."""
+    """It may rise and fall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class Metric:
     kind: MetricKind
     description: str
     read: Callable[[Any], Numbers]
-    """Finds it in statistics."""
+    """Reads it from statistics."""
     label: str = ""
-    """That the numbers are told apart by; empty: there is one."""
+    """Distinguishes the numbers; empty: there is one."""
 
     @property
     def exported(self) -> str:
-        """What Prometheus gets to see: Ray puts something before the name, and after it."""
+        """The name in Prometheus, with Ray's prefix and suffix."""
         return f"ray_{self.name}{'_total' if self.kind is MetricKind.COUNTER else ''}"
 
 
@@ -192,7 +192,7 @@ RESTARTS = Metric(
     f"{PREFIX}_restarts",
     MetricKind.GAUGE,
     "How often the endpoint has been started anew.",
-    lambda _: {},  # not the endpoint's to tell: its process knows nothing of former ones
+    lambda _: {},  # an endpoint's process does not know of former ones
 )
 
 _OF_BOTH = (SESSIONS, SESSIONS_OPENED, SESSIONS_REFUSED, SESSIONS_LOST, ERRORS, UPTIME)

@@ -1,4 +1,4 @@
-"""What ModelServer and whoever hosts one may be told: refused where it is said, not in use."""
+"""Validation of ModelServer's options, before they are used."""
 
 import operator
 
@@ -8,15 +8,15 @@ from rlmesh_ray.options import as_int
 from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES, max_predict_bytes
 
 DEFAULT_MODEL_MESSAGE_BYTES = 2**25
-"""Largest message to a policy that does not tell its observation space."""
+"""Largest message to a policy whose observation space is not known."""
 DEFAULT_STUCK_AFTER_S = 5.0
 """After how many seconds at one batch, or one call, a policy counts as stuck."""
 _LEAST_MESSAGE_BYTES = 2**16
-"""What a handshake and a contract need."""
+"""Enough for a handshake and a contract."""
 
 LAST_VERSION = 2**63 - 1
-"""Of a policy's weights: what most languages can count to. Beyond 2**53 the answers to predictions
-tell it rounded, as the wire has it in a double."""
+"""Highest version of a policy's weights, the largest integer of most languages. Beyond 2**53 the
+answers to predictions have it rounded, since it is a double on the wire."""
 
 
 def checked_version(version: object) -> int:
@@ -71,9 +71,9 @@ def message_limit(policy: Policy, max_batch_rows: int, max_message_bytes: int | 
     """Return the size of the largest message that an endpoint of ``policy`` accepts.
 
     Args:
-        policy: If it tells its observation space, the limit follows from that.
+        policy: Its observation space, if known, determines the limit.
         max_batch_rows: See ``ModelServer``.
-        max_message_bytes: What the operator wants, checked; None: the default.
+        max_message_bytes: The operator's option, checked; None: the default.
     """
     if max_message_bytes is not None:
         return max_message_bytes

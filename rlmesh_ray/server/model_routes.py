@@ -1,4 +1,4 @@
-"""The routes of one model session, and how many of them and their lanes there may be."""
+"""The routes of one model session, and the limits of their number and lanes."""
 
 import asyncio
 import contextlib
@@ -30,9 +30,9 @@ class Route(NamedTuple):
     """A route that is configured."""
 
     key: str
-    """Its name over all sessions of the server; no other route has or had it."""
+    """Its unique name over all sessions of the server, also those that have ended."""
     schema: BatchSchema
-    """With its contract."""
+    """Has the contract, too."""
     lanes: RouteLanes
 
 
@@ -42,8 +42,8 @@ class ModelRoutes:
     Args:
         host: Runs the policy.
         make_lanes: Returns the lanes of a route, by its contract.
-        keeps_same: Whether a route goes on as it is when it is configured once more for the
-            environment that it is for.
+        keeps_same: Whether a route that is configured again for the same environment goes on as it
+            is.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ModelRoutes:
         keeps_same: bool,
     ) -> None:
         self.by_id: dict[str, Route] = {}
-        """Those that are there."""
+        """The open routes."""
         self._host = host
         self._make_lanes = make_lanes
         self._keeps_same = keeps_same
@@ -64,15 +64,15 @@ class ModelRoutes:
         self._ending: set[asyncio.Future[None]] = set()
         """Done when the policy has forgotten a route that has ended."""
         self._num_lanes: dict[str, int] = {}
-        """Of the routes that are there, and of those about to be."""
+        """Lanes of the routes that are open or being opened."""
 
     async def configure(self, route_id: str, contract: object, num_routes: int) -> None:
-        """Open a route, or begin anew with one that is there.
+        """Open a route, or restart an open one.
 
         Args:
             route_id: The client's name for it.
-            contract: What the request came with.
-            num_routes: Of the session, with those about to be and this one.
+            contract: Contract in the request, if it is valid.
+            num_routes: Routes of the session, with this one and others that are being opened.
 
         Raises:
             ContractMismatchError: The policy cannot act there, or there is no contract.
@@ -95,26 +95,26 @@ class ModelRoutes:
         if (
             before is not None
             and self._keeps_same
-            and _acts_alike(contract, before.schema.contract)
+            and _are_same_environment(contract, before.schema.contract)
         ):
             return
         lanes = self._make_lanes(contract)
         with self._room_for(route_id, lanes.num_reserved):
             while num_routes + len(self._ending) > MAX_ROUTES:
-                # A client that opens and closes for ever shall wait, not fill the memory.
+                # A client that opens and closes without end must wait, or it would fill the memory.
                 await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
             await self._host.configure(contract)
-        # Never the key of a route that has ended: the policy may yet have to forget that one.
+        # A new key each time: the policy may still have to forget the route that has ended.
         key = f"{self._key}/{next(self._numbers)}/{route_id}"
         self.by_id[route_id] = Route(key, BatchSchema(contract), lanes)
         if before is not None:
             self._end(before)
 
     async def forget(self, route_id: str, episode_ids: Sequence[str]) -> None:
-        """Forget episodes of a route, if it is there.
+        """Forget episodes of a route, if it is open.
 
         Raises:
-            RlmeshError: The policy could not; their lanes are still theirs.
+            RlmeshError: The policy could not; the episodes keep their lanes.
         """
         route = self.by_id.get(route_id)
         if route is None:
@@ -125,7 +125,7 @@ class ModelRoutes:
             route.lanes.free(episode_ids)
 
     def close(self, route_id: str) -> None:
-        """End a route, if it is there; the policy forgets it when it comes to that."""
+        """End a route, if it is open; the policy forgets it later, by a call in its thread."""
         route = self.by_id.pop(route_id, None)
         if route is not None:
             del self._num_lanes[route_id]
@@ -136,7 +136,7 @@ class ModelRoutes:
         for route_id in tuple(self.by_id):
             self.close(route_id)
         if self._ending:
-            # After the batch that may be running with rows of theirs; or the endpoint has stopped.
+            # The policy does so after a running batch with their rows; or the endpoint has stopped.
             await asyncio.wait(self._ending)
 
     def _end(self, route: Route) -> None:
@@ -173,8 +173,8 @@ class ModelRoutes:
             raise
 
 
-def _acts_alike(one: EnvContract, other: EnvContract) -> bool:
-    # Their metadata may hold arrays, which do not say whether they are equal.
+def _are_same_environment(one: EnvContract, other: EnvContract) -> bool:
+    # Their metadata may hold arrays, whose comparison is not a bool.
     return (one.id, one.observation_space, one.action_space) == (
         other.id,
         other.observation_space,

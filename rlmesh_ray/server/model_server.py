@@ -32,10 +32,10 @@ class ModelServer:
 
     A policy has one thread. Routes are answered in completion order
     (``rlmesh.model.concurrent_predict.v1``), but their requests share the policy's batches: a slow
-    batch delays the requests of all of the server's routes, and no others. To configure and to
-    close routes, to open sessions, and to ask for health and statistics does not wait for it. Only
-    an environment of a new kind may: a module with code of its own, or a ``Policy`` that does not
-    claim ``PolicyTraits.checks_concurrently``, is asked about that between two batches. Serve two
+    batch delays the requests of all of the server's routes, and no other requests. Opening and
+    closing routes and sessions, health and statistics do not wait for it. Only an environment of a
+    new kind may: a module with code of its own, or a ``Policy`` that does not claim
+    ``PolicyTraits.checks_concurrently``, is asked about that between two batches. Serve two
     policies, or two copies of one, by two servers: each has a thread of its own, also in one
     process.
 
@@ -43,15 +43,16 @@ class ModelServer:
         policy: A ``Policy``, a torch module, or a function (a batch of observations in, a batch
             of actions out).
         address: ``HOST:PORT`` (port 0: a free one) or ``unix:PATH``.
-        token: What clients must show, or a ``TokenFile``; required unless ``address`` is loopback.
+        token: The token that clients must send, or a ``TokenFile``; required unless ``address`` is
+            loopback.
         tls: Files for TLS; ``RayTls()``: those that Ray uses.
         no_token: Whether the endpoint may listen without a token where other machines can reach
             it; the log then warns what that means.
         max_batch_rows: Most rows in a batch that joins the requests of several routes.
         max_message_bytes: Size of the largest message to accept, from 65,536 to 2**31 - 1; a larger
             one ends its session with a size error. Default: what ``max_batch_rows`` observations
-            need where the policy tells its observation space (RLlib checkpoints do), 32 MiB where
-            it does not. For a moment, gRPC takes three times as much memory as a message has
+            need where the policy's observation space is known (as of RLlib checkpoints), 32 MiB
+            where it is not. For a moment, gRPC takes three times as much memory as a message has
             bytes.
         torch_threads: How many threads torch uses for a batch. More than one pays for large modules
             only: on two cores, two of them were seen to be forty times as slow for small ones.
@@ -94,7 +95,7 @@ class ModelServer:
         endpoint_id: str | None = None,
         spin: bool | None = None,
     ) -> None:
-        # What can be refused without the policy comes first: a host begins with a thread.
+        # Options are checked before the policy is used: an engine starts a thread.
         checked_address(address, token, no_token=no_token)
         accept_texts = frozenset(map(edition_sha256, accept_edition_texts))
         enabled = registry.enabled_dialects(dialects, registry.model_dialects())
@@ -131,22 +132,22 @@ class ModelServer:
 
     @property
     def address(self) -> str:
-        """Where clients dial it; only after ``start``."""
+        """The address that clients dial; only after ``start``."""
         return self._endpoint.address
 
     def statistics(self) -> ModelStatistics:
-        """Return what it has done up to now. From any thread."""
+        """Return its statistics. From any thread."""
         return self._engine.statistics()
 
     @property
     def policy_version(self) -> int:
-        """Of the weights that act now; 0 for those that it was made with."""
+        """Version of the present weights; 0 for those that it was made with."""
         return self._host.policy_version
 
     def set_weights(
         self, weights: object, *, version: int | None = None, timeout_s: float | None = 60.0
     ) -> int:
-        """Let the policy act with other weights, from the next batch on.
+        """Replace the policy's weights, from the next batch on.
 
         Blocks until then. No request is refused or lost, and none sees a half of them; running
         episodes keep what the policy remembers of them.
@@ -154,8 +155,8 @@ class ModelServer:
         Args:
             weights: In the policy's own form: a module's state dict; of an RLlib checkpoint, the
                 state of an EnvRunner (``rl_module``, and the connectors' if they have changed).
-            version: What each answer tells from then on: an integer from 1 to 2**63 - 1, rounded
-                there beyond 2**53; default: one more than now.
+            version: The version that each answer has from then on: an integer from 1 to 2**63 - 1,
+                rounded in answers beyond 2**53; default: one more than now.
             timeout_s: How long to wait for the policy, which may be at a batch.
 
         Returns:
@@ -171,11 +172,11 @@ class ModelServer:
         return self._host.set_weights(weights, version=version, timeout_s=timeout_s)
 
     def health(self) -> Health:
-        """Tell whether it would serve a new client now: the policy works, nothing drains.
+        """Return whether it would serve a new client now: the policy works, nothing drains.
 
         Does not wait for the policy. ``grpc.health.v1`` reports the same, except while the policy
-        runs in the serving loop, as quick ones do: one that is stuck there is reported when it has
-        returned.
+        runs in the serving loop, as fast ones do: one that gets stuck there is reported when it has
+        come back.
         """
         return self._endpoint.health()
 

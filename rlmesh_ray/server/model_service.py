@@ -1,4 +1,4 @@
-"""gRPC handlers of ModelService: each Join stream is a session."""
+"""The gRPC service of a policy (ModelService): each Join stream gets a ``ModelStream``."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.wire import policy_v1
 
 SERVICE = "rlmesh.model.v1.ModelService"
-_FAULT = "a fault of the server, which is in its log, has ended this session; open another one"
+_FAULT = "a fault of the server, which its log has, ended this session; open another one"
 
 
 class ModelService:
@@ -24,8 +24,8 @@ class ModelService:
 
     Args:
         host: Runs the policy.
-        options: What the operator has set for clients.
-        drain: Counts the requests of the endpoint.
+        options: The operator's options.
+        drain: Counts the pending requests.
     """
 
     def __init__(self, host: ModelHost, options: ServiceOptions, drain: Drain) -> None:
@@ -43,53 +43,53 @@ class ModelService:
         )
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return the gRPC handlers of the service."""
+        """Return the handlers for a gRPC server."""
         return self._handshakes.handlers(SERVICE, self.join)
 
     async def join(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """Serve one session: each request answered once, each route's in order."""
         # Some clients wait for the headers before they send anything (rlmesh 0.1.0b3 does).
         await context.send_initial_metadata(())
-        message = await self._handshakes.first_message(requests, context)
-        if message is None:
+        opening = await self._handshakes.first_message(requests, context)
+        if opening is None:
             return
-        generation, first = message
-        conversation = ModelStream(self._host, self._drain, self._dialects[generation](), first)
-        # It may be large, and the session lasts.
-        del message, first
-        idle_timeout = IdleTimeout(self._idle_timeout_s, lambda: conversation.is_awaiting_answer)
+        generation, first = opening
+        stream = ModelStream(self._host, self._drain, self._dialects[generation](), first)
+        # The message may be large, and the session lasts.
+        del opening, first
+        idle_timeout = IdleTimeout(self._idle_timeout_s, lambda: stream.is_awaiting_answer)
         counts = self._host.sessions
         counts.note_opened()
         log = SessionLog(
             counts,
             context.peer(),
             generation,
-            lambda: {"predictions": conversation.num_predicted},
+            lambda: {"predictions": stream.num_predicted},
         )
         requests = busy_polled(
             idle_timeout.watch(requests), lambda: counts.num_open == 1, self._spin
         )
-        reader = asyncio.ensure_future(conversation.read(requests))
+        reader = asyncio.ensure_future(stream.read(requests))
         try:
-            while (frame := await conversation.outbox.get()) is not None:
+            while (frame := await stream.outbox.get()) is not None:
                 await context.write(frame)
-                conversation.note_taken()
-            if conversation.has_failed:
+                stream.note_taken()
+            if stream.has_failed:
                 await context.abort(grpc.StatusCode.INTERNAL, _FAULT)
             await idle_timeout.abort_if_expired(context)
         finally:
             idle_timeout.stop()
             reader.cancel()
-            # Also when the client has gone as soon as it had its answer.
-            if conversation.is_closed and self._on_close is not None:
+            # Also when the client left right after its answer.
+            if stream.is_closed and self._on_close is not None:
                 self._on_close()
             # The stream's own cancellation must not cut the release short.
-            releasing = asyncio.ensure_future(conversation.release())
+            releasing = asyncio.ensure_future(stream.release())
             counts.note_ended()
             log.end(
-                is_closed=conversation.is_closed,
+                is_closed=stream.is_closed,
                 is_idle=idle_timeout.has_expired,
                 is_stopping=self._drain.is_draining,
-                has_failed=conversation.has_failed,
+                has_failed=stream.has_failed,
             )
             await asyncio.shield(releasing)

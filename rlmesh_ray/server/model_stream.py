@@ -45,13 +45,13 @@ _CODES: Mapping[type[RlmeshError], ModelErrorCode] = {
     ContractMismatchError: ModelErrorCode.INVALID_REQUEST,
     CapacityError: ModelErrorCode.BUSY,
 }
-"""Whatever is not here is the policy's fault."""
+"""Codes of errors that are not the policy's fault."""
 
 
 def failure_response(request: RouteRequest, error: RlmeshError) -> ModelFailed:
-    """Return the answer to a request that ``error`` kept from being done; the session goes on.
+    """Return the answer to a request that failed with ``error``; the session goes on.
 
-    What is the policy's fault is logged, and told with its traceback.
+    A fault of the policy is logged, and its traceback is part of the answer.
     """
     code = _CODES.get(type(error), ModelErrorCode.INTERNAL)
     trace = ""
@@ -86,17 +86,17 @@ class SendQueue:
 
 
 MAX_UNANSWERED = 256
-"""Requests of one session that are read before earlier ones have been answered and taken."""
+"""Unanswered requests of one session, above which no more are read."""
 
 
 class ModelStream:
-    """What is said on one stream. To be used in the serving loop only.
+    """The requests and answers of one stream. To be used in the serving loop only.
 
     Args:
         host: Runs the policy.
-        drain: The endpoint's.
-        dialect: What the stream speaks; its own.
-        first: The stream's first frame, which is owed an answer from now on.
+        drain: Counts the pending requests of the endpoint.
+        dialect: A new object of the stream's dialect.
+        first: The stream's first frame, which is pending from now on.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class ModelStream:
         self.num_predicted = 0
         """Predictions that were answered with actions."""
         self._host = host
-        # Requests of all streams are taken in one go, in the context of whichever came first.
+        # Requests of all streams are taken together, in the context of the first one.
         self._names = current()
         self._drain = drain
-        # What each message goes through: looking it up by name every time would show.
+        # Each message uses these: an attribute lookup every time would be measurable.
         self._receive, self._frame = dialect.receive, dialect.frame
         self._values = dialect.values
         self._session = ModelSession(dialect.rules)
@@ -152,10 +152,10 @@ class ModelStream:
                 self._num_untaken += 1
                 self._host.submit(self._take, frame)
                 if not (self._num_untaken or self._predicting):
-                    # It has been answered at once: that leaves before the next one is asked for.
+                    # It has been answered at once: the answer is sent before the next read.
                     await asyncio.sleep(0)
                 while self._num_pending >= MAX_UNANSWERED:
-                    # A client that only sends shall wait, not fill this process's memory.
+                    # A client that only sends must wait, or it would fill this process's memory.
                     self._taken.clear()
                     await self._taken.wait()
                 if self._drain.is_draining:
@@ -193,14 +193,14 @@ class ModelStream:
         await self._routes.abandon()
 
     def _fail(self) -> None:
-        """End the session, from within the handling of an error that should not have come up."""
+        """End the session, in the handler of an unexpected error."""
         with logged_as(*self._names):
             _LOG.exception("a model session has failed; please report this")
         self.has_failed = True
         self.outbox.put(None)
 
     def _follow(self, following: list[ModelSessionOutput]) -> None:
-        """Do what the session says, and what follows from that."""
+        """Send the session's responses, begin its ready requests, and so on with their results."""
         for output in following:  # which may grow on the way
             for response in output.responses:
                 frame = self._frame(response)
@@ -223,7 +223,7 @@ class ModelStream:
             self.outbox.put(None)
 
     def _begin(self, request: RouteRequest) -> ModelFailed | None:
-        """Set to work; what fails at once is answered at once."""
+        """Begin a request; return the answer of one that fails at once."""
         if not isinstance(request, Predict):
             task = asyncio.ensure_future(self._work(request))
             self._working.add(task)

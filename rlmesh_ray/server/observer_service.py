@@ -1,8 +1,8 @@
-"""The shell of ObserverService: what others than a session's client see of it.
+"""The gRPC service for observers of sessions, besides their clients (ObserverService).
 
-Rule 1: to list sessions asks no worker; what they have noted down is read.
-Rule 2: a picture is none of the session's requests, and has no deadline once it has begun. It costs
-the session its own time, so there is one at a time, and so many a second.
+Rule 1: a list of sessions asks no worker; it reads their counters.
+Rule 2: a picture is not one of the session's requests, and has no deadline once it has begun. It
+delays the session, so there is one at a time, and a limited number a second.
 """
 
 import time
@@ -24,27 +24,27 @@ from rlmesh_ray.wire.observe_v1 import ObservedSession
 MAX_A_SECOND = 10
 """Pictures of a session, and lists at an endpoint; as many at once after a pause."""
 MOST_SHARE = 0.1
-"""Of a session's time, for pictures that others than its client ask for."""
+"""Largest part of a session's time that pictures for observers may take."""
 
 
 class TokenBucket:
-    """Lets something happen so many times a second.
+    """A rate limit.
 
     Args:
-        rate: How many; as many at once after a pause.
-        clock: Seconds that only grow.
+        rate: Events a second; as many at once after a pause.
+        clock: Returns seconds that only grow.
     """
 
     def __init__(self, rate: int, clock: Callable[[], float]) -> None:
         self._rate = self._tokens = float(rate)
         self._clock = clock
-        self._looked_s = clock()
+        self._refilled_s = clock()
 
     def take(self) -> bool:
-        """Return whether it may happen now, and count it."""
+        """Return whether an event is allowed now, and count it."""
         now_s = self._clock()
-        grown = (now_s - self._looked_s) * self._rate
-        self._tokens, self._looked_s = min(self._rate, self._tokens + grown), now_s
+        grown = (now_s - self._refilled_s) * self._rate
+        self._tokens, self._refilled_s = min(self._rate, self._tokens + grown), now_s
         if self._tokens < 1.0:
             return False
         self._tokens -= 1.0
@@ -53,7 +53,7 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class _ObserverRefusal:
-    """Why an observer gets nothing."""
+    """The status of a refused call."""
 
     code: grpc.StatusCode
     message: str
@@ -80,7 +80,7 @@ class _Observed:
         self._since_ns = time.time_ns()
 
     def report(self, name: str) -> ObservedSession:
-        """Return what it does."""
+        """Return the state and the counters of the session."""
         executor = self._handler.executor
         counts, done = executor.episode_counts, executor.counts.read()
         episodes = zip(self._handler.episodes, counts.is_tracked, strict=True)
@@ -137,8 +137,8 @@ class ObserverService:
     For the serving loop.
 
     Args:
-        contract: What the endpoint promises.
-        clock: Seconds that only grow.
+        contract: The contract of the endpoint.
+        clock: Returns seconds that only grow.
     """
 
     def __init__(self, contract: EnvContract, clock: Callable[[], float] = time.monotonic) -> None:
@@ -148,7 +148,7 @@ class ObserverService:
         self._lists = TokenBucket(MAX_A_SECOND, clock)
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return what a gRPC server dispatches to."""
+        """Return the handlers for a gRPC server."""
         calls = {
             "List": grpc.unary_unary_rpc_method_handler(self.list),
             "Render": grpc.unary_unary_rpc_method_handler(self.render),
@@ -158,13 +158,13 @@ class ObserverService:
     def open(
         self, peer: str, dialect: str, handler: EnvSessionHandler, turns: SessionScheduler
     ) -> Callable[[], None]:
-        """Let a session be observed, until what is returned is called, once or more.
+        """Make a session observable; return the function that ends that, which is idempotent.
 
         Args:
-            peer: Its client.
-            dialect: What that speaks.
-            handler: The session itself.
-            turns: Of what is done in it.
+            peer: gRPC's name of its client.
+            dialect: Name of the client's dialect.
+            handler: Handler of the session.
+            turns: Scheduler of the session.
         """
         _, name = current()
         while not name or name in self._open:  # a replay has the same
@@ -178,24 +178,26 @@ class ObserverService:
         return close
 
     async def list(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Return what the open sessions do."""
-        del data  # the request says nothing
+        """Return the open sessions, with their counters."""
+        del data  # the request is empty
         if not self._lists.take():
             await _refuse(
                 context,
-                _exhausted(f"{MAX_A_SECOND} lists a second are told here; ask less often"),
+                _exhausted(
+                    f"{MAX_A_SECOND} lists of sessions a second are allowed here; ask less often"
+                ),
             )
         return wire.pack_sessions(session.report(name) for name, session in self._open.items())
 
     async def render(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Return a picture of a session's lane."""
-        asked = parsed(wire.parse_render_request, data)
+        request = parsed(wire.parse_render_request, data)
         del data
-        if isinstance(asked, CodecError):
-            refusal = _ObserverRefusal(grpc.StatusCode.INVALID_ARGUMENT, str(asked))
+        if isinstance(request, CodecError):
+            refusal = _ObserverRefusal(grpc.StatusCode.INVALID_ARGUMENT, str(request))
             await _refuse(context, refusal)
             raise AssertionError("abort raises")
-        picture = await self._render(*asked)
+        picture = await self._render(*request)
         if isinstance(picture, _ObserverRefusal):
             await _refuse(context, picture)
             raise AssertionError("abort raises")

@@ -140,7 +140,7 @@ class PolicyExecutor:
         return self._submit(self._call_grouped, function, *arguments)
 
     def wake(self) -> None:
-        """Tell the thread that there is work; costs next to nothing while it is awake."""
+        """Wake the thread for new work; costs next to nothing while it is awake."""
         if self._is_asleep:
             self._is_asleep = False
             self._wakeup.put(None)

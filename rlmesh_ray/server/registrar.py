@@ -1,4 +1,4 @@
-"""The registrar of a pool: endpoints dial it, and are in the pool while they stay connected."""
+"""The registrar of a pool: endpoints connect to it, and are in the pool while connected."""
 
 import asyncio
 import contextlib
@@ -29,8 +29,8 @@ from rlmesh_ray.wire import registry_v1 as wire
 
 _LOG = logging.getLogger(__name__)
 
-_FIRST_WORD_S = 10.0
-_MAX_LOOKS = 32  # each takes a thread
+_REQUEST_TIMEOUT_S = 10.0
+_MAX_CHECKS = 32  # each takes a thread
 _LONGEST_QUOTE = 80
 _REPORTS_APART_S = 1.0
 
@@ -39,16 +39,16 @@ FoundT = TypeVar("FoundT")
 
 
 class PoolRegistry(Protocol[FoundT]):
-    """Where a registrar enters who attends. It is called in threads, and may block.
+    """Where a registrar enters endpoints. It is called in threads, and may block.
 
-    What it raises as RlmeshError is told to the endpoint.
+    The text of an RlmeshError that it raises is sent to the endpoint.
     """
 
     def check(self, endpoint_id: str, address: str) -> FoundT:
-        """Look at an endpoint before it is entered; several may be looked at at once.
+        """Check an endpoint before it is entered; several may be checked at once.
 
         Returns:
-            What was found, for ``enter``.
+            The finding, for ``enter``.
 
         Raises:
             ConfigurationError: It cannot be in the pool as it is.
@@ -64,49 +64,49 @@ class PoolRegistry(Protocol[FoundT]):
             Its incarnation.
 
         Raises:
-            RlmeshError: As ``check`` does; the book is as it was then.
+            RlmeshError: As ``check`` does; the registry has not changed then.
         """
 
     def remove(self, endpoint_id: str) -> None:
         """Take an endpoint out of the pool; it may come back."""
 
     def note(self, endpoint_id: str, statistics: EnvStatistics) -> None:
-        """Take notice of what an endpoint in the pool tells. In the serving loop, so at once."""
+        """Record an endpoint's statistics. Called in the serving loop: it must not block."""
 
 
 class _RegistrationStream:
-    """One stream of an endpoint."""
+    """One registration stream of an endpoint."""
 
     def __init__(self) -> None:
-        self.arrival = RegistrationRequest("", "", "", 0)
+        self.request = RegistrationRequest("", "", "", 0)
         self.address = ""
         self.is_gone = False
-        self.verdict: asyncio.Future[RegistrationRefused] = (
+        self.refusal: asyncio.Future[RegistrationRefused] = (
             asyncio.get_running_loop().create_future()
         )
-        """Why it is over, if the registrar ends it."""
+        """Set when the registrar ends the stream."""
 
     def end(self, refusal: RegistrationRefused) -> None:
-        """Have the endpoint told that it is out of the pool."""
-        if not self.verdict.done():
-            self.verdict.set_result(refusal)
+        """End the stream; the endpoint receives the refusal."""
+        if not self.refusal.done():
+            self.refusal.set_result(refusal)
 
 
 class Registrar:
     """Listens for endpoints that register themselves. Usable as a context manager.
 
-    Endpoints are looked at before they are let in; see ``PoolRegistry.check``. It takes 1,024 of
-    them, 4 KiB a message, and 10 s for an endpoint to say who it is; those that have become silent
-    are missed after 15 s.
+    Endpoints are checked before they are entered; see ``PoolRegistry.check``. Limits: 1,024
+    endpoints, 4 KiB a message, 10 s until the registration request; silent endpoints are removed
+    after 15 s.
 
     Args:
         pool: The name of the pool.
-        registry: Where it enters them.
+        registry: Keeps the endpoints of the pool.
         address: Where to listen, ``HOST:PORT`` (port 0: a free one).
-        secret: Of the pool; what endpoints have to show is derived from it. None: nothing, which
-            takes a loopback address.
+        secret: The pool's secret, from which the token that endpoints send is derived. None: no
+            token, which needs a loopback address.
         tls: Files for TLS.
-        max_endpoints: How many may be there at once.
+        max_endpoints: Most endpoints at a time.
 
     Raises:
         ConfigurationError: An argument is wrong; the message says which and how to mend it.
@@ -126,21 +126,21 @@ class Registrar:
         self._registry = registry
         self._id_table: EndpointIdTable[_RegistrationStream] = EndpointIdTable(max_endpoints)
         self._turn = asyncio.Lock()
-        self._looks = asyncio.Semaphore(_MAX_LOOKS)
+        self._checks = asyncio.Semaphore(_MAX_CHECKS)
         self._leaving: set[asyncio.Task[None]] = set()
         if secret is not None:
-            TokenStore(secret)  # what is derived from it does not show that it is Ray's own
+            TokenStore(secret)  # refuses Ray's own token, which the derived token would not show
         token = None if secret is None else registration_token(secret)
         self._endpoint = Endpoint(address, token=token, tls=tls, on_stop=_nothing)
 
     @property
     def address(self) -> str:
-        """Where endpoints dial it; only after ``start``."""
+        """The address that endpoints dial; only after ``start``."""
         return self._endpoint.address
 
     @property
     def num_endpoints(self) -> int:
-        """How many endpoints are there."""
+        """How many endpoints are registered."""
         return len(self._id_table)
 
     def start(self) -> Self:
@@ -156,7 +156,7 @@ class Registrar:
         return self
 
     def health(self) -> Health:
-        """Tell whether it would take a new endpoint now."""
+        """Return whether it would take a new endpoint now."""
         return self._endpoint.health()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -170,134 +170,136 @@ class Registrar:
     async def _attend(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
-        visit = _RegistrationStream()
+        stream = _RegistrationStream()
         # Not a ``finally``: what is suspended when its call breaks off gets there late.
-        context.add_done_callback(lambda _context: self._note_end(visit))
-        answer = await self._received(visit, requests, context.peer()) or await self._let_in(visit)
+        context.add_done_callback(lambda _context: self._note_end(stream))
+        answer = await self._received(stream, requests, context.peer()) or await self._admit(stream)
         await context.write(wire.pack_registration_reply(answer))
         if isinstance(answer, RegistrationRefused):
-            self._tell(visit, answer)
+            self._log_refusal(stream, answer)
             return
-        leaving = asyncio.ensure_future(self._hear(visit, requests))
-        ends: set[asyncio.Future[Any]] = {leaving, visit.verdict}
+        leaving = asyncio.ensure_future(self._receive_reports(stream, requests))
+        ends: set[asyncio.Future[Any]] = {leaving, stream.refusal}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             leaving.cancel()
-        if visit.verdict.done():
-            await context.write(wire.pack_registration_reply(visit.verdict.result()))
-        # In the stream's own time: whoever has left is out when the stream has ended.
-        await asyncio.shield(self._leave(visit))
+        if stream.refusal.done():
+            await context.write(wire.pack_registration_reply(stream.refusal.result()))
+        # Before the stream ends: an endpoint that has left is out of the pool then.
+        await asyncio.shield(self._leave(stream))
 
     async def _received(
-        self, visit: _RegistrationStream, requests: AsyncIterator[bytes], peer: str
+        self, stream: _RegistrationStream, requests: AsyncIterator[bytes], peer: str
     ) -> RegistrationRefused | None:
-        """Hear who somebody at ``peer`` is; return why that one cannot be let in."""
+        """Read the registration request of ``peer``; return its refusal, None: it is valid."""
         try:
-            data = await asyncio.wait_for(anext(requests), _FIRST_WORD_S)
-            visit.arrival = wire.parse_registration(data)
+            data = await asyncio.wait_for(anext(requests), _REQUEST_TIMEOUT_S)
+            stream.request = wire.parse_registration(data)
         except TimeoutError:
-            return _not_like_this(f"nothing was said for {_FIRST_WORD_S:g} s")
+            return _not_like_this(f"no registration request came for {_REQUEST_TIMEOUT_S:g} s")
         except StopAsyncIteration:
-            return _not_like_this("nothing was said")
+            return _not_like_this("no registration request came")
         except CodecError as error:
             return _not_like_this(str(error))
         place = pool_membership.validate_registration(
-            visit.arrival, self._pool, pool_membership.peer_host(peer)
+            stream.request, self._pool, pool_membership.peer_host(peer)
         )
         if isinstance(place, RegistrationRefused):
             return place
-        visit.address = str(place)
-        return self._id_table.conflict(visit.arrival)
+        stream.address = str(place)
+        return self._id_table.conflict(stream.request)
 
-    async def _let_in(
-        self, visit: _RegistrationStream
+    async def _admit(
+        self, stream: _RegistrationStream
     ) -> RegistrationAccepted | RegistrationRefused:
-        # What has begun goes on when the stream breaks off: no more are looked at at once than may
-        # be, and the book's calls keep their order.
-        return await asyncio.shield(self._look_and_enter(visit))
+        # It goes on when the stream breaks off: the number of checks stays limited, and the calls
+        # of the registry keep their order.
+        return await asyncio.shield(self._check_and_enter(stream))
 
-    async def _look_and_enter(
-        self, visit: _RegistrationStream
+    async def _check_and_enter(
+        self, stream: _RegistrationStream
     ) -> RegistrationAccepted | RegistrationRefused:
         try:
-            async with self._looks:
-                if visit.is_gone:
+            async with self._checks:
+                if stream.is_gone:
                     return _GONE
                 found = await in_thread(
-                    self._registry.check, visit.arrival.endpoint_id, visit.address
+                    self._registry.check, stream.request.endpoint_id, stream.address
                 )
-            return await self._enter(visit, found)
+            return await self._enter(stream, found)
         except RlmeshError as error:
             return _refusal(error)
 
     async def _enter(
-        self, visit: _RegistrationStream, found: object
+        self, stream: _RegistrationStream, found: object
     ) -> RegistrationAccepted | RegistrationRefused:
-        endpoint_id = visit.arrival.endpoint_id
+        endpoint_id = stream.request.endpoint_id
         async with self._turn:
-            # Others have come meanwhile, or this one has gone.
-            conflict = self._id_table.conflict(visit.arrival)
-            if conflict is not None or visit.is_gone:
+            # Other endpoints may have come meanwhile, or this one may be gone.
+            conflict = self._id_table.conflict(stream.request)
+            if conflict is not None or stream.is_gone:
                 return conflict or _GONE
-            incarnation = await in_thread(self._registry.enter, endpoint_id, visit.address, found)
-            registered = RegistrationAccepted(incarnation, visit.address)
-            former = self._id_table.register(endpoint_id, visit, registered)
+            incarnation = await in_thread(self._registry.enter, endpoint_id, stream.address, found)
+            registered = RegistrationAccepted(incarnation, stream.address)
+            former = self._id_table.register(endpoint_id, stream, registered)
             if former is not None:
-                former.end(pool_membership.superseded_refusal(endpoint_id, visit.address))
+                former.end(pool_membership.superseded_refusal(endpoint_id, stream.address))
         _LOG.info(
             "%s is in pool %s at %s (incarnation %d, version %r)",
             endpoint_id,
             self._pool,
-            visit.address,
+            stream.address,
             incarnation,
-            visit.arrival.version[:_LONGEST_QUOTE],
+            stream.request.version[:_LONGEST_QUOTE],
         )
         return registered
 
-    async def _hear(self, visit: _RegistrationStream, requests: AsyncIterator[bytes]) -> None:
-        """Listen to an endpoint in the pool until it ends its side; what makes no sense is left."""
+    async def _receive_reports(
+        self, stream: _RegistrationStream, requests: AsyncIterator[bytes]
+    ) -> None:
+        """Record the reports of an endpoint until it ends its side; malformed ones are ignored."""
         next_s = 0.0
         frames = aiter(requests)
         while (data := await _next_of(frames)) is not None:
             now_s = asyncio.get_running_loop().time()
-            if now_s < next_s or visit.verdict.done():
+            if now_s < next_s or stream.refusal.done():
                 continue
             next_s = now_s + _REPORTS_APART_S
-            self._note_report(visit, data)
+            self._note_report(stream, data)
 
-    def _note_report(self, visit: _RegistrationStream, data: bytes) -> None:
+    def _note_report(self, stream: _RegistrationStream, data: bytes) -> None:
         try:
-            told = parse_report(data)
+            statistics = parse_report(data)
         except CodecError:
             return
         try:
-            self._registry.note(visit.arrival.endpoint_id, told)
-        except Exception:  # noqa: BLE001  # what it has done is no reason to send it away
-            _LOG.exception("what an endpoint has done cannot be noted; please report this")
+            self._registry.note(stream.request.endpoint_id, statistics)
+        except Exception:  # noqa: BLE001  # statistics are no reason to end the registration
+            _LOG.exception("the statistics of an endpoint cannot be recorded; please report this")
 
-    def _tell(self, visit: _RegistrationStream, refusal: RegistrationRefused) -> None:
-        # The others come again every few seconds.
-        is_lasting = refusal.kind is RefusalKind.NOT_LIKE_THIS
+    def _log_refusal(self, stream: _RegistrationStream, refusal: RegistrationRefused) -> None:
+        # Endpoints with another refusal come again every few seconds.
+        is_permanent = refusal.kind is RefusalKind.NOT_LIKE_THIS
         _LOG.log(
-            logging.WARNING if is_lasting else logging.INFO,
-            "%r at %s is not let into pool %s: %s",
-            visit.arrival.endpoint_id[:_LONGEST_QUOTE],
-            visit.address or "no address",
+            logging.WARNING if is_permanent else logging.INFO,
+            "%r at %s is refused by pool %s: %s",
+            stream.request.endpoint_id[:_LONGEST_QUOTE],
+            stream.address or "no address",
             self._pool,
             refusal.message,
         )
 
-    def _note_end(self, visit: _RegistrationStream) -> None:
-        visit.is_gone = True
-        leaving = asyncio.ensure_future(self._leave(visit))
+    def _note_end(self, stream: _RegistrationStream) -> None:
+        stream.is_gone = True
+        leaving = asyncio.ensure_future(self._leave(stream))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, visit: _RegistrationStream) -> None:
-        endpoint_id = visit.arrival.endpoint_id
+    async def _leave(self, stream: _RegistrationStream) -> None:
+        endpoint_id = stream.request.endpoint_id
         async with self._turn:
-            if not self._id_table.unregister(endpoint_id, visit):
+            if not self._id_table.unregister(endpoint_id, stream):
                 return
             try:
                 await in_thread(self._registry.remove, endpoint_id)
@@ -327,9 +329,9 @@ async def _next_of(frames: AsyncIterator[bytes]) -> bytes | None:
 
 
 def _refusal(error: RlmeshError) -> RegistrationRefused:
-    is_lasting = isinstance(error, ConfigurationError)
+    is_permanent = isinstance(error, ConfigurationError)
     return RegistrationRefused(
-        RefusalKind.NOT_LIKE_THIS if is_lasting else RefusalKind.NOT_NOW, str(error)
+        RefusalKind.NOT_LIKE_THIS if is_permanent else RefusalKind.NOT_NOW, str(error)
     )
 
 
@@ -337,8 +339,8 @@ def _not_like_this(message: str) -> RegistrationRefused:
     return RegistrationRefused(RefusalKind.NOT_LIKE_THIS, message)
 
 
-_GONE = _not_like_this("you have gone")
+_GONE = _not_like_this("the endpoint has gone")
 
 
 def _nothing() -> None:
-    """End nothing: streams end with their calls."""
+    """Release nothing: streams end with their calls."""

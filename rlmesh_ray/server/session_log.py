@@ -1,4 +1,4 @@
-"""Sessions in the log: how they begin and end, and what their environments raise."""
+"""The log of sessions: their begin and end, and the failures of their environments."""
 
 import logging
 import re
@@ -23,20 +23,20 @@ _PLACE = re.compile(r'^  File "(.*)", line (\d+)', re.MULTILINE)
 
 
 class SessionLog:
-    """One session; says so when it begins.
+    """Logs the begin and the end of one session.
 
     Args:
-        counts: The endpoint's.
-        peer: Who it is, as gRPC names it.
-        language: What it speaks.
-        done: Tells what it has done up to now, for the log.
+        counts: Counters of the endpoint.
+        peer: gRPC's name of the client.
+        dialect: Name of the client's dialect.
+        done: Returns counters of the session for the log, by name.
     """
 
     def __init__(
         self,
         counts: SessionCounters,
         peer: str,
-        language: str,
+        dialect: str,
         done: Callable[[], Mapping[str, int]],
     ) -> None:
         self._counts = counts
@@ -46,19 +46,19 @@ class SessionLog:
         _LOG.info(
             "client %s opened a session (%s)",
             peer,
-            language,
-            extra=facts("session_begins", peer=peer, language=language),
+            dialect,
+            extra=facts("session_begins", peer=peer, language=dialect),
         )
 
     def end(
         self, *, is_closed: bool, is_idle: bool, is_stopping: bool, has_failed: bool = False
     ) -> None:
-        """Say that it has ended; to be called once.
+        """Log the end; to be called once.
 
         Args:
             is_closed: Whether its Close was answered.
-            is_idle: Whether its client was silent for too long.
-            is_stopping: Whether the endpoint would not have gone on.
+            is_idle: Whether the idle timeout has ended it.
+            is_stopping: Whether the endpoint stops.
             has_failed: Whether a fault of this package has ended it.
         """
         is_lost = not (is_closed or is_stopping)
@@ -87,8 +87,8 @@ class SessionLog:
 class FailureLog:
     """The failures of an endpoint's environments in its log: each kind once in full, then counted.
 
-    Of one kind are those that are raised at the same line, and those without a traceback that
-    differ in numbers only.
+    Failures are of one kind if they are raised at the same line, or have no traceback and differ in
+    numbers only.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class FailureLog:
 
         Args:
             failure: The answer to the client.
-            detail: What only the log tells, after the message.
+            detail: Added to the message in the log.
         """
         places = _PLACE.findall(failure.debug_info)
         kind = f"{failure.kind.name} {places[-1] if places else _NUMBER.sub('0', failure.message)}"

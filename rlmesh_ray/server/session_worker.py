@@ -1,4 +1,4 @@
-"""The worker of one session, asked from the event loop: deadlines, crashes, replacement."""
+"""The worker of one session, used from the event loop: deadlines, crashes, replacement."""
 
 import asyncio
 import logging
@@ -27,32 +27,32 @@ from rlmesh_ray.transport.session_progress import EpisodeCounts, SessionProgress
 _LOG = logging.getLogger(__name__)
 
 _LONGEST_LOOK_S = 1e-3
-"""So long the loop may do nothing but wait for a worker, where it has nobody else to serve."""
+"""How long the loop may spin for a worker while there is only one session."""
 
 _SENDING_PAUSE_S = 1e-3
 _LONGEST_SENDING_S = 1.0
-"""So long an idle worker may take to read what it is told: a request's answer waits for that."""
+"""How long an idle worker may take to read a command: the answer to a request waits for that."""
 
 _LONGEST_ASIDE_S = 60.0
-"""So long a picture for an observer may take after a step that was late."""
+"""How long a picture for an observer may take after a step that was late."""
 
 _LOOK_AGAIN_S = 0.05
-"""How late a worker that seemed to be idle may be seen to be at a step."""
+"""How often a worker that seems to be idle is checked for a direct step that has begun."""
 
 _MOST_LOOKS = 10
 
-_ENVIRONMENTS_OWN = {
+_REPORTED_KINDS = {
     FailureKind.TIMEOUT,
     FailureKind.RAISED,
     FailureKind.CRASHED,
     FailureKind.BAD_OBSERVATION,
 }
-"""Failures that the operator of the environment must hear of; the others are the client's."""
+"""Failures of the environment, which are logged for its operator; other ones are the client's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """Until when a request or call must be answered."""
+    """The time by which a request or call must be answered."""
 
     timeout_ms: int
     at_s: float | None
@@ -71,10 +71,10 @@ class Deadline:
 
 
 class SessionEpisodeCounters:
-    """What is counted in a session's episodes, whichever worker counts; a ``EpisodeCounterSource``.
+    """The counters of a session's episodes over all its workers; an ``EpisodeCounterSource``.
 
     Args:
-        progress: Of the latest worker; before there is one, nothing has begun.
+        progress: Progress of the latest worker; empty before there is one.
         endpoint: Knows which requests count.
     """
 
@@ -112,12 +112,11 @@ class SessionEpisodeCounters:
 
 
 class SessionWorker:
-    """Asks one worker at a time, and gets another when that is gone.
+    """Sends a session's commands to its worker, and replaces a worker that is gone.
 
     Args:
-        pool: Where workers come from; it has a place for the session.
-        grace_s: How long a request may go on after its deadline, for nobody, before its worker
-            is killed.
+        pool: Provides the workers; the session has a place in it.
+        grace_s: How long a request may go on after its deadline before its worker is killed.
         num_lanes: Width of the session.
         timer: Entered while a request waits for the worker; None: requests are not timed.
     """
@@ -133,41 +132,42 @@ class SessionWorker:
         self._grace_s = grace_s
         self._timer = timer or nullcontext()
         self.process: WorkerProcess | None = None
-        """The latest; None: there has been none yet."""
+        """The latest worker; None: there has been none yet."""
         # Timers and the broker call from elsewhere.
         self._names = current()
         self.counts = pool.counts.open()
-        """What its lanes do."""
+        """Counters of its lanes."""
         self._spin = AdaptiveSpin(_LONGEST_LOOK_S, pool.spin)
         progress = SessionProgress.local(num_lanes)
         self.endpoint = EndpointSide(progress)
-        """What has been decided about the session's requests."""
+        """Decides which of the session's requests count."""
         self.counting = SessionEpisodeCounters(progress, self.endpoint)
-        """Where the session reads what is counted in its episodes."""
-        # While the worker is busy with what nobody waits for any more.
+        """Counters of its episodes."""
+        # Set while the worker is busy with a command whose result is not needed any more.
         self._finishing: asyncio.Task[None] | None = None
         self._started: WorkerProcess | None = None
         """The process that takes the session's requests."""
 
     @property
     def progress(self) -> SessionProgress:
-        """What the latest worker that was given a request has begun and done in this session."""
+        """Progress in this session of the latest worker that got a request."""
         return self.counting.progress
 
     def require(self) -> WorkerProcess:
-        """Return the process, of which is known that there is one."""
+        """Return the process, which must exist."""
         assert self.process is not None, "the session lets no Step through before a Reset is done"
         return self.process
 
     async def request(
         self, command: Command, deadline: Deadline, number: int = 0
     ) -> Reply | Failure:
-        """Have a numbered request done by an idle worker, once.
+        """Have a numbered request executed by an idle worker, once.
 
         Args:
-            command: What to do.
-            deadline: Until when.
-            number: The client's for it; 0: the client has none, and it gets the next one.
+            command: The request for the worker.
+            deadline: When it must be answered.
+            number: The client's number of the request; 0: the client numbers none, and it gets the
+                next one.
         """
         worker, endpoint = self.require(), self.endpoint
         number = number or endpoint.last_forwarded + 1
@@ -192,7 +192,7 @@ class SessionWorker:
         self.settle_numbers()
 
     def settle_numbers(self) -> None:
-        """Tell the worker of the numbers that it passes over; see ``EndpointSide.tell``."""
+        """Send the worker the numbers that it must skip; see ``EndpointSide.tell``."""
         worker = self._started
         if worker is not None and worker.fileno() >= 0:
             for number in self.endpoint.take_skips():
@@ -205,7 +205,7 @@ class SessionWorker:
         self._pool.counts.attach(self.counts, worker.progress)
 
     async def call(self, command: Command, deadline: Deadline, number: int = 0) -> Reply | Failure:
-        """Have ``command`` done by an idle worker, as the request with this number, or as none."""
+        """Have ``command`` executed by an idle worker; with a number, it is a request."""
         worker = self.require()
         if worker.fileno() < 0:
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
@@ -221,16 +221,16 @@ class SessionWorker:
                 self._spin.learn()
             reply = await take_reply(worker)
         self.endpoint.reply_received()
-        if isinstance(reply, Failure) and reply.kind in _ENVIRONMENTS_OWN:
+        if isinstance(reply, Failure) and reply.kind in _REPORTED_KINDS:
             self._report(reply)
         return reply
 
     async def call_after_step(self, command: Command, timeout_ms: int) -> Reply | Failure:
-        """Have ``command`` done by a worker that may be at a direct step, after that.
+        """Have ``command`` executed after the direct step that may be in progress.
 
         Args:
-            command: None of the session's requests.
-            timeout_ms: What it may take after the step, which keeps its own deadline; 0: for ever.
+            command: Not one of the session's requests.
+            timeout_ms: Timeout after the step, which keeps its own deadline; 0: none.
         """
         worker = self.require()
         if worker.fileno() < 0:
@@ -246,7 +246,7 @@ class SessionWorker:
                 until_s = None if left_s is None else loop.time() + left_s
             else:
                 deadline = deadline or Deadline.after(timeout_ms)
-                # A step may begin just now, as the last one: what was sent goes before the next.
+                # One more step may begin just now; the command is executed before a second one.
                 until_s = loop.time() + _LOOK_AGAIN_S
                 until_s = until_s if deadline.at_s is None else min(until_s, deadline.at_s)
             if await wait_for_reply(worker, until_s):
@@ -259,7 +259,7 @@ class SessionWorker:
                 )
         reply = await take_reply(worker)
         self.endpoint.reply_received()
-        if isinstance(reply, Failure) and reply.kind in _ENVIRONMENTS_OWN:
+        if isinstance(reply, Failure) and reply.kind in _REPORTED_KINDS:
             self._report(reply)
         return reply
 
@@ -270,20 +270,20 @@ class SessionWorker:
         message: str = "no result within",
         longest_aside_s: float = 0.0,
     ) -> Failure:
-        """Let ``worker`` finish for nobody what has missed its deadline."""
+        """Return the failure of a late command, which ``worker`` finishes in vain."""
         self.endpoint.missed_deadline()
         self._finishing = asyncio.ensure_future(self._finish(worker, longest_aside_s))
         return self.timed_out(message, timeout_ms)
 
-    async def tell(self, command: Command) -> bool:
-        """Send an idle worker what has no reply; return whether it has left soon.
+    async def send(self, command: Command) -> bool:
+        """Send an idle worker a command without a reply; return whether it was sent soon.
 
-        What has not leaves before the next command.
+        The rest of a command is sent before the next one.
         """
         worker, loop = self.require(), asyncio.get_running_loop()
         worker.submit(command)
         until_s = loop.time() + _LONGEST_SENDING_S
-        # What is larger than the socket's buffer leaves only as the worker reads.
+        # A command larger than the socket's buffer is sent only as the worker reads.
         while worker.is_sending and worker.fileno() >= 0:
             if loop.time() >= until_s:
                 return False
@@ -292,7 +292,7 @@ class SessionWorker:
         return True
 
     def call_without_reply(self, command: Command) -> None:
-        """Have ``command`` done after what the worker is busy with; nobody waits for either."""
+        """Have ``command`` executed after the worker's present work; both results are dropped."""
         worker = self.require()
         self.endpoint.command_sent()
         worker.submit(command)
@@ -301,10 +301,10 @@ class SessionWorker:
     async def make_ready(
         self, deadline: Deadline, before_another: Callable[[], None]
     ) -> Failure | None:
-        """Make sure that there is an idle worker; return what stands in the way.
+        """Make sure that there is an idle worker; return the failure if there is none.
 
         Args:
-            deadline: Until when.
+            deadline: When it must be there.
             before_another: Called before a worker is replaced.
         """
         message = ""
@@ -325,7 +325,7 @@ class SessionWorker:
         return None
 
     async def make_idle(self, deadline: Deadline) -> Failure | None:
-        """Wait for a worker that is still busy; return what stands in the way."""
+        """Wait for a worker that is still busy; return the failure if it stays so."""
         try:
             with self._timer:
                 async with asyncio.timeout_at(deadline.at_s):
@@ -338,7 +338,7 @@ class SessionWorker:
         """Give the worker back; to be called once.
 
         Args:
-            is_idle: Whether nobody else keeps it busy; if it is busy, it is killed.
+            is_idle: Whether no direct step keeps it busy; a busy worker is killed.
         """
         if self._finishing is not None:
             self._finishing.cancel()
@@ -346,16 +346,16 @@ class SessionWorker:
         self._pool.release(self.process, is_idle=self.endpoint.is_idle and is_idle)
 
     def failed(self, kind: FailureKind, message: str, debug_info: str = "") -> Failure:
-        """Return a failure of the environment, which the endpoint's log tells, too."""
+        """Log a failure of the environment, and return it."""
         failure = Failure(kind, message, debug_info)
         self._report(failure)
         return failure
 
     def timed_out(self, message: str, timeout_ms: int) -> Failure:
-        """Return the failure of a request that took longer than its limit.
+        """Log the failure of a request that took longer than its limit, and return it.
 
-        The log tells also where that was, and the limit that a user of our clients has set: they
-        leave the endpoint less than that, see ``protocol.client_session.endpoint_timeout_ms``.
+        The log also has the lanes, and the limit that a user of our clients has set: they leave the
+        endpoint less than that, see ``protocol.client_session.endpoint_timeout_ms``.
         """
         failure = Failure(FailureKind.TIMEOUT, f"{message} {timeout_ms} ms")
         num_lanes = self.process.contract.num_envs if self.process is not None else 1
@@ -372,7 +372,7 @@ class SessionWorker:
             self._pool.failures.note(failure, detail)
 
     def warn(self, message: str, *values: object) -> None:
-        """Tell the log what has gone wrong in this session."""
+        """Log a warning about this session."""
         with logged_as(*self._names):
             _LOG.warning(message, *values)
 
@@ -388,11 +388,11 @@ class SessionWorker:
     async def _finish(self, worker: WorkerProcess, longest_aside_s: float = 0.0) -> None:
         """Let ``worker`` finish late, in vain; kill it when that takes too long.
 
-        A busy environment cannot be asked to stop, and its result must never reach anyone.
+        A busy environment cannot be asked to stop, and its result is dropped.
 
         Args:
             worker: The process.
-            longest_aside_s: How long what was asked aside may take after the late step.
+            longest_aside_s: How long a command besides the late step may take after it.
         """
         try:
             if worker.fileno() < 0:  # it has died meanwhile
@@ -412,7 +412,7 @@ class SessionWorker:
 
 
 def as_failure(reply: Any) -> Failure:
-    """Return ``reply`` if it is a failure, and else that it is the wrong one."""
+    """Return ``reply`` if it is a failure, else a failure about its unexpected type."""
     if isinstance(reply, Failure):
         return reply
     return Failure(FailureKind.CRASHED, f"the worker answered with {type(reply).__name__}")

@@ -1,4 +1,4 @@
-"""What an endpoint has done, as it tells whoever asks: plain records that survive pickling.
+"""The statistics of an endpoint: plain records that survive pickling.
 
 Counters begin at 0 when the endpoint is made, and only grow.
 """
@@ -18,23 +18,24 @@ class SessionStatistics:
     """Now."""
     opened: int = 0
     refused: int = 0
-    """For want of a place. What a token or a handshake keeps out never comes so far."""
+    """Because the endpoint was full. Clients without a token, or with a failed handshake, do not
+    count."""
     lost: int = 0
     """Ended without Close, while the endpoint would have gone on."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvStatistics:
-    """What an environment endpoint has done."""
+    """The statistics of an environment endpoint."""
 
     version: str
-    """Of this package."""
+    """Version of this package."""
     uptime_s: float
     """Since the endpoint was made."""
     sessions: SessionStatistics
     """A world of dm_env_rpc is a session; it is never lost."""
     steps: int
-    """Vector steps that succeeded, over whatever road they came."""
+    """Vector steps that succeeded, over all transports."""
     lane_steps: int
     """Steps of single lanes; the one that resets a lane by itself is one of them."""
     resets: int
@@ -49,27 +50,27 @@ class EnvStatistics:
     lanes had it. Of those that have truncated episodes (``on_bad_value="truncate"``), one an
     episode, so one a lane."""
     transports: Mapping[str, int]
-    """Open sessions by what their steps travel by now: shared_memory, tcp or grpc."""
+    """Open sessions by their present transport: shared_memory, tcp or grpc."""
     worker_restarts: int
     """Worker processes that were replaced within a session, since they had ended or were killed."""
     step_s: Histogram
-    """How long the worker took for each of ``steps``. Over a stream with the way to it and back;
-    through shared memory without."""
+    """How long the worker took for each of ``steps``; over a Join stream, with the way to the
+    worker and back."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStatistics(BatcherStatistics):
-    """What a policy endpoint has done; ``items`` are predictions."""
+    """The statistics of a policy endpoint; ``items`` are predictions."""
 
     version: str
-    """Of this package."""
+    """Version of this package."""
     uptime_s: float
     """Since the endpoint was made."""
     sessions: SessionStatistics
     routes: int
-    """That are open now."""
+    """Open routes."""
     policy_version: int
-    """Of the weights that act; 0: those that the policy came with."""
+    """Version of the policy's present weights; 0: those that it was made with."""
     errors: Mapping[str, int]
     """Requests that were answered with an error, by its code."""
     batch_rows: Histogram
@@ -85,8 +86,8 @@ Statistics = EnvStatistics | ModelStatistics
 
 @dataclass(frozen=True, slots=True)
 class StatisticsPair:
-    """Two looks at one endpoint: what has happened between them is what happens now."""
+    """Two statistics of one endpoint, at two times: their difference gives the present rates."""
 
     now: Statistics
     before: Statistics | None = None
-    """The look before; None: there was none since the endpoint started."""
+    """The earlier ones; None: there are none since the endpoint started."""

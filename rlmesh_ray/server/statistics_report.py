@@ -1,4 +1,4 @@
-"""What an endpoint outside of Ray tells the pool that it is in: its statistics as a frame."""
+"""The frame with the statistics that an endpoint outside of Ray reports to its pool."""
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.histogram import DURATION_BOUNDS_NS, NS_PER_S, Histogram
@@ -10,11 +10,11 @@ _BOUNDS_S = tuple(bound / NS_PER_S for bound in DURATION_BOUNDS_NS)
 _MOST_NAMES = 64
 _LONGEST_NAME = 64
 _MOST = 2**53
-"""Whatever is counted beyond that is no count; and floats hold it."""
+"""Larger counts are refused; a float holds all smaller ones exactly."""
 
 
 def pack_report(statistics: EnvStatistics) -> bytes:
-    """Return the request that tells ``statistics``."""
+    """Return the request with ``statistics``."""
     sessions = statistics.sessions
     report = pb.Report(
         version=as_utf8(statistics.version),
@@ -38,14 +38,14 @@ def pack_report(statistics: EnvStatistics) -> bytes:
 
 
 def parse_report(data: bytes) -> EnvStatistics:
-    """Return what the request in ``data`` tells.
+    """Return the statistics in the request ``data``.
 
     Raises:
-        CodecError: It tells nothing, or nothing that can be.
+        CodecError: It has no report, or an impossible one.
     """
     message = parse(pb.AttendRequest, data)
     if not message.HasField("report"):
-        raise CodecError("the request tells nothing")
+        raise CodecError("the request has no report")
     report = message.report
     counts = (
         *(report.sessions_open, report.sessions_opened),
@@ -58,12 +58,12 @@ def parse_report(data: bytes) -> EnvStatistics:
     )
     seconds = (report.uptime_s, report.step_seconds)
     if not all(0 <= each < _MOST for each in (*counts, *seconds)):  # false for NaN
-        raise CodecError("a number of the report cannot be")
+        raise CodecError("a number of the report is out of range")
     if len(report.steps_by_duration) != len(_BOUNDS_S) + 1:
         raise CodecError(f"the steps are not counted in {len(_BOUNDS_S) + 1} parts")
     for names in (report.errors, report.transports):
         if len(names) > _MOST_NAMES or not all(map(_is_name, names)):
-            raise CodecError("the report has names that are no codes, or too many")
+            raise CodecError("the report has invalid names, or too many")
     return EnvStatistics(
         version=report.version[:_LONGEST_NAME],
         uptime_s=report.uptime_s,

@@ -1,4 +1,4 @@
-"""The shell of TransportService: tickets for direct TCP connections to the workers of sessions."""
+"""The gRPC service that issues tickets for direct TCP connections to workers (TransportService)."""
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
@@ -21,7 +21,7 @@ class TransportService:
         self._broker = broker
 
     def handlers(self) -> list[grpc.ServiceRpcHandler]:
-        """Return what a gRPC server dispatches to; nothing where there are no such connections."""
+        """Return the handlers for a gRPC server; none where TCP connections are not offered."""
         if capabilities.DIRECT_TCP not in self._broker.offered_capabilities:
             return []
         open_tcp = grpc.unary_unary_rpc_method_handler(self.open_tcp)

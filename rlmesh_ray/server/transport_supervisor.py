@@ -1,6 +1,6 @@
-"""The road between the client and the worker of one session, as the endpoint supervises it.
+"""The direct connection between a session's client and worker, supervised by the endpoint.
 
-See ``transport.frames`` for what a road is.
+See ``transport.frames`` for direct connections.
 """
 
 import socket
@@ -22,15 +22,15 @@ from rlmesh_ray.transport.direct_handle import DirectHandle
 
 
 class TransportSupervisor:
-    """Lends the worker's road, and keeps its deadlines.
+    """Opens a session's direct connection, and enforces the deadlines of its steps.
 
     Args:
-        worker: The session's.
+        worker: Worker of the session.
     """
 
     def __init__(self, worker: SessionWorker) -> None:
         self._worker = worker
-        # The latest; it may have been cut.
+        # The latest; it may be disconnected.
         self._direct: DirectHandle | None = None
         self._watch: DeadlineWatch | None = None
         self._timeout_ms = 0
@@ -38,8 +38,8 @@ class TransportSupervisor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step is in progress over the road."""
-        return self._is_there and self._worker.progress.is_busy
+        """Whether a step is in progress over the direct connection."""
+        return self._is_connected and self._worker.progress.is_busy
 
     @property
     def num_begun(self) -> int:
@@ -47,25 +47,26 @@ class TransportSupervisor:
         return self._worker.progress.begun
 
     @property
-    def _is_there(self) -> bool:
+    def _is_connected(self) -> bool:
         return self._direct is not None and not self._direct.is_disconnected
 
     async def open(
         self, timeout_ms: int, connection: socket.socket | None = None, *, tag_arrays: bool
     ) -> DirectHandle | None:
-        """Let the client ask the worker for steps directly; None: there is no idle worker.
+        """Open a direct connection from the client to the worker; None: there is no idle worker.
 
-        To be called between requests. Steps are executed over the road after ``set_episodes``.
+        To be called between requests. Steps are executed over it after ``set_episodes``.
 
         Args:
-            timeout_ms: What the client's steps may take.
-            connection: To the client, owned by the road that is returned; None: over shared memory.
-            tag_arrays: Whether it knows arrays in infos.
+            timeout_ms: Timeout of the client's steps.
+            connection: TCP connection to the client, owned by the handle that is returned; None:
+                shared memory.
+            tag_arrays: Whether the client knows arrays in infos.
         """
         process, progress = self._worker.process, self._worker.progress
         if process is None or not self._worker.endpoint.is_at_rest:
             return None
-        self.disconnect()  # an earlier one, which its client has left
+        self.disconnect()  # an earlier one, which the client does not use any more
         try:
             direct = (
                 process.open_direct_shared_memory()
@@ -73,19 +74,19 @@ class TransportSupervisor:
                 else process.open_direct_tcp(connection)
             )
         except OSError as error:
-            self._worker.warn("no direct road for a session: %s", error)
+            self._worker.warn("no direct connection for a session: %s", error)
             return None
-        # As long as a step: a worker that is stopped for less costs nothing.
+        # As long as a step may take: a worker that is paused for less costs nothing.
         command = OpenDirectCommand(tag_arrays, direct.num_descriptors)
         reply = await self.call_after_step(command, timeout_ms)
         if not isinstance(reply, OpenDirectReply):
             if isinstance(reply, OpenDirectRefused):
-                self._worker.warn("no direct road for a session: %s", reply.message)
+                self._worker.warn("no direct connection for a session: %s", reply.message)
             direct.disconnect()
             return None
         self._direct, self._timeout_ms = direct, timeout_ms
         self._worker.counts.transport = direct.transport
-        # Over TCP only the endpoint hears of a worker's death: the connection is its own, too.
+        # Over TCP only the endpoint notices a worker's death: it holds the connection, too.
         self._watch = DeadlineWatch(
             progress,
             timeout_ms,
@@ -96,31 +97,31 @@ class TransportSupervisor:
         return direct
 
     async def set_episodes(self, episodes: tuple[EpisodeStart | None, ...]) -> None:
-        """Have steps of ``episodes`` executed over the road, from now on.
+        """Have steps of ``episodes`` executed over the direct connection, from now on.
 
-        A worker that does not read what it is told loses the road: with half a command it would
-        wait for the rest, which goes with the next request on the stream, and has its deadline.
+        A worker that does not read the command loses the connection: with half a command it would
+        wait for the rest, which is sent with the next request on the stream, and its deadline.
         """
-        if self._is_there and not await self._worker.tell(SetEpisodesCommand(episodes)):
+        if self._is_connected and not await self._worker.send(SetEpisodesCommand(episodes)):
             self._worker.warn(
                 "the session's steps become messages: its environment's process, which should be "
-                "idle, does not read what it is told"
+                "idle, does not read its commands"
             )
             self.disconnect()
 
     def clear_episodes(self) -> None:
-        """Have all steps that come over the road handed over, until ``set_episodes``."""
-        if self._is_there:
+        """Have the worker pass direct steps to the stream, until ``set_episodes``."""
+        if self._is_connected:
             self._worker.require().submit(SetEpisodesCommand(()))
 
     async def close(self) -> None:
-        """Have the next requests come over the stream, after the step that is in progress."""
-        if self._is_there and self._worker.endpoint.is_at_rest:
+        """Move the next requests to the stream, after the step that is in progress."""
+        if self._is_connected and self._worker.endpoint.is_at_rest:
             await self.call_after_step(CloseDirectCommand(), self._timeout_ms)
             self.disconnect()
 
     async def call_after_step(self, command: Command, timeout_ms: int) -> Reply | Failure:
-        """See ``SessionWorker.call_after_step``; a direct step that is late meanwhile is late."""
+        """See ``SessionWorker.call_after_step``; a late direct step counts as overdue."""
         reply = await self._worker.call_after_step(command, timeout_ms)
         if isinstance(reply, Failure) and reply.kind is FailureKind.TIMEOUT:
             number = self._worker.progress.begun
@@ -130,11 +131,11 @@ class TransportSupervisor:
         return reply
 
     def disconnect(self) -> None:
-        """End the road at once, if there is one."""
+        """End the direct connection at once, if there is one."""
         if self._watch is not None:
             self._watch.stop()
-            self._watch = None  # it knows us: memory would wait for the collector of such circles
-        if self._direct is not None:  # the broker has cut it where its client did not take it
+            self._watch = None  # breaks a reference cycle, which would keep the memory
+        if self._direct is not None:  # the broker ends one that its client did not take
             self._direct.disconnect()
             self._direct = None
             self._worker.counts.transport = "grpc"
@@ -146,9 +147,9 @@ class TransportSupervisor:
         return self._overdue
 
     def _end_overdue(self, number: int) -> bool:
-        """Give up a step that has missed its deadline: its client hears of it on the stream."""
+        """Give up a step that has missed its deadline: its client gets the error on the stream."""
         if not self._worker.endpoint.is_idle:
-            return False  # who waits for the worker keeps the deadline
+            return False  # a request that waits for the worker enforces the deadline
         timeout_ms = self._worker.progress.timeout_ms
         # An answer that has left before this counts; none leaves after it.
         self.disconnect()

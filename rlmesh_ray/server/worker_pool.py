@@ -22,7 +22,7 @@ _RENEW_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 1.0
 _CLEAR_TIMEOUT_S = 5.0  # environments write videos when a session ends, and have time for it
 _CLEARING_HEAD_START_S = 0.1  # a new process takes several times as long
-# What leaves is gone by then: its environment may try to close twice, and is killed.
+# A leaving worker is gone by then: its environment may try to close twice, and is killed.
 _PLACE_TIMEOUT_S = _CLEAR_TIMEOUT_S + 2 * _CLOSE_TIMEOUT_S
 
 _IS_CLOSING = "the endpoint is closing"
@@ -31,13 +31,13 @@ _IS_CLOSING = "the endpoint is closing"
 class WorkerPool:
     """Hands out workers, at most ``max_sessions`` at a time; keeps one spare.
 
-    The first worker starts before the endpoint accepts anybody, and tells the contract. All
+    The first worker starts before the endpoint accepts clients, and provides the contract. All
     methods but ``start`` must be called from the serving loop.
 
     Args:
-        source: What each worker runs.
+        source: The environment that each worker runs.
         validation: How the workers validate values.
-        max_sessions: How many may be out at once.
+        max_sessions: Most sessions at a time.
     """
 
     def __init__(self, source: EnvSource, validation: ValidationMode, max_sessions: int) -> None:
@@ -46,23 +46,23 @@ class WorkerPool:
         self._max_sessions = max_sessions
         self._num_sessions = 0
         self._out: set[WorkerProcess] = set()
-        # Of starts, until the loop has their worker: what is left of them ends with the pool.
+        # Processes whose start is not complete; they end with the pool.
         self._starting: set[ChildProcess] = set()
         self._leaving: set[asyncio.Task[None]] = set()
-        # Starts and renewals that nobody waits for; whoever needs a worker next takes one over.
+        # Starts and renewals whose caller was cancelled; the next session takes one over.
         self._orphans: set[asyncio.Future[WorkerProcess]] = set()
         self._spare: WorkerProcess | None = None
         self._is_closed = False
         self.counts = EnvCounters()
-        """What the sessions do that have its workers."""
+        """Counters of the sessions."""
         self.failures = FailureLog()
-        """What their environments raise, for the log."""
+        """Logs the failures of the environments."""
         self.steps_subsets = False
         """Whether the workers can step some of their lanes; only after ``start``."""
 
     @property
     def num_sessions(self) -> int:
-        """How many sessions hold a place."""
+        """Open sessions, with and without a worker."""
         return self._num_sessions
 
     @property
@@ -81,9 +81,9 @@ class WorkerPool:
         return self._spare.contract
 
     async def reserve(self) -> None:
-        """Take a place for a session, without a worker; ``release`` gives it back.
+        """Reserve a place for a session, without a worker; ``release`` gives it back.
 
-        A session that is just ending is waited for, as long as that can take.
+        It waits for a session that is just ending, as long as that can take.
 
         Raises:
             CapacityError: All sessions are taken.
@@ -105,10 +105,10 @@ class WorkerPool:
     async def replace(self, gone: WorkerProcess | None) -> WorkerProcess:
         """Return a fresh worker for a session that has a place.
 
-        When the caller is cancelled, a start goes on and serves whoever comes next.
+        When the caller is cancelled, a start goes on and serves the next session.
 
         Args:
-            gone: The one that it has lost, of which what is left is let go; None: it had none yet.
+            gone: The worker that the session has lost, which is killed; None: it had none yet.
 
         Raises:
             EnvStartError: The environment could not be created, or the endpoint is closing.
@@ -118,7 +118,7 @@ class WorkerPool:
             self._out.discard(gone)
             await in_thread(gone.kill)
         if self._spare is None and self._leaving and self._source.can_recreate:
-            # A session that has just ended leaves a worker that is cleared and renewed in no time.
+            # The worker of a session that has just ended is cleared and renewed quickly.
             await asyncio.wait(
                 self._leaving, timeout=_CLEARING_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED
             )
@@ -139,7 +139,7 @@ class WorkerPool:
         too long; ``reserve`` waits for it. The renewal holds no place.
 
         Args:
-            worker: The session's; None: it never had one.
+            worker: Worker of the session; None: it never had one.
             is_idle: Whether it has replied to every command; if not, it is killed at once.
         """
         if worker is None:
@@ -182,14 +182,14 @@ class WorkerPool:
             raise
 
     def _leave(self, starting: "asyncio.Future[WorkerProcess]") -> None:
-        """Let ``starting`` go on for whoever comes next."""
+        """Let ``starting`` go on for the next session."""
         self._orphans.add(starting)
         starting.add_done_callback(self._adopt)
 
     def _adopt(self, started: "asyncio.Future[WorkerProcess]") -> None:
-        """Keep or end a worker that nobody waits for."""
+        """Keep or end a worker whose caller was cancelled."""
         if started not in self._orphans:
-            return  # somebody has taken it over
+            return  # another session has taken it over
         self._orphans.remove(started)
         if started.cancelled() or started.exception() is not None:
             return
@@ -209,9 +209,9 @@ class WorkerPool:
             self._num_sessions -= 1
 
     async def _is_cleared(self, worker: WorkerProcess, is_idle: bool) -> bool:
-        """Have ``worker`` close its environment; return whether it waits for another, or has ended.
+        """Have ``worker`` close its environment; return whether it can be renewed.
 
-        A hanging ``close`` costs it its life: somebody may wait for the place.
+        A worker whose ``close`` hangs is killed: a client may wait for the place.
         """
         if not is_idle:
             await in_thread(worker.kill)

@@ -1,4 +1,4 @@
-"""Waiting for a worker from the event loop, which nothing that a worker does can hold up."""
+"""Waiting for a worker's reply in the event loop, without blocking it."""
 
 import asyncio
 
@@ -8,9 +8,9 @@ from rlmesh_ray.server.event_loop import in_thread
 
 
 async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> bool:
-    """Wait until the reply of ``worker`` is there, or nothing more will come from it.
+    """Wait until the reply of ``worker`` has arrived, or the worker has ended.
 
-    The command leaves meanwhile, as far as it has not left yet.
+    The rest of the command is sent meanwhile.
 
     Args:
         worker: Has not ended.
@@ -19,7 +19,7 @@ async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> boo
     Returns:
         False if the loop's time passed ``deadline_s`` first.
     """
-    if worker.has_reply:  # taken off the socket, which will not become readable for it again
+    if worker.has_reply:  # read already: the socket does not become readable for it again
         return True
     loop = asyncio.get_running_loop()
     arrival: asyncio.Future[bool] = loop.create_future()
@@ -49,7 +49,7 @@ async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> boo
 
 
 async def take_reply(worker: WorkerProcess) -> Outcome:
-    """Return the reply that has arrived, or how the worker has ended."""
+    """Return the reply that has arrived, or the failure of a worker that has ended."""
     if worker.has_reply:
         return worker.receive()
     # The system may take a moment to end a large process.

@@ -208,7 +208,7 @@ def test_a_book_that_cannot_note_what_is_told_says_so_and_sends_nobody_away(
     with registration(connect_options(registrar), report=lambda: sound):
         assert book.told.get(timeout=20.0)[0] == "sim-1"
         assert registrar.num_endpoints == 1
-    assert "cannot be noted" in caplog.text
+    assert "cannot be recorded" in caplog.text
 
 
 def test_whoever_tells_nonsense_or_too_much_stays_in_and_is_not_heard(
@@ -331,11 +331,11 @@ def test_an_endpoint_stays_in_when_what_it_is_told_can_be_told_to_nobody(
 def test_those_who_do_not_wait_for_the_look_at_them_make_no_more_looks_than_may_be(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registrar_module, "_MAX_LOOKS", 2)
+    monkeypatch.setattr(registrar_module, "_MAX_CHECKS", 2)
     with Registrar("games", book, secret=SECRET) as registrar:
 
         def has_heard(count: int) -> bool:
-            return book.num_checks + len(registrar._looks._waiters or ()) == count
+            return book.num_checks + len(registrar._checks._waiters or ()) == count
 
         book.gate.clear()
         for number in range(8):
@@ -536,7 +536,7 @@ def raw_visit(registrar: Registrar, *frames: bytes, ends: bool = False) -> tuple
 @pytest.mark.parametrize(
     ("frames", "words"),
     [
-        ((), "nothing was said"),
+        ((), "no registration request came"),
         ((b"\xff",), "are no rlmesh_ray.registry.v1.AttendRequest"),
         ((b"",), "'games', not ''"),
     ],
@@ -558,13 +558,13 @@ def test_who_says_nothing_sensible_is_told_and_ends(
 def test_who_says_nothing_at_all_loses_the_place(
     registrar: Registrar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registrar_module, "_FIRST_WORD_S", 0.05)
+    monkeypatch.setattr(registrar_module, "_REQUEST_TIMEOUT_S", 0.05)
     channel, call = raw_visit(registrar)
 
     (answer,) = [wire.parse_registration_reply(data) for data in call]
     channel.close()
 
-    assert "nothing was said for 0.05 s" in str(answer)
+    assert "no registration request came for 0.05 s" in str(answer)
 
 
 def test_a_message_that_is_too_long_ends_its_own_call_only(registrar: Registrar) -> None:

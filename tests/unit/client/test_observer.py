@@ -42,7 +42,7 @@ def test_a_wrong_timeout_is_named_as_the_option_is(timeout_s: Any) -> None:
         EndpointObserver(ADDRESS, timeout_s=timeout_s)
 
 
-def test_a_closed_observer_says_so() -> None:
+def test_a_closed_observer_raises() -> None:
     observer = EndpointObserver(ADDRESS)
     for _ in range(2):
         observer.close()

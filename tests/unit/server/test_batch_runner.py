@@ -94,7 +94,7 @@ def test_each_part_gets_its_own_rows_back() -> None:
 
 def test_spaces_of_many_parts_are_cut_by_lanes_too() -> None:
     nested = spaces.Dict({"here": spaces.Box(0, 1, (1,)), "name": spaces.Text(3)})
-    spoken = contract(nested, spaces.Tuple((spaces.Discrete(9), spaces.Text(3))))
+    spec_with_text = contract(nested, spaces.Tuple((spaces.Discrete(9), spaces.Text(3))))
 
     class Echo(Doubling):
         def predict(self, contract: EnvContract, rows: Rows) -> object:
@@ -104,9 +104,9 @@ def test_spaces_of_many_parts_are_cut_by_lanes_too() -> None:
     def part_of(*observed: tuple[float, str]) -> PredictionRequest:
         here = np.array([[value] for value, _ in observed], np.float32)
         names = tuple(name for _, name in observed)
-        columns = flatten(spoken.observation_space, {"here": here, "name": names})
-        data = encode_batch(spoken.observation_space, columns, len(observed))
-        return request(spoken, data, len(observed))
+        columns = flatten(spec_with_text.observation_space, {"here": here, "name": names})
+        data = encode_batch(spec_with_text.observation_space, columns, len(observed))
+        return request(spec_with_text, data, len(observed))
 
     parts = [part_of((0.5, "a"), (1.0, "b")), part_of((0.25, "c"))]
 
@@ -114,9 +114,9 @@ def test_spaces_of_many_parts_are_cut_by_lanes_too() -> None:
 
     assert isinstance(first, bytes)
     assert isinstance(second, bytes)
-    numbers, names = decode_batch(spoken.action_space, first, 2)
+    numbers, names = decode_batch(spec_with_text.action_space, first, 2)
     assert (np.asarray(numbers).tolist(), names) == ([4, 8], ("a", "b"))
-    numbers, names = decode_batch(spoken.action_space, second, 1)
+    numbers, names = decode_batch(spec_with_text.action_space, second, 1)
     assert (np.asarray(numbers).tolist(), names) == ([2], ("c",))
 
 
@@ -152,7 +152,7 @@ def test_actions_that_are_in_no_space_fail_whose_they_are() -> None:
     assert floats(results) == [[2], PolicyError]
 
 
-def test_a_wrong_number_of_actions_is_nobody_s_in_particular() -> None:
+def test_a_wrong_number_of_actions_fails_all_parts() -> None:
     class Miserly(Doubling):
         def predict(self, contract: EnvContract, rows: Rows) -> object:
             return np.zeros((1, 1), np.float32)
@@ -219,19 +219,19 @@ class Mirror(Doubling):
 
 @pytest.mark.parametrize("space", [ARRAY, NESTED], ids=["array", "nested"])
 @pytest.mark.parametrize(
-    "languages", [[0, 1], [1, 1, 0, 0, 1], [1, 0, 1, 0], [1, 1, 1]], ids=["2", "5", "4", "alike"]
+    "dialects", [[0, 1], [1, 1, 0, 0, 1], [1, 0, 1, 0], [1, 1, 1]], ids=["2", "5", "4", "alike"]
 )
-def test_each_part_of_a_batch_is_read_and_answered_in_its_own_language(
-    space: Any, languages: Sequence[int]
+def test_each_part_of_a_batch_is_read_and_answered_in_its_own_dialect(
+    space: Any, dialects: Sequence[int]
 ) -> None:
-    spoken: Any = [values, released_values]
+    encodings: Any = [values, released_values]
     spec = contract(space, space)
     firsts = [[number + row / 8 for row in range(1 + number % 3)] for number in range(9)]
     parts, expected = [], []
-    for language, first in zip(languages, firsts, strict=False):
+    for dialect, first in zip(dialects, firsts, strict=False):
         columns = flatten(spec.observation_space, observed(space, first))
-        data = spoken[language].encode_batch(spec.observation_space, columns, len(first))
-        parts.append(request(spec, data, len(first), spoken[language]))
+        data = encodings[dialect].encode_batch(spec.observation_space, columns, len(first))
+        parts.append(request(spec, data, len(first), encodings[dialect]))
         expected.append(data)
     policy = Mirror(is_repeatable=False)
 
@@ -239,7 +239,7 @@ def test_each_part_of_a_batch_is_read_and_answered_in_its_own_language(
     assert len(policy.seen) == 1
 
 
-def test_what_cannot_be_read_in_its_language_fails_alone() -> None:
+def test_an_observation_in_another_dialect_fails_alone() -> None:
     # The bytes of the one are none of the other.
     other = released_values.encode_batch(BOX.observation_space, [np.ones((1, 2), np.float32)], 1)
     wrong = request(BOX, other, 1)
@@ -254,25 +254,25 @@ def test_what_cannot_be_read_in_its_language_fails_alone() -> None:
     ]
 
 
-class Unspeakable(Exception):
+class Unprintable(Exception):
     """Cannot even be printed."""
 
     def __str__(self) -> str:
-        raise Unspeakable
+        raise Unprintable
 
 
-def test_an_error_that_cannot_say_anything_is_an_answer_like_others() -> None:
+def test_an_error_without_a_text_is_an_answer_as_well() -> None:
     class Mute(Doubling):
         def predict(self, contract: EnvContract, rows: Rows) -> object:
-            raise Unspeakable
+            raise Unprintable
 
     (error,) = answers(Mute(is_repeatable=False), [part(1.0)])
 
     assert isinstance(error, PolicyError)
-    assert "Unspeakable" in str(error)
+    assert "Unprintable" in str(error)
 
 
-def test_whatever_goes_wrong_beside_the_policy_s_methods_everybody_is_answered() -> None:
+def test_every_request_is_answered_when_the_policy_s_traits_raise() -> None:
     class Fragile(Doubling):
         @property
         def traits(self) -> PolicyTraits:
@@ -302,7 +302,7 @@ class Numbering(Doubling):
 
 
 class Wording(Numbering):
-    """Says its numbers, too."""
+    """Returns its numbers as text, too."""
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:
         numbers = super().predict(contract, rows)

@@ -14,7 +14,7 @@ A_WHILE = 100
 
 
 class Clock:
-    """Stands still but for the turns of whoever stays awake, of which each takes 10 us."""
+    """Advances 10 us with each turn of a loop that polls, and stands still otherwise."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Client:
-    """Sends the frames of a stream, each when the test says so."""
+    """Sends the frames of a stream, each when the test releases it."""
 
     def __init__(
         self, clock: Clock, is_alone: Callable[[], bool] = lambda: True, *, spin: bool = True
@@ -88,7 +88,7 @@ def test_the_loop_sleeps_while_a_client_takes_its_time(clock: Clock) -> None:
     assert asyncio.run(scenario()) == 0
 
 
-def test_without_spin_the_loop_sleeps_whoever_asks(clock: Clock) -> None:
+def test_without_spin_the_loop_always_sleeps(clock: Clock) -> None:
     async def scenario() -> int:
         client = Client(clock, spin=False)
         for _ in range(40):
@@ -98,7 +98,7 @@ def test_without_spin_the_loop_sleeps_whoever_asks(clock: Clock) -> None:
     assert asyncio.run(scenario()) == 0
 
 
-def test_the_loop_stays_awake_for_nobody_who_has_company(clock: Clock) -> None:
+def test_the_loop_does_not_stay_awake_for_one_of_several_clients(clock: Clock) -> None:
     async def scenario() -> list[int]:
         is_alone = True
         client = Client(clock, lambda: is_alone)

@@ -14,16 +14,16 @@ class Mute(Exception):
         raise self._raised
 
 
-def test_an_error_says_what_it_says() -> None:
+def test_the_text_of_an_error_is_its_message() -> None:
     assert text_of(ValueError("no such thing")) == "no such thing"
 
 
 @pytest.mark.parametrize("raised", [ValueError("too"), SystemExit(3), KeyboardInterrupt()])
-def test_an_error_that_cannot_say_anything_harms_nobody(raised: BaseException) -> None:
+def test_an_error_whose_str_raises_has_a_text(raised: BaseException) -> None:
     assert "__str__" in text_of(Mute(raised))
 
 
-def test_a_text_without_end_is_told_in_part() -> None:
+def test_a_very_long_text_is_shortened() -> None:
     text = text_of(ValueError("begins" + "x" * 10**6 + "ends"))
 
     assert text.startswith("begins")

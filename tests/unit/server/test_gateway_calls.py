@@ -16,7 +16,7 @@ def test_a_call_that_an_endpoint_ends_while_a_message_is_on_its_way_is_one_to_di
         return False
 
     upstream: Any = SimpleNamespace(has_gone=is_there)
-    ended = GatewayCalls(upstreams, "a.Service")._as_told(
+    ended = GatewayCalls(upstreams, "a.Service")._client_status(
         "client", upstream, grpc.StatusCode.INTERNAL, "Internal error from Core"
     )
 

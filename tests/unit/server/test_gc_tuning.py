@@ -32,10 +32,10 @@ print(len(looks))
 """
 
 
-def test_what_is_there_is_left_alone_and_later_cycles_are_still_collected() -> None:
+def test_present_objects_are_not_collected_and_later_cycles_are() -> None:
     # In a process of its own: the collector would find what other tests have left here.
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
     )
 
-    assert told.stdout.split() == ["100", "0", "2", "0", "0"]
+    assert done.stdout.split() == ["100", "0", "2", "0", "0"]

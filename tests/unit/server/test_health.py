@@ -21,12 +21,12 @@ class Changing:
         return self.health
 
 
-async def told(watch: AsyncIterator[bytes]) -> ServingStatus:
+async def next_status(watch: AsyncIterator[bytes]) -> ServingStatus:
     return wire.parse_response(await anext(watch))
 
 
 def watch(service: HealthService, name: str) -> Any:
-    # Whoever only watches needs nothing of the call's context.
+    # A Watch needs nothing of the call's context.
     return service.watch(wire.pack_request(name), None)
 
 
@@ -42,7 +42,7 @@ def test_a_probe_that_raises_is_no_health() -> None:
 
 
 @pytest.mark.parametrize("name", ["", NAME])
-def test_a_watch_is_told_at_once_when_it_is_refreshed(
+def test_a_refreshed_watch_sends_the_health_at_once(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlmesh_ray.server.health.WATCH_PERIOD_S", 1000.0)
@@ -51,8 +51,8 @@ def test_a_watch_is_told_at_once_when_it_is_refreshed(
         probe = Changing()
         service = HealthService(probe, [NAME])
         responses = watch(service, name)
-        first = await told(responses)
-        waiting = asyncio.ensure_future(told(responses))
+        first = await next_status(responses)
+        waiting = asyncio.ensure_future(next_status(responses))
         await asyncio.sleep(0)
         probe.health = Health(False)
         service.refresh()
@@ -61,7 +61,7 @@ def test_a_watch_is_told_at_once_when_it_is_refreshed(
     assert asyncio.run(scenario()) == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
 
 
-def test_the_end_is_told_before_a_watch_ends() -> None:
+def test_a_watch_sends_the_last_health_before_it_ends() -> None:
     async def scenario() -> list[bytes]:
         probe = Changing()
         service = HealthService(probe, [NAME])
@@ -91,7 +91,7 @@ def test_a_watch_on_an_unknown_service_stays_open() -> None:
     async def scenario() -> tuple[ServingStatus, bool]:
         service = HealthService(Changing(), [NAME])
         responses = watch(service, "other.v1.Service")
-        first = await told(responses)
+        first = await next_status(responses)
         rest = asyncio.ensure_future(anext(responses, None))
         service.refresh()
         await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from rlmesh_ray.server.idle_timeout import IdleTimeout, change_detector
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Its clock jumps to whatever comes next: nothing waits."""
+    """Its clock jumps to the next timer: nothing waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_the_messages_end_when_none_has_come_for_so_long() -> None:
     run(work)
 
 
-def test_the_time_in_which_nobody_listens_does_not_count() -> None:
+def test_the_time_without_a_reader_does_not_count() -> None:
     async def work(_: Loop) -> None:
         idle_timeout = IdleTimeout(10.0)
 
@@ -93,7 +93,7 @@ def test_without_a_timeout_the_messages_are_as_they_were() -> None:
     run(work)
 
 
-def test_a_reader_that_somebody_else_cancels_is_cancelled() -> None:
+def test_a_reader_that_its_owner_cancels_is_cancelled() -> None:
     async def work(_: Loop) -> None:
         idle_timeout = IdleTimeout(10.0)
         reading = asyncio.ensure_future(heard(idle_timeout, after()))

@@ -45,10 +45,10 @@ def test_json_is_one_object_a_line_with_the_names_of_endpoint_and_session(
     LOG.info("a session\nbegins", extra=facts("session_begins", peer="ipv4:127.0.0.1:9"))
 
     (line,) = stderr.lines()
-    told = json.loads(line)
-    assert told["time"].endswith("+00:00")
-    del told["time"]
-    assert told == {
+    logged = json.loads(line)
+    assert logged["time"].endswith("+00:00")
+    del logged["time"]
+    assert logged == {
         "level": "INFO",
         "logger": "rlmesh_ray.server.anything",
         "message": "a session\nbegins",
@@ -66,9 +66,9 @@ def test_json_has_the_traceback_of_an_error(stderr: Stderr) -> None:
     except ValueError:
         LOG.exception("it failed")
 
-    told = json.loads(*stderr.lines())
-    assert "ValueError: no such thing" in told["error"]
-    assert (told["level"], told["session"]) == ("ERROR", "")
+    logged = json.loads(*stderr.lines())
+    assert "ValueError: no such thing" in logged["error"]
+    assert (logged["level"], logged["session"]) == ("ERROR", "")
 
 
 def test_text_names_endpoint_and_session_behind_the_message(stderr: Stderr) -> None:
@@ -124,7 +124,7 @@ def test_the_last_call_counts_and_other_handlers_stay(stderr: Stderr) -> None:
     assert other in PACKAGE.handlers
 
 
-def test_an_actor_logs_as_its_environment_says(
+def test_an_actor_logs_in_the_format_of_its_environment_variable(
     monkeypatch: pytest.MonkeyPatch, stderr: Stderr
 ) -> None:
     monkeypatch.delenv(FORMAT_VARIABLE, raising=False)

@@ -1,4 +1,4 @@
-"""Which requests of several streams the host runs together, in which round of the loop."""
+"""The requests of several streams that run together, and the round of the loop in which they do."""
 
 import asyncio
 import threading
@@ -166,7 +166,7 @@ def test_a_batch_goes_out_in_the_round_in_which_every_live_route_has_arrived() -
     play(scenario)
 
 
-def test_eight_that_have_asked_wait_for_nobody_else() -> None:
+def test_eight_requests_do_not_wait_for_more() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.open(*"abcdefghij")
         for value, key in enumerate("abcdefg"):
@@ -189,7 +189,7 @@ def test_a_lone_route_does_not_wait_for_the_next_round() -> None:
     play(scenario)
 
 
-def test_what_is_answered_at_once_counts_as_what_has_waited_does() -> None:
+def test_requests_answered_at_once_count_as_those_that_waited() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.open("a")
         stage.send("a", 1)
@@ -205,7 +205,7 @@ def test_what_is_answered_at_once_counts_as_what_has_waited_does() -> None:
     play(scenario)
 
 
-def test_whoever_asks_for_the_statistics_learns_that_a_lone_route_is_being_answered(
+def test_the_statistics_are_busy_while_a_lone_route_is_being_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(stage: Stage) -> None:
@@ -283,7 +283,7 @@ def test_requests_that_answers_lead_to_are_not_run_one_in_the_other() -> None:
     play(scenario)
 
 
-def test_a_lone_request_that_fails_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_request_that_fails_gets_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.open("a")
         monkeypatch.setattr(stage.policy, "predict", lambda contract, rows: 1 / 0)
@@ -295,7 +295,7 @@ def test_a_lone_request_that_fails_is_told_why(monkeypatch: pytest.MonkeyPatch) 
     play(scenario)
 
 
-def test_nobody_waits_for_a_route_that_was_closed() -> None:
+def test_requests_do_not_wait_for_a_closed_route() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.open("a", "b")
         await stage.host.forget("b")
@@ -306,7 +306,7 @@ def test_nobody_waits_for_a_route_that_was_closed() -> None:
 
 
 @pytest.mark.parametrize("refusal", [ConfigurationError("never"), ValueError("no")])
-def test_nobody_waits_for_a_route_that_has_ended_whatever_the_policy_says(
+def test_requests_do_not_wait_for_a_closed_route_that_the_policy_fails_to_forget(
     refusal: Exception,
 ) -> None:
     async def scenario(stage: Stage) -> None:
@@ -320,7 +320,7 @@ def test_nobody_waits_for_a_route_that_has_ended_whatever_the_policy_says(
     play(scenario)
 
 
-def test_a_policy_is_asked_once_about_environments_that_look_alike_to_it() -> None:
+def test_a_policy_checks_equal_environments_once() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.open("a", "b")
         await stage.host.configure(replace(CONTRACT, metadata={"version": np.zeros(2)}))
@@ -330,7 +330,7 @@ def test_a_policy_is_asked_once_about_environments_that_look_alike_to_it() -> No
     assert play(scenario).policy.checked == [("Toy-v0", 1), ("Toy-v0", 2), ("Other-v0", 1)]
 
 
-def test_an_environment_that_the_policy_has_refused_is_asked_about_again() -> None:
+def test_a_refused_environment_is_checked_again() -> None:
     async def scenario(stage: Stage) -> None:
         stage.policy.refusal = ContractMismatchError("not this one")
         for _ in range(2):
@@ -344,7 +344,7 @@ def test_an_environment_that_the_policy_has_refused_is_asked_about_again() -> No
     play(scenario)
 
 
-def test_only_so_many_environments_are_kept_in_mind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_environments_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_host, "_MAX_ACCEPTED", 2)
 
     async def scenario(stage: Stage) -> None:
@@ -358,7 +358,7 @@ def test_only_so_many_environments_are_kept_in_mind(monkeypatch: pytest.MonkeyPa
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -370,7 +370,7 @@ class Clock:
         return int(self.now_s * 1e9)
 
 
-def test_what_could_not_be_told_while_a_policy_held_the_loop_is_told_afterwards(
+def test_a_policy_that_has_blocked_the_loop_is_unhealthy_for_a_moment_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()

@@ -60,6 +60,6 @@ def test_weights_are_not_replaced_within_what_is_no_time(timeout_s: Any) -> None
 def test_a_time_may_be_a_number_of_numpys() -> None:
     host = host_of(object())
 
-    with pytest.raises(ConfigurationError, match="weights"):  # it waited, and was told so
+    with pytest.raises(ConfigurationError, match="weights"):  # it waited, and got the error
         host.set_weights({}, version=None, timeout_s=np.float32(20.0))  # type: ignore[arg-type]
     host.close()

@@ -1,4 +1,4 @@
-"""How often observers are served, and what they are told instead."""
+"""The rate limits of observers, and the refusals."""
 
 import asyncio
 import contextlib
@@ -114,7 +114,7 @@ def test_sessions_are_listed_so_many_times_a_second() -> None:
         context: Any = Context()
         for _ in range(MAX_A_SECOND):
             assert await endpoint.service.list(b"", context) == b""
-        with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED.*10 lists a second"):
+        with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED.*10 lists of sessions a second"):
             await endpoint.service.list(b"", context)
         endpoint.clock.now_s += 1.0
         assert await endpoint.service.list(b"", context) == b""
@@ -122,7 +122,7 @@ def test_sessions_are_listed_so_many_times_a_second() -> None:
     play(scenario)
 
 
-def test_a_session_is_drawn_once_at_a_time_and_who_hangs_up_does_not_change_that() -> None:
+def test_a_session_renders_one_picture_at_a_time_also_for_a_caller_that_left() -> None:
     async def scenario(endpoint: Endpoint) -> None:
         drawing = asyncio.ensure_future(endpoint.render())
         await settle()
@@ -158,7 +158,7 @@ def test_a_request_waits_for_the_picture_before_it_and_a_picture_is_no_sign_of_l
     play(scenario)
 
 
-def test_who_hangs_up_before_the_turn_has_come_costs_the_session_nothing() -> None:
+def test_a_caller_that_leaves_before_its_turn_costs_the_session_nothing() -> None:
     async def scenario(endpoint: Endpoint) -> None:
         async def answer(waited_s: float) -> None:
             drawing = asyncio.ensure_future(endpoint.render())
@@ -193,7 +193,7 @@ def test_the_end_of_a_session_ends_its_pictures() -> None:
         (RenderOutcome(None), "rendered nothing of lane 0"),
     ],
 )
-def test_where_there_is_no_picture_the_reason_is_told(outcome: Any, why: str) -> None:
+def test_a_refusal_gives_the_reason_why_there_is_no_picture(outcome: Any, why: str) -> None:
     async def scenario(endpoint: Endpoint) -> None:
         endpoint.executor.outcome = outcome
         endpoint.executor.gate.set()
@@ -217,12 +217,12 @@ def test_what_cannot_be_drawn_is_refused_before_the_session_hears_of_it() -> Non
     play(scenario)
 
 
-@pytest.mark.parametrize(("mode", "told"), [("", "none"), ("human", "human")])
-def test_an_environment_without_pictures_is_refused(mode: str, told: str) -> None:
+@pytest.mark.parametrize(("mode", "shown"), [("", "none"), ("human", "human")])
+def test_an_environment_without_pictures_is_refused(mode: str, shown: str) -> None:
     async def scenario(endpoint: Endpoint) -> None:
         with pytest.raises(
             Refused,
-            match=f"FAILED_PRECONDITION.*render mode {told}, which gives no pictures; serve",
+            match=f"FAILED_PRECONDITION.*render mode {shown}, which gives no pictures; serve",
         ):
             await endpoint.render()
         assert endpoint.executor.drawn == []

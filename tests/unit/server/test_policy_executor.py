@@ -16,9 +16,9 @@ class Plan:
     def __init__(self) -> None:
         self.batches: deque[Work] = deque()
         self.done: list[str] = []
-        others = set(threading.enumerate())
+        before = set(threading.enumerate())
         self.executor = PolicyExecutor(self._next)
-        self.threads = set(threading.enumerate()) - others
+        self.threads = set(threading.enumerate()) - before
 
     def _next(self) -> Work | None:
         return self.batches.popleft() if self.batches else None
@@ -160,18 +160,18 @@ def test_calls_wait_while_the_policy_is_reserved(plan: Plan) -> None:
     assert plan.done == ["here", "call"]
 
 
-class Unspeakable(BaseException):
+class Unprintable(BaseException):
     """Cannot even be printed."""
 
     def __str__(self) -> str:
-        raise Unspeakable
+        raise Unprintable
 
 
 def test_calls_and_batches_that_raise_do_not_end_the_thread(
     plan: Plan, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
-        raise Unspeakable
+        raise Unprintable
 
     failed = plan.executor.submit(fail)
     plan.batches.append(fail)

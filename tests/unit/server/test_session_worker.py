@@ -17,7 +17,7 @@ from rlmesh_ray.transport.session_progress import SessionProgress
 
 
 class BusyWorker:
-    """A worker at a step, which replies to nothing as long as nobody says so."""
+    """A worker at a step, which replies only when the test lets it."""
 
     has_reply = False
     contract = SimpleNamespace(num_envs=1)
@@ -97,7 +97,7 @@ def _never() -> Any:
 
 
 @pytest.mark.parametrize("begins_later", [False, True], ids=["before", "at the same time"])
-def test_a_step_keeps_its_deadline_while_somebody_waits_behind_it(begins_later: bool) -> None:
+def test_a_step_keeps_its_deadline_while_a_command_waits_behind_it(begins_later: bool) -> None:
     answer, process = asked_aside(begins_later=begins_later, replies=False)
 
     assert answer == Failure(FailureKind.TIMEOUT, "no result within 20 ms")
@@ -105,7 +105,7 @@ def test_a_step_keeps_its_deadline_while_somebody_waits_behind_it(begins_later: 
 
 
 @pytest.mark.parametrize("begins_later", [False, True], ids=["before", "at the same time"])
-def test_who_waits_behind_a_step_has_its_own_answer(begins_later: bool) -> None:
+def test_a_command_behind_a_step_gets_its_own_answer(begins_later: bool) -> None:
     answer, _ = asked_aside(begins_later=begins_later, replies=True)
 
     assert answer == RenderReply(b"png")
@@ -114,15 +114,15 @@ def test_who_waits_behind_a_step_has_its_own_answer(begins_later: bool) -> None:
 @pytest.mark.parametrize(
     ("num_pieces", "longest_s", "has_left"), [(0, 0.0, True), (3, 60.0, True), (3, 0.0, False)]
 )
-def test_who_does_not_read_what_it_is_told_is_waited_for_no_longer_than_that(
+def test_sending_to_a_worker_that_does_not_read_ends_in_time(
     num_pieces: int, longest_s: float, has_left: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_worker, "_LONGEST_SENDING_S", longest_s)
     process = BusyWorker(num_pieces)
 
-    async def tell() -> bool:
-        return await session_of(process).tell(SetEpisodesCommand(()))
+    async def send() -> bool:
+        return await session_of(process).send(SetEpisodesCommand(()))
 
-    assert asyncio.run(tell()) is has_left
+    assert asyncio.run(send()) is has_left
     assert process.is_sending is not has_left
     process.kill()

@@ -1,4 +1,4 @@
-"""What endpoints outside of Ray tell: it comes as it went, or not at all."""
+"""The statistics of endpoints outside of Ray: parsed as they were packed, or refused."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ STATISTICS = st.builds(
 
 
 @given(STATISTICS)
-def test_what_is_told_comes_as_it_went(statistics: EnvStatistics) -> None:
+def test_statistics_are_parsed_as_they_were_packed(statistics: EnvStatistics) -> None:
     assert parse_report(pack_report(statistics)) == statistics
 
 
@@ -52,10 +52,10 @@ def test_what_an_endpoint_counts_fits_a_request() -> None:
     report = pack_report(counts.statistics())
 
     assert len(report) < MAX_REQUEST_BYTES / 4
-    told = parse_report(report)
-    assert (told.steps, told.lane_steps, told.episodes) == (1, 4, 1)
-    assert told.transports == {"grpc": 1}
-    assert told.step_s.count == 1
+    parsed = parse_report(report)
+    assert (parsed.steps, parsed.lane_steps, parsed.episodes) == (1, 4, 1)
+    assert parsed.transports == {"grpc": 1}
+    assert parsed.step_s.count == 1
 
 
 def wrong(change: Callable[[pb.Report], object]) -> bytes:
@@ -67,25 +67,25 @@ def wrong(change: Callable[[pb.Report], object]) -> bytes:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda report: setattr(report, "uptime_s", float("nan")), "cannot be"),
-        (lambda report: setattr(report, "uptime_s", float("inf")), "cannot be"),
-        (lambda report: setattr(report, "step_seconds", -1.0), "cannot be"),
-        (lambda report: setattr(report, "steps", 2**64 - 1), "cannot be"),
-        (lambda report: report.errors.update({"TIMEOUT": 2**60}), "cannot be"),
+        (lambda report: setattr(report, "uptime_s", float("nan")), "out of range"),
+        (lambda report: setattr(report, "uptime_s", float("inf")), "out of range"),
+        (lambda report: setattr(report, "step_seconds", -1.0), "out of range"),
+        (lambda report: setattr(report, "steps", 2**64 - 1), "out of range"),
+        (lambda report: report.errors.update({"TIMEOUT": 2**60}), "out of range"),
         (lambda report: report.steps_by_duration.append(1), "20 parts"),
         (lambda report: report.ClearField("steps_by_duration"), "20 parts"),
-        (lambda report: report.errors.update({"a\nb": 1}), "no codes"),
-        (lambda report: report.errors.update({"": 1}), "no codes"),
-        (lambda report: report.errors.update({"A" * 65: 1}), "no codes"),
+        (lambda report: report.errors.update({"a\nb": 1}), "invalid names"),
+        (lambda report: report.errors.update({"": 1}), "invalid names"),
+        (lambda report: report.errors.update({"A" * 65: 1}), "invalid names"),
         (lambda report: report.errors.update({f"E{n}": 1 for n in range(65)}), "too many"),
     ],
 )
-def test_what_cannot_be_is_not_taken(change: Callable[[pb.Report], object], words: str) -> None:
+def test_an_impossible_report_is_refused(change: Callable[[pb.Report], object], words: str) -> None:
     with pytest.raises(CodecError, match=words):
         parse_report(wrong(change))
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", pb.AttendRequest(pool="p").SerializeToString()])
-def test_a_request_that_tells_nothing_is_no_report(data: bytes) -> None:
+def test_a_request_without_a_report_is_refused(data: bytes) -> None:
     with pytest.raises(CodecError):
         parse_report(data)

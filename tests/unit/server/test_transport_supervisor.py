@@ -1,4 +1,4 @@
-"""How an endpoint lends a road, without a worker."""
+"""How an endpoint opens a direct connection, without a worker."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ from rlmesh_ray.transport.session_progress import SessionProgress
 
 
 def lent(reply: Reply | Failure) -> tuple[list[tuple[Command, int]], list[str], bytes]:
-    """Lend a road over TCP to a worker that replies so; return questions, log and client's end."""
+    """Open a TCP connection to a worker with this reply; return commands, log and client's end."""
     ours, theirs = socket.socketpair()
     asked: list[tuple[Command, int]] = []
     logged: list[str] = []
@@ -49,7 +49,7 @@ def lent(reply: Reply | Failure) -> tuple[list[tuple[Command, int]], list[str], 
         return asked, logged, theirs.recv(1)
 
 
-def test_a_worker_has_as_long_to_take_a_road_as_a_step_has() -> None:
+def test_a_worker_has_as_long_to_open_a_direct_connection_as_for_a_step() -> None:
     asked, _, received = lent(Failure(FailureKind.CRASHED, ""))
 
     assert asked == [(OpenDirectCommand(tag_arrays=True, num_descriptors=1), 45_000)]
@@ -59,25 +59,29 @@ def test_a_worker_has_as_long_to_take_a_road_as_a_step_has() -> None:
 @pytest.mark.parametrize(
     ("reply", "logged"),
     [
-        (OpenDirectRefused("no room"), ["no direct road for a session: no room"]),
-        (Failure(FailureKind.RAISED, "told already"), []),
+        (OpenDirectRefused("no room"), ["no direct connection for a session: no room"]),
+        (Failure(FailureKind.RAISED, "logged already"), []),
     ],
 )
-def test_the_log_says_once_why_there_is_no_road(reply: Reply | Failure, logged: list[str]) -> None:
+def test_the_log_has_the_reason_once_why_there_is_no_direct_connection(
+    reply: Reply | Failure, logged: list[str]
+) -> None:
     assert lent(reply)[1] == logged
 
 
 @pytest.mark.parametrize("has_left", [True, False])
-def test_a_worker_that_does_not_read_which_episodes_run_loses_the_road(has_left: bool) -> None:
+def test_a_worker_that_does_not_read_the_episodes_loses_its_direct_connection(
+    has_left: bool,
+) -> None:
     ours, theirs = socket.socketpair()
-    told: list[Command] = []
+    sent: list[Command] = []
     logged: list[str] = []
 
     async def call_after_step(command: Command, timeout_ms: int) -> Reply:
         return OpenDirectReply()
 
-    async def tell(command: Command) -> bool:
-        told.append(command)
+    async def send(command: Command) -> bool:
+        sent.append(command)
         return has_left
 
     worker: Any = SimpleNamespace(
@@ -86,7 +90,7 @@ def test_a_worker_that_does_not_read_which_episodes_run_loses_the_road(has_left:
         endpoint=SimpleNamespace(is_at_rest=True),
         counts=SimpleNamespace(transport="grpc"),
         call_after_step=call_after_step,
-        tell=tell,
+        send=send,
         warn=logged.append,
     )
 
@@ -104,12 +108,14 @@ def test_a_worker_that_does_not_read_which_episodes_run_loses_the_road(has_left:
     asyncio.run(set_episodes())
     theirs.close()
 
-    assert told == [SetEpisodesCommand((None,))] * (2 if has_left else 1)
+    assert sent == [SetEpisodesCommand((None,))] * (2 if has_left else 1)
     assert len(logged) == (0 if has_left else 1)
 
 
 @pytest.mark.parametrize("is_disconnected", [True, False])
-def test_a_road_that_is_cut_while_its_worker_is_told_is_not_lent(is_disconnected: bool) -> None:
+def test_a_direct_connection_that_ends_while_it_is_opened_is_not_returned(
+    is_disconnected: bool,
+) -> None:
     ours, theirs = socket.socketpair()
     direct = DirectHandle((), ours)
 
