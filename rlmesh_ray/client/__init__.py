@@ -1,1 +1,1 @@
-"""Shells that connect."""
+"""Clients: environments, vectors and policies behind an address."""

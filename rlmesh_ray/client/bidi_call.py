@@ -27,13 +27,13 @@ class BidiCall(Protocol):
         """
 
     def has_ended(self) -> bool:
-        """Return whether the other side has ended it, as far as that has arrived; as ``poll``."""
+        """Return whether the server has ended it, as far as that has arrived; as ``poll``."""
 
     def cancel(self) -> bool:
         """End it at once; for any thread."""
 
     def close(self) -> None:
-        """End it, and let go of what it holds. Idempotent; for any thread."""
+        """End it, and release its resources. Idempotent; for any thread."""
 
 
 def open_call(channel: grpc.Channel, path: str, metadata: Metadata) -> BidiCall:
@@ -56,7 +56,7 @@ def open_call(channel: grpc.Channel, path: str, metadata: Metadata) -> BidiCall:
 
 
 class QueuedCall:
-    """As gRPC has it: two of its threads hand each message on.
+    """gRPC's own call: two of its threads pass each message on.
 
     Args:
         channel: See ``open_call``.
@@ -100,7 +100,7 @@ class QueuedCall:
         return ahead
 
     def has_ended(self) -> bool:
-        """Return whether the other side has ended it."""
+        """Return whether the server has ended it."""
         return not self._call.is_active()
 
     def cancel(self) -> bool:
@@ -122,7 +122,7 @@ class QueuedCall:
 
 
 def _begin_single_threaded() -> Any:
-    """Return what begins a call without those threads; None: not with this gRPC."""
+    """Return the function that begins a single-threaded call; None: not with this gRPC."""
     if sys.platform != "linux":
         return None
     try:

@@ -1,4 +1,4 @@
-"""Connect options and channels of clients; translation of gRPC's errors."""
+"""Connection options of clients: channels, credentials, and the translation of gRPC's errors."""
 
 import contextlib
 import os
@@ -36,13 +36,13 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """Address, credentials and timeouts of an endpoint."""
+    """The address of an endpoint, and how to connect to it."""
 
     address: str
     """``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://`` or ``tcp://``, or
     ``dm_env_rpc://HOST:PORT``."""
     token: TokenSource | None = field(default=None, repr=False)
-    """The client's token; a file is read at each call."""
+    """The token to send; a file is read at each call."""
     tls: ClientTlsSource | None = None
     timeout_s: float = 10.0
     """For the connection and the handshake together. An endpoint of the released rlmesh has as long
@@ -107,18 +107,18 @@ class ConnectOptions:
         """The metadata of every call.
 
         Raises:
-            ConfigurationError: The token cannot be sent as metadata.
+            ConfigurationError: The token is not valid as metadata.
             EndpointUnreachableError: Its file cannot be used now.
         """
         if self.token is None:
             return ()
         try:
-            shown = client_token_of(self.token)
+            token = client_token_of(self.token)
         except ConfigurationError as error:
-            # The file may be in the middle of a rotation: callers that retry shall do so.
-            reason = f"there is no token to show: {error}"
+            # It may be in the middle of a rotation: a later attempt may succeed.
+            reason = f"there is no token to send: {error}"
             raise EndpointUnreachableError(reason, self.address) from error
-        return ((AUTHORIZATION_METADATA_KEY, bearer_value(shown)),)
+        return ((AUTHORIZATION_METADATA_KEY, bearer_value(token)),)
 
     def call(self, channel: grpc.Channel, path: str, data: bytes) -> bytes:
         """Make a unary call.
@@ -138,7 +138,7 @@ class ConnectOptions:
 
 @contextlib.contextmanager
 def handshake_errors_at(address: str) -> Iterator[None]:
-    """Add ``address`` to errors about a handshake's answer.
+    """Add ``address`` to errors about the answer to a handshake.
 
     Raises:
         HandshakeRefusedError: The peers do not match, or the answer is malformed.
@@ -151,7 +151,7 @@ def handshake_errors_at(address: str) -> Iterator[None]:
         ) from error
     except CodecError as error:
         raise HandshakeRefusedError(
-            f"{address}: the answer to the handshake makes no sense here ({error}); check the "
+            f"{address}: the answer to the handshake is malformed ({error}); check the "
             "address, or install versions that match"
         ) from error
 
@@ -162,9 +162,9 @@ def translate_grpc_error(
     """Return this package's error for one of gRPC's.
 
     Args:
-        error: gRPC's.
-        address: The endpoint's.
-        is_open: Whether the session has worked before.
+        error: From gRPC.
+        address: The address of the endpoint.
+        is_open: Whether the session had been working before.
     """
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
     details = (error.details() if isinstance(error, grpc.Call) else str(error)) or code.name
@@ -187,22 +187,23 @@ def translate_grpc_error(
     return EndpointLostError(f"the session broke ({code.name}: {details})", address)
 
 
-# In errors of the released rlmesh, whose endpoints have one session at a time.
+# From an endpoint of the released rlmesh, which has one session at a time.
 _ONE_SESSION = "already has an active Join session"
 
-# In errors of gRPC's server in Python.
+# From gRPC's server in Python.
 _CALL_LIMIT = "Concurrent RPC limit exceeded"
 
-# Parts of gRPC's details for a failed connection, and what they mean. All of them have one status.
+# gRPC's text about a connection that it could not use, and its meaning. All have one status; only
+# the text distinguishes them.
 _CONNECTION_FAILURES = (
     ("draining:", "the endpoint takes no new sessions and is about to stop; dial another one"),
     (
         "Failed parsing HTTP/2",
-        "something answers there, but it does not speak gRPC; check the address and the port",
+        "something answers there, but it does not use gRPC; check the address and the port",
     ),
     (
         "WRONG_VERSION_NUMBER",
-        "something answers there, but it does not speak TLS; use no authority (--tls-ca), or "
+        "something answers there, but it does not use TLS; use no authority (--tls-ca), or "
         "check the address",
     ),
     (
@@ -227,7 +228,7 @@ _CONNECTION_FAILURES = (
     ),
     (
         "Socket closed",
-        "something accepts the connection there and closes it; if the endpoint speaks TLS, name "
+        "something accepts the connection there and closes it; if the endpoint uses TLS, name "
         "its authority (--tls-ca), and a certificate if it asks for one (--tls-cert, --tls-key), "
         "else check the address",
     ),
@@ -249,7 +250,7 @@ def _exhausted(details: str, address: str) -> EndpointError:
     if "larger than max" not in details:
         return CapacityError(details, address)
     return EndpointError(
-        f"a message is larger than the size limit of the side that it went to ({details}); send "
+        f"a message is larger than the size limit of its receiver ({details}); send "
         "or serve fewer lanes at once, or smaller observations, or raise the limit of a policy's "
         "endpoint (max_message_bytes=…, --max-message-bytes)",
         address,
@@ -257,7 +258,7 @@ def _exhausted(details: str, address: str) -> EndpointError:
 
 
 def _serving_hint(text: str) -> str:
-    """Return a hint how to serve the environment or policy that ``text`` seems to name."""
+    """Return the command that serves ``text``, if it names an environment or a policy."""
     if re.fullmatch(r"[\w./:-]*-v\d+", text):
         return f"; an environment is served first: rlmesh-ray serve-env {text}"
     if os.path.exists(text) or text.endswith((".pt", ".pt2", "checkpoint")):

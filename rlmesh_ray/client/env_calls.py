@@ -1,4 +1,4 @@
-"""Asks an endpoint to call into the lanes of a session."""
+"""Calls into the environments of a session's lanes."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 def call_lanes(
     channel: grpc.Channel, call: LaneCall, metadata: Metadata, address: str, timeout_s: float
 ) -> tuple[Any, ...]:
-    """Have ``call`` done and return its results.
+    """Make ``call`` and return its results.
 
     Args:
-        channel: To the endpoint.
-        call: What to call.
-        metadata: Those of the session's Join.
+        channel: Channel to the endpoint.
+        call: The call.
+        metadata: The metadata of the session's Join.
         address: For error messages.
         timeout_s: How long to wait.
 
@@ -44,7 +44,7 @@ def call_lanes(
     except CodecError as error:
         raise RemoteProtocolError(f"the answer to a call does not decode: {error}") from error
     if isinstance(results, CallFailed):
-        # What the endpoint was given is a little less than what the user has set.
+        # The endpoint's timeout is a little shorter than the one that the user has set.
         message = with_client_timeout(results.message, call.timeout_ms, timeout_s)
         raise RemoteEnvError(results.code.name, message, True, results.debug_info)
     return results

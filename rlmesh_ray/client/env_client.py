@@ -86,7 +86,7 @@ def request_ticket(
         if code is grpc.StatusCode.UNAVAILABLE:
             raise translate_grpc_error(error, connect_options.address, is_open=True) from error
         details = error.details() if isinstance(error, grpc.Call) else error
-        reason = f"the endpoint lets none in ({code.name}: {details})"
+        reason = f"the endpoint refuses direct connections ({code.name}: {details})"
         raise EndpointError(reason, connect_options.address) from error
     try:
         return Ticket(*wire.parse_response(reply, TICKET_ID_BYTES, KEY_BYTES))
@@ -100,26 +100,27 @@ T = TypeVar("T")
 
 _JOIN = "/rlmesh.env.v1.EnvService/Join"
 _DIRECT_TIMEOUT_SHARE = 0.95
-"""Of the time for a step. A worker that does not come to it has no deadline of the endpoint's."""
+"""Part of a step's timeout to wait for the direct answer: the endpoint sets no deadline for a
+worker that has not begun the step."""
 _LONGEST_ALLOWANCE_S = 1.0
-"""So long after a step's time is up the endpoint is heard, which had little of it left."""
+"""How long after a step's timeout the client waits for an endpoint that had little of it left."""
 _STREAM_PERIOD_S = 0.25
-"""So often a client that steps on a direct road looks whether its stream has ended."""
-_NO_SENSE = "the answer does not fit the contract: {}"
+"""How often a client that steps over a direct connection checks whether its stream has ended."""
+_MISFIT = "the answer does not fit the contract: {}"
 
 
 class EnvClient:
-    """An open session: ``num_envs`` lanes that nobody else touches.
+    """An open session: ``num_envs`` lanes that no other session shares.
 
     An error that the endpoint calls recoverable leaves the session usable. Any other one ends it
-    (edition 2026.06, "Timeouts and Errors"), as does an answer that breaks the protocol: what is
-    asked afterwards fails here, with EndpointLostError, and only ``close`` is left to do. So it is
-    after an exception in the middle of a request, as Ctrl-C raises it.
+    (edition 2026.06, "Timeouts and Errors"), as does an answer that breaks the protocol: later
+    requests fail with EndpointLostError, and only ``close`` is left to do. An exception in the
+    middle of a request, such as from Ctrl-C, ends it, too.
 
     Args:
-        connect_options: The endpoint.
-        step_timeout_s: How long to wait for any answer; the endpoint is told to give up a
-            little earlier, so that a hanging environment is answered in band.
+        connect_options: How to reach the endpoint.
+        step_timeout_s: How long to wait for any answer; the endpoint's timeout is a little
+            shorter, so that a hanging environment is answered in band.
         start_timeout_s: How long the environment of the session may take to start, before the
             first reset or call, or the first reset after its worker died. Until then, requests
             that the endpoint answers with a timeout because of that are sent again.
@@ -127,9 +128,9 @@ class EnvClient:
         spin: See ``RemoteEnv``.
 
     Raises:
-        ConfigurationError: What ``transport`` insists on the endpoint does not offer.
+        ConfigurationError: The endpoint does not offer the ``transport`` that is required.
         EndpointError: The endpoint cannot be reached, wants another token, or is full.
-        HandshakeRefusedError: It speaks no generation or edition of this package.
+        HandshakeRefusedError: It has no dialect or edition of this package.
     """
 
     def __init__(
@@ -168,13 +169,13 @@ class EnvClient:
         except BaseException:
             self._channel.close()
             raise
-        # The request whose answer comes over a road, and what has been fetched early. Whoever comes
-        # while another thread fetches it waits.
+        # The request whose answer comes over a direct connection, and answers received early. A
+        # thread waits here while another one receives.
         self._settling = threading.RLock()
         self._in_flight_direct: tuple[str, DirectConnection] | None = None
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
-        self._look_at_stream_s = 0.0
+        self._next_stream_check_s = 0.0
         self._stream = JoinStream(
             self._channel, _JOIN, connection.metadata, connect_options.address
         )
@@ -192,7 +193,7 @@ class EnvClient:
 
     @property
     def address(self) -> str:
-        """Where the endpoint is."""
+        """The address of the endpoint."""
         return self._connect_options.address
 
     def reset(
@@ -206,14 +207,14 @@ class EnvClient:
 
         Args:
             seeds: Empty, or one for each lane that is reset.
-            options: Handed to the environment.
+            options: For the environment.
             lanes: Indices; empty for all. Only some of them can be reset where the endpoint offers
                 it (``rlmesh_ray.partial_reset.v1``).
 
         Raises:
             ConfigurationError: It cannot reset single lanes; nothing was sent.
             RemoteEnvError: The endpoint answered with an error.
-            RemoteProtocolError: The answer is none; that ends the session.
+            RemoteProtocolError: The answer is malformed; that ends the session.
             EndpointError: The session broke.
         """
         return self._when_started(
@@ -246,25 +247,25 @@ class EnvClient:
         try:
             result = self._dialect.reset_result(done)
         except CodecError as error:
-            raise self._session.broken(_NO_SENSE.format(error), request_id) from error
+            raise self._session.broken(_MISFIT.format(error), request_id) from error
         self._episode_ids = result.episode_ids
         return result
 
     def step(self, action: Sequence[Column]) -> StepResult:
-        """Apply one action a lane and wait for the result."""
+        """Apply one action per lane and wait for the result."""
         return self.receive_step(self.send_step(action))
 
     def send_step(self, action: Sequence[Column], *, is_last: bool = True) -> str:
-        """Apply one action a lane without waiting; return the request's id.
+        """Apply one action per lane without waiting; return the request's id.
 
         Args:
             action: Columns over all lanes, of the action space's dtypes.
-            is_last: Whether its answer is received before anything else is sent. If not, and this
-                step travelled on a direct road, what is sent next would wait for it.
+            is_last: Whether its answer is received before the next request is sent. If not, it is
+                sent on the stream: after a direct step, the next request would wait for its answer.
         """
         self._settle()
         self._session_stream.require_open()
-        # What is still on the stream comes first, and a road would overtake it.
+        # Requests still on the stream come first; a direct step would overtake them.
         is_alone = is_last and not self._session.has_unanswered
         direct = self._direct_connection() if is_alone else None
         request_id = self._session_stream.next_id
@@ -275,10 +276,10 @@ class EnvClient:
         return request_id
 
     def _direct_connection(self) -> DirectConnection | None:
-        """Return the direct road; None: there is none, or the session's stream has ended."""
+        """Return the direct connection; None: there is none, or the session's stream has ended."""
         now_s = time.monotonic()
-        if now_s >= self._look_at_stream_s:
-            self._look_at_stream_s = now_s + _STREAM_PERIOD_S
+        if now_s >= self._next_stream_check_s:
+            self._next_stream_check_s = now_s + _STREAM_PERIOD_S
             if self._stream.has_ended():
                 self._direct_connector.close()
         return self._direct_connector.connection()
@@ -305,12 +306,12 @@ class EnvClient:
 
         Raises:
             RemoteEnvError: The endpoint answered with an error.
-            RemoteProtocolError: The answer is none; that ends the session.
+            RemoteProtocolError: The answer is malformed; that ends the session.
             EndpointError: The session broke.
         """
         self._settle()
         if request_id in self._kept:
-            return _told(self._kept.pop(request_id))
+            return _result_or_raise(self._kept.pop(request_id))
         return self._receive_step(request_id, self._timeout_s)
 
     def _receive_step(self, request_id: str, timeout_s: float) -> StepResult:
@@ -323,12 +324,12 @@ class EnvClient:
         try:
             result = self._dialect.step_result(done)
         except CodecError as error:
-            raise self._session.broken(_NO_SENSE.format(error), request_id) from error
+            raise self._session.broken(_MISFIT.format(error), request_id) from error
         self._episode_ids = result.episode_ids
         return result
 
     def _settle(self) -> None:
-        """Wait for what the road owes, and keep it: requests on two roads have no order."""
+        """Receive and keep a pending direct answer: stream and connection have no common order."""
         with self._settling:
             if self._in_flight_direct is None:
                 return
@@ -347,7 +348,7 @@ class EnvClient:
         frame = direct.receive(_DIRECT_TIMEOUT_SHARE * self._timeout_s)
         numbers = self._session_stream.numbers
         if frame is None:
-            # The step keeps its deadline; whether it has begun, the endpoint knows.
+            # The step keeps its deadline; only the endpoint knows whether it has begun.
             left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * self._timeout_s)
             timeout_ms = endpoint_timeout_ms(left_s)
             self._send_on_stream(str(numbers.fall_back_to_join()), direct.action, timeout_ms)
@@ -380,7 +381,7 @@ class EnvClient:
         )
 
     def wakeup(self) -> WakeupDescriptors | None:
-        """Return what tells of the answer to a step on a direct road; None: there is none."""
+        """Return the descriptors that signal the answer to a direct step; None: there is none."""
         return None if self._in_flight_direct is None else self._in_flight_direct[1].wakeup
 
     def render(self) -> bytes | None:
@@ -393,16 +394,16 @@ class EnvClient:
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of the environment of each lane, or read an attribute that is none.
 
-        It happens after everything that was sent before and never during a step. Episodes go on.
-        What it changes lasts as long as the session has its environment: not beyond a crash (then
-        a Reset creates a new one), nor into the next session.
+        It happens after all earlier requests and never during a step. Episodes go on. Its changes
+        last as long as the session has its environment: not beyond a crash (then a Reset creates a
+        new one), nor into the next session.
 
         Args:
             name: One that the operator allows (``EnvServer(..., allow_calls=...)``), of the
                 environment or of one of its wrappers.
             arguments: By position: numbers, text, bytes, arrays, and lists and dicts of these, up
                 to 512 KiB. Tuples arrive as lists.
-            lanes: Which, each once; empty for all.
+            lanes: Indices, each once; empty for all.
 
         Returns:
             What each lane returned, in the order of ``lanes``. Objects come back as text, as they
@@ -410,7 +411,7 @@ class EnvClient:
 
         Raises:
             ConfigurationError: The endpoint does not allow it; nothing was sent.
-            CodecError: An argument cannot travel; nothing was sent.
+            CodecError: An argument cannot be encoded; nothing was sent.
             LocalProtocolError: The first request of the session has not been answered yet.
             RemoteEnvError: The environment raised: its episodes go on, and lanes before the one
                 that raised have been called. Only with the codes CRASHED and TIMEOUT they do not:
@@ -435,12 +436,12 @@ class EnvClient:
         try:
             results = call_lanes(self._channel, call, self._metadata, self.address, self._timeout_s)
         except (CodecError, AccessDeniedError):
-            raise  # it has not come to the session
+            raise  # the call has not reached the session
         except RemoteEnvError:
             numbers.sent()
             raise
         except (EndpointError, RemoteProtocolError) as error:
-            self._session.fail(error)  # whether it was executed nobody knows
+            self._session.fail(error)  # it may or may not have been executed
             raise
         except BaseException as error:
             self._session.fail_if_interrupted(error)
@@ -449,7 +450,7 @@ class EnvClient:
         return results
 
     def _when_started(self, ask: Callable[[], T]) -> T:
-        """Return what ``ask`` returns, again and again while the environment is still starting."""
+        """Return the result of ``ask``, repeated while the environment is still starting."""
         end_s = time.monotonic() + self._start_timeout_s
         while True:
             try:
@@ -461,8 +462,8 @@ class EnvClient:
                     raise never_started(error, self._start_timeout_s) from error
 
     def close(self) -> None:
-        """End the session. Idempotent; a broken session is closed without a word."""
-        # A thread that waits at the road is not to go on with the stream.
+        """End the session. Idempotent; a broken session gets no Close request."""
+        # First: a thread that waits for a direct answer must not go on with the stream.
         self._session.close()
         if self._session_stream.is_own:
             self._direct_connector.close()
@@ -470,7 +471,7 @@ class EnvClient:
 
     @property
     def _metadata(self) -> Metadata:
-        """What a call into the session carries; the token may have been replaced meanwhile."""
+        """The metadata of a call into the session; the token may have been replaced meanwhile."""
         return self._connect_options.metadata + self._own_metadata
 
     @property
@@ -482,7 +483,7 @@ class EnvClient:
         return endpoint_timeout_ms(self._timeout_s)
 
     def _configure(self) -> None:
-        """Name the edition, where the generation wants that before anything else."""
+        """Send Configure with the edition, where the dialect requires it as the first request."""
         if not self._dialect.edition:
             return
         request = Configure(self._session_stream.next_id, self._dialect.edition)
@@ -499,10 +500,10 @@ class EnvClient:
             raise
 
 
-def _told(kept: StepResult | RlmeshError) -> StepResult:
+def _result_or_raise(kept: StepResult | RlmeshError) -> StepResult:
     if isinstance(kept, StepResult):
         return kept
     try:
         raise kept
     finally:
-        del kept  # an error that knows itself keeps the road's memory until somebody collects it
+        del kept  # breaks a reference cycle, which would keep the shared memory

@@ -1,4 +1,4 @@
-"""What differs between the generations within a session with an EnvService; without I/O."""
+"""The dialects of a session with an EnvService: requests and answers, without I/O."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -21,13 +21,13 @@ from rlmesh_ray.wire.rlmesh_v1 import values
 
 
 class EnvClientFrames(Protocol):
-    """Bytes of a session; modules of ``wire`` are such."""
+    """Encodes requests and decodes responses, such as a module of ``wire``."""
 
     def pack_request(self, request: EnvRequest) -> bytes:
         """Return the frame of ``request``; raises CodecError where it has none."""
 
     def parse_response(self, data: bytes) -> EnvResponse:
-        """Return the response in ``data``; raises CodecError if it is none."""
+        """Return the response in ``data``; raises CodecError if it is malformed."""
 
 
 class EnvClientDialect(Protocol):
@@ -35,11 +35,11 @@ class EnvClientDialect(Protocol):
 
     @property
     def frames(self) -> EnvClientFrames:
-        """The bytes."""
+        """The encoding of its messages."""
 
     @property
     def edition(self) -> str:
-        """What Configure must name before anything else is asked; empty: there is no Configure."""
+        """The edition for Configure, which comes first; empty: there is no Configure."""
 
     def reset(
         self,
@@ -60,21 +60,21 @@ class EnvClientDialect(Protocol):
         """
 
     def reset_result(self, done: ResetDone) -> ResetResult:
-        """Return what ``done`` says, over all lanes.
+        """Return the result in ``done``, over all lanes.
 
         Raises:
-            CodecError: It is of other lanes, or holds no observations of this session.
+            CodecError: It has other lanes, or no observations of this session.
         """
 
     def step_result(self, done: StepDone) -> StepResult:
-        """Return what ``done`` says; raises as ``reset_result``."""
+        """Return the result in ``done``; raises as ``reset_result``."""
 
 
 class EditionEnvClientDialect:
-    """That of ``rlmesh.protocol.v1``, whose messages say what a session's holder wants to hear.
+    """The dialect of ``rlmesh.protocol.v1``; its messages need no translation.
 
     Args:
-        contract: The session's.
+        contract: Contract of the session.
     """
 
     frames: EnvClientFrames = wire
@@ -103,12 +103,12 @@ class EditionEnvClientDialect:
         return Step(request_id, data, timeout_ms)
 
     def reset_result(self, done: ResetDone) -> ResetResult:
-        """Return what ``done`` says."""
+        """Return the result in ``done``."""
         columns = values.decode_batch(self._observation_space, done.observation, self._width)
         return ResetResult(owned(columns), done.infos, done.episode_ids)
 
     def step_result(self, done: StepDone) -> StepResult:
-        """Return what ``done`` says."""
+        """Return the result in ``done``."""
         columns = values.decode_batch(self._observation_space, done.observation, self._width)
         return StepResult(
             observation=owned(columns),
@@ -122,5 +122,5 @@ class EditionEnvClientDialect:
 
 
 def owned(columns: Sequence[Column]) -> list[Column]:
-    """Return copies: torch warns about read-only arrays, and callers keep and write to theirs."""
+    """Return copies: torch warns about read-only arrays, and callers keep and change them."""
     return [column if isinstance(column, tuple) else np.array(column) for column in columns]

@@ -1,4 +1,4 @@
-"""Requests and answers of one session with an EnvService, and how they end."""
+"""The requests and answers of one session with an EnvService, and its end."""
 
 import contextlib
 import sys
@@ -53,14 +53,14 @@ class EnvSessionStream:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is this process's; a fork leaves it alone, and cannot even close it."""
+        """Whether this process has opened it; a fork cannot use it, or even close it."""
         return self._process.is_owner
 
     def require_own(self) -> None:
-        """Make sure that the session is this process's.
+        """Make sure that this process has opened the session.
 
         Raises:
-            EndpointLostError: It is that of a process of which this one is a fork.
+            EndpointLostError: This process is a fork of the one that has.
         """
         self._process.require()
 
@@ -90,8 +90,8 @@ class EnvSessionStream:
         """Wait for the answer to the oldest request that was sent.
 
         Args:
-            request_id: The request's.
-            kind: Of the answer.
+            request_id: Id of the request.
+            kind: Type of the answer.
             timeout_s: How long to wait.
 
         Raises:
@@ -112,13 +112,13 @@ class EnvSessionStream:
     def read(
         self, frame: bytes, request_id: str, kind: type[ResponseT], timeout_s: float = 0.0
     ) -> ResponseT:
-        """Return the answer in ``frame``, wherever that came from.
+        """Return the answer in ``frame``, from the stream or a direct connection.
 
         Args:
-            frame: The answer's.
-            request_id: The request's.
-            kind: Of the answer.
-            timeout_s: That the user has set, if the endpoint was given one for the request.
+            frame: Bytes of the answer.
+            request_id: Id of the request.
+            kind: Type of the answer.
+            timeout_s: The user's timeout, if the request had one for the endpoint.
 
         Raises:
             RemoteEnvError: As with ``receive``.
@@ -137,21 +137,23 @@ class EnvSessionStream:
             return
         self._is_closed = True
         if sys.is_finalizing():
-            return  # gRPC's threads are gone, nothing would ever answer; the process's end is heard
+            return  # gRPC's threads are gone; the endpoint notices the end of the process
         # In a thread of its own: Ctrl-C in the middle of a call can leave gRPC's lock held, and
-        # whoever asks for it next waits for ever.
-        goodbye = threading.Thread(target=self._say_goodbye, name="rlmesh-ray-close", daemon=True)
-        goodbye.start()
-        goodbye.join(_CLOSE_TIMEOUT_S + _CUT_OFF_TIMEOUT_S)
+        # the next thread that needs it would wait for ever.
+        closing = threading.Thread(
+            target=self._send_close_and_end, name="rlmesh-ray-close", daemon=True
+        )
+        closing.start()
+        closing.join(_CLOSE_TIMEOUT_S + _CUT_OFF_TIMEOUT_S)
 
-    def _say_goodbye(self) -> None:
-        with contextlib.suppress(Exception):  # whatever broke the session, it is closed now
+    def _send_close_and_end(self) -> None:
+        with contextlib.suppress(Exception):  # a broken session is closed as well
             self._finish(Close(self.next_id))
         self._stream.close()
         self._channel.close()
 
     def _finish(self, request: Close) -> None:
-        """Send Close and wait for its answer, past those of requests that nobody waited for."""
+        """Send Close and wait for its answer, past the unread answers of earlier requests."""
         self._stream.send(self._frames.pack_request(request))
         end_s = time.monotonic() + _CLOSE_TIMEOUT_S
         is_answered = False

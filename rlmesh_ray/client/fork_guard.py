@@ -1,4 +1,4 @@
-"""Sessions stay in the process that has opened them."""
+"""Guards that keep a session in the process that has opened it."""
 
 import abc
 import os
@@ -10,11 +10,11 @@ from rlmesh_ray.errors import EndpointLostError
 class ForkGuard:
     """The process that has opened a session.
 
-    A fork has a copy of the session, on the same memory and the same connection: what it asked
-    would be executed in its parent's episodes, and its parent would miss the answer.
+    A fork has a copy of the session, on the same memory and the same connection: its
+    requests would be executed in its parent's episodes, and its parent would miss the answers.
 
     Args:
-        address: The endpoint's, for error messages.
+        address: Address of the endpoint, for error messages.
     """
 
     def __init__(self, address: str) -> None:
@@ -27,10 +27,10 @@ class ForkGuard:
         return os.getpid() == self._pid
 
     def require(self) -> None:
-        """Make sure that this is the one.
+        """Make sure that this is the process that has opened the session.
 
         Raises:
-            EndpointLostError: It is a fork.
+            EndpointLostError: This process is a fork.
         """
         if not self.is_owner:
             raise EndpointLostError(
@@ -41,12 +41,12 @@ class ForkGuard:
 
 
 class NotPicklable:
-    """Says so when somebody pickles or copies it, as Ray does with whatever a task is given."""
+    """Refuses to be pickled or copied, as Ray does with the arguments of a task."""
 
     @property
     @abc.abstractmethod
     def address(self) -> str:
-        """Where the endpoint is."""
+        """The address of the endpoint."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Asks an endpoint for its health, by grpc.health.v1."""
+"""Health checks of an endpoint, by grpc.health.v1."""
 
 import enum
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.wire import health_v1 as wire
 from rlmesh_ray.wire.health_v1 import ServingStatus
 
-_NOT_TOLD = "the endpoint does not tell its health (it has no grpc.health.v1)"
+_NO_SERVICE = "the endpoint does not report its health (it has no grpc.health.v1)"
 
 
 class HealthStatus(enum.Enum):
@@ -20,9 +20,9 @@ class HealthStatus(enum.Enum):
     SERVING = "SERVING"
     """It would serve a new session now."""
     NOT_SERVING = "NOT_SERVING"
-    """It says that it would not."""
+    """It reports that it would not."""
     UNKNOWN = "UNKNOWN"
-    """It answers, but does not tell: other servers, older versions, no such service."""
+    """It answers, but does not report: other servers, older versions, no such service."""
     UNREACHABLE = "UNREACHABLE"
     """No answer, or none in time."""
 
@@ -33,7 +33,7 @@ class EndpointHealth:
 
     status: HealthStatus
     reason: str = ""
-    """Why it is not SERVING, as far as anybody has told."""
+    """Why it is not SERVING, if that is known."""
 
     @property
     def is_serving(self) -> bool:
@@ -51,7 +51,7 @@ def check_health(
         service: Full name of one service, such as ``rlmesh.env.v1.EnvService``; default: all.
 
     Raises:
-        AccessDeniedError: The endpoint wants another token.
+        AccessDeniedError: The endpoint requires another token.
         AddressError: The address is malformed.
     """
     with connect_options.open() as channel:
@@ -70,15 +70,15 @@ def check_health(
         return EndpointHealth(HealthStatus.UNKNOWN, str(error))
     if status is ServingStatus.SERVING:
         return EndpointHealth(HealthStatus.SERVING)
-    is_told = status is ServingStatus.NOT_SERVING
-    known = HealthStatus.NOT_SERVING if is_told else HealthStatus.UNKNOWN
+    is_reported = status is ServingStatus.NOT_SERVING
+    known = HealthStatus.NOT_SERVING if is_reported else HealthStatus.UNKNOWN
     return EndpointHealth(known, _reason(call.trailing_metadata() or ()))
 
 
 def _without_answer(error: grpc.RpcError, address: str) -> EndpointHealth:
     code = error.code() if isinstance(error, grpc.Call) else None
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return EndpointHealth(HealthStatus.UNKNOWN, _NOT_TOLD)
+        return EndpointHealth(HealthStatus.UNKNOWN, _NO_SERVICE)
     if code is grpc.StatusCode.NOT_FOUND:
         return EndpointHealth(HealthStatus.UNKNOWN, error.details() or "no such service")
     translated = translate_grpc_error(error, address)
@@ -88,5 +88,5 @@ def _without_answer(error: grpc.RpcError, address: str) -> EndpointHealth:
 
 
 def _reason(metadata: Iterable[tuple[str, Any]]) -> str:
-    told = dict(metadata).get(wire.REASON_METADATA_KEY, b"")
-    return bytes(told).decode(errors="replace")
+    reason = dict(metadata).get(wire.REASON_METADATA_KEY, b"")
+    return bytes(reason).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""One Join stream: frames out, frames in, and no wait without an end."""
+"""One Join stream: sends and receives frames, with a timeout of every wait."""
 
 import contextlib
 import os
@@ -96,7 +96,7 @@ class JoinStream:
         return self._call.poll()
 
     def has_ended(self) -> bool:
-        """Return whether the other side has ended it, without waiting; as ``poll``."""
+        """Return whether the server has ended it, without waiting; as ``poll``."""
         return self._call.has_ended()
 
     def frames(self) -> Iterator[bytes]:
@@ -144,7 +144,7 @@ class CallDeadline:
 
 
 class _Watchdog:
-    """Looks at all open deadlines a few times a second, from one daemon thread."""
+    """Checks all open deadlines a few times a second, from one daemon thread."""
 
     _PERIOD_S = 0.1
 

@@ -1,4 +1,4 @@
-"""What differs between the generations within a session with a ModelService; without I/O."""
+"""The dialects of a session with a ModelService: requests and answers, without I/O."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ class PredictTelemetry:
     """How an endpoint made a prediction."""
 
     policy_version: int
-    """Of the weights that acted; 0 for those that the policy was loaded with, -1 where the
-    endpoint does not tell."""
+    """Version of the weights that chose; 0 for those that the policy was loaded with, -1 where the
+    endpoint does not report it."""
     queue_s: float
     """Time from the request's arrival there to the beginning of its batch."""
     forward_s: float
     """Time that the policy took for the whole batch."""
     batch_rows: int
-    """Rows in the batch, those of others included; 0 where the endpoint does not tell."""
+    """Rows in the batch, with those of other requests; 0 where the endpoint does not report it."""
     server: str
-    """Names the server, as long as it lives; empty where it does not tell."""
+    """Identifies the running server; empty where it does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ModelReply:
     request_id: str
     failure: ModelFailed | None = None
     action: bytes | None = None
-    """Of a prediction: what ``ModelClientDialect.actions`` reads."""
+    """For a prediction: the data that ``ModelClientDialect.actions`` reads."""
     telemetry: PredictTelemetry | None = None
 
 
@@ -73,7 +73,7 @@ class ModelClientDialect(Protocol):
         rows: Sequence[PredictSlot],
         observation: bytes,
     ) -> list[EncodedRequest]:
-        """Return the request for a prediction, and before it what must be said first."""
+        """Return the request for a prediction, after requests that must come before it."""
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
         """Return the request to close a route."""
@@ -105,7 +105,7 @@ class ModelClientDialect(Protocol):
 
 
 class EditionModelClientDialect:
-    """That of ``rlmesh.protocol.v1``.
+    """The dialect of ``rlmesh.protocol.v1``.
 
     Args:
         session_id: Named in every context.
@@ -169,7 +169,7 @@ class EditionModelClientDialect:
 
 
 def action_of(reply: ModelReply) -> bytes:
-    """Return what a prediction holds.
+    """Return the reply in a prediction.
 
     Raises:
         RemoteProtocolError: It is the answer to another request.

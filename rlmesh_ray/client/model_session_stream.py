@@ -1,4 +1,4 @@
-"""Requests and answers of one session with a ModelService, from several threads."""
+"""The requests and answers of one session with a ModelService, from several threads."""
 
 import contextlib
 import itertools
@@ -19,11 +19,11 @@ Make = Callable[[Iterator[str]], Sequence[EncodedRequest]]
 
 
 class ModelSessionStream:
-    """What is asked and answered in one session. Safe to use from several threads.
+    """The requests and answers of one session. Safe to use from several threads.
 
     Args:
-        stream: The session's.
-        dialect: The session's language.
+        stream: Join stream of the session.
+        dialect: Dialect of the session.
         address: For error messages.
     """
 
@@ -43,7 +43,7 @@ class ModelSessionStream:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is this process's; a fork cannot even close it."""
+        """Whether this process has opened it; a fork cannot even close it."""
         return self._process.is_owner
 
     def ask(self, make: Make, timeout_s: float) -> ModelReply:
@@ -57,14 +57,14 @@ class ModelSessionStream:
         return self._ask(make, timeout_s, is_last=False)
 
     def close(self) -> None:
-        """End the session and its stream; whoever waits for an answer is told. Idempotent."""
+        """End the session and its stream; threads that wait get an error. Idempotent."""
         if not self.is_own:
             return  # the lock may be held by a thread that a fork does not have
         with self._lock:
             is_first = not self._session.is_closed
             self._session.close()
         if is_first:
-            with contextlib.suppress(RlmeshError):  # it is closed below, whatever the peer does
+            with contextlib.suppress(RlmeshError):  # it is closed below in any case
                 self._ask(lambda ids: [self._dialect.close(ids)], _CLOSE_TIMEOUT_S, is_last=True)
         self._fail(self._session.closed())
         self._stream.close()
@@ -76,13 +76,13 @@ class ModelSessionStream:
             self._session.require_open(to_close=is_last)
             first, *rest = make(self._request_ids)
             future = self._send(first)
-        told = self._result(first, future, timeout_s)
+        reply = self._result(first, future, timeout_s)
         for request in rest:
             with self._lock:
                 self._session.require_open(to_close=is_last)
                 future = self._send(request)
-            told = self._result(request, future, timeout_s)
-        return told
+            reply = self._result(request, future, timeout_s)
+        return reply
 
     def _send(self, request: EncodedRequest) -> Future[ModelReply]:
         future: Future[ModelReply] = Future()
@@ -94,7 +94,7 @@ class ModelSessionStream:
         self, request: EncodedRequest, future: Future[ModelReply], timeout_s: float
     ) -> ModelReply:
         try:
-            told = future.result(timeout_s)
+            reply = future.result(timeout_s)
         except TimeoutError:
             with self._lock:
                 self._futures.pop(request.request_id, None)
@@ -106,11 +106,11 @@ class ModelSessionStream:
     def _read(self) -> None:
         try:
             for frame in self._stream.frames():
-                told = self._dialect.read(frame)
+                reply = self._dialect.read(frame)
                 with self._lock:
-                    future = self._futures.pop(told.request_id, None)
+                    future = self._futures.pop(reply.request_id, None)
                 if future is not None:
-                    future.set_result(told)
+                    future.set_result(reply)
         except RlmeshError as error:
             self._fail(error)
 

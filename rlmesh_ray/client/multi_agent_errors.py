@@ -1,4 +1,4 @@
-"""Lanes that hold several agents, explained to clients that know one."""
+"""Error texts about lanes of several agents, for clients that know one."""
 
 from collections.abc import Iterable
 

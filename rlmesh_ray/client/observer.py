@@ -1,4 +1,4 @@
-"""EndpointObserver: what the sessions of an endpoint do, seen from outside of them."""
+"""EndpointObserver: lists the sessions of an endpoint, and renders their lanes."""
 
 from types import TracebackType
 from typing import Self
@@ -22,20 +22,20 @@ from rlmesh_ray.wire.observe_v1 import ObservedSession
 __all__ = ["EndpointObserver", "ObservedSession"]
 
 _NONE_HERE = (
-    "nobody can observe sessions there: its operator has turned that off (--no-observers), it is "
-    "older than that, or it serves no environment"
+    "sessions cannot be observed there: its operator has turned that off (--no-observers), its "
+    "version is too old, or it serves no environment"
 )
 
 
 class EndpointObserver:
-    """Sees what the sessions of an environment endpoint do; a picture costs them its time.
+    """Observes the sessions of an environment endpoint; a picture delays its session.
 
-    Behind a gateway it sees those of one endpoint, which the gateway chooses. Usable as a context
-    manager; to be used in one thread at a time.
+    Behind a gateway it observes those of one endpoint, which the gateway chooses. Usable as a
+    context manager; to be used in one thread at a time.
 
     Args:
         address: Where the endpoint listens.
-        token: What to show, of any role: a ``probe``'s is enough.
+        token: The token to send, of any role: a ``probe``'s is enough.
         tls: Files for TLS.
         timeout_s: How long to wait for an answer. A picture waits for a step that is in progress,
             and with steps over TCP until the client has read a large answer.
@@ -63,14 +63,14 @@ class EndpointObserver:
 
         Raises:
             CapacityError: The endpoint is asked too often.
-            ConfigurationError: It lets nobody observe.
+            ConfigurationError: It does not allow observers.
             EndpointClosedError: This observer is closed.
             EndpointError: It does not answer, or refuses; the message says why.
         """
         try:
             return wire.parse_sessions(self._ask(wire.LIST, wire.pack_list_request()))
         except CodecError as error:
-            raise RemoteProtocolError(f"the answer tells of no sessions: {error}") from error
+            raise RemoteProtocolError(f"the answer is no list of sessions: {error}") from error
 
     def render(self, session: str, lane: int = 0) -> bytes:
         """Return a picture of a lane between two of its steps, as PNG.
@@ -78,20 +78,21 @@ class EndpointObserver:
         The session's next step waits for it.
 
         Args:
-            session: Its name.
-            lane: Index.
+            session: Name of the session.
+            lane: Index of the lane.
 
         Raises:
-            CapacityError: The session is asked too often, or by others just now.
+            CapacityError: The session is asked too often, or by another observer just now.
             CodecError: There is no such lane in any session.
             EndpointLostError: No such session is open.
-            ConfigurationError: The endpoint lets nobody observe, or an argument is of a wrong type.
+            ConfigurationError: The endpoint does not allow observers, or an argument has a wrong
+                type.
             EndpointClosedError: This observer is closed.
             EndpointError: There is no picture, or no answer; the message says why.
         """
         if not isinstance(session, str):
             raise ConfigurationError(
-                f"session={session!r:.40} must be the name of a session, as sessions() tells it"
+                f"session={session!r:.40} must be the name of a session, from sessions()"
             )
         data = wire.pack_render_request(session, as_int("lane", lane))
         try:
@@ -100,7 +101,7 @@ class EndpointObserver:
             raise RemoteProtocolError(f"the answer is no picture: {error}") from error
 
     def close(self) -> None:
-        """Let go of the endpoint. Idempotent."""
+        """Close the connection. Idempotent."""
         self._is_closed = True
         self._channel.close()
 

@@ -1,4 +1,4 @@
-"""Pictures that an endpoint renders."""
+"""Decoding of rendered pictures."""
 
 import io
 import math
@@ -18,8 +18,8 @@ def tiles(picture: NDArray[np.uint8], count: int) -> tuple[NDArray[np.uint8], ..
     """Return the frames of ``count`` lanes, which an endpoint has tiled: see ``envs.png``.
 
     Args:
-        picture: All of them, row by row in a grid as square as can be.
-        count: How many there are.
+        picture: All frames, row by row in a grid as square as possible.
+        count: Number of frames.
     """
     num_columns = math.ceil(math.sqrt(count))
     height = picture.shape[0] // math.ceil(count / num_columns)

@@ -1,4 +1,4 @@
-"""An endpoint's own entry in a pool: registers it, and again whenever the connection breaks."""
+"""Registration of an endpoint with a pool, repeated whenever the connection breaks."""
 
 import logging
 import random
@@ -34,24 +34,24 @@ _LOG = logging.getLogger(__name__)
 
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 10.0
-# The registrar looks at the endpoint first, and at others before it.
+# The registrar checks the endpoint first, and other endpoints before it.
 _ANSWER_S = 60.0
-_GOODBYE_S = 2.0
+_CLOSE_TIMEOUT_S = 2.0
 _REPORT_EVERY_S = 3.0
 _MAX_ANSWER_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrarOptions:
-    """How to reach the registrar of a pool, and what is registered there."""
+    """How to reach the registrar of a pool, and the id to register."""
 
     address: str
-    """Of the registrar, ``HOST:PORT``."""
+    """Address of the registrar, ``HOST:PORT``."""
     pool: str
     endpoint_id: str
     """Keeps its meaning when the endpoint comes back at another address."""
     secret: str | None = field(default=None, repr=False)
-    """Of the pool. It does not travel: what is shown is derived from it."""
+    """The pool's secret. It is not sent: the token is derived from it."""
     tls: ClientTls | None = None
 
     def __post_init__(self) -> None:
@@ -72,24 +72,23 @@ class RegistrarOptions:
 class Registration:
     """Keeps an endpoint registered from ``start`` to ``close``, in a thread of its own.
 
-    Whoever finds the endpoint in the pool shows ``endpoint_token(secret, pool, endpoint_id)``:
+    Clients that find the endpoint in the pool send ``endpoint_token(secret, pool, endpoint_id)``:
     serve it with that token. A connection that breaks is made again, after half a second at first
-    and after ten at most, as often as it takes; each time is another incarnation. What a
-    registrar refuses is tried again, too. It has failed for good when another endpoint has taken
-    the id; and if it has never been registered, when the registrar wants another token, or would
+    and after ten at most, as often as it takes; each time is another incarnation. A
+    refused registration is tried again, too. It has failed for good when another endpoint has taken
+    the id; and if it has never been registered, when the registrar requires another token, or would
     refuse the same again.
 
     Usable as a context manager.
 
     Args:
-        pool: Where to register what.
-        host: Under which clients reach the endpoint; empty: the one from which the registrar sees
-            it come.
-        port: Likewise.
-        version: Of the endpoint's software; for people.
+        pool: The pool, its registrar, and the endpoint's id.
+        host: Host at which clients reach the endpoint; empty: the one that the registrar sees.
+        port: Port at which clients reach the endpoint.
+        version: Version of the endpoint's software; for people.
         on_registered: Called in the thread each time it has been registered.
-        report: Returns the request that tells what the endpoint has done; called every 3 s, in
-            another thread. None: nothing is told.
+        report: Returns the request with the endpoint's statistics; called every 3 s, in another
+            thread. None: no statistics are sent.
     """
 
     def __init__(
@@ -105,14 +104,14 @@ class Registration:
         self._pool = pool
         self._connect_options = pool.connect_options()
         self._request = RegistrationRequest(pool.pool, pool.endpoint_id, host, port, version)
-        wire.pack_registration(self._request)  # what cannot be sent is told here
+        wire.pack_registration(self._request)  # raises here if it cannot be sent
         self._on_registered = on_registered
         self._report = report
         self._closing = threading.Event()
         self._attempt_over = threading.Event()
         self._failure: RlmeshError | None = None
         self._delay_s = _FIRST_DELAY_S
-        self._farewell = ""
+        self._last_failure = ""
         self._call: grpc.Call | None = None
         self._thread = threading.Thread(
             target=self._run, name="rlmesh-ray-registration", daemon=True
@@ -127,26 +126,26 @@ class Registration:
         """Make sure that it has not failed for good.
 
         Raises:
-            ConfigurationError: The registrar refuses what is asked for, or another endpoint has
+            ConfigurationError: The registrar refuses the registration, or another endpoint has
                 registered under the same id.
-            AccessDeniedError: The registrar wants another token.
+            AccessDeniedError: The registrar requires another token.
         """
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """Leave the pool, so that nobody is sent here any more. Idempotent; blocks.
+        """Leave the pool, so that no more clients come. Idempotent; blocks.
 
-        A registrar that does not answer is left without a word after 2 s.
+        The connection to a registrar that does not answer is cut after 2 s.
         """
         self._closing.set()
         self._attempt_over.set()
         if self._thread.ident is None:
             return
-        self._thread.join(_GOODBYE_S)
+        self._thread.join(_CLOSE_TIMEOUT_S)
         if self._call is not None:
             self._call.cancel()
-        self._thread.join(_GOODBYE_S)
+        self._thread.join(_CLOSE_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -161,20 +160,20 @@ class Registration:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            error = self._attend()
+            error = self._stay_registered()
             if self._closing.is_set():
                 return
             if self._is_final(error):
                 is_refused = isinstance(error, _Refused)
                 self._failure = ConfigurationError(str(error)) if is_refused else error
                 return
-            self._tell(error)
+            self._log_failure(error)
             # Not all endpoints at once, where a registrar has restarted.
             self._closing.wait(random.uniform(0.5, 1.0) * self._delay_s)
             self._delay_s = min(2.0 * self._delay_s, _LONGEST_DELAY_S)
 
-    def _attend(self) -> RlmeshError:
-        """Be in the pool for as long as that goes; return why it does not any more."""
+    def _stay_registered(self) -> RlmeshError:
+        """Register, and stay in the pool until the connection ends; return why it has ended."""
         # ``close`` sets its flag first, and then the event that it finds: one of them is seen.
         over = self._attempt_over = threading.Event()
         if self._closing.is_set():
@@ -223,27 +222,27 @@ class Registration:
                 return EndpointLostError("the connection to the registrar has broken", address)
             return _as_registrar(translate_grpc_error(error, address), self._connect_options)
         except CodecError as error:
-            return EndpointLostError(f"the answer makes no sense here ({error})", address)
+            return EndpointLostError(f"the answer is malformed ({error})", address)
         finally:
             patience.cancel()
             call.cancel()
         return EndpointLostError("the registrar has ended the connection", address)
 
     def _requests(self, over: threading.Event) -> Iterator[bytes]:
-        """Yield what is said in one attempt; gRPC asks for it in a thread of its own."""
+        """Yield the requests of one attempt; gRPC iterates in a thread of its own."""
         yield wire.pack_registration(self._request)
         while not over.wait(_REPORT_EVERY_S):
             try:
-                told = self._report() if self._report is not None else None
-            except Exception:  # noqa: BLE001  # who cannot be measured can be used all the same
-                _LOG.exception("what the endpoint has done cannot be told; please report this")
-                told = self._report = None
-            if told is not None:
-                yield told
+                report = self._report() if self._report is not None else None
+            except Exception:  # noqa: BLE001  # an endpoint without statistics can still be used
+                _LOG.exception("the statistics of the endpoint cannot be read; please report this")
+                report = self._report = None
+            if report is not None:
+                yield report
 
     def _note(self, registered: RegistrationAccepted) -> None:
         self._request = replace(self._request, former_incarnation=registered.incarnation)
-        self._delay_s, self._farewell = _FIRST_DELAY_S, ""
+        self._delay_s, self._last_failure = _FIRST_DELAY_S, ""
         _LOG.info(
             "registered with pool %s as %s, at %s (incarnation %d)",
             self._pool.pool, self._pool.endpoint_id, registered.address, registered.incarnation,
@@ -252,9 +251,9 @@ class Registration:
             return
         try:
             self._on_registered(registered)
-        except Exception:  # noqa: BLE001  # somebody else's code
-            # Such as an output that nobody reads any more; the endpoint serves all the same.
-            _LOG.exception("what is told of registrations has failed")
+        except Exception:  # noqa: BLE001  # the caller's code
+            # Such as a closed output; the endpoint serves all the same.
+            _LOG.exception("the callback for registrations has failed")
 
     def _is_final(self, error: RlmeshError) -> bool:
         if isinstance(error, _Refused) and error.kind is RefusalKind.REPLACED:
@@ -264,16 +263,16 @@ class Registration:
         is_refused = isinstance(error, _Refused) and error.kind is RefusalKind.NOT_LIKE_THIS
         return is_refused or isinstance(error, AccessDeniedError)
 
-    def _tell(self, error: RlmeshError) -> None:
-        words = str(error)
+    def _log_failure(self, error: RlmeshError) -> None:
+        text = str(error)
         # The same again and again would bury everything else.
-        level = logging.INFO if words == self._farewell else logging.WARNING
-        self._farewell = words
-        _LOG.log(level, "not in pool %s: %s; trying again", self._pool.pool, words)
+        level = logging.INFO if text == self._last_failure else logging.WARNING
+        self._last_failure = text
+        _LOG.log(level, "not in pool %s: %s; trying again", self._pool.pool, text)
 
 
 class _Refused(ConfigurationError):
-    """What the registrar has said; never leaves this module."""
+    """A refusal of the registrar; never leaves this module."""
 
     def __init__(self, kind: RefusalKind, message: str) -> None:
         super().__init__(message)
@@ -285,6 +284,6 @@ def _as_registrar(error: EndpointError, connect_options: ConnectOptions) -> Endp
         return error
     wanted = "a token, and none was given" if connect_options.token is None else "another token"
     return AccessDeniedError(
-        f"the registrar wants {wanted}: give the pool's own secret (--pool-token-file)",
+        f"the registrar requires {wanted}: give the pool's own secret (--pool-token-file)",
         error.address,
     )

@@ -42,7 +42,7 @@ def contract_of(env: Any) -> EnvContract:
     if not (hasattr(env, "observation_space") and hasattr(env, "action_space")):
         raise ConfigurationError(
             f"a {type(env).__name__} is no environment to act in: hand in the environment, or what "
-            "its endpoint has told (RemoteVectorEnv.contract)"
+            "its endpoint has sent (RemoteVectorEnv.contract)"
         )
     is_vector = isinstance(env, gymnasium.vector.VectorEnv)
     spec = getattr(env, "spec", None)
@@ -85,8 +85,8 @@ class Slots:
         """
         lengths = {field.name: _length(getattr(self, field.name), field) for field in fields(self)}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{count} {name}" for name, count in lengths.items())
-            raise ConformanceError("structure", "slots", f"{told}; give one of each for each row")
+            counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
+            raise ConformanceError("structure", "slots", f"{counts}; give one of each for each row")
         lanes, ids, steps, resets = self.env_indices, self.episode_ids, self.steps, self.resets
         if not (_are(int, lanes) and _are(str, ids) and _are(int, steps) and _are(bool, resets)):
             lanes, steps = _counts("env_indices", lanes), _counts("steps", steps)
@@ -106,8 +106,8 @@ class RemoteModel(NotPicklable):
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
             ``tcp://``.
-        token: What the endpoint wants to see, or the file in which it stands (``TokenFile``).
-        tls: For an endpoint that speaks TLS.
+        token: The token that the endpoint requires, or the file that has it (``TokenFile``).
+        tls: For an endpoint with TLS.
         connect_timeout_s: For the connection and the handshake.
         predict_timeout_s: How long to wait for any answer.
         edition_text: The edition's text that the endpoint implements, where it is not this
@@ -116,7 +116,7 @@ class RemoteModel(NotPicklable):
     Raises:
         ConfigurationError: ``edition_text`` is not known, or a time is none.
         EndpointError: The endpoint cannot be reached or wants another token.
-        HandshakeRefusedError: It speaks no generation or edition of this package.
+        HandshakeRefusedError: It has no dialect or edition of this package.
     """
 
     def __init__(
@@ -206,17 +206,17 @@ class RemoteModel(NotPicklable):
         if contract is None:
             raise LocalProtocolError(f"route {route_id!r} is not configured; configure_route first")
         if not isinstance(slots, Slots | None):
-            told = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
-            raise ConformanceError("structure", "slots", told)
+            problem = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
+            raise ConformanceError("structure", "slots", problem)
         rows = slots.rows() if slots else _all_lanes(contract.num_envs)
         columns = coerce_batch(contract.observation_space, observation, len(rows))
         data = self._dialect.encode(contract, columns, len(rows))
-        told = self._session_stream.ask(
+        reply = self._session_stream.ask(
             lambda ids: self._dialect.predict(ids, route_id, rows, data), self._timeout_s
         )
-        if told.telemetry is not None:
-            self._telemetry[route_id] = told.telemetry
-        actions = self._dialect.actions(contract, told, len(rows))
+        if reply.telemetry is not None:
+            self._telemetry[route_id] = reply.telemetry
+        actions = self._dialect.actions(contract, reply, len(rows))
         return unflatten(
             contract.action_space,
             [action if isinstance(action, tuple) else action.copy() for action in actions],
@@ -225,8 +225,8 @@ class RemoteModel(NotPicklable):
     def last_telemetry(self, route_id: str = DEFAULT_ROUTE) -> PredictTelemetry | None:
         """Return how the route's latest prediction was made.
 
-        None before the first one, and when the endpoint tells nothing. Endpoints of rlmesh-ray
-        tell everything, those of the released rlmesh only the times.
+        None before the first one, and when the endpoint reports nothing. Endpoints of rlmesh-ray
+        report everything, those of the released rlmesh only the times.
         """
         return self._telemetry.get(route_id)
 
@@ -260,14 +260,14 @@ class RemoteModel(NotPicklable):
 
 
 def _are(kind: type, entries: Sequence[object]) -> bool:
-    """Tell whether all are of that very type; as quick as it gets, for each prediction asks it."""
+    """Return whether all have exactly that type; fast, since each prediction calls it."""
     return set(map(type, entries)) <= {kind}
 
 
 def _length(entries: object, field: "Field[Any]") -> int:
     if isinstance(entries, str) or not isinstance(entries, Sized):
-        told = f"is a {type(entries).__name__}, expected a sequence with one entry a row"
-        raise ConformanceError("structure", f"slots.{field.name}", told)
+        problem = f"is a {type(entries).__name__}, expected a sequence with one entry a row"
+        raise ConformanceError("structure", f"slots.{field.name}", problem)
     return len(entries)
 
 
@@ -299,8 +299,8 @@ def _each(name: str, entries: Sequence[Any], *kinds: type) -> list[Any]:
 
 
 def _misfit(name: str, entry: object, wanted: type) -> ConformanceError:
-    told = f"{entry!r:.40} is a {type(entry).__name__}, expected {wanted.__name__}"
-    return ConformanceError("structure", f"slots.{name}", told)
+    problem = f"{entry!r:.40} is a {type(entry).__name__}, expected {wanted.__name__}"
+    return ConformanceError("structure", f"slots.{name}", problem)
 
 
 def _all_lanes(num_lanes: int) -> tuple[PredictSlot, ...]:

@@ -45,8 +45,8 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
             ``tcp://``; or ``dm_env_rpc://HOST:PORT``, for a server of that protocol.
-        token: What the endpoint wants to see, or the file in which it stands (``TokenFile``).
-        tls: For an endpoint that speaks TLS.
+        token: The token that the endpoint requires, or the file that has it (``TokenFile``).
+        tls: For an endpoint with TLS.
         connect_timeout_s: For the connection and the handshake.
         step_timeout_s: How long to wait for any answer.
         start_timeout_s: How long the environment may take to start, before the first reset or
@@ -57,16 +57,16 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         transport: How steps travel. ``"auto"``: through shared memory where both are on one machine
             (Linux), else over a TCP connection of their own where the endpoint takes one, else as
             gRPC messages. ``"shared_memory"``, ``"tcp"``: so, or not at all. ``"grpc"``: messages.
-        dm_env_rpc: For a dm_env_rpc server: what to create and to join, and how to read what it
-            tells.
+        dm_env_rpc: For a dm_env_rpc server: what to create and to join, and how to read its
+            answers.
         spin: Whether a wait for a step stays awake, save over gRPC, where answers usually come
-            within 1.5 ms; False: it sleeps at once, and leaves its processor to others. None: as
-            the environment variable RLMESH_RAY_SPIN says (0 or 1), and True without it.
+            within 1.5 ms; False: it sleeps at once, and frees its processor. None: as set by the
+            environment variable RLMESH_RAY_SPIN (0 or 1), and True without it.
 
     Raises:
         ConfigurationError: ``edition_text`` is not known.
-        EndpointError: The endpoint cannot be reached, wants another token, or is full.
-        HandshakeRefusedError: It speaks no generation or edition of this package.
+        EndpointError: The endpoint cannot be reached, requires another token, or is full.
+        HandshakeRefusedError: It has no dialect or edition of this package.
     """
 
     # gymnasium closes what is not closed, also where nothing was opened.
@@ -209,7 +209,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _reset_apart(
         self, seeds: list[int | None], options: dict[str, Any], lanes: Sequence[int]
     ) -> tuple[ResetResult, dict[str, Any]]:
-        """Reset those of ``lanes`` that have a seed, then the others."""
+        """Reset those of ``lanes`` that have a seed, then those without."""
         by_lane = dict(zip(lanes, seeds, strict=True))
         seeded = {lane: seed for lane, seed in by_lane.items() if seed is not None}
         unseeded = [lane for lane in lanes if lane not in seeded]

@@ -1,4 +1,4 @@
-"""Steps after which no lane is at its end, as trainers want them that know no autoreset modes."""
+"""Steps with resets of ended lanes, for trainers without autoreset modes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class SameStepResult:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     infos: list[dict[str, Any]]
-    """By lane, of the step."""
+    """The infos of the step, by lane."""
     final_observations: dict[int, Any]
     """The last observations of lanes that have ended."""
     reset_infos: dict[int, dict[str, Any]]
-    """What the resets of lanes that have ended gave."""
+    """The infos of the resets of lanes that have ended."""
 
 
 def require_same_step(env: RemoteVectorEnv) -> None:
@@ -56,7 +56,7 @@ def same_step(env: RemoteVectorEnv) -> SameStepResult:
     themselves on the next step are reset before it.
 
     Raises:
-        RemoteProtocolError: The endpoint's mode is SAME_STEP, and it does not tell the last
+        RemoteProtocolError: The endpoint's mode is SAME_STEP, and it does not send the last
             observation of an episode.
         RlmeshError: As ``RemoteVectorEnv.step_wait`` and ``reset`` do.
     """
@@ -68,7 +68,7 @@ def same_step(env: RemoteVectorEnv) -> SameStepResult:
     firsts: dict[int, dict[str, Any]] = {}
     if ended and env.autoreset_mode is AutoresetMode.SAME_STEP:
         firsts = {lane: infos[lane] for lane in ended}
-        last = {lane: _told_last(env, firsts[lane], lane) for lane in ended}
+        last = {lane: _last_observation(env, firsts[lane], lane) for lane in ended}
         for lane in ended:
             infos[lane] = dict(firsts[lane].pop("final_info", {}))
     elif ended:
@@ -85,7 +85,7 @@ def _rows(env: RemoteVectorEnv, observations: Any, lanes: Sequence[int]) -> dict
     return {lane: unflatten(spec, [column[lane] for column in columns]) for lane in lanes}
 
 
-def _told_last(env: RemoteVectorEnv, info: dict[str, Any], lane: int) -> Any:
+def _last_observation(env: RemoteVectorEnv, info: dict[str, Any], lane: int) -> Any:
     """Take the last observation of an episode out of the info that came with it."""
     if "final_obs" not in info:
         raise RemoteProtocolError(

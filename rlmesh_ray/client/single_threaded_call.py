@@ -1,10 +1,10 @@
-"""A bidirectional call whose messages are handed through no other thread.
+"""A bidirectional call without threads of gRPC.
 
 gRPC's own bidirectional calls have one thread that sends and one that receives, besides that of
-their user. To wake them takes longer than all else that gRPC does with a small message. It can do
-without, but offers that only for calls with a single request
+their user. To wake them takes longer than all else that gRPC does with a small message. gRPC offers
+calls without them only for a single request
 (``grpc.experimental.ChannelOptions.SingleThreadedUnaryStream``). Here it is done for many, with
-parts of gRPC that are not public; see ``bidi_call`` for where they are not as expected.
+private parts of gRPC; ``bidi_call`` falls back to gRPC's own calls where they have changed.
 """
 
 import functools
@@ -44,10 +44,10 @@ class _StateLock(type(threading.RLock())):  # type: ignore[misc]  # its class ha
 
 
 class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gRPC has no types
-    """A call with a completion queue of its own, which whoever reads empties; see ``begin``."""
+    """A call with a completion queue of its own, which its readers empty; see ``begin``."""
 
     _channel: grpc.Channel
-    """Kept: a channel that nobody keeps ends its calls."""
+    """Kept: a channel without references ends its calls."""
     _outbox: deque[bytes]
     _reading: threading.Lock
 
@@ -91,7 +91,7 @@ class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gR
     def write(self, message: bytes) -> None:
         """Send ``message`` after those before it, without waiting.
 
-        A second one leaves when somebody reads: gRPC takes one at a time, and tells there that it
+        A second one is sent by a reader: gRPC takes one at a time, and reports there that it
         has.
         """
         with self._state.condition:
@@ -122,7 +122,7 @@ class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gR
             self._reading.release()
 
     def has_ended(self) -> bool:
-        """Return whether the other side has ended it; False while another thread reads."""
+        """Return whether the server has ended it; False while another thread reads."""
         return not self.poll() and self._state.code is not None
 
     def _ask(self) -> bool:
@@ -151,7 +151,7 @@ class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gR
         raise self
 
     def close(self) -> None:
-        """End it, and take what gRPC still has to tell: until then, it keeps the call."""
+        """End it, and take the remaining events of gRPC, which keeps the call until then."""
         self.cancel()
         with self._reading:
             while self._state.due:

@@ -1,4 +1,4 @@
-"""What vector steps and resets give to whoever holds a session."""
+"""The results of vector steps and resets."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class ResetResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one vector step gave; every array has one entry a lane."""
+    """The result of one vector step; every array has one entry per lane."""
 
     observation: list[Column]
     rewards: NDArray[np.float64]

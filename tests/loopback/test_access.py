@@ -301,7 +301,7 @@ def test_a_client_whose_file_is_bad_just_now_says_so_and_may_try_again(
     source = tokens("new")
     with env_server("new") as server:
         source.path.chmod(0o644)
-        with pytest.raises(EndpointUnreachableError, match=r"no token to show.*chmod 600"):
+        with pytest.raises(EndpointUnreachableError, match=r"no token to send.*chmod 600"):
             RemoteEnv(server.address, token=source)
         tokens("new")
         env = RemoteEnv(server.address, token=source)

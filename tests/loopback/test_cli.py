@@ -418,7 +418,7 @@ def test_inspect_shows_the_open_sessions_of_an_environment(here: Run) -> None:
     assert event["name"] in text
     assert event["transport"] in text
     assert "exclude each other" in both
-    assert "nobody can observe sessions there" in refused
+    assert "sessions cannot be observed there" in refused
 
 
 class Leaning:

@@ -343,7 +343,9 @@ def test_who_is_let_in_by_no_endpoint_is_told_why_and_of_no_port() -> None:
             1000,
         )
         client.reset()
-        with pytest.raises(EndpointError, match=r"lets none in .*: a gateway") as caught:
+        with pytest.raises(
+            EndpointError, match=r"refuses direct connections .*: a gateway"
+        ) as caught:
             client.step(NOTHING)
         client.close()
 

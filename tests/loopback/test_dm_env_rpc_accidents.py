@@ -432,7 +432,7 @@ def test_thousands_of_tensors_are_no_trouble() -> None:
 def test_a_server_without_tls_is_not_waited_for() -> None:
     with Peer() as peer:
         begun_s = time.monotonic()
-        with pytest.raises(EndpointUnreachableError, match="does not speak TLS"):
+        with pytest.raises(EndpointUnreachableError, match="does not use TLS"):
             RemoteVectorEnv(peer.address, tls=ClientTls(), connect_timeout_s=20.0)
         assert time.monotonic() - begun_s < 10.0
 

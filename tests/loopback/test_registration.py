@@ -416,7 +416,7 @@ def test_who_does_not_know_the_secret_is_not_let_in(
         found = failure(started)
 
     assert isinstance(found, AccessDeniedError)
-    assert f"the registrar wants {wanted}: " in str(found)
+    assert f"the registrar requires {wanted}: " in str(found)
     assert "--pool-token-file" in str(found)
     assert book.events.empty()
 
@@ -606,7 +606,7 @@ def test_a_registrar_with_mutual_tls_takes_endpoints_with_certificates_and_no_ot
     client = ours.sign("client")
     with Registrar("games", book, secret=SECRET, tls=tls) as registrar:
         for other, words in {
-            None: "if the endpoint speaks TLS, name its authority",
+            None: "if the endpoint uses TLS, name its authority",
             ClientTls(theirs.certificate, *client): "not signed by the authority",
             ClientTls(ours.certificate): "not in pool games",
             ClientTls(tmp_path / "missing.pem"): "missing.pem",
@@ -760,7 +760,7 @@ def test_what_is_advertised_is_where_clients_are_sent(
 @pytest.mark.parametrize(
     ("pool", "secret", "kind", "words"),
     [
-        ("games", "other", "AccessDeniedError", "the registrar wants another token"),
+        ("games", "other", "AccessDeniedError", "the registrar requires another token"),
         ("toys", SECRET, "ConfigurationError", "serves the pool 'games', not 'toys'"),
     ],
 )

@@ -227,7 +227,7 @@ def _contract(**changes: Any) -> bytes:
         (_contract(autoreset_mode=77), "autoreset mode 77"),
         (_contract(observation_space=None), "observation space"),
         (_contract(action_space=None), "action space"),
-        (b"\xff\xff", "makes no sense here"),
+        (b"\xff\xff", "is malformed"),
     ],
 )
 def test_a_contract_that_makes_no_sense_is_refused_before_a_stream_is_opened(

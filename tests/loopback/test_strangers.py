@@ -65,7 +65,7 @@ def web_server() -> Iterator[str]:
 
 
 def test_a_web_server_does_not_speak_grpc(web_server: str) -> None:
-    with pytest.raises(EndpointUnreachableError, match="does not speak gRPC"):
+    with pytest.raises(EndpointUnreachableError, match="does not use gRPC"):
         shake_hands(ConnectOptions(web_server))
 
 
@@ -73,7 +73,7 @@ def test_a_web_server_does_not_speak_grpc(web_server: str) -> None:
 def test_an_endpoint_without_tls_does_not_speak_it(certificates: dict[str, ServerTls]) -> None:
     with (
         EnvServer("CartPole-v1") as server,
-        pytest.raises(EndpointUnreachableError, match="does not speak TLS"),
+        pytest.raises(EndpointUnreachableError, match="does not use TLS"),
     ):
         shake_hands(ConnectOptions(server.address, tls=authority(certificates["own"])))
 
@@ -82,7 +82,7 @@ def test_an_endpoint_without_tls_does_not_speak_it(certificates: dict[str, Serve
 @pytest.mark.parametrize(
     ("served", "trusted", "message"),
     [
-        ("own", None, "if the endpoint speaks TLS"),
+        ("own", None, "if the endpoint uses TLS"),
         ("own", "other", "not signed by the authority"),
         ("elsewhere", "elsewhere", "for another host name"),
     ],

@@ -13,14 +13,14 @@ ERROR = ConformanceError("structure", "", "has no key 'a'", 1)
 
 
 def contract(*agents: Any) -> EnvContract:
-    metadata_of_agents = {MULTI_AGENT: describe_agents(agent_keys(agents))} if agents else {}
+    agents_metadata = {MULTI_AGENT: describe_agents(agent_keys(agents))} if agents else {}
     return EnvContract(
         "Duel",
         DiscreteSpec(2),
         DiscreteSpec(2),
         2,
         AutoresetMode.NEXT_STEP,
-        metadata=metadata_of_agents,
+        metadata=agents_metadata,
     )
 
 

@@ -63,14 +63,12 @@ def test_a_worker_has_as_long_to_open_a_direct_connection_as_for_a_step() -> Non
         (Failure(FailureKind.RAISED, "logged already"), []),
     ],
 )
-def test_the_log_has_the_reason_once_why_there_is_no_direct_connection(
-    reply: Reply | Failure, logged: list[str]
-) -> None:
+def test_the_log_has_the_reason_once(reply: Reply | Failure, logged: list[str]) -> None:
     assert lent(reply)[1] == logged
 
 
 @pytest.mark.parametrize("has_left", [True, False])
-def test_a_worker_that_does_not_read_the_episodes_loses_its_direct_connection(
+def test_a_worker_that_does_not_read_loses_its_direct_connection(
     has_left: bool,
 ) -> None:
     ours, theirs = socket.socketpair()
@@ -113,7 +111,7 @@ def test_a_worker_that_does_not_read_the_episodes_loses_its_direct_connection(
 
 
 @pytest.mark.parametrize("is_disconnected", [True, False])
-def test_a_direct_connection_that_ends_while_it_is_opened_is_not_returned(
+def test_a_connection_that_ends_while_it_is_opened_is_not_returned(
     is_disconnected: bool,
 ) -> None:
     ours, theirs = socket.socketpair()
