@@ -99,9 +99,9 @@ class ModelSessionStream:
             with self._lock:
                 self._futures.pop(request.request_id, None)
             raise timeout_error(timeout_s, self._address) from None
-        if told.failure is not None:
-            raise self._session.error_of(told.failure)
-        return told
+        if reply.failure is not None:
+            raise self._session.error_of(reply.failure)
+        return reply
 
     def _read(self) -> None:
         try:

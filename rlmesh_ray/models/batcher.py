@@ -1,11 +1,12 @@
-"""The batcher: which waiting predictions run together; work-conserving, first come first served.
+"""The queue of predictions, and the choice of those that run in one batch: first come first served.
 
-Rule 1: whenever the device is free and an item waits, a batch starts. Items that arrive while it is
-busy go with the next one. No item waits for others to arrive: so there are no timers here, and the
-clock serves the statistics alone.
-Rule 2: a batch begins with the item that has waited longest; further items of its group join it in
-arrival order, up to ``max_rows``, until the first that does not fit.
-Rule 3: a batch holds at most one item of a route, the one that has waited longest.
+Rule 1: it is work-conserving: whenever the device is free and an item waits, a batch is handed out.
+Items that arrive while it is busy run in the next one. No item waits for more to join it, so there
+are no timers here, and the clock serves the statistics alone.
+Rule 2: a batch begins with the item that has waited longest, and takes further items of its group
+in arrival order, up to ``max_rows``; it stops at the first that does not fit.
+Rule 3: a batch holds at most one item of a route, and no item overtakes an earlier one of its
+route.
 """
 
 from collections.abc import Hashable
@@ -43,9 +44,9 @@ class BatcherStatistics:
     items_waiting: int
     rows_waiting: int
     is_busy: bool
-    """Whether a batch is running."""
+    """Whether a batch runs; of a served policy: whether the policy runs."""
     batches: int
-    """Number of batches, the running one included; likewise the next two."""
+    """Batches handed out, with the running one; ``items`` and ``rows`` likewise."""
     items: int
     rows: int
     cancelled: int
@@ -58,7 +59,7 @@ class BatcherStatistics:
 
 
 class Batcher(Generic[ItemT]):
-    """Queues items while the device is busy, and forms the next batch when it is free.
+    """Queues items while the device is busy, and hands them out in batches when it is free.
 
     Args:
         max_rows: Most rows in a batch of more than one item.
@@ -119,7 +120,7 @@ class Batcher(Generic[ItemT]):
         return tuple(batch)
 
     def done(self, now_s: float) -> None:
-        """Note that the batch has ended, successfully or not: the device is free.
+        """Note that the batch has ended, with or without an error: the device is free.
 
         Raises:
             ValueError: No batch is running.
@@ -134,7 +135,7 @@ class Batcher(Generic[ItemT]):
 
         Args:
             num_rows: Rows of the item.
-            took_s: Seconds from its start to its end.
+            took_s: Duration of the batch.
         """
         self._batches += 1
         self._items += 1
@@ -163,7 +164,7 @@ class Batcher(Generic[ItemT]):
         for item in queue:
             if item.route_key in routes:
                 continue
-            # Also where this item is not taken: later ones of its route must not overtake it.
+            # Also for an item that is not taken: later items of its route must not overtake it.
             routes.add(item.route_key)
             if item.group != group:
                 continue
