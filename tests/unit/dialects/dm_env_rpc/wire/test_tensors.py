@@ -14,13 +14,14 @@ from hypothesis.extra import numpy as hnp
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
     DataType,
     data_type_of,
+    decode_varints,
     encode_tensor,
+    encode_varints,
     kind_of,
     pack_tensor,
     resolved_shape,
     unpack_tensor,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.varints import decode_varints, encode_varints
 from rlmesh_ray.errors import CodecError
 
 NUMBERS = [kind for kind in DataType if kind not in (DataType.INVALID, DataType.STRING)][:-1]
