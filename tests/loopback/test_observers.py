@@ -434,7 +434,7 @@ def test_a_step_that_waits_for_a_picture_keeps_its_deadline(transport: str, tmp_
         drawing = pool.submit(observer.render, only(observer).name)
         assert eventually(begun(gate).exists)
         client._timeout_s = 2.0
-        with pytest.raises(RemoteEnvError, match="TIMEOUT: not done: others were") as caught:
+        with pytest.raises(RemoteEnvError, match="TIMEOUT: not done: calls or observers") as caught:
             client.step(NOTHING)
         assert caught.value.is_recoverable
         gate.touch()
