@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rlmesh_ray.client.channel import ConnectOptions, Metadata, translate_grpc_error
-from rlmesh_ray.client.env_calls import call_lanes
 from rlmesh_ray.client.env_handshake import connect, shake_hands
 from rlmesh_ray.client.env_session_stream import EnvSessionStream
 from rlmesh_ray.client.join_stream import JoinStream, with_timeout_limit
@@ -20,6 +19,7 @@ from rlmesh_ray.errors import (
     CodecError,
     EndpointClosedError,
     EndpointError,
+    EndpointLostError,
     HandshakeRefusedError,
     RemoteEnvError,
     RemoteProtocolError,
@@ -50,8 +50,43 @@ from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.transport.direct_connection import DirectConnection
 from rlmesh_ray.transport.direct_connector import DirectConnector
 from rlmesh_ray.transport.tcp import KEY_BYTES, TICKET_ID_BYTES, Ticket
-from rlmesh_ray.wire import transport_v1 as wire
-from rlmesh_ray.wire.lane_calls_v1 import LaneCall
+from rlmesh_ray.wire import lane_calls_v1, transport_v1
+from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
+
+
+def call_lanes(
+    channel: grpc.Channel, call: LaneCall, metadata: Metadata, address: str, timeout_s: float
+) -> tuple[Any, ...]:
+    """Make ``call`` and return its results.
+
+    Args:
+        channel: Channel to the endpoint.
+        call: The call.
+        metadata: The metadata of the session's Join.
+        address: For error messages.
+        timeout_s: How long to wait.
+
+    Raises:
+        CodecError: An argument cannot travel; nothing was sent.
+        RemoteEnvError: The environment raised, or the endpoint refused.
+        EndpointError: No answer came; the class says why.
+    """
+    data = lane_calls_v1.pack_call(call)
+    try:
+        reply = channel.unary_unary(lane_calls_v1.CALL)(data, timeout=timeout_s, metadata=metadata)
+    except grpc.RpcError as error:
+        if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
+            raise EndpointLostError("the session is not open any more", address) from error
+        raise translate_grpc_error(error, address, is_open=True) from error
+    try:
+        results = lane_calls_v1.parse_response(reply)
+    except CodecError as error:
+        raise RemoteProtocolError(f"the answer to a call does not decode: {error}") from error
+    if isinstance(results, CallFailed):
+        # The endpoint's timeout is a little shorter than the one that the user has set.
+        message = with_client_timeout(results.message, call.timeout_ms, timeout_s)
+        raise RemoteEnvError(results.code.name, message, True, results.debug_info)
+    return results
 
 
 def request_ticket(
@@ -74,9 +109,9 @@ def request_ticket(
         EndpointError: No answer came, or the endpoint refuses; the message says why.
         RemoteProtocolError: The answer is no ticket.
     """
-    request = wire.pack_request(timeout_ms)
+    request = transport_v1.pack_request(timeout_ms)
     try:
-        reply = channel.unary_unary(wire.OPEN_TCP)(
+        reply = channel.unary_unary(transport_v1.OPEN_TCP)(
             request, timeout=timeout_s, metadata=connect_options.metadata + session
         )
     except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
@@ -89,7 +124,7 @@ def request_ticket(
         reason = f"the endpoint refuses direct connections ({code.name}: {details})"
         raise EndpointError(reason, connect_options.address) from error
     try:
-        return Ticket(*wire.parse_response(reply, TICKET_ID_BYTES, KEY_BYTES))
+        return Ticket(*transport_v1.parse_response(reply, TICKET_ID_BYTES, KEY_BYTES))
     except CodecError as error:
         raise RemoteProtocolError(f"the answer is no ticket: {error}") from error
 

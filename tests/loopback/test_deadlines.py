@@ -20,8 +20,7 @@ from gymnasium import spaces
 from rlmesh_ray import EnvServer
 from rlmesh_ray.client import env_client
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_calls import call_lanes
-from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.env_client import EnvClient, call_lanes
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 from rlmesh_ray.errors import ConfigurationError, RemoteEnvError
