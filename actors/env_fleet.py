@@ -13,7 +13,7 @@ from rlmesh_ray.actors.cluster_resources import needs_of
 from rlmesh_ray.actors.endpoint_startup import await_endpoints, serves
 from rlmesh_ray.actors.env_actor import EnvServiceActor
 from rlmesh_ray.actors.fleet_manager import EndpointSpec, start_fleet_manager
-from rlmesh_ray.actors.node_placement import ActorOptions, Placement, checked_addresses
+from rlmesh_ray.actors.placement_options import ActorOptions, Placement, checked_addresses
 from rlmesh_ray.actors.ray_calls import get_result
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
 from rlmesh_ray.actors.registry.registry_actor import shared_registry

@@ -14,8 +14,7 @@ from rlmesh_ray.actors.ray_calls import get_result, stop_actor
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.ray_credentials import RayTls
-from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.auth.token_store import TokenStore
+from rlmesh_ray.auth.token_file import TokenSource, TokenStore
 from rlmesh_ray.errors import (
     AddressError,
     CapacityError,

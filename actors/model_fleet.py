@@ -11,7 +11,7 @@ import ray
 from rlmesh_ray.actors.durable_args import durable
 from rlmesh_ray.actors.model_actor import ModelReplica
 from rlmesh_ray.actors.named_model_fleet import POLL_S, NamedModelFleet, actor_name, find_actor
-from rlmesh_ray.actors.node_placement import checked_addresses
+from rlmesh_ray.actors.placement_options import checked_addresses
 from rlmesh_ray.actors.ray_calls import await_start
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.actors.weight_store import FleetRecord, start_weight_store

@@ -11,8 +11,8 @@ import ray
 
 from rlmesh_ray.actors.fleet_manager import find_fleet_manager
 from rlmesh_ray.actors.ray_calls import get_result
+from rlmesh_ray.actors.registry.assignment_table import Assignment
 from rlmesh_ray.actors.registry.registry_actor import find_registry
-from rlmesh_ray.actors.registry.session_assignment import Assignment
 from rlmesh_ray.auth.tokens import derive_token
 from rlmesh_ray.errors import EndpointError, EndpointTimeoutError, EndpointUnreachableError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.ray_metrics import EndpointMetrics
+from rlmesh_ray.actors.ray_metrics_exporter import EndpointMetrics
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.registry.registry_actor import find_registry, shared_registry
 from rlmesh_ray.server.statistics import Statistics, StatisticsPair

@@ -13,13 +13,13 @@ from typing import Any
 import ray
 
 from rlmesh_ray.actors.actor_restart import is_restarted
+from rlmesh_ray.actors.registry.assignment_table import AssignmentTable
 from rlmesh_ray.actors.registry.lease_table import (
     DEFAULT_LEASE_S,
     EndpointOverview,
     EndpointRecord,
     LeaseTable,
 )
-from rlmesh_ray.actors.registry.session_assignment import AssignmentTable
 
 REGISTRY_NAME = "registry"
 REGISTRY_NAMESPACE = "rlmesh_ray"

@@ -25,8 +25,8 @@ from benchmarks.learning.plan import LearningPlan, Task
 from benchmarks.sampling.plan import Rival as SamplingRival
 from benchmarks.serving.plan import Plan, Side, Workload
 from benchmarks.stepping.plan import Peer, SteppingPlan, rows_of
-from rlmesh_ray.cli.help_format import ReadableCommand, ReadableCommandGroup
 from rlmesh_ray.cli.local_ray import require_rllib
+from rlmesh_ray.cli.main import ReadableCommand, ReadableCommandGroup
 from rlmesh_ray.cli.options.common import DebugFlag, JsonFlag
 
 T = TypeVar("T", bound=enum.StrEnum)

@@ -18,8 +18,8 @@ from rlmesh_ray.server.busy_poll import busy_polled
 from rlmesh_ray.server.event_loop import new_event_loop
 from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.spaces.batch import unflatten
-from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.validation import coerce_batch
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 

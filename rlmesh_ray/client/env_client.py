@@ -494,7 +494,8 @@ class EnvClient:
                 if not is_still_starting(error):
                     raise
                 if time.monotonic() >= end_s:
-                    raise never_started(error, self._start_timeout_s) from error
+                    error.message = never_started(self._start_timeout_s)
+                    raise
 
     def close(self) -> None:
         """End the session. Idempotent; a broken session gets no Close request."""

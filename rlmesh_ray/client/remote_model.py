@@ -23,9 +23,9 @@ from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, require_seconds
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import unflatten
-from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.validation import coerce_batch
 
 
 def contract_of(env: Any) -> EnvContract:

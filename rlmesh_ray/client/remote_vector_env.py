@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.env_session_client import open_env_session
 from rlmesh_ray.client.fork_guard import NotPicklable
-from rlmesh_ray.client.lane_client import open_lanes
 from rlmesh_ray.client.multi_agent_errors import with_agent_names
 from rlmesh_ray.client.png import decode_png, tiles
 from rlmesh_ray.client.step_results import ResetResult
@@ -27,9 +27,9 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_reset_options, as_seed
 from rlmesh_ray.protocol.capabilities import NDARRAY, PARTIAL_RESET
 from rlmesh_ray.spaces.batch import unflatten
-from rlmesh_ray.spaces.conformance import coerce_batch, structure_checker
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.validation import coerce_batch, structure_checker
 from rlmesh_ray.spaces.vector_infos import merged_infos
 
 
@@ -89,7 +89,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         connect_options = ConnectOptions(
             address, token, tls, connect_timeout_s, edition_text, dm_env_rpc
         )
-        self._client = open_lanes(
+        self._client = open_env_session(
             connect_options,
             step_timeout_s=step_timeout_s,
             start_timeout_s=start_timeout_s,

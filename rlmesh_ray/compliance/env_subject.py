@@ -27,8 +27,8 @@ from rlmesh_ray.protocol.messages import (
     StepDone,
 )
 from rlmesh_ray.spaces.batch import Column, leaves
-from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.validation import ValidationMode
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 

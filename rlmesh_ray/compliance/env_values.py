@@ -12,8 +12,8 @@ from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable, re
 from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.errors import EndpointLostError
 from rlmesh_ray.protocol.messages import EnvFailed, EnvResponse, Reset, ResetDone, StepDone
-from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.spec import BoxSpec, MultiBinarySpec, MultiDiscreteSpec
+from rlmesh_ray.spaces.validation import ValidationMode
 
 ENV: CheckRegistry[EnvSubject] = CheckRegistry()
 

@@ -31,8 +31,8 @@ from rlmesh_ray.protocol.messages import (
     RouteConfigured,
 )
 from rlmesh_ray.spaces.batch import Column, leaves
-from rlmesh_ray.spaces.conformance import ValidationMode, check
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.validation import ValidationMode, check
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 

@@ -8,9 +8,9 @@ from typing import TypeVar
 from rlmesh_ray.compliance import (
     env_close_and_errors,
     env_episodes,
+    env_reset_and_step,
     env_values,
-    env_workflow,
-    model_workflow,
+    model_requests,
     session_establishment,
 )
 from rlmesh_ray.compliance.check_registry import Check, CheckRegistry
@@ -39,14 +39,14 @@ def _gathered(parts: list[CheckRegistry[SubjectT]]) -> Mapping[str, Check[Subjec
 ENV_CHECKS = _gathered(
     [
         session_establishment.ENV,
-        env_workflow.ENV,
+        env_reset_and_step.ENV,
         env_episodes.ENV,
         env_close_and_errors.ENV,
         env_values.ENV,
     ]
 )
 """Checks of an EnvService by clause, in the order in which they run."""
-MODEL_CHECKS = _gathered([session_establishment.MODEL, model_workflow.MODEL])
+MODEL_CHECKS = _gathered([session_establishment.MODEL, model_requests.MODEL])
 """Checks of a ModelService by clause, in the order in which they run."""
 
 

@@ -6,7 +6,7 @@ loads modules of the package on first use. Which ones there are follows from the
 * ``is_generation``: ``server.env_dialect``, ``server.model_dialect``, ``client.env_dialect`` and
   ``client.model_dialect``, each with a ``DIALECT``;
 * ``service``: ``server.service``, with an ``ENV_SERVICE``;
-* ``client_scheme``: ``client.lane_client``, with a ``LANE_CLIENT``;
+* ``client_scheme``: ``client.env_session_client``, with a ``ENV_SESSION_CLIENT``;
 * ``runner_scheme``: ``runner``; users call the function of ``rlmesh_ray.rllib`` that ``configure``
   names.
 """

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.messages import Infos
 from rlmesh_ray.protocol.outcomes import Failure
-from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.validation import ValidationMode
 
 TextColumns = tuple[tuple[str, ...], ...]
 """One entry for each text leaf, with one string for each lane."""

@@ -19,8 +19,8 @@ from rlmesh_ray.envs.truncate_on_bad_value import TruncateOnBadValue
 from rlmesh_ray.envs.vector_adapter import autoreset_mode, id_of
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import as_int
-from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.contract import AutoresetMode
+from rlmesh_ray.spaces.validation import ValidationMode
 
 
 def explain_start_error(error: BaseException) -> str:

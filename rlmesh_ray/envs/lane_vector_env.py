@@ -20,8 +20,8 @@ from rlmesh_ray.spaces.batch import Column, by_lane, by_leaf, empty_columns, lea
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.columns import write_lane_values
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.step_buffers import StepArrays
 from rlmesh_ray.spaces.vector_infos import lane_info
+from rlmesh_ray.transport.step_buffers import StepArrays
 
 AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
 """``VectorEnv._add_info``: adds the info of one lane to the vector's infos."""

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, RlmeshError
 from rlmesh_ray.spaces.batch import Column, empty_columns, unflatten
-from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.step_buffers import StepArrays
+from rlmesh_ray.spaces.validation import coerce_batch
 from rlmesh_ray.spaces.vector_infos import lane_info
+from rlmesh_ray.transport.step_buffers import StepArrays
 
 _LOG = logging.getLogger(__name__)
 

@@ -32,11 +32,11 @@ from rlmesh_ray.envs.vector_adapter import VectorEnvAdapter, autoreset_mode, id_
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column
-from rlmesh_ray.spaces.conformance import ValidationMode, check_rewards
-from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY, ConformanceWarning, WarningCounter
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.step_buffers import StepArrays, StepBuffers
+from rlmesh_ray.spaces.validation import ValidationMode, check_rewards
+from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning, WarningCounter
+from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers
 
 _LOG = logging.getLogger(__name__)
 

@@ -53,11 +53,11 @@ from rlmesh_ray.polling import AdaptivePoller, use_batch_scheduling
 from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.step_buffers import StepBuffers
 from rlmesh_ray.transport.anonymous_memory import map_progress
 from rlmesh_ray.transport.exactly_once import ExecutionDecision, WorkerSide
 from rlmesh_ray.transport.session_progress import SessionProgress
 from rlmesh_ray.transport.shared_memory import EventfdSocket
+from rlmesh_ray.transport.step_buffers import StepBuffers
 from rlmesh_ray.transport.tcp import TcpSocket
 
 if TYPE_CHECKING:

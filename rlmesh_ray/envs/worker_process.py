@@ -29,12 +29,12 @@ from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column
-from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.step_buffers import StepArrays, StepBuffers
+from rlmesh_ray.spaces.validation import ValidationMode
 from rlmesh_ray.transport import anonymous_memory
 from rlmesh_ray.transport.direct_handle import DirectHandle
 from rlmesh_ray.transport.session_progress import EpisodeCounts, SessionProgress
+from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers
 
 
 class WorkerProcess:

@@ -9,7 +9,8 @@ from rlmesh_ray.evaluation.result import (
     EvaluationResult,
     Loss,
 )
-from rlmesh_ray.evaluation.run import EvaluationOptions, check_seeds, evaluate, evaluate_indices
+from rlmesh_ray.evaluation.run import EvaluationOptions, evaluate, evaluate_indices
+from rlmesh_ray.evaluation.seeds import check_seeds
 
 __all__ = [
     "EndpointCounters",

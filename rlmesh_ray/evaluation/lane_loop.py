@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.evaluation.result import EpisodeResult, success_of
+from rlmesh_ray.evaluation.seeds import seed_of
 
 Act = Callable[[Any, Callable[[], Slots]], Any]
 """Maps observations, and a function for their slots, to actions; one row a lane."""
@@ -120,7 +121,7 @@ class LaneLoop:
             if index != _IDLE:
                 episode = EpisodeResult(
                     index=index,
-                    seed=None if self._seed is None else self._seed + index,
+                    seed=seed_of(index, self._seed),
                     episode_return=float(self._returns[lane]),
                     length=int(self._lengths[lane]),
                     terminated=bool(terminated[lane]),
@@ -165,9 +166,8 @@ class LaneLoop:
         return observation
 
     def _seeds(self) -> list[int] | None:
-        if self._seed is None:
-            return None
-        return [self._seed + max(index, 0) for index in self._index]
+        first = self._seed
+        return None if first is None else [first + max(index, 0) for index in self._index]
 
     def _slots(self) -> Slots:
         return Slots(

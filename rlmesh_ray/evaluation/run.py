@@ -14,6 +14,7 @@ from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.evaluation.coordinator import Attempt, Coordinator, EndpointGroup, News
 from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult, EvaluationResult, Loss
+from rlmesh_ray.evaluation.seeds import check_seeds
 from rlmesh_ray.evaluation.session_sources import (
     EndpointFleet,
     EndpointPlace,
@@ -29,32 +30,6 @@ from rlmesh_ray.evaluation.worker import (
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_int, require_seconds
 
 # The wire has 64 bits for a seed, and gymnasium takes none below 0.
-_LAST_SEED = 2**63 - 1
-
-
-def check_seeds(episodes: int, seed: int | None) -> None:
-    """Refuse a number of episodes or a seed that no evaluation can use.
-
-    Args:
-        episodes: Number of episodes.
-        seed: Seed of the first one; episode i starts with ``seed + i``. None: no seeds.
-
-    Raises:
-        ConfigurationError: One is no whole number, ``episodes`` is below 1, or a seed is below 0
-            or above 2**63 - 1.
-    """
-    count = as_int("episodes", episodes)
-    if count < 1:
-        raise ConfigurationError(f"episodes={count} must be at least 1")
-    if seed is None:
-        return
-    first = as_int("seed", seed)
-    most = _LAST_SEED - (count - 1)
-    if not 0 <= first <= most:
-        raise ConfigurationError(
-            f"seed={first} cannot seed {count} episodes, which start with {first} to "
-            f"{first + count - 1}; give one from 0 to {most}, or none"
-        )
 
 
 ActionFn = Callable[[Any], Any]

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError, PolicyError
 from rlmesh_ray.spaces.batch import Column, Leaf, leaves, unflatten
-from rlmesh_ray.spaces.conformance import coerce_batch, has_nan
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
     DiscreteSpec,
@@ -17,6 +16,7 @@ from rlmesh_ray.spaces.spec import (
     MultiDiscreteSpec,
     SpaceSpec,
 )
+from rlmesh_ray.spaces.validation import coerce_batch, has_nan
 
 IsNan = NDArray[np.bool_]
 """Whether a row has NaN in it, ``(N,) bool``."""

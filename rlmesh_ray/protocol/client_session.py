@@ -1,12 +1,10 @@
 """What a client may send in one session, and what the replies mean. Sans-I/O.
 
-``client/env_session_stream.py`` and ``client/model_session_stream.py`` move the bytes and wait for
-them; what they may do is decided here:
+``client/env_session_stream.py`` and ``client/model_session_stream.py`` move the bytes and wait.
 
 * An error that the endpoint does not call recoverable ends the session (edition 2026.06, "Timeouts
-  and Errors"). So do a reply that breaks the protocol, and an exception in the middle of a request
-  (Ctrl-C): whether that was executed is unknown, and its reply would be taken for the next one's.
-* A session that has ended takes nothing but Close.
+  and Errors"), as does a reply that breaks the protocol, or an exception in the middle of a request
+  (Ctrl-C): its reply would be taken for the next one's. Then only Close may be sent.
 * What the endpoint does not offer (a reset of some lanes, a call) is refused before it is sent.
 """
 
@@ -67,7 +65,8 @@ class _ClientSession:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._is_closed = False
+        self.is_closed = False
+        """Whether ``close`` was called."""
         self._end: RlmeshError | None = None
 
     def require_open(self) -> None:
@@ -77,7 +76,7 @@ class _ClientSession:
             EndpointClosedError: The session was closed.
             EndpointLostError: An error has ended it.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise self.closed()
         if self._end is not None:
             raise EndpointLostError(
@@ -85,14 +84,9 @@ class _ClientSession:
                 self._address,
             ) from self._end
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return self._is_closed
-
     def close(self) -> None:
         """Refuse all further requests; the session is about to be closed."""
-        self._is_closed = True
+        self.is_closed = True
 
     def closed(self) -> EndpointClosedError:
         """Return the error of a request after ``close``."""
@@ -230,16 +224,9 @@ def is_still_starting(error: RemoteEnvError) -> bool:
     return error.code == "TIMEOUT" and error.message.startswith(NOT_STARTED)
 
 
-def never_started(error: RemoteEnvError, timeout_s: float) -> RemoteEnvError:
-    """Return the error of an environment that has not started within ``start_timeout_s``."""
-    message = f"{NOT_STARTED} {timeout_s:g} s; mend what is slow there, or raise start_timeout_s"
-    return RemoteEnvError(
-        error.code,
-        message,
-        error.is_recoverable,
-        error.debug_info,
-        error.interrupted_episodes,
-    )
+def never_started(timeout_s: float) -> str:
+    """Return the message of an environment that has not started within ``start_timeout_s``."""
+    return f"{NOT_STARTED} {timeout_s:g} s; mend what is slow there, or raise start_timeout_s"
 
 
 class ModelClientSession(_ClientSession):

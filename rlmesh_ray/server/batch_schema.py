@@ -16,10 +16,10 @@ from rlmesh_ray.models.policy import RouteRows, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.spaces.batch import flatten, unflatten
 from rlmesh_ray.spaces.columns import concatenate, split
-from rlmesh_ray.spaces.conformance import coerce, structure_checker
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.validation import coerce, structure_checker
 from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
 
 _ROWS = (np.ndarray, list, tuple)

@@ -4,8 +4,7 @@ import ipaddress
 import logging
 
 from rlmesh_ray.auth.server_tls import ServerTls, TlsSource, resolve_server_tls
-from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.auth.token_store import TokenStore
+from rlmesh_ray.auth.token_file import TokenSource, TokenStore
 from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import AddressError
 from rlmesh_ray.protocol.address import Address, parse_address

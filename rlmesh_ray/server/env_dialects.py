@@ -23,9 +23,9 @@ from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.handshake_service import GenerationHandshake, HandshakeFrames
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.batch import Column
-from rlmesh_ray.spaces.conformance_warnings import warnings_as_texts
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.validation_warnings import warnings_as_texts
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_frames
 from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
 

@@ -34,9 +34,9 @@ from rlmesh_ray.protocol.outcomes import (
     StepOutcome,
 )
 from rlmesh_ray.server.counters import LaneCounters
+from rlmesh_ray.server.direct_supervisor import DirectSupervisor
 from rlmesh_ray.server.env_dialects import EnvServerDialect
-from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
-from rlmesh_ray.server.transport_supervisor import TransportSupervisor
+from rlmesh_ray.server.worker_supervisor import Deadline, WorkerSupervisor, as_failure
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport.direct_handle import DirectHandle
@@ -61,7 +61,7 @@ class EnvExecutor:
 
     def __init__(
         self,
-        worker: SessionWorker,
+        worker: WorkerSupervisor,
         contract: EnvContract,
         dialect: EnvServerDialect,
         *,
@@ -71,7 +71,7 @@ class EnvExecutor:
         self._dialect = dialect
         self._all_lanes = tuple(range(contract.num_envs))
         self._worker = worker
-        self._direct = TransportSupervisor(self._worker)
+        self._direct = DirectSupervisor(self._worker)
         self._is_numbered = is_numbered
         self._is_running = False
         self._has_late_call = False
@@ -236,7 +236,7 @@ class EnvExecutor:
     async def open_direct(
         self, timeout_ms: int, connection: socket.socket | None, *, tag_arrays: bool
     ) -> DirectHandle | None:
-        """See ``TransportSupervisor.open``; None also where a client does not number requests.
+        """See ``DirectSupervisor.open``; None also where a client does not number requests.
 
         The numbers of its requests on the stream would not follow those of its direct steps.
         """
@@ -249,18 +249,18 @@ class EnvExecutor:
         return direct
 
     async def set_episodes(self, episodes: tuple[EpisodeStart | None, ...]) -> None:
-        """Set the latest episode of each lane; see ``TransportSupervisor.set_episodes``."""
+        """Set the latest episode of each lane; see ``DirectSupervisor.set_episodes``."""
         self._is_running = True
         if not self._has_late_call:  # else a step is handed over, for its error on the stream
             await self._direct.set_episodes(episodes)
 
     def clear_episodes(self) -> None:
-        """Note that no episode runs any more; see ``TransportSupervisor.clear_episodes``."""
+        """Note that no episode runs any more; see ``DirectSupervisor.clear_episodes``."""
         self._is_running = False
         self._direct.clear_episodes()
 
     async def close_direct(self) -> None:
-        """See ``TransportSupervisor.close``."""
+        """See ``DirectSupervisor.close``."""
         if not self._is_released:
             await self._direct.close()
 

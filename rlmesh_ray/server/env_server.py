@@ -16,7 +16,6 @@ from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.handshake import edition_sha256
 from rlmesh_ray.server.bind_policy import TlsSource
 from rlmesh_ray.server.endpoint import Endpoint
-from rlmesh_ray.server.env_call_service import EnvCallService, checked_names
 from rlmesh_ray.server.env_dialects import load_dialect_services
 from rlmesh_ray.server.env_options import (
     DEFAULT_STEP_GRACE_S,
@@ -31,17 +30,18 @@ from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.idle_timeout import checked_idle_timeout
+from rlmesh_ray.server.lane_call_service import LaneCallService, checked_names
 from rlmesh_ray.server.limits import max_calls
 from rlmesh_ray.server.log_context import logged_as
 from rlmesh_ray.server.observer_service import ObserverService
 from rlmesh_ray.server.statistics import EnvStatistics
-from rlmesh_ray.server.transport_service import TransportService
+from rlmesh_ray.server.ticket_service import TicketService
 from rlmesh_ray.server.worker_pool import WorkerPool
-from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.step_buffers import is_fixed_size
+from rlmesh_ray.spaces.validation import ValidationMode
 from rlmesh_ray.transport.anonymous_memory import can_seal
 from rlmesh_ray.transport.connection_broker import ConnectionBroker, TcpListener
+from rlmesh_ray.transport.step_buffers import is_fixed_size
 from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 
 _CLOSE_S = 10.0  # several times what the pool takes
@@ -216,7 +216,7 @@ class EnvServer:
         broker: ConnectionBroker | None = None
         try:
             drain = self._endpoint.drain
-            calls = EnvCallService(self._allow_calls, self._contract.num_envs, drain)
+            calls = LaneCallService(self._allow_calls, self._contract.num_envs, drain)
             observers = ObserverService(self._contract)
             broker = self._broker(self._contract)
             drain.add_preparation(broker.stop)
@@ -241,7 +241,7 @@ class EnvServer:
             handlers = [
                 service.handlers(),
                 *calls.handlers(),
-                *TransportService(broker).handlers(),
+                *TicketService(broker).handlers(),
                 *(each.handlers() for each in added),
             ]
             if self._has_observers:

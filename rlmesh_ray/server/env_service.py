@@ -14,14 +14,15 @@ from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.server.drain import Drain
-from rlmesh_ray.server.env_call_service import EnvCallService, SessionScheduler, session_id_of
 from rlmesh_ray.server.env_dialects import EnvServerDialect, load_env_dialects
 from rlmesh_ray.server.env_executor import EnvExecutor
 from rlmesh_ray.server.env_session_handler import EnvSessionFactory, EnvSessionHandler
 from rlmesh_ray.server.handshake_service import HandshakeService, PrependedStream, ServiceOptions
 from rlmesh_ray.server.idle_timeout import IdleTimeout, change_detector
+from rlmesh_ray.server.lane_call_service import LaneCallService, session_id_of
 from rlmesh_ray.server.observer_service import ObserverService
 from rlmesh_ray.server.session_log import SessionLog
+from rlmesh_ray.server.session_scheduler import SessionScheduler
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.transport.connection_broker import ConnectionBroker
@@ -48,7 +49,7 @@ class SessionServices:
 
     observers: ObserverService
     """Shows sessions to observers."""
-    calls: EnvCallService
+    calls: LaneCallService
     """Calls methods of the environment in a session's lanes."""
     broker: ConnectionBroker
     """Opens direct connections for sessions."""

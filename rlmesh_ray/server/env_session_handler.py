@@ -9,14 +9,59 @@ from functools import partial
 from rlmesh_ray.protocol.env_rules import SessionState
 from rlmesh_ray.protocol.env_session import EnvSession
 from rlmesh_ray.protocol.episodes import EpisodeStart
-from rlmesh_ray.protocol.messages import EnvFailed, Request, ResetDone
+from rlmesh_ray.protocol.messages import EnvFailed, EnvTimings, Request, ResetDone
 from rlmesh_ray.server.env_dialects import EnvServerDialect, EnvServerFrames
 from rlmesh_ray.server.env_executor import EnvExecutor
-from rlmesh_ray.server.request_timer import RequestTimer
-from rlmesh_ray.server.session_worker import SessionWorker
 from rlmesh_ray.server.worker_pool import WorkerPool
+from rlmesh_ray.server.worker_supervisor import WorkerSupervisor
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.transport.direct_handle import DirectHandle
+
+
+class RequestTimer:
+    """Times the request in progress. As a context manager, it times the worker's part of it."""
+
+    def __init__(self) -> None:
+        self._arrived_ns = 0
+        self._begun_ns = 0
+        self._asked_ns: int | None = None
+        self._replied_ns = 0
+
+    def note_arrival(self) -> None:
+        """Record that a request has been taken off the stream."""
+        self._arrived_ns = time.perf_counter_ns()
+
+    def begin(self) -> None:
+        """Record that the request's turn has come."""
+        self._begun_ns = time.perf_counter_ns()
+        self._asked_ns = None
+
+    def __enter__(self) -> None:
+        """Record that the worker is asked; for one request that may be more than once."""
+        if self._asked_ns is None:
+            self._asked_ns = time.perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        """Record that the worker has replied."""
+        self._replied_ns = time.perf_counter_ns()
+
+    def timings(self) -> EnvTimings:
+        """Return the times of the request up to now; the parts add up to the total.
+
+        Only one request is taken off a stream at a time: those behind it wait with gRPC, unseen.
+        """
+        now_ns = time.perf_counter_ns()
+        total_ns = now_ns - self._arrived_ns
+        queue_ns = self._begun_ns - self._arrived_ns
+        if self._asked_ns is None:
+            return EnvTimings(total_ns, decode_ns=now_ns - self._begun_ns, queue_ns=queue_ns)
+        return EnvTimings(
+            total_ns,
+            decode_ns=self._asked_ns - self._begun_ns,
+            user_ns=self._replied_ns - self._asked_ns,
+            encode_ns=now_ns - self._replied_ns,
+            queue_ns=queue_ns,
+        )
 
 
 class EnvSessionHandler:
@@ -99,7 +144,7 @@ class EnvSessionHandler:
     async def open_direct(
         self, timeout_ms: int, connection: socket.socket | None
     ) -> DirectHandle | None:
-        """Open a direct connection, between two requests; see ``TransportSupervisor.open``."""
+        """Open a direct connection, between two requests; see ``DirectSupervisor.open``."""
         if self._session.state is not SessionState.READY:
             return None
         direct = await self.executor.open_direct(
@@ -146,7 +191,7 @@ class EnvSessionFactory:
         """
         contract = self._contract
         timer = None if dialect.with_timings is None else RequestTimer()
-        worker = SessionWorker(self._pool, self._step_grace_s, contract.num_envs, timer)
+        worker = WorkerSupervisor(self._pool, self._step_grace_s, contract.num_envs, timer)
         executor = EnvExecutor(worker, contract, dialect, is_numbered=is_numbered)
         session = EnvSession(
             contract.num_envs,

@@ -13,10 +13,10 @@ from functools import partial
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.outcomes import Failure, RenderOutcome
-from rlmesh_ray.server.env_call_service import SessionScheduler
 from rlmesh_ray.server.env_session_handler import EnvSessionHandler
 from rlmesh_ray.server.error_text import parsed
 from rlmesh_ray.server.log_context import current, short_name
+from rlmesh_ray.server.session_scheduler import SessionScheduler
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire import observe_v1 as wire
 from rlmesh_ray.wire.observe_v1 import ObservedSession

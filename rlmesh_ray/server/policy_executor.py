@@ -22,15 +22,13 @@ from typing import Any, TypeVar
 
 from rlmesh_ray.errors import PolicyError, RlmeshError
 from rlmesh_ray.models.torch.threads import limit_torch_threads
-from rlmesh_ray.options import require_count, require_seconds
+from rlmesh_ray.options import require_count
 from rlmesh_ray.server.error_text import text_of
-from rlmesh_ray.server.health import WATCH_PERIOD_S, Health
+from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S
+from rlmesh_ray.server.policy_health import PolicyHealth
 
 _LOG = logging.getLogger(__name__)
-
-# Long enough for every Watch to see it.
-_BLOCKED_REPORT_S = 2 * WATCH_PERIOD_S
 
 ResultT = TypeVar("ResultT")
 Work = Callable[[], None]
@@ -79,11 +77,10 @@ class PolicyExecutor:
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         torch_threads: int = 1,
     ) -> None:
-        require_seconds("stuck_after_s", stuck_after_s, allow_infinite=True)
+        self._health = PolicyHealth(stuck_after_s)
         require_count("torch_threads", torch_threads)
         self.torch_threads = torch_threads
         self._next_batch = next_batch
-        self._stuck_after_s = stuck_after_s
         self._calls: deque[Work] = deque()
         self._grouped: deque[Work] = deque()
         """Calls that one entry of ``_calls`` runs together."""
@@ -95,8 +92,6 @@ class PolicyExecutor:
         self._is_asleep = False
         self._is_closed = False
         self._busy_since_s: float | None = None
-        self._blocked_for_s = 0.0
-        self._blocked_report_until_s = 0.0
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
@@ -112,14 +107,7 @@ class PolicyExecutor:
 
     def health(self) -> Health:
         """Return whether the policy makes progress. From any thread."""
-        busy_for_s = self.busy_for_s
-        if busy_for_s > self._stuck_after_s:
-            return Health(False, f"the policy has not come back for {busy_for_s:.0f} s")
-        if time.monotonic() < self._blocked_report_until_s:
-            return Health(
-                False, f"the policy has just held all sessions for {self._blocked_for_s:.0f} s"
-            )
-        return Health(is_serving=True)
+        return self._health.of(self.busy_for_s)
 
     def submit(self, function: Callable[..., ResultT], *arguments: object) -> Future[ResultT]:
         """Run ``function`` in the policy's thread; the future can be cancelled until it begins.
@@ -163,9 +151,7 @@ class PolicyExecutor:
         """
         busy_for_s, self._busy_since_s = self.busy_for_s, None
         self._lock.release()
-        if busy_for_s > self._stuck_after_s:
-            self._blocked_for_s = busy_for_s
-            self._blocked_report_until_s = time.monotonic() + _BLOCKED_REPORT_S
+        self._health.note_inline_run(busy_for_s)
 
     def close(self) -> None:
         """End the thread after its present work; waiting and later calls are cancelled.

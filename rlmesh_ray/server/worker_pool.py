@@ -15,8 +15,8 @@ from rlmesh_ray.errors import CapacityError, EnvStartError
 from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.event_loop import in_thread
 from rlmesh_ray.server.session_log import FailureLog
-from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.validation import ValidationMode
 
 _RENEW_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 1.0

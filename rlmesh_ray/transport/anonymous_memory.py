@@ -6,8 +6,8 @@ import os
 import tempfile
 
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.step_buffers import size_bytes
 from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.step_buffers import size_bytes
 
 _SIZE_SEALS = 7  # F_SEAL_SEAL, F_SEAL_SHRINK and F_SEAL_GROW, which macOS does not have
 

@@ -1,6 +1,6 @@
 """DirectConnection: the client's end of a direct connection to the env worker.
 
-``transport.frames`` has its messages, and when a request falls back to the Join stream.
+``transport.direct_frames`` has its messages, and when a request falls back to the Join stream.
 """
 
 import os
@@ -18,10 +18,11 @@ from rlmesh_ray.options import SHARED_MEMORY
 from rlmesh_ray.polling import AdaptivePoller, WakeupDescriptors
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.step_buffers import StepArrays, StepBuffers, size_bytes
-from rlmesh_ray.transport import frames, tcp
+from rlmesh_ray.transport import direct_frames as frames
 from rlmesh_ray.transport import shared_memory as wire
+from rlmesh_ray.transport import tcp
 from rlmesh_ray.transport.shared_memory import EventfdSocket
+from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers, size_bytes
 from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.rlmesh_v1.limits import max_response_bytes
 

@@ -12,11 +12,11 @@ from typing import Protocol
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol.episodes import EpisodeStart, EpisodeTracker
 from rlmesh_ray.protocol.messages import EpisodeRecord, Infos, StepDone
-from rlmesh_ray.spaces.conformance_warnings import warnings_as_texts
-from rlmesh_ray.spaces.step_buffers import StepBuffers
-from rlmesh_ray.transport import frames
+from rlmesh_ray.spaces.validation_warnings import warnings_as_texts
+from rlmesh_ray.transport import direct_frames as frames
 from rlmesh_ray.transport.session_progress import SessionProgress
 from rlmesh_ray.transport.shared_memory import EventfdSocket
+from rlmesh_ray.transport.step_buffers import StepBuffers
 from rlmesh_ray.transport.tcp import TcpSocket
 from rlmesh_ray.wire.rlmesh_v1.env import pack_response
 

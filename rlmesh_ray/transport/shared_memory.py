@@ -1,6 +1,6 @@
 """The shared-memory transport: handshake of ``rlmesh_ray.shared_memory.v1``, and its socket.
 
-It makes a direct connection (``transport.frames``): a socket between a client and its env worker,
+It makes a direct connection (``direct_frames``): a socket between a client and its env worker,
 with an eventfd for each end (``EventfdSocket``), and ``StepBuffers`` that both map.
 
 Greeting, client to endpoint, on the endpoint's unix socket: the session id, and the timeout of the
@@ -18,7 +18,7 @@ from typing import Self
 
 from rlmesh_ray.options import SHARED_MEMORY
 from rlmesh_ray.polling import WakeupDescriptors
-from rlmesh_ray.transport.frames import DirectSocket
+from rlmesh_ray.transport.direct_frames import DirectSocket
 
 SESSION_ID_BYTES = 32
 """Length of a session id in ASCII."""

@@ -1,6 +1,6 @@
 """The direct TCP transport: handshake of the capability ``rlmesh_ray.direct_tcp.v1``, and socket.
 
-It makes a direct connection (``transport.frames``) between a client and its env worker on different
+It makes a direct connection (``direct_frames``) between a client and its env worker on different
 machines. The capability's value is a port on the endpoint's host. For each connection the client
 requests a ``Ticket`` by gRPC; both sides prove that they have its key, without sending it:
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from rlmesh_ray.options import KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S, TCP
 from rlmesh_ray.polling import WakeupDescriptors
-from rlmesh_ray.transport.frames import DirectSocket, send_all
+from rlmesh_ray.transport.direct_frames import DirectSocket, send_all
 
 PROTOCOL = b"rlmesh-ray-tcp1\n"
 NONCE_BYTES = 16

@@ -20,9 +20,9 @@ from rlmesh_ray.compliance.observation_cases import rows, varied
 from rlmesh_ray.compliance.suite import check_env_clause, check_model, check_model_clause
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.spaces.batch import leaves
-from rlmesh_ray.spaces.conformance import ValidationMode, check
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.validation import ValidationMode, check
 from tests.compliance.conftest import zeros
 from tests.compliance.model_saboteurs import HasOneContractForAllRoutes, InsistsOnItsIds
 from tests.compliance.tampering import Sabotage, TamperingServer

@@ -19,7 +19,7 @@ from rlmesh_ray.compliance.findings import Finding, Verdict
 from rlmesh_ray.compliance.model_subject import ModelSubject
 from rlmesh_ray.compliance.suite import check_env, check_model
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
-from rlmesh_ray.spaces.conformance import ValidationMode
+from rlmesh_ray.spaces.validation import ValidationMode
 from rlmesh_ray.testing.envs import EchoEnv
 from tests.compliance.conftest import PROBE, leaning
 from tests.compliance.model_saboteurs import without_concurrency

@@ -40,9 +40,9 @@ from rlmesh_ray.protocol.handshake import (
     make_handshake_request,
 )
 from rlmesh_ray.spaces.batch import flatten, leaves, stack
-from rlmesh_ray.spaces.conformance import ValidationMode, check
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.validation import ValidationMode, check
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_service_pb

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, TokenFile
-from rlmesh_ray.auth import token_store
+from rlmesh_ray.auth import token_file
 from rlmesh_ray.auth.tokens import derive_token
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
@@ -72,7 +72,7 @@ def rays_token(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have servers notice that a file has changed with the next call."""
-    monkeypatch.setattr(token_store, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(token_file, "_LOOK_AGAIN_S", 0.0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from rlmesh_ray import EnvServer, RemoteEnv
 from rlmesh_ray.cli.commands.inspect import dialects_of_env
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
-from rlmesh_ray.client.lane_client import DialectLaneClient
+from rlmesh_ray.client.env_session_client import DialectEnvClient
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.dialects.registry import Dialect, DialectSettings
 from rlmesh_ray.errors import AddressError, ConfigurationError
@@ -46,7 +46,7 @@ def edition(connect_options: ConnectOptions) -> ConnectOptions:
     return replace(connect_options, address=address, dialect_settings=None)
 
 
-LANE_CLIENT = DialectLaneClient(
+ENV_SESSION_CLIENT = DialectEnvClient(
     open=lambda options, timeout_s: EnvClient(edition(options), step_timeout_s=timeout_s),
     probe=lambda options: shake_hands(edition(options)),
 )
@@ -63,9 +63,12 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the dialect: the line of the table, and its two modules."""
     line = Dialect("toy.v1", "toy", service=SERVICE, client_scheme=SCHEME)
     monkeypatch.setattr(registry, "DIALECTS", (*registry.DIALECTS, line))
-    for name, value in (("server.service", EchoService), ("client.lane_client", LANE_CLIENT)):
+    for name, value in (
+        ("server.service", EchoService),
+        ("client.env_session_client", ENV_SESSION_CLIENT),
+    ):
         module = ModuleType(f"toy.{name}")
-        vars(module).update(ENV_SERVICE=value, LANE_CLIENT=value)
+        vars(module).update(ENV_SERVICE=value, ENV_SESSION_CLIENT=value)
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
 

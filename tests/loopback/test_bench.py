@@ -18,7 +18,7 @@ from benchmarks.processes import Process, Server, measure
 from rlmesh_ray import ModelServer
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.errors import EndpointError, UnsupportedSpaceError
-from rlmesh_ray.models.callable_policy import CallablePolicy
+from rlmesh_ray.models.loading import CallablePolicy
 from rlmesh_ray.spaces.contract import EnvContract
 
 Capture = pytest.CaptureFixture[str]

@@ -31,10 +31,11 @@ from rlmesh_ray.server.env_options import bound_sockets
 from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.step_buffers import StepBuffers
-from rlmesh_ray.transport import connection_broker, direct_connector, frames, tcp
+from rlmesh_ray.transport import connection_broker, direct_connector, tcp
+from rlmesh_ray.transport import direct_frames as frames
 from rlmesh_ray.transport.direct_step_server import DirectStepServer
 from rlmesh_ray.transport.session_progress import SessionProgress
+from rlmesh_ray.transport.step_buffers import StepBuffers
 from tests.loopback.certificates import Authority, needs_openssl
 from tests.loopback.direct_sessions import NOTHING, array, served
 from tests.loopback.eventually import eventually

@@ -21,7 +21,7 @@ from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv
 from rlmesh_ray.client.channel import ClientTls, ConnectOptions
 from rlmesh_ray.client.env_client import StepResult
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_client import WorldClient
+from rlmesh_ray.dialects.dm_env_rpc.client.env_session_client import WorldClient
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import (
     CodecError,

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_ray import RemoteEnv, RemoteVectorEnv, evaluate
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.lane_client import probe_endpoint
+from rlmesh_ray.client.env_session_client import probe_endpoint
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -32,9 +32,9 @@ from rlmesh_ray.errors import (
     RemoteProtocolError,
     UnsupportedSpaceError,
 )
-from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 from rlmesh_ray.spaces.spec import DiscreteSpec
+from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
 from tests.loopback.dm_env_rpc_peer import (
     CORRIDOR,
     CUT,
@@ -620,7 +620,9 @@ def test_there_are_no_calls_into_environments() -> None:
 
 
 def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rlmesh_ray.dialects.dm_env_rpc.client.lane_client", None)
+    monkeypatch.setitem(
+        sys.modules, "rlmesh_ray.dialects.dm_env_rpc.client.env_session_client", None
+    )
 
     with pytest.raises(ConfigurationError, match=r"rlmesh-ray\[dm-env-rpc\]"):
         RemoteEnv("dm_env_rpc://127.0.0.1:1")

@@ -40,14 +40,14 @@ from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.dialects.released.wire.model_requests import MAX_ROWS
+from rlmesh_ray.dialects.rllink.server.deferred_model import ChosenActions, DeferredModelServer
 from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.models.recurrent.slot_states import SlotStates
+from rlmesh_ray.models.recurrent.episode_states import EpisodeStates
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed
 from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.server import model_routes
-from rlmesh_ray.server.deferred_model import ChosenActions, DeferredModelServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as pb
@@ -183,7 +183,7 @@ class Counting:
     """Acts by how often it was asked since an episode began, and remembers that as others do."""
 
     def __init__(self) -> None:
-        self.states: SlotStates[list[int]] = SlotStates(lambda: [0])
+        self.states: EpisodeStates[list[int]] = EpisodeStates(lambda: [0])
         self.checked: list[str] = []
         self.refusals: list[Exception] = []
         """What it raises next, in whatever method."""

@@ -41,7 +41,7 @@ from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.models.recurrent.policy import RecurrentTorchPolicy
 from rlmesh_ray.protocol.messages import CloseRoute, Predict
 from rlmesh_ray.protocol.model_session import ModelSession
-from rlmesh_ray.server import batch_engine, endpoint, model_routes, policy_executor
+from rlmesh_ray.server import batch_engine, endpoint, model_routes, policy_health
 from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.model_stream import ModelStream
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -950,7 +950,7 @@ def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_health_is_told_while_a_policy_holds_the_serving_loop_and_by_grpc_afterwards(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_executor, "_BLOCKED_REPORT_S", PATIENCE_S)
+    monkeypatch.setattr(policy_health, "_BLOCKED_REPORT_S", PATIENCE_S)
     with held(gate, stuck_after_s=0.05) as server:
         assert eventually(lambda: not server.health().is_serving)
         assert "the policy has not come back" in server.health().reason
@@ -987,10 +987,10 @@ def test_serve_model_ends_when_it_is_told_to_though_the_policy_holds_the_serving
         textwrap.dedent(
             """
             import threading
-            from rlmesh_ray.server import latency_gate
+            from rlmesh_ray.server import batch_engine
             from tests.loopback.test_serving import Holding
 
-            latency_gate._NUM_TO_PROVE, latency_gate._QUICK_S = 0, 60.0
+            batch_engine._NUM_TO_PROVE, batch_engine._FAST_S = 0, 60.0
 
             def hold(observations):
                 print("held", flush=True)

@@ -43,8 +43,8 @@ from rlmesh_ray.errors import EnvStartError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.server.worker_replies import take_reply, wait_for_reply
 from rlmesh_ray.spaces.batch import unflatten
-from rlmesh_ray.spaces.conformance import ValidationMode, coerce_batch
-from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY
+from rlmesh_ray.spaces.validation import ValidationMode, coerce_batch
+from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 
@@ -512,7 +512,7 @@ def test_factories_and_classes_of_a_script_work(tmp_path: Path) -> None:
             from rlmesh_ray.envs.commands import ResetCommand
             from rlmesh_ray.envs.env_source import make_source
             from rlmesh_ray.envs.worker_process import WorkerProcess
-            from rlmesh_ray.spaces.conformance import ValidationMode
+            from rlmesh_ray.spaces.validation import ValidationMode
 
             class Mine(gymnasium.Wrapper):
                 pass
@@ -761,7 +761,7 @@ PARENT = textwrap.dedent("""
     from rlmesh_ray.envs.commands import ResetCommand, StepCommand
     from rlmesh_ray.envs.env_source import make_source
     from rlmesh_ray.envs.worker_process import WorkerProcess
-    from rlmesh_ray.spaces.conformance import ValidationMode
+    from rlmesh_ray.spaces.validation import ValidationMode
     from rlmesh_ray.testing.envs import Fault, FaultyEnv
 
     source = make_source(FaultyEnv, env_kwargs={"fault": Fault[sys.argv[1]]})

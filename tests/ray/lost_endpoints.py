@@ -13,7 +13,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray import EnvServer
-from rlmesh_ray.actors.registry.session_assignment import Assignment
+from rlmesh_ray.actors.registry.assignment_table import Assignment
 from rlmesh_ray.errors import EndpointUnreachableError
 from rlmesh_ray.rllib import configure
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY

@@ -247,7 +247,7 @@ def _services(connect_options: "ConnectOptions") -> list[str]:
 def _env_findings(plan: _CheckOptions, report: _Report) -> "Iterator[Finding]":
     from rlmesh_ray.compliance.env_subject import EnvSubject
     from rlmesh_ray.compliance.suite import ENV_CHECKS, check_env
-    from rlmesh_ray.spaces.conformance import ValidationMode
+    from rlmesh_ray.spaces.validation import ValidationMode
 
     report.planned += ENV_CHECKS
     subject = EnvSubject(

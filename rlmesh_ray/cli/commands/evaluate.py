@@ -272,7 +272,7 @@ def _check_endpoints(endpoints: "list[ConnectOptions]", num_envs: int | None) ->
         ContractMismatchError: An endpoint's sessions have another width than ``num_envs``.
         EndpointError: None of them can be reached, or one requires another token.
     """
-    from rlmesh_ray.client.lane_client import probe_endpoint
+    from rlmesh_ray.client.env_session_client import probe_endpoint
 
     unreachable: list[EndpointError] = []
     for connect_options in endpoints:

@@ -203,7 +203,7 @@ def _services(connect_options: "ConnectOptions") -> "list[_Service]":
     Raises:
         EndpointError: None of them answers.
     """
-    from rlmesh_ray.client.lane_client import probe_endpoint as ask_env
+    from rlmesh_ray.client.env_session_client import probe_endpoint as ask_env
     from rlmesh_ray.client.remote_model import shake_hands as ask_model
 
     if registry.client_dialect(connect_options.address) is not None:

@@ -45,7 +45,7 @@ from rlmesh_ray.cli.options.serving import (
     dialect_option,
     server_tls,
 )
-from rlmesh_ray.cli.pool_registration import (
+from rlmesh_ray.cli.registered_server import (
     AdvertiseOption,
     EndpointIdOption,
     LeaveTimeOption,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 def _callable_names(names: list[str] | None) -> list[str] | None:
     if names:
-        from rlmesh_ray.server.env_call_service import checked_names
+        from rlmesh_ray.server.lane_call_service import checked_names
 
         try:
             checked_names(names)

@@ -10,7 +10,7 @@ import torch
 from rlmesh_ray.errors import PolicyError
 from rlmesh_ray.models.nan_rows import IsNan, nan_rows
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.models.recurrent.slot_states import SlotStates
+from rlmesh_ray.models.recurrent.episode_states import EpisodeStates
 from rlmesh_ray.models.recurrent.state_table import StateTable
 from rlmesh_ray.models.torch.actions import action_layout, zero_observations
 from rlmesh_ray.models.torch.policy import TorchPolicy
@@ -54,7 +54,7 @@ class RecurrentTorchPolicy(TorchPolicy):
         self.traits = replace(self.traits, checks_concurrently=False)
         self._initial_state: Any = module.initial_state
         self._table = StateTable(self._initial, self._module.device)
-        self._lanes = SlotStates(self._table.allocate, self._table.release)
+        self._lanes = EpisodeStates(self._table.allocate, self._table.release)
 
     def check_contract(self, contract: EnvContract) -> None:
         """Run the module on zeros: one row or two, or each size that has to be compiled.

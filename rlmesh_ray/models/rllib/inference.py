@@ -21,7 +21,7 @@ from rlmesh_ray.models.fast_path.action_sampling import ActionSampler, as_arrays
 from rlmesh_ray.models.fast_path.module_forward import batch_of
 from rlmesh_ray.models.nan_rows import IsNan, nan_rows, zeroed
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.models.recurrent.slot_states import SlotStates
+from rlmesh_ray.models.recurrent.episode_states import EpisodeStates
 from rlmesh_ray.models.rllib.checkpoint import CheckpointParts
 from rlmesh_ray.models.rllib.forward import BucketedForward
 from rlmesh_ray.models.rllib.weights import RllibWeights
@@ -245,7 +245,7 @@ class EpisodeInference:
         self._parts = parts
         self._run = run
         self._shared_data: dict[str, Any] = {}
-        self._lanes = SlotStates(self._fresh_lane)
+        self._lanes = EpisodeStates(self._fresh_lane)
 
     def act(self, rows: Rows) -> InferenceResult:
         """See ``RllibInference``; connectors with a state may have changed it.

@@ -12,9 +12,9 @@ from rlmesh_ray.errors import ConformanceError, ContractMismatchError, PolicyErr
 from rlmesh_ray.models.batch_buckets import PaddedBatch
 from rlmesh_ray.models.torch.module import describe
 from rlmesh_ray.spaces.batch import Leaf, empty_columns, flatten, leaves, unflatten
-from rlmesh_ray.spaces.conformance import has_nan
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
+from rlmesh_ray.spaces.validation import has_nan
 
 
 def zero_observations(contract: EnvContract, num_rows: int) -> Any:

@@ -11,7 +11,7 @@ from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.pool import EnvPool, tokens_of
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
 from rlmesh_ray.auth.ray_credentials import RayTls
-from rlmesh_ray.client.lane_client import probe_endpoint
+from rlmesh_ray.client.env_session_client import probe_endpoint
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.rllib.config.cluster_capacity import actor_groups

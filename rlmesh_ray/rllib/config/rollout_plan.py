@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
-from rlmesh_ray.actors.registry.session_assignment import Assignment
+from rlmesh_ray.actors.registry.assignment_table import Assignment
 from rlmesh_ray.auth.client_tls import ClientTls, ClientTlsSource
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.auth.token_file import TokenFile, TokenSource

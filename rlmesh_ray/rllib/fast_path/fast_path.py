@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,8 @@ class FastPath(SamplingPath):
         most = max(len(self._runner._slots) // 2, 1)
         for first in range(0, len(idle), most):
             together = self._within_budget(idle[first : first + most])
+            if not together:
+                return
             for number, chosen in enumerate(self._choose(together)):
                 if not self._send(together[number], chosen):
                     self._runner._path.act_on([*together[number + 1 :], *idle[first + most :]])
@@ -79,22 +81,20 @@ class FastPath(SamplingPath):
         for state in idle:
             if not budget.is_open:
                 break
-            budget.in_flight += self._num_running(state)
+            state.num_in_flight = self._num_running(state)
+            budget.in_flight += state.num_in_flight
             taken.append(state)
         budget.in_flight = in_flight
         return taken
 
-    def _choose(self, together: Sequence[SlotState]) -> Iterator[ActionBatch]:
-        """Yield the actions for each of these slots."""
-        pipeline, budget = self._pipeline, self._runner._call.budget
-        choices = None
-        if len(together) > 1:
-            joined = pipeline.joined([state.to_module for state in together])
-            chosen = pipeline.choose(joined, budget.timesteps)
-            choices = chosen.split([len(state.slot.lanes) for state in together])
-        yield from choices or (
-            pipeline.choose(state.to_module, budget.timesteps) for state in together
-        )
+    def _choose(self, together: Sequence[SlotState]) -> Iterable[ActionBatch]:
+        """Return the actions for each of these slots, at least one."""
+        pipeline, sampled = self._pipeline, self._runner._call.budget.timesteps
+        if len(together) == 1:
+            return (pipeline.choose(together[0].to_module, sampled),)
+        joined = pipeline.joined([state.to_module for state in together])
+        batches = pipeline.choose(joined, sampled).split([len(s.slot.lanes) for s in together])
+        return batches or (pipeline.choose(state.to_module, sampled) for state in together)
 
     def _num_running(self, state: SlotState) -> int:
         """Return how many timesteps a step brings: a lane that has ended starts anew instead."""
@@ -121,7 +121,6 @@ class FastPath(SamplingPath):
             path.send(state, to_env)
             return False
         state.extras = columns
-        state.num_in_flight = self._num_running(state)
         self._runner._call.budget.in_flight += state.num_in_flight
         state.slot.step(chosen.actions_for_env)
         self._num_sent += 1

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.client.env_client import ResetResult, StepResult
-from rlmesh_ray.client.lane_client import LaneClient
+from rlmesh_ray.client.env_session_client import EnvSessionClient
 from rlmesh_ray.errors import RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol import capabilities
@@ -62,7 +62,7 @@ class NextStepSession:
         client: The client of an open session; ``close`` closes it.
     """
 
-    def __init__(self, client: LaneClient) -> None:
+    def __init__(self, client: EnvSessionClient) -> None:
         self._client = client
         self._mode = client.contract.autoreset_mode
         self._ended: tuple[int, ...] = ()

@@ -13,8 +13,8 @@ from rlmesh_ray.rllib.runner.lane_infos import joined
 from rlmesh_ray.rllib.runner.next_step_session import NextStepSession, SessionBatch
 from rlmesh_ray.spaces.batch import Column, leaves, unflatten
 from rlmesh_ray.spaces.columns import concatenate, split
-from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.validation import coerce_batch
 
 BatchT = TypeVar("BatchT")
 

@@ -9,16 +9,16 @@ import ray
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.env.env_context import EnvContext
 
-from rlmesh_ray.client.lane_client import open_lanes
+from rlmesh_ray.client.env_session_client import open_env_session
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, RlmeshError
 from rlmesh_ray.rllib.config.rollout_plan import (
     PLAN_KEY,
     RolloutPlan,
     require_next_step,
 )
+from rlmesh_ray.rllib.runner.assigned_endpoints import SessionAssignments, runner_id, session_names
 from rlmesh_ray.rllib.runner.next_step_session import NextStepSession
 from rlmesh_ray.rllib.runner.retry_policy import RetryPolicy
-from rlmesh_ray.rllib.runner.session_assignments import SessionAssignments, runner_id, session_names
 from rlmesh_ray.spaces.contract import require_same_contract
 
 _LOG = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def open_sessions(
             connect_options = plan.connect_options(
                 assignments.endpoints[number], assignments.get(number)
             )
-            client = open_lanes(connect_options, step_timeout_s=plan.step_timeout_s)
+            client = open_env_session(connect_options, step_timeout_s=plan.step_timeout_s)
             sessions.append(NextStepSession(client))
             require_same_contract(plan.contract, client.contract, client.address)
             require_next_step(client.contract, client.answer.capabilities, client.address)

@@ -4,7 +4,7 @@ import pickle
 from pathlib import Path
 
 from rlmesh_ray.auth.pool_tokens import PoolTokenFile
-from rlmesh_ray.auth.token_store import TokenStore
+from rlmesh_ray.auth.token_file import TokenStore
 from rlmesh_ray.auth.tokens import TokenRole
 
 

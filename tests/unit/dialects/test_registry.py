@@ -71,7 +71,7 @@ def test_the_package_of_each_dialect_has_the_modules_that_its_line_promises(
     if dialect.service:
         promised.append(("server.service", "ENV_SERVICE"))
     if dialect.client_scheme:
-        promised.append(("client.lane_client", "LANE_CLIENT"))
+        promised.append(("client.env_session_client", "ENV_SESSION_CLIENT"))
     if dialect.runner_scheme:
         promised.append(("runner.configure", dialect.configure))
 

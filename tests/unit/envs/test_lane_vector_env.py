@@ -11,12 +11,12 @@ from gymnasium.vector.utils import iterate
 from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.errors import ConfigurationError, ConformanceError
 from rlmesh_ray.spaces.batch import stack
-from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.step_buffers import StepArrays
+from rlmesh_ray.spaces.validation import coerce_batch
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
+from rlmesh_ray.transport.step_buffers import StepArrays
 
 NUM_LANES = 3
 

@@ -13,8 +13,8 @@ from rlmesh_ray.envs.vector_adapter import VectorEnvAdapter, autoreset_mode
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, RlmeshError
 from rlmesh_ray.spaces import contract
 from rlmesh_ray.spaces.batch import unflatten
-from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.validation import coerce_batch
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
 

@@ -23,14 +23,14 @@ from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import flatten, unflatten
-from rlmesh_ray.spaces.conformance import ValidationMode, check_rewards, coerce_batch
-from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY, ConformanceWarning
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.step_buffers import StepBuffers
+from rlmesh_ray.spaces.validation import ValidationMode, check_rewards, coerce_batch
+from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport.anonymous_memory import create_step_buffers
+from rlmesh_ray.transport.step_buffers import StepBuffers
 
 
 def hosted(

@@ -15,7 +15,7 @@ from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.envs.worker_channel import encode
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
-from rlmesh_ray.spaces.conformance import ValidationMode
+from rlmesh_ray.spaces.validation import ValidationMode
 
 
 class Tasked(gymnasium.Env[Any, Any]):

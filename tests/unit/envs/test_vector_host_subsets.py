@@ -26,13 +26,13 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import stack, unflatten
 from rlmesh_ray.spaces.columns import split
-from rlmesh_ray.spaces.conformance import ValidationMode
-from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY
-from rlmesh_ray.spaces.step_buffers import StepBuffers
+from rlmesh_ray.spaces.validation import ValidationMode
+from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport.anonymous_memory import create_step_buffers
+from rlmesh_ray.transport.step_buffers import StepBuffers
 
 Env = gymnasium.Env[Any, Any]
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
-from rlmesh_ray.models.callable_policy import CallablePolicy
-from rlmesh_ray.models.loading import as_policy, load_policy
+from rlmesh_ray.models.loading import CallablePolicy, as_policy, load_policy
 from rlmesh_ray.models.policy import RouteRows, Rows, UpdatablePolicy, traits_of
 from rlmesh_ray.models.torch.policy import TorchPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
@@ -344,7 +343,7 @@ def test_options_that_a_policy_cannot_use_are_refused(
     own_code: Callable[[str], str], made: str, kind: str, options: dict[str, Any], named: str
 ) -> None:
     name = own_code(f"""
-        from rlmesh_ray.models.callable_policy import CallablePolicy
+        from rlmesh_ray.models.loading import CallablePolicy
 
         def make():
             return {made}

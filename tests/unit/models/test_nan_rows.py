@@ -8,7 +8,6 @@ from rlmesh_ray.errors import ConformanceError, PolicyError
 from rlmesh_ray.models.nan_rows import nan_rows, refusable, zeroed
 from rlmesh_ray.spaces.batch import leaves
 from rlmesh_ray.spaces.columns import split
-from rlmesh_ray.spaces.conformance import ValidationMode, check, coerce_batch
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
     DictSpec,
@@ -18,6 +17,7 @@ from rlmesh_ray.spaces.spec import (
     SpaceSpec,
     TupleSpec,
 )
+from rlmesh_ray.spaces.validation import ValidationMode, check, coerce_batch
 
 NAN = torch.nan
 

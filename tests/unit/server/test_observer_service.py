@@ -10,8 +10,8 @@ import pytest
 
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind, RenderOutcome
-from rlmesh_ray.server.env_call_service import SessionScheduler
 from rlmesh_ray.server.observer_service import MAX_A_SECOND, ObserverService, TokenBucket
+from rlmesh_ray.server.session_scheduler import SessionScheduler
 from rlmesh_ray.wire import observe_v1 as wire
 
 

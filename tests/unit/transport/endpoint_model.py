@@ -1,7 +1,7 @@
 """The endpoint's side of one session in ``session_model``.
 
 ``EndpointSide``, ``EnvSession`` and ``SessionEpisodeCounters`` are production's. The shells round
-them are modelled after ``SessionWorker``, ``TransportSupervisor``, ``EnvHost``, ``EnvExchange`` and
+them are modelled after ``WorkerSupervisor``, ``DirectSupervisor``, ``EnvHost``, ``EnvExchange`` and
 ``OpenSession``, method by method; what they do between two points where they wait is one move.
 """
 
@@ -30,7 +30,7 @@ from rlmesh_ray.protocol.outcomes import (
     ResetOutcome,
     StepOutcome,
 )
-from rlmesh_ray.server.session_worker import SessionEpisodeCounters
+from rlmesh_ray.server.worker_supervisor import SessionEpisodeCounters
 from rlmesh_ray.transport.session_progress import SessionProgress
 from tests.unit.transport.explorer import Move, shallow_copy
 from tests.unit.transport.worker_model import (
@@ -124,13 +124,13 @@ class EndpointModel:
         self.turn: Turn | None = None
         self.at_once: tuple[str, int] | None = None
         """What the loop does next, before anything else of the endpoint: a method and a number."""
-        # SessionWorker.
+        # WorkerSupervisor.
         self.process = self.started = 0
         # WorkerProcess.
         self.buffers = self.direct_block = 0
         # EnvHost.
         self.has_late_call = self.is_running = self.is_released = False
-        # TransportSupervisor.
+        # DirectSupervisor.
         self.direct = 0
         """The direct connection that it has opened; 0: none."""
         self.is_watched = False
@@ -185,7 +185,7 @@ class EndpointModel:
 
     @property
     def progress(self) -> SessionProgress:
-        """``SessionWorker.progress``."""
+        """``WorkerSupervisor.progress``."""
         return self.counting.progress
 
     @progress.setter
@@ -249,7 +249,7 @@ class EndpointModel:
                 yield Move(f"the {turn.task} is late", "endpoint", name)
         elif turn is not None and not self.side.is_at_rest:
             yield Move(f"the {turn.task} waits too long", "endpoint", "wait_too_long")
-        # DeadlineWatch._look, and the first lines of TransportSupervisor._end_overdue.
+        # DirectDeadlineWatch._look, and the first lines of DirectSupervisor._end_overdue.
         is_busy = progress.is_busy and world.worker.is_alive
         if self.is_watched and is_busy and self.side.is_idle:
             yield Move("a direct step is late", "endpoint", "miss_direct")
@@ -297,7 +297,7 @@ class EndpointModel:
         is_dead = not worker.is_alive or self.process != worker.process
         if kind in (RESET, PARTIAL):
             is_another = is_dead
-            if is_dead:  # SessionWorker.make_ready
+            if is_dead:  # WorkerSupervisor.make_ready
                 self.cut()
                 self._take_worker()
             if is_another and self.is_running and kind == PARTIAL:
@@ -431,13 +431,13 @@ class EndpointModel:
             self.world.require(reply.kind == RENEW, "a session leaves nothing to be answered")
             self.is_retired = self.world.spare = True
 
-    # --- SessionWorker --------------------------------------------------------------------
+    # --- WorkerSupervisor --------------------------------------------------------------------
 
     def _request(self, order: Order) -> None:
-        """``SessionWorker.request``, until its reply arrives."""
+        """``WorkerSupervisor.request``, until its reply arrives."""
         worker, number = self.world.worker, order.number
         assert self.turn is not None
-        if self.started != self.process:  # SessionWorker._start
+        if self.started != self.process:  # WorkerSupervisor._start
             if not self.side.may_start(number):
                 self._answered(self.turn, Reply(order.kind, OUT_OF_ORDER))
                 return
@@ -452,7 +452,7 @@ class EndpointModel:
         self._ask(order)
 
     def _ask(self, order: Order) -> None:
-        """The first lines of ``SessionWorker.call`` and ``.call_aside``."""
+        """The first lines of ``WorkerSupervisor.call`` and ``.call_aside``."""
         assert self.turn is not None
         self.side.command_sent()
         self._submit(order)
@@ -464,18 +464,18 @@ class EndpointModel:
             worker.orders += (order,)
 
     def _skip(self, number: int, *, has_failed: bool = False) -> None:
-        """``SessionWorker.skip``."""
+        """``WorkerSupervisor.skip``."""
         self.side.skip(number, has_failed=has_failed)
         self._settle_numbers()
 
     def _settle_numbers(self) -> None:
-        """``SessionWorker.settle_numbers``."""
+        """``WorkerSupervisor.settle_numbers``."""
         if self.started == self.process > 0:
             for number in self.side.take_skips():
                 self._submit(Order(PASS_OVER, number))
 
     def take(self) -> None:
-        """``SessionWorker.call`` and ``.call_aside``, or ``._finish``, when the reply is there."""
+        """``WorkerSupervisor.call``, ``.call_aside`` or ``._finish``, when the reply is there."""
         worker, turn = self.world.worker, self.turn
         reply = Reply("", CRASHED)
         if worker.replies:
@@ -493,7 +493,7 @@ class EndpointModel:
         assert turn is not None
         if turn.task == OPEN_DIRECT:
             self._direct_opened(turn, reply)
-        elif turn.task == DRAIN:  # TransportSupervisor.close
+        elif turn.task == DRAIN:  # DirectSupervisor.close
             self.turn = None
             self.cut()
         elif turn.task == OBSERVE:
@@ -502,7 +502,7 @@ class EndpointModel:
             self._answered(turn, reply)
 
     def _answered(self, turn: Turn, reply: Reply) -> None:
-        """The last lines of ``SessionWorker.request``."""
+        """The last lines of ``WorkerSupervisor.request``."""
         if reply.failure:
             self.side.failed(turn.number)
         if turn.task == CALL:
@@ -511,14 +511,14 @@ class EndpointModel:
             self._complete(reply)
 
     def miss_deadline(self) -> None:
-        """``SessionWorker._late``, of a request."""
+        """``WorkerSupervisor._late``, of a request."""
         self.world.spend("deadlines")
         self.side.missed_deadline()
         assert self.turn is not None
         self._answered(self.turn, Reply("", TIMEOUT))
 
     def wait_too_long(self) -> None:
-        """``SessionWorker.make_idle`` and ``.make_ready``, when the time is over."""
+        """``WorkerSupervisor.make_idle`` and ``.make_ready``, when the time is over."""
         self.world.spend("deadlines")
         assert self.turn is not None
         if self.turn.task != CALL:
@@ -563,10 +563,10 @@ class EndpointModel:
         if self.world.client.hears:
             self.world.called = result
 
-    # --- TransportSupervisor --------------------------------------------------------------------
+    # --- DirectSupervisor --------------------------------------------------------------------
 
     def open_direct(self) -> None:
-        """``EnvExchange.open_direct``, ``TransportSupervisor.open``, until the worker is asked."""
+        """``EnvExchange.open_direct``, ``DirectSupervisor.open``, until the worker is asked."""
         world = self.world
         client, *rest = world.asks
         world.asks = tuple(rest)
@@ -595,7 +595,7 @@ class EndpointModel:
         self.world.client.direct_comes(turn.number, turn.direct)
 
     def _notify(self, kind: str) -> None:
-        """``TransportSupervisor.set_episodes`` and ``.shut``."""
+        """``DirectSupervisor.set_episodes`` and ``.shut``."""
         if self.direct:
             self._submit(Order(kind))
 
@@ -604,7 +604,7 @@ class EndpointModel:
         self.is_draining = True
 
     def take_back(self) -> None:
-        """``TransportSupervisor.close``."""
+        """``DirectSupervisor.close``."""
         self.is_draining = False
         if self.direct and self.side.is_at_rest:
             self.turn = Turn(DRAIN)
@@ -618,9 +618,9 @@ class EndpointModel:
             self._ask(Order(OBSERVE))
 
     def miss_aside(self) -> None:
-        """``call_aside`` of ``SessionWorker`` and ``TransportSupervisor``, when time is over."""
+        """``call_aside`` of ``WorkerSupervisor`` and ``DirectSupervisor``, when time is over."""
         self.world.spend("deadlines")
-        self.side.missed_deadline()  # SessionWorker._late
+        self.side.missed_deadline()  # WorkerSupervisor._late
         self.at_once = "cut_aside", self.progress.begun
 
     def cut_aside(self, number: int) -> None:
@@ -640,14 +640,14 @@ class EndpointModel:
             self.world.given_up += (self.world.name_of(number),)
 
     def cut(self) -> None:
-        """``TransportSupervisor.cut``: what lies unread on either side can still be read."""
+        """``DirectSupervisor.cut``: what lies unread on either side can still be read."""
         self.is_watched = False
         if self.direct:
             self.world.change_connection(self.direct, is_cut=True)
             self.direct = 0
 
     def miss_direct(self) -> None:
-        """``TransportSupervisor._end_overdue``; its worker goes on between what it does."""
+        """``DirectSupervisor._end_overdue``; its worker goes on between what it does."""
         self.world.spend("deadlines")
         self.at_once = "cut_overdue", self.progress.begun
 
@@ -657,7 +657,7 @@ class EndpointModel:
 
     def judge_overdue(self, number: int) -> None:
         self._cut_late(number)
-        self.side.command_sent()  # SessionWorker.call_in_vain
+        self.side.command_sent()  # WorkerSupervisor.call_in_vain
         self._submit(Order(DETACH))
 
 

@@ -12,10 +12,11 @@ from gymnasium.spaces import Box, Discrete
 
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.step_buffers import StepBuffers
-from rlmesh_ray.transport import anonymous_memory, frames
+from rlmesh_ray.transport import anonymous_memory
+from rlmesh_ray.transport import direct_frames as frames
 from rlmesh_ray.transport.direct_connection import DirectConnection
 from rlmesh_ray.transport.shared_memory import EventfdSocket
+from rlmesh_ray.transport.step_buffers import StepBuffers
 
 ACTION = [np.zeros(1, np.int64)]
 

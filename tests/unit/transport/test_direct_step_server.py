@@ -16,14 +16,14 @@ from rlmesh_ray.envs.commands import StepReply
 from rlmesh_ray.polling import AdaptivePoller
 from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.messages import StepDone
-from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY, ConformanceWarning
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.step_buffers import StepArrays, StepBuffers
-from rlmesh_ray.transport import frames
+from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning
+from rlmesh_ray.transport import direct_frames as frames
 from rlmesh_ray.transport.direct_step_server import DirectStepServer
 from rlmesh_ray.transport.session_progress import SessionProgress
 from rlmesh_ray.transport.shared_memory import EventfdSocket
+from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers
 from rlmesh_ray.wire.rlmesh_v1.env import parse_response
 
 NUM_LANES = 2

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.dialects.dm_env_rpc.client.lane_states import TerminationRules
 from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.spaces.conformance import ValidationMode
+from rlmesh_ray.spaces.validation import ValidationMode
 
 Setting = bool | int | float | str | np.generic | NDArray[Any] | Sequence[Any] | Mapping[str, Any]
 """Travels as a tensor: a Python int as int64, a float as double, an array at its own dtype. A

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError, RemoteEnvError
-from rlmesh_ray.spaces.conformance import Checker, ValidationMode, check_rewards
-from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY, ConformanceWarning, WarningCounter
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.validation import Checker, ValidationMode, check_rewards
+from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning, WarningCounter
 
 _LOG = logging.getLogger(__name__)
 

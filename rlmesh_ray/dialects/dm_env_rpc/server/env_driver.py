@@ -12,8 +12,8 @@ from rlmesh_ray.envs.commands import ResetCommand, ResetReply, StepCommand, Step
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.server.event_loop import in_thread
-from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
 from rlmesh_ray.server.worker_pool import WorkerPool
+from rlmesh_ray.server.worker_supervisor import Deadline, WorkerSupervisor, as_failure
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column
 
@@ -39,7 +39,7 @@ class EnvDriver:
     def __init__(
         self, pool: WorkerPool, contract: EnvContract, grace_s: float, timeout_ms: int
     ) -> None:
-        self._worker = SessionWorker(pool, grace_s, contract.num_envs)
+        self._worker = WorkerSupervisor(pool, grace_s, contract.num_envs)
         self._timeout_ms = timeout_ms
         self._num_lanes = contract.num_envs
         zeros = np.zeros(contract.num_envs)

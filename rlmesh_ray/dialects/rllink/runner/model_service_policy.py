@@ -18,11 +18,11 @@ from rlmesh_ray.dialects.rllink.runner.episode_recorder import ActionRequest, Ep
 from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue
 from rlmesh_ray.dialects.rllink.runner.sample_spaces import SampleSpaces
 from rlmesh_ray.dialects.rllink.runner.step_reports import StepReport, StepReportReader
+from rlmesh_ray.dialects.rllink.server.deferred_model import ChosenActions
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import PolicyError
 from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.server.deferred_model import ChosenActions
 from rlmesh_ray.spaces.contract import EnvContract
 
 
@@ -41,7 +41,7 @@ class _ReportingLane:
 
 
 class ReportingPolicy:
-    """The policy that they ask; see ``rlmesh_ray.server.deferred_model.DeferredPolicy``.
+    """The policy that they ask; see ``server.deferred_model.DeferredPolicy``.
 
     A lane's episode begins with its first row, with one whose slot says ``reset`` or names another
     episode, and with the one after an end. What a first row reports is ignored, and the answer to

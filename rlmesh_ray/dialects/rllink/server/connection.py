@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlmesh_ray.auth.token_store import TokenStore
+from rlmesh_ray.auth.token_file import TokenStore
 from rlmesh_ray.auth.tokens import TokenRole
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.dialects.rllink.wire.encodings import JSON, Encoding, encoding_of

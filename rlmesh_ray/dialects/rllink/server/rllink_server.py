@@ -11,8 +11,7 @@ import socket
 from functools import partial
 from typing import Any
 
-from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.auth.token_store import TokenStore
+from rlmesh_ray.auth.token_file import TokenSource, TokenStore
 from rlmesh_ray.dialects.rllink.server.connection import (
     ClientSession,
     ClientSessionFactory,

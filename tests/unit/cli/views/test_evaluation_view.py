@@ -12,7 +12,7 @@ from rlmesh_ray.cli.main import main
 from rlmesh_ray.cli.signals import INTERRUPTED
 from rlmesh_ray.cli.views.episodes_file import episodes_file
 from rlmesh_ray.cli.views.evaluation_view import EvaluationView
-from rlmesh_ray.client import lane_client
+from rlmesh_ray.client import env_session_client
 from rlmesh_ray.errors import ConfigurationError, EvaluationInterruptedError, RemoteEnvError
 from rlmesh_ray.evaluation import EndpointRole, EpisodeResult, EvaluationResult, Loss
 from tests.unit.cli.full_disks import room_for
@@ -54,7 +54,9 @@ def cut_short(monkeypatch: pytest.MonkeyPatch, num_episodes: int, error: BaseExc
 
     monkeypatch.setattr(evaluation, "evaluate", run)
     monkeypatch.setattr(
-        lane_client, "probe_endpoint", lambda _connect_options: SimpleNamespace(contract=None)
+        env_session_client,
+        "probe_endpoint",
+        lambda _connect_options: SimpleNamespace(contract=None),
     )
 
 
@@ -147,7 +149,9 @@ def test_a_file_that_is_removed_meanwhile_does_not_fail_the_command(
 
     monkeypatch.setattr(evaluation, "evaluate", run)
     monkeypatch.setattr(
-        lane_client, "probe_endpoint", lambda _connect_options: SimpleNamespace(contract=None)
+        env_session_client,
+        "probe_endpoint",
+        lambda _connect_options: SimpleNamespace(contract=None),
     )
 
     assert main([*COMMAND, "--episodes", "1", "--output", str(path)]) == 0

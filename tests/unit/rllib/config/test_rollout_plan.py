@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.actors.registry.session_assignment import Assignment
+from rlmesh_ray.actors.registry.assignment_table import Assignment
 from rlmesh_ray.client.channel import ClientTls, ConnectOptions
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities

@@ -9,9 +9,9 @@ from gymnasium import spaces
 
 from rlmesh_ray.dialects.dm_env_rpc.client.value_check import ValueCheck
 from rlmesh_ray.errors import RemoteEnvError
-from rlmesh_ray.spaces.conformance import ValidationMode
-from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.validation import ValidationMode
+from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
 
 SPACE = spaces.Dict(
     {"at": spaces.Box(-1.0, 1.0, (2,), np.float32), "kind": spaces.Discrete(3, start=5)}

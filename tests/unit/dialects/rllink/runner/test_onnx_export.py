@@ -15,9 +15,10 @@ from ray.rllib.core.columns import Columns
 
 from rlmesh_ray.dialects.rllink.client.agents import LocalAgent
 from rlmesh_ray.dialects.rllink.client.onnx_policy import OnnxPolicy
-from rlmesh_ray.dialects.rllink.runner import weights
+from rlmesh_ray.dialects.rllink.runner import logp_recomputer
 from rlmesh_ray.dialects.rllink.runner.batched_inference import action_transform_for
 from rlmesh_ray.dialects.rllink.runner.client_config import client_config, weights_extras
+from rlmesh_ray.dialects.rllink.runner.logp_recomputer import LogpRecomputer
 from rlmesh_ray.dialects.rllink.runner.onnx_export import (
     OnnxModel,
     distribution_inputs,
@@ -25,7 +26,7 @@ from rlmesh_ray.dialects.rllink.runner.onnx_export import (
 )
 from rlmesh_ray.dialects.rllink.runner.plan import RLlinkPlan
 from rlmesh_ray.dialects.rllink.runner.sample_spaces import SampleSpaces
-from rlmesh_ray.dialects.rllink.runner.weights import LogpRecomputer, WeightsVersion
+from rlmesh_ray.dialects.rllink.runner.weights import WeightsVersion
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import ConfigurationError
 
@@ -135,7 +136,7 @@ def test_with_exploration_the_client_draws_from_the_same_distribution(name: str)
 @pytest.mark.parametrize("name", ["PPO, discrete", "PPO, continuous", "SAC"])
 def test_what_a_client_leaves_out_is_worked_out_with_the_weights_that_acted(name: str) -> None:
     made = Made(name)
-    logp_recomputer = LogpRecomputer(made.module)
+    recomputer = LogpRecomputer(made.module)
     policy = made.client()
     chunks = []
     for num_steps in (3, 1):
@@ -146,7 +147,7 @@ def test_what_a_client_leaves_out_is_worked_out_with_the_weights_that_acted(name
     for parameter in made.module.parameters():
         parameter.data += 1.0  # the learner has gone on
 
-    for chunk, outputs in zip(chunks, logp_recomputer.outputs(acted, chunks), strict=True):
+    for chunk, outputs in zip(chunks, recomputer.outputs(acted, chunks), strict=True):
         inputs = policy.distribution_inputs(chunk.obs[:-1])
         assert np.abs(outputs["action_dist_inputs"] - inputs).max() < 1e-5
         kind = made.module.get_exploration_action_dist_cls()
@@ -197,7 +198,7 @@ def test_what_is_worked_out_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch
     chunk = m.Chunk(obs, np.arange(8) % 3, np.zeros(8), False, False)
     (whole,) = LogpRecomputer(made.module).outputs(made.weights, [chunk])
 
-    monkeypatch.setattr(weights, "_MOST_ROWS", 3)
+    monkeypatch.setattr(logp_recomputer, "_MOST_ROWS", 3)
     (parts,) = LogpRecomputer(made.module).outputs(made.weights, [chunk])
 
     for name in m.MODEL_OUTPUTS:

@@ -1,0 +1,305 @@
+"""Registration of an endpoint with a pool: options of serve-env and register, and the server."""
+
+import os
+import re
+import secrets
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray import __version__
+from rlmesh_ray.auth.pool_tokens import PoolTokenFile, endpoint_token
+from rlmesh_ray.auth.token_file import TokenFile, TokenSource
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.options.common import POOL
+from rlmesh_ray.cli.options.duration_params import at_most_a_day_s
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.address import Address, parse_address
+from rlmesh_ray.protocol.pool_membership import RegistrationAccepted, checked_name
+
+if TYPE_CHECKING:
+    from rlmesh_ray.auth.client_tls import ClientTls
+    from rlmesh_ray.client.pool_registration import RegistrarOptions, Registration
+    from rlmesh_ray.server.env_server import EnvServer
+    from rlmesh_ray.server.statistics import Statistics
+
+POOL_TOKEN_VARIABLE = "RLMESH_RAY_POOL_TOKEN"
+
+RegisterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--register",
+        metavar="POOL@HOST:PORT",
+        rich_help_panel=POOL,
+        help="Pool to register with: its name and its registrar's address.",
+    ),
+]
+PoolTokenOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--pool-token-file",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        rich_help_panel=POOL,
+        help="The pool's token; mode 0600.",
+        show_default=f"the token in {POOL_TOKEN_VARIABLE}",
+    ),
+]
+EndpointIdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint-id",
+        metavar="NAME",
+        rich_help_panel=POOL,
+        help="Name of this endpoint in the pool and in the log.",
+        show_default="the host's name and a number",
+    ),
+]
+AdvertiseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--advertise",
+        metavar="HOST:PORT",
+        rich_help_panel=POOL,
+        help="Address that clients dial, if it is not --address; port 0: the same port.",
+    ),
+]
+PoolAuthorityOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--pool-tls-ca",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        rich_help_panel=POOL,
+        help="Use TLS with the registrar; the authority that signed its certificate (PEM). "
+        "--tls-cert, if given, is presented.",
+    ),
+]
+
+
+LeaveTimeOption = Annotated[
+    float | None,
+    typer.Option(
+        "--leave-time",
+        metavar="SECONDS",
+        rich_help_panel=POOL,
+        callback=at_most_a_day_s,
+        help="On stop, time for sessions to move away.",
+        show_default="0",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationConfig:
+    """The settings with which an endpoint registers."""
+
+    pool: str
+    registrar: str
+    endpoint_id: str
+    secret: str | None = field(repr=False)
+    tls: "ClientTls | None"
+    listening: Address
+    """The value of ``--address``."""
+    advertised: Address | None
+    """The address that clients dial; None: the one that the endpoint listens on."""
+    leave_time_s: float = 0.0
+    """How long sessions have to move to other endpoints when this one stops."""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Rows for the table that ``serve-env`` prints."""
+        return {"registers with": f"{self.pool} at {self.registrar}, as {self.endpoint_id}"}
+
+    @property
+    def connect_options(self) -> "RegistrarOptions":
+        """Connection options for the registrar."""
+        from rlmesh_ray.client.pool_registration import RegistrarOptions
+
+        return RegistrarOptions(self.registrar, self.pool, self.endpoint_id, self.secret, self.tls)
+
+    def token(self, own: TokenSource | None) -> TokenSource | None:
+        """Return the token that the endpoint's clients must present.
+
+        Args:
+            own: The endpoint's own token (``--token-file``); besides a pool's only a file counts.
+        """
+        if self.secret is None:
+            return own
+        derived = endpoint_token(self.secret, self.pool, self.endpoint_id)
+        return PoolTokenFile(own.path, derived) if isinstance(own, TokenFile) else derived
+
+    def place(self, bound: Address) -> tuple[str, int]:
+        """Return host and port to register; an empty host: the one that the registrar sees.
+
+        Args:
+            bound: The address that the endpoint listens on.
+        """
+        from rlmesh_ray.server.bind_policy import is_wildcard
+
+        if self.advertised is not None:
+            return self.advertised.host, self.advertised.port or bound.port
+        return "" if is_wildcard(self.listening) else bound.host, bound.port
+
+
+def require_unused(*options: object) -> None:
+    """Refuse options for a pool where no pool is named.
+
+    Raises:
+        typer.BadParameter: One of them is given.
+    """
+    if any(option is not None for option in options):
+        raise typer.BadParameter(
+            "only for an endpoint that registers with a pool: add --register POOL@HOST:PORT",
+            param_hint=["--pool-token-file", "--advertise", "--pool-tls-ca", "--leave-time"],
+        )
+
+
+def registration_config(
+    register: str,
+    token_file: Path | None,
+    endpoint_id: str | None,
+    tls: "ClientTls | None",
+    addresses: tuple[str, str | None],
+) -> RegistrationConfig:
+    """Return the settings with which an endpoint registers.
+
+    Args:
+        register: ``--register``.
+        token_file: ``--pool-token-file``.
+        endpoint_id: ``--endpoint-id``.
+        tls: TLS files for the registrar; None: plain text.
+        addresses: ``--address`` and ``--advertise``.
+
+    Raises:
+        ConfigurationError: An option is malformed, or an address is a unix socket.
+    """
+    pool, separator, registrar = register.partition("@")
+    if not separator:
+        raise ConfigurationError(
+            f"{register!r} names no pool: write POOL@HOST:PORT, the pool's name and its "
+            "registrar's address"
+        )
+    listening = parse_address(addresses[0])
+    advertised = None if addresses[1] is None else parse_address(addresses[1])
+    if listening.path or (advertised is not None and advertised.path):
+        raise ConfigurationError(
+            "an endpoint that registers with a pool has clients on other machines: write HOST:PORT "
+            "in place of a unix socket"
+        )
+    return RegistrationConfig(
+        checked_name(pool, "pool"),
+        str(parse_address(registrar)),
+        checked_name(endpoint_id, "endpoint-id")
+        if endpoint_id is not None
+        else _default_endpoint_id(),
+        pool_secret(token_file),
+        tls,
+        listening,
+        advertised,
+    )
+
+
+def pool_secret(file: Path | None) -> str | None:
+    """Return the pool's token, from ``file`` or the environment; None where there is neither.
+
+    Raises:
+        ConfigurationError: The file cannot be used.
+    """
+    if file is not None:
+        return TokenFile(file).client_token()
+    return os.environ.get(POOL_TOKEN_VARIABLE, "").strip() or None
+
+
+class RegisteredServer:
+    """An ``EnvServer`` whose endpoint is registered with a pool while it serves.
+
+    Args:
+        server: The server.
+        entry: The settings of the registration.
+        console: Reports each registration.
+    """
+
+    def __init__(self, server: "EnvServer", entry: RegistrationConfig, console: Console) -> None:
+        self._server = server
+        self._entry = entry
+        self._console = console
+        self._registration: Registration | None = None
+
+    @property
+    def address(self) -> str:
+        """The address that the server listens on; only after ``start``."""
+        return self._server.address
+
+    def start(self) -> object:
+        """Start listening."""
+        return self._server.start()
+
+    def statistics(self) -> "Statistics":
+        """Return the server's statistics."""
+        return self._server.statistics()
+
+    def register(self) -> None:
+        """Start to register; returns at once."""
+        from rlmesh_ray.client.pool_registration import Registration
+        from rlmesh_ray.server.statistics_report import pack_report
+
+        entry, console, server = self._entry, self._console, self._server
+        host, port = entry.place(parse_address(self._server.address))
+        self._registration = Registration(
+            entry.connect_options,
+            host=host,
+            port=port,
+            version=__version__,
+            on_registered=lambda registered: report_registered(console, entry, registered),
+            report=lambda: pack_report(server.statistics()),
+        ).start()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the server has stopped; return whether it has.
+
+        Raises:
+            RlmeshError: The pool has refused the endpoint for good.
+        """
+        if self._registration is not None:
+            self._registration.require_not_failed()
+        return self._server.wait(timeout_s)
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Leave the pool, give sessions ``leave_time_s`` to move, then end those that remain."""
+        try:
+            if self._registration is not None:
+                self._registration.close()
+            if self._entry.leave_time_s:
+                self._server.drain(self._entry.leave_time_s)
+        finally:
+            self._server.stop(grace_s)
+
+
+def report_registered(
+    console: Console, entry: RegistrationConfig, registered: RegistrationAccepted
+) -> None:
+    """Report that an endpoint is registered with its pool."""
+    console.event(
+        "registered",
+        pool=entry.pool,
+        registrar=entry.registrar,
+        endpoint_id=entry.endpoint_id,
+        incarnation=registered.incarnation,
+        address=registered.address,
+    )
+    console.say(
+        f"in pool {entry.pool} as {entry.endpoint_id}, at {registered.address} "
+        f"(incarnation {registered.incarnation})"
+    )
+
+
+def _default_endpoint_id() -> str:
+    # Host names may have letters that names of endpoints may not.
+    host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname(), flags=re.ASCII).lstrip(".-")
+    return f"{host[:40] or 'endpoint'}-{secrets.token_hex(4)}"

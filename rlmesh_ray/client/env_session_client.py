@@ -1,0 +1,167 @@
+"""Client sessions with environments, in the dialect that the scheme of the address names."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
+from rlmesh_ray.dialects.registry import Dialect, client_dialect
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import allowed_transports, require_seconds
+from rlmesh_ray.polling import WakeupDescriptors, should_spin
+from rlmesh_ray.protocol.handshake import HandshakeResponse
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.leaves import Column
+
+
+class EnvSessionClient(Protocol):
+    """An open session with the lanes of an environment; ``EnvClient`` describes its methods."""
+
+    @property
+    def contract(self) -> EnvContract:
+        """The endpoint's contract."""
+
+    @property
+    def answer(self) -> HandshakeResponse:
+        """The server's answer to the handshake, with its capabilities."""
+
+    @property
+    def address(self) -> str:
+        """Where the endpoint is."""
+
+    def reset(
+        self,
+        *,
+        seeds: Sequence[int] = (),
+        options: Mapping[str, object] | None = None,
+        lanes: Sequence[int] = (),
+    ) -> ResetResult:
+        """Start new episodes, in all lanes or in ``lanes``."""
+
+    def send_reset(
+        self,
+        *,
+        seeds: Sequence[int] = (),
+        options: Mapping[str, object] | None = None,
+        lanes: Sequence[int] = (),
+    ) -> str:
+        """Start new episodes without waiting; return the request's id."""
+
+    def receive_reset(self, request_id: str) -> ResetResult:
+        """Wait for the result of the oldest request that was sent, a reset."""
+
+    def step(self, action: Sequence[Column]) -> StepResult:
+        """Apply one action a lane and wait for the result."""
+
+    def send_step(self, action: Sequence[Column], *, is_last: bool = True) -> str:
+        """Apply one action a lane without waiting; return the request's id."""
+
+    def receive_step(self, request_id: str) -> StepResult:
+        """Wait for the result of the oldest request that was sent, a step."""
+
+    def wakeup(self) -> WakeupDescriptors | None:
+        """Return the descriptors that are readable when a step is answered; None: none are."""
+
+    def render(self) -> bytes | None:
+        """Return a PNG, or None if the environment renders none."""
+
+    def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
+        """Call a method of the environment of each lane."""
+
+    def close(self) -> None:
+        """End the session. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class DialectEnvClient:
+    """A dialect's client for environments: ``ENV_SESSION_CLIENT`` of its module of this name."""
+
+    open: Callable[[ConnectOptions, float], EnvSessionClient]
+    """Opens a session, given how many seconds to wait for any answer."""
+    probe: Callable[[ConnectOptions], HandshakeResponse]
+    """Returns what a session would be."""
+
+
+def open_env_session(
+    connect_options: ConnectOptions,
+    *,
+    step_timeout_s: float,
+    start_timeout_s: float = 120.0,
+    transport: str = "auto",
+    spin: bool | None = None,
+) -> EnvSessionClient:
+    """Open a session.
+
+    Args:
+        connect_options: The endpoint.
+        step_timeout_s: How long to wait for any answer.
+        start_timeout_s: As for ``EnvClient``; ignored in another dialect.
+        transport: As for ``EnvClient``.
+        spin: As for ``EnvClient``; ignored in another dialect.
+
+    Raises:
+        ConfigurationError: An argument is for another dialect than the address names, or is
+            impossible in that dialect.
+        RlmeshError: As ``EnvClient`` or the dialect's client does.
+    """
+    require_seconds("step_timeout_s", step_timeout_s)
+    require_seconds("start_timeout_s", start_timeout_s, allow_zero=True)
+    wanted = allowed_transports(transport)
+    should_spin(spin)  # refuses a wrong environment variable before anything is opened
+    dialect = _dialect(connect_options)
+    if dialect is None:
+        return EnvClient(
+            connect_options,
+            step_timeout_s=step_timeout_s,
+            start_timeout_s=start_timeout_s,
+            transport=transport,
+            spin=spin,
+        )
+    if len(wanted) == 1:
+        raise ConfigurationError(
+            f"{connect_options.address}: {dialect.name} carries everything in messages; leave "
+            "transport out"
+        )
+    return _lane_client(dialect, connect_options).open(connect_options, step_timeout_s)
+
+
+def probe_endpoint(connect_options: ConnectOptions) -> HandshakeResponse:
+    """Ask an endpoint what a session with it would be.
+
+    Args:
+        connect_options: The endpoint. A dm_env_rpc server is joined for a moment, since it
+            describes itself only to those who join.
+
+    Raises:
+        RlmeshError: As ``open_env_session`` does.
+    """
+    dialect = _dialect(connect_options)
+    if dialect is None:
+        return shake_hands(connect_options)
+    return _lane_client(dialect, connect_options).probe(connect_options)
+
+
+def _dialect(connect_options: ConnectOptions) -> Dialect | None:
+    """Return the dialect that the address names; None: the edition's."""
+    address, settings = connect_options.address, connect_options.dialect_settings
+    if settings is not None and not address.startswith(settings.scheme):
+        raise ConfigurationError(
+            f"{address} is no {settings.scheme} address, which {type(settings).__name__} is for"
+        )
+    return client_dialect(address)
+
+
+def _lane_client(dialect: Dialect, connect_options: ConnectOptions) -> DialectEnvClient:
+    if connect_options.edition_text is not None:
+        raise ConfigurationError(
+            f"{connect_options.address}: {dialect.name} has no editions; leave out edition_text"
+        )
+    try:
+        client: DialectEnvClient = dialect.load("client.env_session_client").ENV_SESSION_CLIENT
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{connect_options.address}: the messages of {dialect.name} are not installed "
+            f"({error}); pip install 'rlmesh-ray[{dialect.extra}]'"
+        ) from error
+    return client

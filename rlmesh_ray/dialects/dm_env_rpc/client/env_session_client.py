@@ -1,0 +1,356 @@
+"""Client session with a dm_env_rpc server, as a ``EnvSessionClient``."""
+
+import contextlib
+import itertools
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.env_client import ResetResult, StepResult
+from rlmesh_ray.client.env_session_client import DialectEnvClient
+from rlmesh_ray.client.fork_guard import ForkGuard
+from rlmesh_ray.client.join_stream import with_timeout_limit
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
+from rlmesh_ray.dialects.dm_env_rpc.client.value_check import ValueCheck
+from rlmesh_ray.dialects.dm_env_rpc.client.world_setup import open_world
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import DM_ENV_RPC
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    ConfigurationWarning,
+    EndpointClosedError,
+    EndpointError,
+    EndpointLostError,
+    LocalProtocolError,
+    RemoteEnvError,
+    RlmeshError,
+)
+from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
+from rlmesh_ray.polling import WakeupDescriptors
+from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
+from rlmesh_ray.protocol.episodes import EpisodeTracker
+from rlmesh_ray.protocol.handshake import HandshakeResponse
+from rlmesh_ray.spaces.leaves import Column
+from rlmesh_ray.transport.session_progress import SessionProgress
+
+_OWN_OPTIONS = "options"
+_GOODBYE_TIMEOUT_S = 3.0
+
+_Begun = tuple[tuple[int, ...], tuple[int, ...]]
+"""The lanes of a reset, and their seeds, if it has any."""
+
+
+class WorldClient:
+    """An open session: ``num_envs`` agents, on streams of their own or batched on one.
+
+    One thread at a time may use it. A request that the server refuses has no effect there, and a
+    reset may follow. Any other error ends the session: later requests raise EndpointLostError, and
+    only ``close`` is left.
+
+    Args:
+        connect_options: The server; its timeout is for the joins of all agents.
+        settings: Settings of the session.
+        step_timeout_s: How long to wait for the answers to a request. The protocol has no
+            deadlines, so that a timeout ends the session.
+
+    Raises:
+        ConfigurationError: A batched join is requested, and the server does not offer it.
+        ContractMismatchError: The lanes are not all of one kind.
+        EndpointError: The server cannot be reached, is full, wants another token, or was not
+            ready in time.
+        RemoteEnvError: It refuses the settings.
+        UnsupportedSpaceError: Its specs cannot be converted to spaces.
+    """
+
+    def __init__(
+        self,
+        connect_options: ConnectOptions,
+        settings: DmEnvRpcSettings,
+        *,
+        step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
+    ) -> None:
+        self._connect_options = connect_options
+        self._process = ForkGuard(connect_options.address)
+        self._timeout_s = step_timeout_s
+        self._settings = settings
+        with with_timeout_limit(connect_options.timeout_s, connect_options.address):
+            opened = open_world(connect_options, settings)
+        self._joiner, self._transport = opened.joiner, opened.transport
+        self._seed, self._is_ours = opened.seed, opened.is_ours
+        self.contract = opened.contract
+        self._values = ValueCheck(
+            self.contract.observation_space, settings.policy, connect_options.address
+        )
+        self._counted = SessionProgress.local(self.contract.num_envs)
+        self._tracker = EpisodeTracker(self.contract.num_envs, lambda: uuid4().hex, self._counted)
+        self._ids = map(str, itertools.count(1))
+        self._pending: deque[tuple[str, _Begun | None]] = deque()
+        self._end: BaseException | None = None
+        self._is_closed = False
+
+    @property
+    def address(self) -> str:
+        """Where the server is."""
+        return self._connect_options.address
+
+    @property
+    def answer(self) -> HandshakeResponse:
+        """The session as the answer to a handshake."""
+        return HandshakeResponse(
+            compatible=True,
+            generation=DM_ENV_RPC,
+            min_generation=DM_ENV_RPC,
+            server_version="",
+            editions=(),
+            capabilities={PARTIAL_RESET: ""},
+            contract=self.contract,
+        )
+
+    def reset(
+        self,
+        *,
+        seeds: Sequence[int] = (),
+        options: Mapping[str, object] | None = None,
+        lanes: Sequence[int] = (),
+    ) -> ResetResult:
+        """Start new episodes, in all lanes or in ``lanes``.
+
+        Args:
+            seeds: Empty, or one for each lane that is reset.
+            options: Settings of the reset.
+            lanes: Indices; empty for all.
+
+        Raises:
+            ContractMismatchError: The reset has changed the specs; the session is over.
+            RemoteEnvError: The server refused, or sent a value that is refused here.
+            EndpointError: The session broke.
+        """
+        return self.receive_reset(self.send_reset(seeds=seeds, options=options, lanes=lanes))
+
+    def send_reset(
+        self,
+        *,
+        seeds: Sequence[int] = (),
+        options: Mapping[str, object] | None = None,
+        lanes: Sequence[int] = (),
+    ) -> str:
+        """Start new episodes without waiting; return the request's id.
+
+        Raises:
+            ConfigurationError: A setting cannot be encoded; nothing was sent.
+            LocalProtocolError: There are not as many seeds as lanes, or no such lanes; nothing
+                was sent.
+            EndpointError: The session is over.
+        """
+        self._require_open()
+        width = self.contract.num_envs
+        chosen = tuple(lanes) or tuple(range(width))
+        if len(set(chosen)) < len(chosen) or not all(0 <= lane < width for lane in chosen):
+            raise LocalProtocolError(f"lanes {list(chosen)} are not some of {width}, each once")
+        if seeds and len(seeds) != len(chosen):
+            raise LocalProtocolError(f"{len(seeds)} seeds for {len(chosen)} lanes")
+        if seeds and self._seed is None:
+            warnings.warn(
+                f"{self.address} does not get the seed, since dm_env_rpc has no name for it; if "
+                "the server has a reset setting for it, name it: DmEnvRpcSettings(seed=...)",
+                ConfigurationWarning,
+                stacklevel=4,
+            )
+            seeds = ()
+        with self._ending(RlmeshError):  # those are raised before anything is sent
+            self._transport.send_reset(chosen, seeds, self._reset_settings(options))
+            return self._note_sent((chosen, tuple(seeds)))
+
+    def receive_reset(self, request_id: str) -> ResetResult:
+        """Wait for the result of the oldest request that was sent, a reset."""
+        begun = self._oldest(request_id)
+        if begun is None:
+            raise LocalProtocolError("that request was a step", request_id)
+        with self._ending(RemoteEnvError), with_timeout_limit(self._timeout_s, self.address):
+            self._pending.popleft()
+            observation = self._transport.receive_reset(time.monotonic() + self._timeout_s)
+            infos = self._values.check(observation)
+        self._counted.begin(self._counted.done + 1, 0)
+        self._counted.count_reset(begun[0])
+        self._counted.end()
+        self._tracker.begin(*begun, time.time_ns())
+        return ResetResult(observation, infos, self._tracker.episode_ids)
+
+    def step(self, action: Sequence[Column]) -> StepResult:
+        """Apply one action a lane and wait for the result."""
+        return self.receive_step(self.send_step(action))
+
+    def send_step(self, action: Sequence[Column], *, is_last: bool = True) -> str:
+        """Apply one action a lane without waiting; return the request's id.
+
+        Args:
+            action: Columns over all lanes, of the action space's dtypes.
+            is_last: Ignored.
+        """
+        self._require_open()
+        with self._ending(RlmeshError):
+            self._transport.send_step(action)
+            return self._note_sent(None)
+
+    def receive_step(self, request_id: str) -> StepResult:
+        """Wait for the result of the oldest request that was sent, a step.
+
+        Raises:
+            RemoteEnvError: The server refused. The other lanes may have been stepped: their
+                episodes are not accounted until the next reset. Or it sent a value that
+                is refused (``DmEnvRpcSettings.validation``), which ends the session.
+            RemoteProtocolError: An answer breaks the protocol; that ends the session.
+            EndpointError: The session broke.
+        """
+        if self._oldest(request_id) is not None:
+            raise LocalProtocolError("that request was a reset", request_id)
+        with self._ending(RemoteEnvError), with_timeout_limit(self._timeout_s, self.address):
+            self._pending.popleft()
+            try:
+                step = self._transport.receive_step(time.monotonic() + self._timeout_s)
+            except RemoteEnvError:
+                # The rewards of the other lanes are lost, and with them their episodes' returns.
+                if self.contract.num_envs > 1:
+                    self._tracker.finalize(time.time_ns())
+                raise
+            infos = self._values.check(step.observation, step.rewards)
+        self._counted.begin(self._counted.done + 1, 0)
+        self._counted.count_step(step.rewards, step.terminated, step.truncated)
+        self._counted.end()
+        completed = self._tracker.completed(
+            step.terminated.tolist(),
+            step.truncated.tolist(),
+            {},
+            time.time_ns(),
+        )
+        return StepResult(
+            step.observation,
+            step.rewards,
+            step.terminated,
+            step.truncated,
+            infos,
+            completed,
+            self._tracker.episode_ids,
+        )
+
+    def wakeup(self) -> WakeupDescriptors | None:
+        """Return None: there are no descriptors that signal answers."""
+        return None
+
+    def render(self) -> bytes | None:
+        """Return None: dm_env_rpc has no pictures besides its observations."""
+        return None
+
+    def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
+        """Refuse: dm_env_rpc has no calls into environments.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(
+            f"{self.address} speaks dm_env_rpc, which has no calls such as {name!r} of "
+            f"{len(arguments)} arguments into {len(lanes) or self.contract.num_envs} lanes; "
+            "settings go with create, join and reset"
+        )
+
+    def close(self) -> None:
+        """Leave the worlds, destroy those that were created. Idempotent, and never raises."""
+        if self._is_closed or not self._process.is_owner:
+            return
+        self._is_closed = True
+        self._values.summarize()
+        if sys.is_finalizing():
+            return  # gRPC's threads have ended; the end of the process closes the streams
+        if isinstance(self._end, EndpointError):
+            self._joiner.drop()
+            return
+        # In a thread of its own: Ctrl-C in the middle of a call can leave gRPC's lock held, and the
+        # next call would wait for ever.
+        goodbye = threading.Thread(target=self._joiner.leave, name="rlmesh-ray-close", daemon=True)
+        goodbye.start()
+        goodbye.join(_GOODBYE_TIMEOUT_S)
+
+    def _reset_settings(self, options: Mapping[str, object] | None) -> Settings:
+        settings: dict[str, Any] = dict(self._settings.reset)
+        if options and self._is_ours:
+            settings[_OWN_OPTIONS] = options
+        elif options:
+            settings.update(options)
+        return settings
+
+    def _note_sent(self, begun: _Begun | None) -> str:
+        request_id = next(self._ids)
+        self._pending.append((request_id, begun))
+        return request_id
+
+    def _oldest(self, request_id: str) -> _Begun | None:
+        self._require_open()
+        if not self._pending or self._pending[0][0] != request_id:
+            raise LocalProtocolError(
+                "answers are received in the order of the requests", request_id
+            )
+        return self._pending[0][1]
+
+    def _require_open(self) -> None:
+        self._process.require()
+        if self._is_closed:
+            raise EndpointClosedError("the session is closed", self.address)
+        if self._end is not None:
+            cause = str(self._end) or type(self._end).__name__
+            raise EndpointLostError(
+                f"the session ended with an error ({cause}); close it and open a new one",
+                self.address,
+            ) from self._end
+
+    @contextlib.contextmanager
+    def _ending(self, spared: type[RlmeshError]) -> Iterator[None]:
+        """End the session with any error but ``spared`` ones, and with Ctrl-C.
+
+        An unrecoverable error of the server is not spared. Since answers have no ids, those that
+        were not received would be taken for answers to later requests.
+        """
+        try:
+            yield
+        except spared as error:
+            if isinstance(error, RemoteEnvError) and not error.is_recoverable:
+                self._end = error
+            raise
+        except BaseException as error:
+            self._end = error
+            raise
+
+
+def _open(connect_options: ConnectOptions, step_timeout_s: float) -> WorldClient:
+    settings = _settings(connect_options)
+    return WorldClient(connect_options, settings, step_timeout_s=step_timeout_s)
+
+
+def _probe(connect_options: ConnectOptions) -> HandshakeResponse:
+    """Return what a session would be, by opening a small one for a moment.
+
+    Raises:
+        RlmeshError: As ``WorldClient`` does.
+    """
+    settings = _settings(connect_options)
+    small = settings if settings.one_world else settings.of_one_lane()
+    client = WorldClient(connect_options, small)
+    try:
+        contract = client.contract
+    finally:
+        client.close()
+    width = contract.num_envs if settings.batched else settings.num_envs
+    return replace(client.answer, contract=replace(contract, num_envs=width))
+
+
+def _settings(connect_options: ConnectOptions) -> DmEnvRpcSettings:
+    settings = connect_options.dialect_settings
+    return settings if isinstance(settings, DmEnvRpcSettings) else DmEnvRpcSettings()
+
+
+ENV_SESSION_CLIENT = DialectEnvClient(_open, _probe)

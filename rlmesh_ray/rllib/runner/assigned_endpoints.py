@@ -1,0 +1,214 @@
+"""Where the sessions of one runner are opened, and which of them have to move.
+
+The resolvers of the endpoints decide both. A runner asks them for moves every two seconds at the
+most, without waiting for the answer; resolvers of fixed addresses are not asked.
+"""
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from rlmesh_ray.actors.ray_calls import get_outcomes
+from rlmesh_ray.actors.registry.assignment_table import Assignment
+from rlmesh_ray.errors import EndpointError
+from rlmesh_ray.rllib.config.rollout_plan import EndpointResolver, FixedAddressResolver, RolloutPlan
+
+_ASK_EVERY_S = 2.0
+_FORGET_AFTER_S = 30.0
+"""How long to wait for an answer before asking again."""
+
+PollAnswer = Callable[[Any], Collection[str] | None]
+"""Returns the names of sessions that have to move; None: the answer has not arrived."""
+
+
+def poll_answer(answer_ref: Any) -> Collection[str] | None:
+    """Return the names of sessions that have to move, without waiting; None: no answer yet.
+
+    Where the registry is gone, no session has to move.
+    """
+    ready, _ = ray.wait([answer_ref], timeout=0)
+    if not ready:
+        return None
+    (answer,) = get_outcomes(ready)
+    return () if isinstance(answer, Exception) else tuple(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingRebalance:
+    answer_ref: Any
+    assignments: dict[int, Assignment]
+    """Assignments at the time of the request; a session with another one has moved already."""
+
+
+class SessionAssignments:
+    """The assignments of a runner's sessions to endpoints, by the numbers of the sessions.
+
+    ``get`` and ``drop`` may be called from any thread, all else from the one that samples.
+
+    Args:
+        plan: The plan, which has the endpoints.
+        endpoints: Index of the preferred endpoint of each session.
+        names: Names of the sessions for the resolvers; see ``session_names``.
+        node_id: Ray's id of the runner's node.
+        clock: Returns seconds, monotonically.
+        poll: Returns a resolver's answer if it has arrived.
+    """
+
+    def __init__(
+        self,
+        plan: RolloutPlan,
+        endpoints: Sequence[int],
+        names: Sequence[str],
+        node_id: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        poll: PollAnswer = poll_answer,
+    ) -> None:
+        self.endpoints = tuple(endpoints)
+        self._names = tuple(names)
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._places = [plan.resolver_for(endpoint) for endpoint in endpoints]
+        self._node_id = node_id
+        self._clock = clock
+        self._poll = poll
+        self._lock = threading.Lock()
+        self._assignments: dict[int, Assignment] = {}
+        self._is_released = False
+        resolvers = _distinct(resolver for resolver, _ in self._places)
+        self._rebalancing = [
+            each for each in resolvers if not isinstance(each, FixedAddressResolver)
+        ]
+        self._pending: list[_PendingRebalance] = []
+        self._asked_at_s: float | None = None
+
+    def get(self, number: int) -> Assignment:
+        """Return the assignment of a session; request one if it has none. May take a while.
+
+        Raises:
+            EndpointUnreachableError: There is no endpoint for it now.
+        """
+        with self._lock:
+            assignment = self._assignments.get(number)
+        if assignment is not None:
+            return assignment
+        resolver, index = self._places[number]
+        assignment = resolver.assign(self._names[number], index, self._node_id)
+        with self._lock:
+            self._assignments[number] = assignment
+            is_released = self._is_released
+        if is_released:  # by another thread, in the meantime
+            resolver.release([self._names[number]])
+        return assignment
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Forget the assignments of sessions; the next ``get`` requests new ones."""
+        with self._lock:
+            for number in numbers:
+                self._assignments.pop(number, None)
+
+    def request_rebalance(self) -> None:
+        """Ask which sessions have to move, if it is time. Never waits."""
+        if not self._rebalancing:
+            return
+        now_s = self._clock()
+        if self._asked_at_s is not None:
+            patience_s = _FORGET_AFTER_S if self._pending else _ASK_EVERY_S
+            if now_s - self._asked_at_s < patience_s:
+                return
+        self._asked_at_s = now_s
+        self._pending = []
+        for resolver in self._rebalancing:
+            assignments = self._assignments_of(resolver)
+            placed = {
+                self._names[number]: assignment.endpoint_id
+                for number, assignment in assignments.items()
+            }
+            with contextlib.suppress(EndpointError):  # the registry is away
+                answer_ref = resolver.rebalance(placed)
+                if answer_ref is not None:
+                    self._pending.append(_PendingRebalance(answer_ref, assignments))
+
+    def sessions_to_move(self) -> frozenset[int]:
+        """Return the sessions that have to move, from the answers since the last call."""
+        if not self._pending:
+            return frozenset()
+        moving: set[int] = set()
+        unanswered = []
+        for pending in self._pending:
+            answer = self._poll(pending.answer_ref)
+            if answer is None:
+                unanswered.append(pending)
+                continue
+            for name in answer:
+                number = self._numbers.get(name)
+                assignment = None if number is None else self._assignments.get(number)
+                if (
+                    number is not None
+                    and assignment
+                    and assignment is pending.assignments.get(number)
+                ):
+                    moving.add(number)
+        self._pending = unanswered
+        return frozenset(moving)
+
+    def endpoint_of(self, number: int) -> str:
+        """Return the id or address of the endpoint of a session; empty: it has no assignment."""
+        assignment = self._assignments.get(number)
+        return (assignment.endpoint_id or assignment.address) if assignment else ""
+
+    def release(self) -> None:
+        """Release all assignments. Neither waits nor raises."""
+        with self._lock:
+            self._is_released = True
+            self._assignments.clear()
+        for resolver in self._rebalancing:
+            resolver.release([self._names[number] for number in self._numbers_of(resolver)])
+
+    def _assignments_of(self, resolver: EndpointResolver) -> dict[int, Assignment]:
+        numbers = self._numbers_of(resolver)
+        with self._lock:
+            return {
+                number: self._assignments[number]
+                for number in numbers
+                if number in self._assignments
+            }
+
+    def _numbers_of(self, resolver: EndpointResolver) -> list[int]:
+        return [number for number, place in enumerate(self._places) if place[0] == resolver]
+
+
+def session_names(
+    plan_id: str, worker_index: int, num_sessions: int, *, in_evaluation: bool, runner: str
+) -> list[str]:
+    """Return the names of a runner's sessions, in the order of their numbers.
+
+    Args:
+        plan_id: Id of the plan.
+        worker_index: RLlib's index of the runner.
+        num_sessions: How many names to return.
+        in_evaluation: Whether it is an evaluation runner.
+        runner: Id of the runner: with Tune, runners of several trials share one plan.
+    """
+    group = "eval" if in_evaluation else "train"
+    return [f"{plan_id}/{group}/{worker_index}/{each}@{runner}" for each in range(num_sessions)]
+
+
+def runner_id() -> str:
+    """Return an id of this runner that is unique; an actor that Ray restarts keeps it."""
+    actor_id = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
+    return actor_id or secrets.token_hex(8)
+
+
+def _distinct(resolvers: Iterable[EndpointResolver]) -> list[EndpointResolver]:
+    """Return each resolver once; they need not be hashable."""
+    found: list[EndpointResolver] = []
+    for resolver in resolvers:
+        if resolver not in found:
+            found.append(resolver)
+    return found

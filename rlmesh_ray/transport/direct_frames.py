@@ -1,0 +1,111 @@
+"""Frames of a direct connection between a client and its env worker: Steps and successful answers.
+
+Everything else uses the session's Join stream, whose rules stay in force. A request has a number,
+which in decimal is its request id on the Join stream.
+
+* Request, client to worker: number, timeout, and how many bytes of actions follow.
+* Answer, worker to client: number, DONE or FALL_BACK, and how many bytes of a message and of
+  results follow. With DONE the message, if any, is a JoinResponse of the edition, whose
+  StepResponse has everything that is not among the results. After FALL_BACK the client sends the
+  same request, under its id, on the Join stream.
+
+Actions and results have the layout of ``step_buffers.StepBuffers``. With shared memory both
+ends map the same buffers, and none follow. A connection that ends without an answer counts as
+FALL_BACK.
+"""
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+
+DONE, FALL_BACK = 0, 1
+
+_REQUEST = struct.Struct("<QQQ")
+_ANSWER = struct.Struct("<QIIQ")
+
+REQUEST_BYTES = _REQUEST.size
+ANSWER_BYTES = _ANSWER.size
+
+pack_request = _REQUEST.pack
+"""Number, timeout in ms (0: none), bytes of actions -> bytes."""
+unpack_request = _REQUEST.unpack
+pack_answer = _ANSWER.pack
+"""Number, DONE or FALL_BACK, bytes of the message, bytes of results -> bytes."""
+unpack_answer = _ANSWER.unpack
+
+
+class DirectSocket:
+    """One end of a direct connection: base class of both kinds of socket.
+
+    Args:
+        connection: Connected, blocking socket; owned.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this end is open."""
+        return self.connection.fileno() >= 0
+
+    def hang_up(self) -> None:
+        """Shut down both directions, which wakes all readers of the connection."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+
+class FrameReader:
+    """Receives one frame into preallocated buffers, in as many reads as it takes.
+
+    Args:
+        places: The buffers, in order.
+    """
+
+    def __init__(self, *places: memoryview) -> None:
+        self._places = places
+        self._num_wanted = sum(place.nbytes for place in places)
+        self.num_received = 0
+        """Bytes of the present frame; set it to 0 for the next one."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all buffers are full."""
+        return self.num_received == self._num_wanted
+
+    def receive(self, connection: socket.socket) -> None:
+        """Receive once, without blocking.
+
+        Raises:
+            BlockingIOError: No data is available.
+            OSError: Either end is closed.
+        """
+        places = self._places
+        if self.num_received:
+            places = tuple(_after(self.num_received, places))
+        count = connection.recvmsg_into(places, 0, socket.MSG_DONTWAIT)[0]
+        if not count:
+            raise ConnectionResetError("the direct connection has ended")
+        self.num_received += count
+
+
+def send_all(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
+    """Send ``parts`` in order; blocks.
+
+    Raises:
+        OSError: Either end is closed.
+    """
+    views = [memoryview(part) for part in parts]
+    num_wanted = sum(view.nbytes for view in views)
+    num_sent = 0
+    while num_sent < num_wanted:
+        num_sent += connection.sendmsg(list(_after(num_sent, views)))
+
+
+def _after(num_done: int, places: Sequence[memoryview]) -> Iterator[memoryview]:
+    """Yield the rest of ``places`` after the first ``num_done`` bytes."""
+    for place in places:
+        if num_done < place.nbytes:
+            yield place[num_done:] if num_done else place
+        num_done = max(0, num_done - place.nbytes)
