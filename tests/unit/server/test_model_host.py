@@ -19,7 +19,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.server import batch_engine, model_host, policy_executor
+from rlmesh_ray.server import batch_engine, model_host, policy_executor, policy_health
 from rlmesh_ray.server.batch_engine import BatchEngine
 from rlmesh_ray.server.batch_schema import BatchSchema, PredictionRequest
 from rlmesh_ray.server.model_host import ModelHost
@@ -374,7 +374,7 @@ def test_a_policy_that_has_blocked_the_loop_is_unhealthy_for_a_moment_afterwards
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    for module in (batch_engine, policy_executor):
+    for module in (batch_engine, policy_executor, policy_health):
         monkeypatch.setattr(module, "time", clock)
 
     async def scenario(stage: Stage) -> None:
