@@ -134,6 +134,7 @@ LAZY_MODULES = {
     "models/fast_path/module_forward.py": {"ray"},
     "models/rllib/checkpoint.py": {"ray"},
     "models/fast_path/action_sampling.py": {"ray"},
+    "models/fast_path/array_connectors.py": {"ray"},
     "models/rllib/forward.py": {"ray"},
     "models/rllib/policy.py": {"ray"},
 }

@@ -14,9 +14,9 @@ from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.models.policy import RouteRows, Rows
 from rlmesh_ray.protocol.messages import ConfigureRoute, Predict, Predicted, RouteConfigured
-from rlmesh_ray.server.busy_poll import busy_polled
 from rlmesh_ray.server.event_loop import new_event_loop
 from rlmesh_ray.server.gc_tuning import freeze_heap
+from rlmesh_ray.server.model_service import busy_polled
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import coerce_batch

@@ -15,7 +15,7 @@ def decode_png(png: bytes) -> NDArray[np.uint8]:
 
 
 def tiles(picture: NDArray[np.uint8], count: int) -> tuple[NDArray[np.uint8], ...]:
-    """Return the frames of ``count`` lanes, which an endpoint has tiled: see ``envs.png``.
+    """Return the frames of ``count`` lanes, which an endpoint has tiled: see ``envs.vector_host``.
 
     Args:
         picture: All frames, row by row in a grid as square as possible.

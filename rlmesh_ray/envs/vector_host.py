@@ -4,13 +4,16 @@ Exceptions of the environment propagate; values of the client or of the environm
 conformance rules are returned as a Failure (edition 2026.06, "Value Conformance").
 """
 
+import io
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
 
 from rlmesh_ray.envs.batch_validator import BatchValidator, rows_of
 from rlmesh_ray.envs.commands import (
@@ -26,7 +29,6 @@ from rlmesh_ray.envs.commands import (
 )
 from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.multi_agent import MultiAgentLane
-from rlmesh_ray.envs.png import as_frames, encode_png
 from rlmesh_ray.envs.truncate_on_bad_value import TruncateOnBadValue
 from rlmesh_ray.envs.vector_adapter import VectorEnvAdapter, autoreset_mode, id_of
 from rlmesh_ray.errors import ConformanceError
@@ -37,6 +39,44 @@ from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.validation import ValidationMode, check_rewards
 from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning, WarningCounter
 from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers
+
+
+def encode_png(frames: list[NDArray[np.uint8]]) -> bytes:
+    """Return a PNG of ``frames``, tiled row by row in a nearly square grid.
+
+    Args:
+        frames: At least one, ``(height, width, 3) uint8`` (or another layout that Pillow knows),
+            all of one shape.
+    """
+    # Late: most workers never render.
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(_tiled(frames)).save(stream, format="PNG")
+    return stream.getvalue()
+
+
+def as_frames(rendered: Any) -> list[NDArray[np.uint8]]:
+    """Return the frames in a VectorEnv's render result: a sequence, a batch, or a single frame."""
+    if rendered is None:
+        return []
+    if isinstance(rendered, np.ndarray) and rendered.ndim == 3:
+        return [rendered]
+    return [np.asarray(frame) for frame in rendered if frame is not None]
+
+
+def _tiled(frames: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    first = frames[0]
+    num_columns = math.ceil(math.sqrt(len(frames)))
+    num_rows = math.ceil(len(frames) / num_columns)
+    height, width = first.shape[:2]
+    picture = np.zeros((num_rows * height, num_columns * width, *first.shape[2:]), first.dtype)
+    for index, frame in enumerate(frames):
+        row, column = divmod(index, num_columns)
+        top, left = row * height, column * width
+        picture[top : top + height, left : left + width] = frame
+    return picture
+
 
 _LOG = logging.getLogger(__name__)
 

@@ -165,9 +165,10 @@ class LaneLoop:
         observation, _ = self._env.reset(seed=self._seeds(), options=options)
         return observation
 
-    def _seeds(self) -> list[int] | None:
-        first = self._seed
-        return None if first is None else [first + max(index, 0) for index in self._index]
+    def _seeds(self) -> list[int | None] | None:
+        if self._seed is None:
+            return None
+        return [seed_of(max(index, 0), self._seed) for index in self._index]
 
     def _slots(self) -> Slots:
         return Slots(

@@ -1,4 +1,4 @@
-"""Seeds of an evaluation's episodes: episode ``i`` starts with the first seed plus ``i``."""
+"""Seeds of an evaluation's episodes."""
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import as_int

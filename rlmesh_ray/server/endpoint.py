@@ -20,10 +20,10 @@ from rlmesh_ray.server.bind_policy import (
     resolve_server_tls,
     warn_without_token,
 )
+from rlmesh_ray.server.connection_limits import MAX_CALLS
 from rlmesh_ray.server.drain import Drain, DrainInterceptor
 from rlmesh_ray.server.event_loop import in_thread, shared_loop
 from rlmesh_ray.server.health import Health, HealthService, Probe, always_serving, run_probe
-from rlmesh_ray.server.limits import MAX_CALLS
 from rlmesh_ray.server.listener import Listener, ServerConfig
 from rlmesh_ray.server.log_context import enter, facts, logged_as, new_endpoint_id, short_name
 

@@ -15,6 +15,7 @@ from rlmesh_ray.polling import should_spin
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.handshake import edition_sha256
 from rlmesh_ray.server.bind_policy import TlsSource
+from rlmesh_ray.server.connection_limits import max_calls
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_dialects import load_dialect_services
 from rlmesh_ray.server.env_options import (
@@ -31,7 +32,6 @@ from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.idle_timeout import checked_idle_timeout
 from rlmesh_ray.server.lane_call_service import LaneCallService, checked_names
-from rlmesh_ray.server.limits import max_calls
 from rlmesh_ray.server.log_context import logged_as
 from rlmesh_ray.server.observer_service import ObserverService
 from rlmesh_ray.server.statistics import EnvStatistics

@@ -15,7 +15,7 @@ from rlmesh_ray.errors import AddressError
 from rlmesh_ray.grpc_setup import grpc, server_options
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.server.bind_policy import ServerTls, is_wildcard
-from rlmesh_ray.server.limits import connection_options
+from rlmesh_ray.server.connection_limits import connection_options
 
 _LOG = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from rlmesh_ray.spaces.spec import DiscreteSpec
 def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
     """Return ``value`` at the leaf's exact dtype and shape.
 
-    Bounds and domains are not checked here; see ``conformance.check``.
+    Bounds and domains are not checked here; see ``validation.check``.
 
     Args:
         leaf: The leaf that the value belongs to.

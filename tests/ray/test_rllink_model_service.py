@@ -345,7 +345,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(listen: Listen) -> Non
         ({"truncated": gymnasium.spaces.MultiBinary(2)}, "'truncated' must be a Discrete"),
         ({"actions": gymnasium.spaces.Discrete(3)}, r"actions must be Discrete\(2\)"),
         ({"num_lanes": 1025}, "1024 lanes"),
-        ({"mode": AutoresetMode.SAME_STEP}, "what an episode has ended with"),
+        ({"mode": AutoresetMode.SAME_STEP}, "episodes lack their last observations"),
     ],
 )
 def test_who_cannot_be_learnt_from_is_told_why(

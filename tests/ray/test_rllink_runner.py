@@ -202,7 +202,7 @@ def test_what_has_come_is_returned_when_simulators_are_too_slow(
             thread.join()
 
     assert len(episode) == 2
-    assert "2 of 40 steps came in 3 s, from 1 simulators" in caplog.text
+    assert "2 of 40 steps came in 3 s; simulators connected: 1" in caplog.text
 
 
 def test_a_remote_runner_waits_half_as_long_as_rllib(listen: Listen) -> None:

@@ -1,4 +1,4 @@
-"""The number of sessions of each runner, and their endpoints: arithmetic, without Ray."""
+"""Planned sessions of each runner, and their endpoints (``actors.registry`` may assign others)."""
 
 import math
 from dataclasses import dataclass

@@ -17,8 +17,8 @@ from ray.rllib.utils.metrics import RLMODULE_INFERENCE_TIMER
 from ray.rllib.utils.numpy import flatten_inputs_to_1d_tensor
 
 from rlmesh_ray.models.fast_path.action_sampling import as_arrays
+from rlmesh_ray.models.fast_path.array_connectors import ArrayConnectors
 from rlmesh_ray.models.fast_path.module_forward import FastForward
-from rlmesh_ray.models.rllib.inference import ArrayConnectors
 from rlmesh_ray.rllib.fast_path.eligibility import flattener_of
 
 

@@ -12,7 +12,7 @@ from ray.rllib.connectors.env_to_module import EnvToModulePipeline
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 from ray.rllib.utils import force_list
 
-from rlmesh_ray.models.rllib.inference import (
+from rlmesh_ray.models.fast_path.array_connectors import (
     DEFAULT_ENV_TO_MODULE,
     DEFAULT_MODULE_TO_ENV,
     connector_types,

@@ -32,7 +32,7 @@ class EpisodeLimit:
         if self.count + count > self._limit:
             raise CapacityError(
                 f"the session would have {self.count + count} episodes, and {self._limit} are the "
-                "limit: tell which ones have ended (reset_adapter), or open another session"
+                "limit: report the ended ones (reset_adapter), or open another session"
             )
         self.count += count
 

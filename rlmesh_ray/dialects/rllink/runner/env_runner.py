@@ -318,10 +318,10 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
         with self._queue.lock:
             num_clients = self._queue.num_clients
         _LOG.warning(
-            "%s came in %.3g s, from %s; %s",
+            "%s came in %.3g s; %s; %s",
             came,
             wait_s,
-            f"{num_clients} simulators" if num_clients else "no simulator: none is connected",
+            f"simulators connected: {num_clients}" if num_clients else "no simulator is connected",
             f"they connect to {' or '.join(filter(None, (self.address, self.service_address)))}",
         )
 

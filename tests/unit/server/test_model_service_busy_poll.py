@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from rlmesh_ray import polling
-from rlmesh_ray.server import busy_poll
-from rlmesh_ray.server.busy_poll import busy_polled
+from rlmesh_ray.server import model_service
+from rlmesh_ray.server.model_service import busy_polled
 
 A_WHILE = 100
 """Rounds of the loop in which all that is going to happen by itself happens."""
@@ -32,8 +32,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(polling, "time", clock)
-    monkeypatch.setattr(busy_poll, "time", clock)
-    monkeypatch.setattr(busy_poll, "os", clock)
+    monkeypatch.setattr(model_service, "time", clock)
+    monkeypatch.setattr(model_service, "os", clock)
     return clock
 
 

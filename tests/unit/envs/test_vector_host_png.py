@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rlmesh_ray.envs.png import as_frames, encode_png
+from rlmesh_ray.envs.vector_host import as_frames, encode_png
 
 
 def frame(value: int) -> Any:

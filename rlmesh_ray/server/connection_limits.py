@@ -1,7 +1,7 @@
-"""The limits of an endpoint, in one place.
+"""Limits of an endpoint's connections and calls.
 
-Sizes of messages follow from the spaces (``wire.rlmesh_v1.limits``), sessions from max_sessions;
-RLlink's port has ``dialects.rllink.server.rllink_server.Limits``.
+Sizes of messages follow from the spaces (``wire.rlmesh_v1.limits``); ``worker_pool`` enforces
+``max_sessions``; RLlink's port has ``dialects.rllink.server.rllink_server.Limits``.
 """
 
 MAX_STREAMS = 128
