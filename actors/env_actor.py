@@ -92,5 +92,5 @@ class EnvServiceActor(ServerActor[EnvServer]):
 
     @ray.method(max_task_retries=-1)
     def describe(self) -> dict[str, Any]:
-        """Return address, node, process id, statistics and number of open sessions."""
+        """Return address, node, process id and number of open sessions."""
         return {**super().describe(), "num_sessions": self._running().num_sessions}

@@ -91,7 +91,7 @@ class ModelReplica(ServerActor[ModelServer]):
 
     @ray.method(max_task_retries=-1)
     def describe(self) -> dict[str, Any]:
-        """Return address, node, process id, statistics and policy version."""
+        """Return address, node, process id and policy version."""
         return {**super().describe(), "policy_version": self._running().policy_version}
 
     @ray.method(max_task_retries=-1)

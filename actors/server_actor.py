@@ -101,13 +101,12 @@ class ServerActor(Generic[ServerT]):
 
     @ray.method(max_task_retries=-1)
     def describe(self) -> dict[str, Any]:
-        """Return address, node, process id and statistics."""
+        """Return address, node and process id; see ``statistics`` for counters."""
         server = self._running()
         return {
             "address": server.address,
             "node_id": ray.get_runtime_context().get_node_id(),
             "pid": os.getpid(),
-            "statistics": server.statistics(),
         }
 
     def statistics(self) -> Statistics:
