@@ -4,7 +4,6 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import ray
@@ -13,7 +12,12 @@ from rlmesh_ray.actors.cluster_resources import needs_of
 from rlmesh_ray.actors.endpoint_startup import await_endpoints, serves
 from rlmesh_ray.actors.env_actor import EnvServiceActor
 from rlmesh_ray.actors.fleet_manager import EndpointSpec, start_fleet_manager
-from rlmesh_ray.actors.placement_options import ActorOptions, Placement, checked_addresses
+from rlmesh_ray.actors.placement_options import (
+    ActorOptions,
+    Placement,
+    checked_addresses,
+    require_resources,
+)
 from rlmesh_ray.actors.ray_calls import get_result
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
@@ -34,6 +38,7 @@ from rlmesh_ray.server.env_options import (
     DEFAULT_STEP_GRACE_S,
     truncates_on_bad_value,
 )
+from rlmesh_ray.server.lane_call_service import checked_names
 
 _STOP_TIMEOUT_S = 10.0
 _MANAGER_TIMEOUT_S = 30.0  # to request actors from Ray; its own start may take seconds
@@ -109,6 +114,8 @@ class EnvFleet:
         require_count("num_endpoints", num_endpoints)
         truncates_on_bad_value(on_bad_value)  # raises here, not in an actor
         require_seconds("start_timeout_s", start_timeout_s, allow_zero=True)
+        require_resources(actor_options, is_per_endpoint=True, num_cpus=num_cpus, num_gpus=num_gpus)
+        callable_names = checked_names(allow_calls)
         self._addresses = checked_addresses(addresses, num_endpoints, "endpoint")
         if not ray.is_initialized():
             ray.init()
@@ -131,7 +138,7 @@ class EnvFleet:
             "validation": validation,
             "on_bad_value": on_bad_value,
             "step_grace_s": step_grace_s,
-            "allow_calls": tuple(allow_calls),
+            "allow_calls": callable_names,
             "idle_timeout_s": idle_timeout_s,
         }
         self._manager: Any = start_fleet_manager(self._fleet, serialized, settings)
@@ -329,10 +336,5 @@ class EnvFleet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import ray
@@ -21,6 +20,7 @@ from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointUnreachableError,
 )
+from rlmesh_ray.options import require_flag
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.server.bind_policy import TlsSource, check_exposure
 from rlmesh_ray.server.env_service import SERVICE as ENV_SERVICE
@@ -85,6 +85,7 @@ class Gateway:
         actor_options: Mapping[str, Any] | None = None,
         start_timeout_s: float = 60.0,
     ) -> None:
+        require_flag("no_token", no_token)
         if token is None and not no_token:
             token = secrets.token_urlsafe(32)
         self.token: TokenSource | None = token
@@ -141,12 +142,7 @@ class Gateway:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

@@ -3,7 +3,6 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import ray
@@ -11,7 +10,7 @@ import ray
 from rlmesh_ray.actors.durable_args import durable
 from rlmesh_ray.actors.model_actor import ModelReplica
 from rlmesh_ray.actors.named_model_fleet import POLL_S, NamedModelFleet, actor_name, find_actor
-from rlmesh_ray.actors.placement_options import checked_addresses
+from rlmesh_ray.actors.placement_options import checked_addresses, require_resources
 from rlmesh_ray.actors.ray_calls import await_start
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.actors.weight_store import FleetRecord, start_weight_store
@@ -90,6 +89,7 @@ class ModelFleet(NamedModelFleet):
     ) -> None:
         super().__init__(name)
         require_count("num_replicas", num_replicas)
+        require_resources(actor_options, num_cpus=num_cpus, num_gpus=num_gpus)
         places = checked_addresses(addresses, num_replicas, "replica") or [None] * num_replicas
         endpoint_ids = tuple(f"{name}/{index}" for index in range(num_replicas))
         record = FleetRecord(endpoint_ids, token or secrets.token_urlsafe(32))
@@ -166,12 +166,7 @@ class ModelFleet(NamedModelFleet):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

@@ -1,7 +1,10 @@
 """Placement of a fleet's endpoints on nodes, as options of Ray actors."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
+from types import NoneType
 from typing import Any, Self
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -88,6 +91,34 @@ class Placement:
         """Return whether the endpoint at ``index`` moves to the node of its first runner."""
         given = self.options[index % len(self.options)]
         return self.where == "near" and not _PLACES.intersection(given)
+
+
+def require_resources(
+    actor_options: object, *, is_per_endpoint: bool = False, **amounts: object
+) -> None:
+    """Require that the resources and options of a fleet's actors are such as Ray takes.
+
+    Args:
+        actor_options: A mapping, or None.
+        is_per_endpoint: Whether ``actor_options`` may also be a list of mappings.
+        amounts: ``num_cpus`` and ``num_gpus``.
+
+    Raises:
+        ConfigurationError: One of them is not.
+    """
+    for name, amount in amounts.items():
+        if (
+            isinstance(amount, bool)
+            or not isinstance(amount, Real)
+            or not 0 <= float(amount) < math.inf
+        ):
+            raise ConfigurationError(f"{name}={amount!r:.40} must be a number, 0 or more")
+    each = actor_options if is_per_endpoint and isinstance(actor_options, (list, tuple)) else None
+    for options in (actor_options,) if each is None else each:
+        if not isinstance(options, (Mapping, NoneType)):
+            raise ConfigurationError(
+                f"actor_options={actor_options!r:.40} must be a mapping of Ray's options"
+            )
 
 
 def checked_addresses(

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from types import TracebackType
 from typing import Any, Self
 
 import ray
@@ -204,12 +203,7 @@ class EnvPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

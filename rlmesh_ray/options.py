@@ -4,7 +4,7 @@ Options are checked where the caller passes them, not where they are used.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -61,6 +61,19 @@ def require_flag(name: str, value: object, *, allow_none: bool = False) -> None:
     if not isinstance(value, bool) and not (allow_none and value is None):
         choices = "True, False or None" if allow_none else "True or False"
         raise ConfigurationError(f"{name}={value!r:.40} must be {choices}")
+
+
+def as_names(name: str, values: object) -> tuple[str, ...]:
+    """Return an option that takes several names, each once.
+
+    Raises:
+        ConfigurationError: It is a single text, or no collection of texts.
+    """
+    if isinstance(values, str):
+        raise ConfigurationError(f"{name}={values!r} must be several names: ({values!r},)")
+    if not isinstance(values, Iterable) or not all(isinstance(each, str) for each in values):
+        raise ConfigurationError(f"{name}={values!r:.80} must be a list of names")
+    return tuple(dict.fromkeys(values))
 
 
 def allowed_transports(transport: object) -> frozenset[str]:

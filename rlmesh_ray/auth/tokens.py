@@ -47,10 +47,11 @@ def bearer_value(token: str) -> str:
     Raises:
         ConfigurationError: ``token`` is empty, or has characters that gRPC metadata cannot carry.
     """
-    is_text = isinstance(token, str)  # a caller may pass anything
-    if not (
-        is_text and token and token.isascii() and token.isprintable() and token.strip() == token
-    ):
+    if not isinstance(token, str):  # a caller may pass anything
+        raise ConfigurationError(
+            f"the token is of type {type(token).__name__}; give a str or a TokenFile"
+        )
+    if not (token and token.isascii() and token.isprintable() and token.strip() == token):
         raise ConfigurationError(
             "the token must be printable ASCII characters, without a space at either end; "
             f"{_REMEDY}"

@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from rlmesh_ray.client.bidi_call import BidiCall, open_call
@@ -127,12 +126,7 @@ class CallDeadline:
             _WATCHDOG.watch(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._expires_s is not None:
             _WATCHDOG.forget(self)
 

@@ -1,6 +1,5 @@
 """EndpointObserver: lists the sessions of an endpoint, and renders their lanes."""
 
-from types import TracebackType
 from typing import Self
 
 from rlmesh_ray.auth.client_tls import ClientTlsSource
@@ -122,12 +121,7 @@ class EndpointObserver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

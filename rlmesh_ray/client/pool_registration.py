@@ -5,7 +5,6 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Self
 
 from rlmesh_ray.auth.pool_tokens import registration_token
@@ -150,12 +149,7 @@ class Registration:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self) -> None:

@@ -4,7 +4,6 @@ import operator
 import uuid
 from collections.abc import Sequence, Sized
 from dataclasses import Field, dataclass, fields
-from types import TracebackType
 from typing import Any, Self
 
 import gymnasium
@@ -250,12 +249,7 @@ class RemoteModel(NotPicklable):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -6,7 +6,7 @@ loads modules of the package on first use. Which ones there are follows from the
 * ``is_generation``: ``server.env_dialect``, ``server.model_dialect``, ``client.env_dialect`` and
   ``client.model_dialect``, each with a ``DIALECT``;
 * ``service``: ``server.service``, with an ``ENV_SERVICE``;
-* ``client_scheme``: ``client.env_session_client``, with a ``ENV_SESSION_CLIENT``;
+* ``client_scheme``: ``client.env_session_client``, with an ``ENV_SESSION_CLIENT``;
 * ``runner_scheme``: ``runner``; users call the function of ``rlmesh_ray.rllib`` that ``configure``
   names.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import as_names
 from rlmesh_ray.protocol.versions import PROTOCOL_V1
 
 
@@ -141,11 +142,10 @@ def enabled_dialects(dialects: Collection[str] | None, able: Sequence[str]) -> f
     missing = {each.name: each.extra for each in DIALECTS if not each.is_installed}
     if dialects is None:
         return frozenset(able) - missing.keys()
-    if isinstance(dialects, str):
-        raise ConfigurationError(f"dialects={dialects!r} must be several names: ({dialects!r},)")
-    if not dialects:
+    names = as_names("dialects", dialects)
+    if not names:
         raise ConfigurationError(f"dialects names nothing; name one or more of {', '.join(able)}")
-    for name in dialects:
+    for name in names:
         if name not in able:
             raise ConfigurationError(
                 f"dialects names {name!r}, which is not one of {', '.join(able)}"
@@ -155,4 +155,4 @@ def enabled_dialects(dialects: Collection[str] | None, able: Sequence[str]) -> f
                 f"dialects names {name!r}, which is not installed: "
                 f"pip install rlmesh-ray[{missing[name]}]"
             )
-    return frozenset(dialects)
+    return frozenset(names)

@@ -49,7 +49,7 @@ from rlmesh_ray.protocol.outcomes import (
 )
 from rlmesh_ray.protocol.request_validation import InvalidRequest, RequestValidator
 
-__all__ = ["EDITION_2026_06_RULES", "EnvSession", "SessionState"]
+__all__ = ["EnvSession", "SessionState"]
 
 _MAX_SUPERSEDED = 100  # records of episodes that Resets have ended, before a Step takes them
 

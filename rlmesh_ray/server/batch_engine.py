@@ -26,7 +26,7 @@ from rlmesh_ray.server.statistics import ModelStatistics
 _FULL_ROUND = 8
 """Predictions that run without waiting for more. To wait for more brought 32 routes nothing on two
 cores, and the slowest hundredth of their answers took 3.7 times as long as at a server that does
-nothing, and 1.4 to 2.3 times with this (``bench serving --only latency``)."""
+nothing, and 1.4 to 2.3 times with this (``benchmarks serving --only latency``)."""
 
 _FAST_S = 0.002
 _SLOW_S = 0.1

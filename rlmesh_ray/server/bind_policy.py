@@ -7,6 +7,7 @@ from rlmesh_ray.auth.server_tls import ServerTls, TlsSource, resolve_server_tls
 from rlmesh_ray.auth.token_file import TokenSource, TokenStore
 from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import AddressError
+from rlmesh_ray.options import require_flag
 from rlmesh_ray.protocol.address import Address, parse_address
 
 __all__ = [
@@ -35,6 +36,7 @@ def checked_address(address: str, token: TokenSource | None, *, no_token: bool =
         ConfigurationError: ``token`` is nothing that a call can carry, or Ray's own, or its file
             cannot be used.
     """
+    require_flag("no_token", no_token)
     parsed = parse_address(address)
     if client_dialect(address) is not None:
         raise AddressError(

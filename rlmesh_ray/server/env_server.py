@@ -4,13 +4,18 @@ import contextlib
 import dataclasses
 import secrets
 from collections.abc import Collection, Mapping
-from types import TracebackType
 from typing import Self
 
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.envs.env_source import EnvLike, make_source
-from rlmesh_ray.options import SHARED_MEMORY, allowed_transports, require_flag, require_seconds
+from rlmesh_ray.options import (
+    SHARED_MEMORY,
+    allowed_transports,
+    as_names,
+    require_flag,
+    require_seconds,
+)
 from rlmesh_ray.polling import should_spin
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.handshake import edition_sha256
@@ -168,7 +173,9 @@ class EnvServer:
         )
         self._options = ServiceOptions(
             shutdown=self._endpoint.stop_soon if allow_shutdown else None,
-            accept_texts=frozenset(map(edition_sha256, accept_edition_texts)),
+            accept_texts=frozenset(
+                map(edition_sha256, as_names("accept_edition_texts", accept_edition_texts))
+            ),
             dialects=enabled,
             idle_timeout_s=checked_idle_timeout(idle_timeout_s),
         )
@@ -313,10 +320,5 @@ class EnvServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

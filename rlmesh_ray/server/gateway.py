@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from types import TracebackType
 from typing import Self
 
 from rlmesh_ray.auth.token_file import TokenSource
@@ -136,10 +135,5 @@ class GatewayServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

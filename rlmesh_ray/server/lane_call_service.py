@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from rlmesh_ray.errors import CodecError, ConfigurationError
 from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.options import as_names
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import EnvErrorCode
 from rlmesh_ray.server.drain import Drain
@@ -30,10 +31,9 @@ def checked_names(names: Collection[str]) -> tuple[str, ...]:
     Raises:
         ConfigurationError: A name is private, not an attribute name, or reserved for the session.
     """
-    if isinstance(names, str):
-        raise ConfigurationError(f"allow_calls={names!r} must be several names: ({names!r},)")
-    for name in names:
-        if not isinstance(name, str) or not _is_name(name):
+    checked = as_names("allow_calls", names)
+    for name in checked:
+        if not _is_name(name):
             raise ConfigurationError(
                 f"allow_calls names {name!r}, which is no public attribute; give names such as "
                 "'set_task', without underscore, dots or brackets"
@@ -42,7 +42,7 @@ def checked_names(names: Collection[str]) -> tuple[str, ...]:
             raise ConfigurationError(
                 f"allow_calls names {name!r}, which belongs to the session; clients have it already"
             )
-    return tuple(dict.fromkeys(names))
+    return checked
 
 
 def _is_name(name: str) -> bool:

@@ -2,13 +2,13 @@
 
 import uuid
 from collections.abc import Collection
-from types import TracebackType
 from typing import Self
 
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.models.loading import as_policy
+from rlmesh_ray.options import as_names
 from rlmesh_ray.polling import should_spin
 from rlmesh_ray.protocol.handshake import edition_sha256
 from rlmesh_ray.server.batch_engine import BatchEngine
@@ -97,7 +97,9 @@ class ModelServer:
     ) -> None:
         # Options are checked before the policy is used: an engine starts a thread.
         checked_address(address, token, no_token=no_token)
-        accept_texts = frozenset(map(edition_sha256, accept_edition_texts))
+        accept_texts = frozenset(
+            map(edition_sha256, as_names("accept_edition_texts", accept_edition_texts))
+        )
         enabled = registry.enabled_dialects(dialects, registry.model_dialects())
         checked_idle_timeout(idle_timeout_s)
         is_awake = should_spin(spin)
@@ -221,10 +223,5 @@ class ModelServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from rlmesh_ray.auth.pool_tokens import registration_token
@@ -311,12 +310,7 @@ class Registrar:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

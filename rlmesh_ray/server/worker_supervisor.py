@@ -192,7 +192,7 @@ class WorkerSupervisor:
         self.settle_numbers()
 
     def settle_numbers(self) -> None:
-        """Send the worker the numbers that it must skip; see ``EndpointSide.tell``."""
+        """Send the worker the numbers that it must skip; see ``EndpointSide.take_skips``."""
         worker = self._started
         if worker is not None and worker.fileno() >= 0:
             for number in self.endpoint.take_skips():

@@ -369,6 +369,12 @@ def test_a_model_session_outlives_its_token_too(tokens: Callable[..., TokenFile]
 # --- what does not start ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize("no_token", ["no", 1, None])
+def test_only_true_lets_an_endpoint_do_without_a_token(no_token: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"no_token=.* must be True or False"):
+        EnvServer("CartPole-v1", address="0.0.0.0:0", no_token=no_token)
+
+
 @pytest.mark.parametrize("kind", ["env", "model", "rllink"])
 def test_rays_own_token_opens_no_endpoint(kind: str) -> None:
     with pytest.raises(ConfigurationError, match="Ray's own token") as caught:

@@ -100,6 +100,12 @@ def test_what_is_no_config_is_refused_with_what_is(config: Any, env: Any, words:
         configure(config, env)
 
 
+@pytest.mark.parametrize("flag", [{"fast_path": None}, {"fast_path": "x"}, {"lockstep": 1}])
+def test_a_switch_that_is_neither_true_nor_false_is_refused(flag: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="must be True or False"):
+        configure(ppo(), "CartPole-v1", **flag)
+
+
 def test_simulators_of_a_config_that_is_none_are_refused_likewise() -> None:
     space: Any = gymnasium.spaces.Discrete(2)
     config: Any = PPOConfig

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.options import as_int, as_seed, require_count, require_flag, require_seconds
+from rlmesh_ray.options import (
+    as_int,
+    as_names,
+    as_seed,
+    require_count,
+    require_flag,
+    require_seconds,
+)
 
 
 @pytest.mark.parametrize("value", [0, -3, np.int64(4), 10**30])
@@ -81,3 +88,22 @@ def test_no_time_at_all_is_enough_where_it_may_be() -> None:
     require_seconds("wait_s", 0, allow_zero=True)
     with pytest.raises(ConfigurationError, match=r"above 0$"):
         require_seconds("wait_s", 0)
+
+
+def test_several_names_are_kept_once_each_in_their_order() -> None:
+    assert as_names("dialects", ["b", "a", "b"]) == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ("gravity", r"^allow_calls='gravity' must be several names: \('gravity',\)$"),
+        (5, r"^allow_calls=5 must be a list of names$"),
+        (["a", 3], r"must be a list of names$"),
+    ],
+)
+def test_a_single_text_or_no_texts_are_refused_where_names_are_needed(
+    values: object, words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        as_names("allow_calls", values)

@@ -3,7 +3,6 @@
 import contextlib
 import sys
 from dataclasses import asdict
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console as RichConsole
@@ -55,12 +54,7 @@ class EvaluationView:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def advance(self, episode: "EpisodeResult") -> None:

@@ -14,7 +14,7 @@ from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects.registry import DialectSettings, runner_dialect
 from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
-from rlmesh_ray.options import DEFAULT_RUNNER_STEP_TIMEOUT_S
+from rlmesh_ray.options import DEFAULT_RUNNER_STEP_TIMEOUT_S, require_flag
 from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
 from rlmesh_ray.rllib.config.config_validation import (
     is_evaluated,
@@ -148,6 +148,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         EndpointError: An endpoint cannot be reached.
     """
     require_config(config, env)
+    require_flag("lockstep", lockstep)
+    require_flag("fast_path", fast_path)
     dialect = runner_dialect(env)
     if dialect is not None:
         raise ConfigurationError(

@@ -137,6 +137,10 @@ class Access:
         for name, kinds in _ACCESS_KINDS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kinds):
+                if name == "dialect_settings":
+                    raise ConfigurationError(
+                        f"dm_env_rpc={value!r:.40} must be a DmEnvRpcSettings, or None"
+                    )
                 known = " or a ".join(kind.__name__ for kind in kinds)
                 raise ConfigurationError(
                     f"{name} is a {type(value).__name__}; give a {known}, or None"

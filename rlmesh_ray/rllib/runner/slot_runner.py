@@ -35,7 +35,8 @@ class SampleBudget:
 
     Timesteps are requested ahead: once those that have been requested are enough, no slot is
     stepped any more. So a call brings the number that was asked for and less than one slot's lanes
-    beyond, all of it with the weights of this call, and no step is in flight when it ends.
+    beyond, all of it with the weights of this call, and no step is in flight at its end. Episodes
+    are counted as they end: steps of other slots may be in flight then.
     """
 
     num_timesteps: int | None

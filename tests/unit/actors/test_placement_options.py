@@ -1,11 +1,14 @@
 """Placement options of a fleet, as options of Ray actors."""
 
+import math
 from typing import Any
 
 import pytest
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlmesh_ray.actors.placement_options import Placement
+from rlmesh_ray.actors.env_fleet import EnvFleet
+from rlmesh_ray.actors.model_fleet import ModelFleet
+from rlmesh_ray.actors.placement_options import Placement, require_resources
 from rlmesh_ray.errors import ConfigurationError
 
 X, Y, Z = (each * 56 for each in "abc")
@@ -84,3 +87,30 @@ def test_a_list_of_options_has_one_for_each_endpoint_and_starts_over() -> None:
 def test_wrong_options_are_refused_by_name(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         placement(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_gpus": -1}, "num_gpus=-1 must be a number, 0 or more"),
+        ({"num_cpus": "x"}, "num_cpus='x' must be a number"),
+        ({"num_cpus": math.inf}, "num_cpus=inf must be a number"),
+        ({"actor_options": 5}, "actor_options=5 must be a mapping of Ray's options"),
+        ({"allow_calls": "gravity"}, "allow_calls='gravity' must be several names"),
+    ],
+)
+def test_a_fleet_refuses_resources_and_options_that_ray_would_not_take(
+    options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        EnvFleet("CartPole-v1", **options)
+    if "allow_calls" not in options:
+        with pytest.raises(ConfigurationError, match=words):
+            ModelFleet("module:factory", name="walkers", **options)
+
+
+def test_options_may_be_a_list_only_where_each_endpoint_has_its_own() -> None:
+    require_resources([{"num_cpus": 1}, {}], is_per_endpoint=True, num_cpus=1.0)
+
+    with pytest.raises(ConfigurationError, match="must be a mapping"):
+        require_resources([{}], num_cpus=1.0)

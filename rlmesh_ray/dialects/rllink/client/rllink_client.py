@@ -6,7 +6,6 @@ Needs NumPy, and msgpack for Ray's dialect; neither Ray nor torch, gRPC or Gymna
 import socket
 import ssl
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
@@ -201,12 +200,7 @@ class RLlinkClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, request: m.Request, expected: type[ReplyT]) -> ReplyT:
