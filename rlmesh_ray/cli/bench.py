@@ -105,16 +105,16 @@ def bench(
     kwargs = parse_env_kwargs(env_kwargs)
     search_current_folder(env)
     console: Console = context.obj
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load > _QUIET_LOAD * (os.cpu_count() or 1):
-        console.say(
-            f"Other programs keep this machine busy (load average {load:.1f}); the rates will be "
-            "too low, most of all those of endpoints.",
-            style="yellow",
-        )
     with contextlib.ExitStack() as stack:
         own = _own_vector(env, num_envs, kwargs)
         stack.callback(own.close)
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        if load > _QUIET_LOAD * (os.cpu_count() or 1):
+            console.say(
+                f"Other programs keep this machine busy (load average {load:.1f}); the rates will "
+                "be too low, most of all those of endpoints.",
+                style="yellow",
+            )
         rates = [Rate(BY_ITSELF, _stepping(own))]
         address, pid = stack.enter_context(_endpoint(env, own.num_envs, kwargs))
         for name, transport in _TRANSPORTS.items():
@@ -140,7 +140,7 @@ def bench(
 
 
 def _own_vector(env: str, num_envs: int, kwargs: Mapping[str, object] | None) -> Any:
-    from rlmesh_ray.envs.env_source import build, make_source
+    from rlmesh_ray.envs.env_source import build, explain_start_error, make_source
     from rlmesh_ray.errors import EnvStartError
 
     source = make_source(env, num_envs, kwargs)
@@ -149,7 +149,7 @@ def _own_vector(env: str, num_envs: int, kwargs: Mapping[str, object] | None) ->
     except RlmeshError:
         raise
     except Exception as error:
-        raise EnvStartError(f"cannot create {env}: {type(error).__name__}: {error}") from error
+        raise EnvStartError(f"cannot create {env}: {explain_start_error(error)}") from error
 
 
 @contextlib.contextmanager

@@ -26,20 +26,20 @@ from rlmesh_ray.transport.session_progress import EpisodeCounts, SessionProgress
 
 _LOG = logging.getLogger(__name__)
 
-_LONGEST_LOOK_S = 1e-3
+_LONGEST_SPIN_S = 1e-3
 """How long the loop may spin for a worker while there is only one session."""
 
 _SENDING_PAUSE_S = 1e-3
 _LONGEST_SENDING_S = 1.0
 """How long an idle worker may take to read a command: the answer to a request waits for that."""
 
-_LONGEST_ASIDE_S = 60.0
+_OBSERVER_GRACE_S = 60.0
 """How long a picture for an observer may take after a step that was late."""
 
-_LOOK_AGAIN_S = 0.05
+_RECHECK_S = 0.05
 """How often a worker that seems to be idle is checked for a direct step that has begun."""
 
-_MOST_LOOKS = 10
+_MOST_COPY_ATTEMPTS = 10
 
 _REPORTED_KINDS = {
     FailureKind.TIMEOUT,
@@ -94,7 +94,7 @@ class SessionEpisodeCounters:
 
     def copy(self) -> EpisodeCounts:
         """Return a copy of the counts ``now``, all of one moment although the worker goes on."""
-        for _ in range(_MOST_LOOKS):
+        for _ in range(_MOST_COPY_ATTEMPTS):
             number = self.progress.done
             counts = self.now
             own = EpisodeCounts(
@@ -133,11 +133,11 @@ class WorkerSupervisor:
         self._timer = timer or nullcontext()
         self.process: WorkerProcess | None = None
         """The latest worker; None: there has been none yet."""
-        # Timers and the broker call from elsewhere.
-        self._names = current()
+        # Timers and the broker call from tasks that have no session in their log context.
+        self._log_names = current()
         self.counts = pool.counts.open()
         """Counters of its lanes."""
-        self._spin = AdaptiveSpin(_LONGEST_LOOK_S, pool.spin)
+        self._spin = AdaptiveSpin(_LONGEST_SPIN_S, pool.spin)
         progress = SessionProgress.local(num_lanes)
         self.endpoint = EndpointSide(progress)
         """Decides which of the session's requests count."""
@@ -247,12 +247,12 @@ class WorkerSupervisor:
             else:
                 deadline = deadline or Deadline.after(timeout_ms)
                 # One more step may begin just now; the command is executed before a second one.
-                until_s = loop.time() + _LOOK_AGAIN_S
+                until_s = loop.time() + _RECHECK_S
                 until_s = until_s if deadline.at_s is None else min(until_s, deadline.at_s)
             if await wait_for_reply(worker, until_s):
                 break
             if is_stepping and progress.done < number:
-                return self._late(worker, limit_ms, longest_aside_s=_LONGEST_ASIDE_S)
+                return self._late(worker, limit_ms, observer_grace_s=_OBSERVER_GRACE_S)
             if deadline is not None and not progress.is_busy and deadline.has_passed:
                 return self._late(
                     worker, timeout_ms, "the idle environment's process has not answered within"
@@ -268,11 +268,11 @@ class WorkerSupervisor:
         worker: WorkerProcess,
         timeout_ms: int,
         message: str = "no result within",
-        longest_aside_s: float = 0.0,
+        observer_grace_s: float = 0.0,
     ) -> Failure:
         """Return the failure of a late command, which ``worker`` finishes in vain."""
         self.endpoint.missed_deadline()
-        self._finishing = asyncio.ensure_future(self._finish(worker, longest_aside_s))
+        self._finishing = asyncio.ensure_future(self._finish(worker, observer_grace_s))
         return self.timed_out(message, timeout_ms)
 
     async def send(self, command: Command) -> bool:
@@ -368,12 +368,12 @@ class WorkerSupervisor:
         return failure
 
     def _report(self, failure: Failure, detail: str = "") -> None:
-        with logged_as(*self._names):
+        with logged_as(*self._log_names):
             self._pool.failures.note(failure, detail)
 
     def warn(self, message: str, *values: object) -> None:
         """Log a warning about this session."""
-        with logged_as(*self._names):
+        with logged_as(*self._log_names):
             _LOG.warning(message, *values)
 
     def note_error(self, code: str) -> None:
@@ -385,22 +385,22 @@ class WorkerSupervisor:
         while self._finishing is not None and not self.endpoint.is_at_rest:
             await asyncio.shield(self._finishing)
 
-    async def _finish(self, worker: WorkerProcess, longest_aside_s: float = 0.0) -> None:
+    async def _finish(self, worker: WorkerProcess, observer_grace_s: float = 0.0) -> None:
         """Let ``worker`` finish late, in vain; kill it when that takes too long.
 
         A busy environment cannot be asked to stop, and its result is dropped.
 
         Args:
             worker: The process.
-            longest_aside_s: How long a command besides the late step may take after it.
+            observer_grace_s: How long an observer's picture may take after the late step.
         """
         try:
             if worker.fileno() < 0:  # it has died meanwhile
                 return
             loop = asyncio.get_running_loop()
             has_finished = await wait_for_reply(worker, loop.time() + self._grace_s)
-            if not has_finished and longest_aside_s and not worker.progress.is_busy:
-                has_finished = await wait_for_reply(worker, loop.time() + longest_aside_s)
+            if not has_finished and observer_grace_s and not worker.progress.is_busy:
+                has_finished = await wait_for_reply(worker, loop.time() + observer_grace_s)
             if has_finished:
                 await take_reply(worker)
             else:

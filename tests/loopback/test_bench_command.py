@@ -49,8 +49,11 @@ def test_an_environment_is_measured_under_a_runner(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["NoSuchEnv-v0"], "cannot create NoSuchEnv-v0: NameNotFound"),
-        (["no_such_module:make"], "cannot create no_such_module:make: ModuleNotFoundError"),
+        (["NoSuchEnv-v0"], "an id that a package registers is written module:Env-v0"),
+        (
+            ["no_such_module:make"],
+            "or put its folder on PYTHONPATH",
+        ),
         (["127.0.0.1:50051"], "is an address; bench starts its own endpoint"),
         (["CartPole-v1", "--env-kwargs", "[]"], "JSON, but not an object"),
         (["CartPole-v1", "--seconds", "0"], "0.0 must be a finite number of seconds above 0"),

@@ -59,7 +59,7 @@ from rlmesh_ray.cli.registered_server import (
 )
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.protocol.address import looks_like_address
+from rlmesh_ray.protocol.address import looks_like_address, parse_address
 from rlmesh_ray.server.log_format import LogFormat
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     if looks_like_address(env):
         raise ConfigurationError(
             f"{env} is an address; give serve-env a Gymnasium id or module:factory to serve, and "
-            f"the address as --address {env}"
+            f"the address as --address {parse_address(env)}"
         )
     kwargs = parse_env_kwargs(env_kwargs)
     search_current_folder(env)
@@ -248,16 +248,19 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             spin=False if no_spin else None,
         )
         protection = {"token": "required"} if token is not None else {}
-        _serve(context.obj, server, allow_call or [], entry, protection, log_format)
+        client_options = f" --token-file {token_file}" if token_file is not None else ""
+        client_options += " --tls-ca CA_FILE" if tls_cert is not None else ""
+        _serve(context.obj, server, allow_call or [], entry, protection, log_format, client_options)
 
 
-def _serve(
+def _serve(  # noqa: PLR0913  # what the operator has chosen
     console: Console,
     server: "EnvServer",
     allow_calls: list[str],
     entry: RegistrationConfig | None,
     protection: dict[str, str],
     log_format: LogFormat,
+    client_options: str,
 ) -> None:
     from rlmesh_ray.cli.serve_loop import serve
     from rlmesh_ray.cli.views.contract_format import contract_facts, contract_json, next_commands
@@ -279,7 +282,7 @@ def _serve(
         console.facts(
             f"serving on {server.address}",
             {**contract_facts(contract), **calls, **protection, **pool, "stop with": "Ctrl-C"},
-            next_commands(contract, server.address) if entry is None else [],
+            next_commands(contract, server.address, client_options) if entry is None else [],
         )
         if attending is not None:
             attending.register()

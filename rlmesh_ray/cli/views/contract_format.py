@@ -72,10 +72,11 @@ def contract_facts(contract: EnvContract) -> dict[str, object]:
     }
 
 
-def next_commands(contract: EnvContract, address: str) -> list[str]:
-    """Return commands for an endpoint; ``train`` only for a single agent."""
+def next_commands(contract: EnvContract, address: str, options: str = "") -> list[str]:
+    """Return commands for an endpoint, with ``options``; ``train`` only for a single agent."""
     can_train = not agents_from_metadata(contract.metadata.get(MULTI_AGENT))
-    return [f"inspect {address}", *([f"train {address}"] if can_train else [])]
+    commands = ["inspect", "train"] if can_train else ["inspect"]
+    return [f"{command} {address}{options}" for command in commands]
 
 
 def _bound(values: list[float]) -> object:
