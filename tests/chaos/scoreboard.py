@@ -23,10 +23,10 @@ taken a direct connection; a row in which none does fails.
 
 """
 _COLUMNS = (
-    *("fault", "client", "road", "trials", "steps", "episodes", "cut short", "violations"),
+    *("fault", "client", "transport", "trials", "steps", "episodes", "cut short", "violations"),
     *("resumed, p95 s", "run"),
 )
-_ROADS = {"grpc": "messages", "shared_memory": "shared memory", "tcp": "TCP"}
+_TRANSPORTS = {"grpc": "messages", "shared_memory": "shared memory", "tcp": "TCP"}
 """For people."""
 _NUM_KEYS = 3
 """Columns that name a row."""
@@ -34,11 +34,11 @@ _NUM_KEYS = 3
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of fault, met by one kind of client over one road."""
+    """One kind of fault, met by one kind of client over one transport."""
 
     fault: str
     client: str
-    road: str
+    transport: str
     """What its steps travel by: a value of the EnvServer's ``transport``."""
     num_trials: int
     """In a full run."""
@@ -46,7 +46,7 @@ class Row:
     @property
     def name(self) -> str:
         """What it is called on the command line and in files."""
-        return f"{self.fault}-{self.client}-{self.road}"
+        return f"{self.fault}-{self.client}-{self.transport}"
 
 
 class RowNotRunError(Exception):
@@ -100,7 +100,7 @@ def write_page(path: Path, above: str, rows: Sequence[Row], lines: Iterable[str]
 
 
 def _keys(row: Row) -> tuple[str, ...]:
-    return row.fault, row.client, _ROADS.get(row.road, row.road)
+    return row.fault, row.client, _TRANSPORTS.get(row.transport, row.transport)
 
 
 def _first_cells(line: str) -> tuple[str, ...]:

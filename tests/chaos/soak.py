@@ -96,7 +96,9 @@ class Usage:
 def soak(row: Row, num_minutes: int, history: History, seed: int) -> list[float]:
     """Have one client step in one session, and one in session after session."""
     duration_s = 60.0 * num_minutes
-    endpoint = Endpoint("tests.chaos.hash_chain:HashChain", num_envs=NUM_LANES, transport=row.road)
+    endpoint = Endpoint(
+        "tests.chaos.hash_chain:HashChain", num_envs=NUM_LANES, transport=row.transport
+    )
     try:
         steady = _client(endpoint, duration_s, _ALL_STEPS, seed)
         (worker,) = endpoint.workers()  # its first client gets the one that there is

@@ -11,9 +11,9 @@ from tests.chaos.trials import ROWS, run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 NUM_TRIALS = {
-    "cut_road-vector-shared_memory": 50,
-    "cut_road-runner-shared_memory": 10,
-    "cut_road-agents-shared_memory": 5,
+    "cut_direct-vector-shared_memory": 50,
+    "cut_direct-runner-shared_memory": 10,
+    "cut_direct-agents-shared_memory": 5,
     "cut_join-vector-shared_memory": 5,
     "cut_join-runner-lockstep-grpc": 3,
     "kill_worker-vector-grpc": 3,
@@ -36,11 +36,11 @@ def test_no_step_is_lost_doubled_or_stitched(name: str, num_trials: int, tmp_pat
     assert verdict.num_steps > 0
 
 
-def test_a_row_whose_steps_take_no_direct_road_fails(
+def test_a_row_whose_steps_take_no_direct_connection_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "LIMIT_S", 2.0)
     monkeypatch.setattr(DirectConnector, "connection", lambda _: None)
 
-    with pytest.raises(TimeoutError, match="no step took a direct road"):
-        run(ROWS_BY_NAME["cut_road-vector-shared_memory"], 1, 1, tmp_path)
+    with pytest.raises(TimeoutError, match="no step took a direct connection"):
+        run(ROWS_BY_NAME["cut_direct-vector-shared_memory"], 1, 1, tmp_path)

@@ -34,7 +34,7 @@ def rotate_tokens(row: Row, num_trials: int, history: History, seed: int) -> lis
             "tests.chaos.hash_chain:HashChain",
             token_file=theirs,
             num_envs=NUM_LANES,
-            transport=row.road,
+            transport=row.transport,
         )
         stack.callback(endpoint.stop)
         clients = [

@@ -63,21 +63,21 @@ _DISTURBANCE_S = 0.5, 3.0
 """How long packets are lost or delayed: at least and at most."""
 
 
-class OpenRoads:
-    """The direct roads that clients of this process have open."""
+class OpenDirectConnections:
+    """The direct connections that clients of this process have open."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakSet[DirectConnection] = weakref.WeakSet()
 
     @contextmanager
-    def watched(self) -> Iterator["OpenRoads"]:
+    def watched(self) -> Iterator["OpenDirectConnections"]:
         """Take notice of all that are opened meanwhile."""
         begin: Any = DirectConnection.__init__
         losses_s = direct_connector._LOSSES_S
 
-        def noting(road: DirectConnection, *arguments: Any, **named: Any) -> None:
-            begin(road, *arguments, **named)
-            self._known.add(road)
+        def noting(direct: DirectConnection, *arguments: Any, **named: Any) -> None:
+            begin(direct, *arguments, **named)
+            self._known.add(direct)
 
         DirectConnection.__init__ = noting  # type: ignore[method-assign,assignment]
         direct_connector._LOSSES_S = 0.0  # faults come more often than in life
@@ -89,16 +89,16 @@ class OpenRoads:
 
     def num_sent(self) -> dict[DirectConnection, int]:
         """Return the number of the last step that each open one has sent."""
-        return {road: road._number for road in list(self._known) if road.is_open}
+        return {direct: direct._number for direct in list(self._known) if direct.is_open}
 
     def are_used(self, since: Mapping[DirectConnection, int]) -> bool:
         """Tell whether a step was sent over any since ``num_sent`` was asked."""
-        return any(number > since.get(road, 0) for road, number in self.num_sent().items())
+        return any(number > since.get(direct, 0) for direct, number in self.num_sent().items())
 
     def cut(self) -> None:
         """Cut them all, as the endpoint does, whatever their clients are doing."""
-        for road in list(self._known):
-            road._worker.hang_up()
+        for direct in list(self._known):
+            direct._worker.hang_up()
 
 
 class Trials:
@@ -116,7 +116,7 @@ class Trials:
         self._stack = contextlib.ExitStack()
         self.resumed_s: list[float] = []
         """How long it took, after each fault, until the client had been answered again."""
-        self._roads = OpenRoads()
+        self._direct = OpenDirectConnections()
         self._link: Link | None = None
         if row.fault in _NETWORK_FAULTS:
             self._link = Link(seed)
@@ -128,7 +128,7 @@ class Trials:
         self._proxy = Proxy(self._endpoint.address)
         self._stack.callback(self._proxy.close)
         self._inject: dict[str, Callable[[], None]] = {
-            "cut_road": self._roads.cut,
+            "cut_direct": self._direct.cut,
             "cut_join": self._proxy.cut,
             "kill_worker": lambda: self._signal(signal.SIGKILL, self._endpoint.workers()),
             "kill_endpoint": self._endpoint.kill,
@@ -154,7 +154,7 @@ class Trials:
         Raises:
             BaseException: The client's, for what it should have survived.
         """
-        with self._stack, self._roads.watched():
+        with self._stack, self._direct.watched():
             address = self._endpoint.address if self._link else self._proxy.address
             client = make(address)
             with Driver(self._row.name, client) as driver:
@@ -166,7 +166,7 @@ class Trials:
         has_agents = self._row.client.startswith("agents")
         options: dict[str, Any] = {
             "num_envs": 1 if has_agents else NUM_LANES,
-            "transport": self._row.road,
+            "transport": self._row.transport,
         }
         env = "tests.chaos.hash_chain:Pair" if has_agents else "tests.chaos.hash_chain:HashChain"
         if self._row.fault in {"slow_env", "raising_env"}:
@@ -179,9 +179,9 @@ class Trials:
 
     def _try(self, driver: Driver) -> None:
         driver.see_answers(1)
-        if self._row.road != GRPC:
-            before = self._roads.num_sent()
-            driver.wait(lambda: self._roads.are_used(before), "no step took a direct road")
+        if self._row.transport != GRPC:
+            before = self._direct.num_sent()
+            driver.wait(lambda: self._direct.are_used(before), "no step took a direct connection")
         threading.Event().wait(self._random.uniform(0.0, 0.02))
         began_s = time.monotonic()
         self._inject[self._row.fault]()
@@ -283,7 +283,7 @@ class Fault:
     """In each row of a full run."""
     text: str
     clients: Sequence[str] = ("vector", "runner", "runner-lockstep", "agents", "agents-lockstep")
-    roads: Sequence[str] = (SHARED_MEMORY, TCP, GRPC)
+    transports: Sequence[str] = (SHARED_MEMORY, TCP, GRPC)
     """What the steps travel by: values of the EnvServer's ``transport``."""
     may_cut_short: str = ""
     """What the causes of episodes' ends without an end must hold, a regular expression."""
@@ -292,8 +292,8 @@ class Fault:
 _LINK_TEXT = "between two network namespaces (a thread passes packets on between TUN devices)"
 _FEW = ("vector", "runner")
 FAULTS = {
-    "cut_road": Fault(
-        260, "the socket of the direct road is shut down", roads=[SHARED_MEMORY, TCP]
+    "cut_direct": Fault(
+        260, "the socket of the direct connection is shut down", transports=[SHARED_MEMORY, TCP]
     ),
     "cut_join": Fault(70, "the connections of the Join stream are reset"),
     "kill_worker": Fault(18, "the environments' processes are killed"),
@@ -315,8 +315,8 @@ FAULTS = {
     "raising_env": Fault(50, "a step raises, before or after it has done its work", _FEW),
     "calls": Fault(
         150,
-        "the client looks at its lanes, marks and renders them between steps, while the road or "
-        "the Join stream is cut or the environments' process is killed",
+        "the client looks at its lanes, marks and renders them between steps, while the direct "
+        "connection or the Join stream is cut or the environments' process is killed",
         ["vector"],
         [SHARED_MEMORY, TCP],
     ),
@@ -374,12 +374,12 @@ FAULTS = {
     ),
 }
 _FAULTS_ON_RAY = ("ray_rpc", "node_loss", "drain", "rolling_restart", "restart_replicas")
-_FAULTS_OF_CALLS = ("cut_road", "cut_join", "kill_worker")
+_FAULTS_OF_CALLS = ("cut_direct", "cut_join", "kill_worker")
 ROWS = tuple(
-    Row(name, client, road, fault.num_trials)
+    Row(name, client, transport, fault.num_trials)
     for name, fault in FAULTS.items()
     for client in fault.clients
-    for road in fault.roads
+    for transport in fault.transports
 )
 
 
