@@ -1,4 +1,4 @@
-"""The gRPC service that issues tickets for direct TCP connections to workers (TicketService)."""
+"""The gRPC service that issues tickets for direct TCP connections to workers (TransportService)."""
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
@@ -11,7 +11,7 @@ from rlmesh_ray.wire import transport_v1 as wire
 
 
 class TicketService:
-    """Answers the calls of TicketService.
+    """Answers the calls of TransportService.
 
     Args:
         broker: Knows the open sessions.

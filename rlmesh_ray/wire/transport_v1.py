@@ -1,10 +1,10 @@
-"""The frames of TicketService.OpenTcp: tickets for direct TCP connections."""
+"""The frames of TransportService.OpenTcp: tickets for direct TCP connections."""
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.wire._pb.rlmesh_ray.transport.v1 import service_pb2 as pb
 from rlmesh_ray.wire.protobuf import parse
 
-SERVICE = "rlmesh_ray.transport.v1.TicketService"
+SERVICE = "rlmesh_ray.transport.v1.TransportService"
 OPEN_TCP = f"/{SERVICE}/OpenTcp"
 
 
