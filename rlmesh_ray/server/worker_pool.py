@@ -11,9 +11,10 @@ from rlmesh_ray.envs.commands import (
 )
 from rlmesh_ray.envs.env_source import EnvSource
 from rlmesh_ray.envs.worker_process import WorkerProcess
-from rlmesh_ray.errors import CapacityError, EnvStartError
+from rlmesh_ray.errors import EnvStartError
 from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.event_loop import in_thread
+from rlmesh_ray.server.session_limit import SessionLimit
 from rlmesh_ray.server.session_log import FailureLog
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
@@ -43,8 +44,6 @@ class WorkerPool:
     def __init__(self, source: EnvSource, validation: ValidationMode, max_sessions: int) -> None:
         self._source = source
         self._validation = validation
-        self._max_sessions = max_sessions
-        self._num_sessions = 0
         self._out: set[WorkerProcess] = set()
         # Processes whose start is not complete; they end with the pool.
         self._starting: set[ChildProcess] = set()
@@ -55,6 +54,7 @@ class WorkerPool:
         self._is_closed = False
         self.counts = EnvCounters()
         """Counters of the sessions."""
+        self._limit = SessionLimit(max_sessions, self.counts.sessions.note_refused)
         self.failures = FailureLog()
         """Logs the failures of the environments."""
         self.steps_subsets = False
@@ -63,7 +63,7 @@ class WorkerPool:
     @property
     def num_sessions(self) -> int:
         """Open sessions, with and without a worker."""
-        return self._num_sessions
+        return self._limit.num_sessions
 
     @property
     def spin(self) -> bool | None:
@@ -88,19 +88,7 @@ class WorkerPool:
         Raises:
             CapacityError: All sessions are taken.
         """
-        deadline_s = asyncio.get_running_loop().time() + _PLACE_TIMEOUT_S
-        while self._num_sessions >= self._max_sessions and self._leaving:
-            left_s = deadline_s - asyncio.get_running_loop().time()
-            if left_s <= 0:
-                break
-            await asyncio.wait(self._leaving, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        if self._num_sessions >= self._max_sessions:
-            self.counts.sessions.note_refused()
-            raise CapacityError(
-                f"all {self._max_sessions} sessions are taken; close one, or serve the "
-                "environment from a factory or id with a larger max_sessions"
-            )
-        self._num_sessions += 1
+        await self._limit.reserve(self._leaving, _PLACE_TIMEOUT_S)
 
     async def replace(self, gone: WorkerProcess | None) -> WorkerProcess:
         """Return a fresh worker for a session that has a place.
@@ -143,7 +131,7 @@ class WorkerPool:
             is_idle: Whether it has replied to every command; if not, it is killed at once.
         """
         if worker is None:
-            self._num_sessions -= 1
+            self._limit.release()
             return
         leaving = asyncio.ensure_future(self._retire(worker, is_idle))
         self._leaving.add(leaving)
@@ -206,7 +194,7 @@ class WorkerPool:
             else:
                 self._out.discard(worker)
         finally:
-            self._num_sessions -= 1
+            self._limit.release()
 
     async def _is_cleared(self, worker: WorkerProcess, is_idle: bool) -> bool:
         """Have ``worker`` close its environment; return whether it can be renewed.

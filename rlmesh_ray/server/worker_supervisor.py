@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from rlmesh_ray.envs.commands import (
     Command,
+    Outcome,
     Reply,
     ResetReply,
     SkipRequestCommand,
@@ -20,9 +21,63 @@ from rlmesh_ray.protocol.outcomes import NOT_STARTED, Failure, FailureKind
 from rlmesh_ray.server.event_loop import in_thread
 from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.worker_pool import WorkerPool
-from rlmesh_ray.server.worker_replies import take_reply, wait_for_reply
 from rlmesh_ray.transport.exactly_once import EndpointSide
 from rlmesh_ray.transport.session_progress import EpisodeCounts, SessionProgress
+
+
+async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> bool:
+    """Wait until the reply of ``worker`` has arrived, or the worker has ended.
+
+    The rest of the command is sent meanwhile.
+
+    Args:
+        worker: Has not ended.
+        deadline_s: In the loop's time; None: wait for ever.
+
+    Returns:
+        False if the loop's time passed ``deadline_s`` first.
+    """
+    if worker.has_reply:  # read already: the socket does not become readable for it again
+        return True
+    loop = asyncio.get_running_loop()
+    arrival: asyncio.Future[bool] = loop.create_future()
+    descriptor = worker.fileno()
+
+    def advance() -> None:
+        if worker.advance():
+            _set_result(arrival, True)
+        elif is_sending and not worker.is_sending:
+            loop.remove_writer(descriptor)
+
+    is_sending = worker.is_sending
+    timer = (
+        loop.call_at(deadline_s, _set_result, arrival, False) if deadline_s is not None else None
+    )
+    loop.add_reader(descriptor, advance)
+    if is_sending:
+        loop.add_writer(descriptor, advance)
+    try:
+        return await arrival
+    finally:
+        loop.remove_reader(descriptor)
+        if is_sending:
+            loop.remove_writer(descriptor)
+        if timer is not None:
+            timer.cancel()
+
+
+async def take_reply(worker: WorkerProcess) -> Outcome:
+    """Return the reply that has arrived, or the failure of a worker that has ended."""
+    if worker.has_reply:
+        return worker.receive()
+    # The system may take a moment to end a large process.
+    return await in_thread(worker.receive)
+
+
+def _set_result(future: "asyncio.Future[bool]", value: bool) -> None:
+    if not future.done():
+        future.set_result(value)
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,6 +95,8 @@ _RECHECK_S = 0.05
 """How often a worker that seems to be idle is checked for a direct step that has begun."""
 
 _MOST_COPY_ATTEMPTS = 10
+
+_GONE = "the worker is gone; send Reset for a new one"
 
 _REPORTED_KINDS = {
     FailureKind.TIMEOUT,
@@ -208,7 +265,7 @@ class WorkerSupervisor:
         """Have ``command`` executed by an idle worker; with a number, it is a request."""
         worker = self.require()
         if worker.fileno() < 0:
-            return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
+            return Failure(FailureKind.CRASHED, _GONE)
         self.endpoint.command_sent()
         with self._timer:
             worker.submit(command, number)
@@ -219,11 +276,7 @@ class WorkerSupervisor:
                 return self._late(worker, deadline.timeout_ms)
             if is_alone:
                 self._spin.learn()
-            reply = await take_reply(worker)
-        self.endpoint.reply_received()
-        if isinstance(reply, Failure) and reply.kind in _REPORTED_KINDS:
-            self._report(reply)
-        return reply
+            return await self._received_reply(worker)
 
     async def call_after_step(self, command: Command, timeout_ms: int) -> Reply | Failure:
         """Have ``command`` executed after the direct step that may be in progress.
@@ -234,7 +287,7 @@ class WorkerSupervisor:
         """
         worker = self.require()
         if worker.fileno() < 0:
-            return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
+            return Failure(FailureKind.CRASHED, _GONE)
         self.endpoint.command_sent()
         worker.submit(command)
         progress, loop = worker.progress, asyncio.get_running_loop()
@@ -257,6 +310,9 @@ class WorkerSupervisor:
                 return self._late(
                     worker, timeout_ms, "the idle environment's process has not answered within"
                 )
+        return await self._received_reply(worker)
+
+    async def _received_reply(self, worker: WorkerProcess) -> Reply | Failure:
         reply = await take_reply(worker)
         self.endpoint.reply_received()
         if isinstance(reply, Failure) and reply.kind in _REPORTED_KINDS:

@@ -19,6 +19,7 @@ import struct
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlmesh_ray.options import KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S, TCP
 from rlmesh_ray.polling import WakeupDescriptors
@@ -40,14 +41,6 @@ _OTHER_PORT = (
     "its operator can name a port that is reached at that host (--data-address, --data-advertise), "
     "or offer none (--transport)"
 )
-# As gRPC's keepalive: detects a peer that is gone without closing the connection.
-_KEEPALIVE_OPTIONS = {
-    "TCP_KEEPIDLE": KEEPALIVE_TIME_S,
-    "TCP_KEEPINTVL": KEEPALIVE_TIMEOUT_S,
-    "TCP_KEEPCNT": 1,
-    "TCP_USER_TIMEOUT": (KEEPALIVE_TIME_S + KEEPALIVE_TIMEOUT_S) * 1000,
-}
-
 IS_SUPPORTED = (
     hasattr(socket, "MSG_DONTWAIT") and hasattr(select, "poll") and sys.byteorder == "little"
 )
@@ -94,6 +87,15 @@ def parse_hello(data: bytes) -> tuple[bytes, bytes]:
     return ticket_id, nonce
 
 
+def enable_keepalive(connection: Any, idle_s: int, interval_s: int, count: int) -> None:
+    """Have the kernel probe a silent connection, where it has options for that."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": idle_s, "TCP_KEEPINTVL": interval_s, "TCP_KEEPCNT": count}
+    for name, value in options.items():
+        if option := getattr(socket, name, None):
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 class TcpSocket(DirectSocket):
     """One end of a direct connection over TCP.
 
@@ -106,10 +108,11 @@ class TcpSocket(DirectSocket):
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE_OPTIONS.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        # As gRPC's keepalive: detects a peer that is gone without closing the connection.
+        enable_keepalive(connection, KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S, 1)
+        if option := getattr(socket, "TCP_USER_TIMEOUT", None):
+            limit_ms = (KEEPALIVE_TIME_S + KEEPALIVE_TIMEOUT_S) * 1000
+            connection.setsockopt(socket.IPPROTO_TCP, option, limit_ms)
 
     def limit_sending(self, timeout_s: float) -> None:
         """Make ``send`` fail when the peer receives nothing for ``timeout_s``."""

@@ -12,7 +12,7 @@ from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.token_file import TokenSource, client_token_of
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.dialects.rllink.wire.encodings import JSON, RAY, Encoding
-from rlmesh_ray.dialects.rllink.wire.frames import HEADER_BYTES, body_bytes, framed
+from rlmesh_ray.dialects.rllink.wire.frames import HEADER_BYTES, KEEPALIVE_S, body_bytes, framed
 from rlmesh_ray.errors import (
     AddressError,
     CodecError,
@@ -24,11 +24,9 @@ from rlmesh_ray.errors import (
     RemoteProtocolError,
 )
 from rlmesh_ray.protocol.address import parse_address
+from rlmesh_ray.transport.tcp import enable_keepalive
 
 __all__ = ["JSON", "RAY", "RLlinkClient"]
-
-_SILENT_S, _PROBE_S, _NUM_PROBES = 60, 15, 4
-"""After how much silence the kernel asks whether the other machine is there; how often then."""
 
 ReplyT = TypeVar("ReplyT", bound=m.Reply)
 
@@ -80,7 +78,7 @@ class RLlinkClient:
                 self._address,
             ) from error
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _watch(line)
+        enable_keepalive(line, *KEEPALIVE_S)  # else a lost machine would never be noticed
         self._socket: socket.socket | None = line
         if context is not None:
             self._socket = _encrypted(line, context, where.host, self._address)
@@ -271,16 +269,3 @@ def _encrypted(
             "the address, and whether the port speaks TLS",
             address,
         ) from error
-
-
-def _watch(line: socket.socket) -> None:
-    """Have the kernel find out when the other machine has vanished: answers take their time."""
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Elsewhere these are not there, or have other names; the system's defaults hold then.
-    for name, value in (
-        ("TCP_KEEPIDLE", _SILENT_S),
-        ("TCP_KEEPINTVL", _PROBE_S),
-        ("TCP_KEEPCNT", _NUM_PROBES),
-    ):
-        if option := getattr(socket, name, None):
-            line.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,16 +12,20 @@ from rlmesh_ray.auth.token_file import TokenStore
 from rlmesh_ray.auth.tokens import TokenRole
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.dialects.rllink.wire.encodings import JSON, Encoding, encoding_of
-from rlmesh_ray.dialects.rllink.wire.frames import HEADER_BYTES, MOST_BODY_BYTES, body_bytes, framed
+from rlmesh_ray.dialects.rllink.wire.frames import (
+    HEADER_BYTES,
+    KEEPALIVE_S,
+    MOST_BODY_BYTES,
+    body_bytes,
+    framed,
+)
 from rlmesh_ray.errors import RlmeshError
+from rlmesh_ray.transport.tcp import enable_keepalive
 
 _LOG = logging.getLogger(__name__)
 
 _STRANGER_BYTES = 4096
 """Most bytes of a message before the client has shown the token."""
-_SILENT_S, _PROBE_S, _NUM_PROBES = 60, 15, 4
-"""TCP keepalive: idle seconds before the first probe, seconds between probes, and their number."""
-
 ImmediateOrLaterReply = m.Reply | Future[m.Reply | None] | None
 
 
@@ -90,7 +93,9 @@ class RLlinkConnection:
         self._has_spoken = False
         host, port, *_ = writer.get_extra_info("peername") or ("an unknown host", 0)
         self.peer = f"{host}:{port}"
-        _watch(writer.get_extra_info("socket"))
+        # Else the connection would stay open for ever if the client's machine died.
+        with contextlib.suppress(OSError):  # the client has gone already
+            enable_keepalive(writer.get_extra_info("socket"), *KEEPALIVE_S)
 
     async def serve(
         self, host: ClientSessionFactory, known: TokenStore | None, seat: Callable[[], bool]
@@ -199,20 +204,6 @@ class RLlinkConnection:
         """
         if self._writer.is_closing():
             raise ConnectionResetError("the connection is broken")
-
-
-def _watch(line: Any) -> None:
-    """Turn on TCP keepalive: a connection would stay open for ever if the client's machine died."""
-    with contextlib.suppress(OSError):  # the client has gone already
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # Elsewhere these are not there, or have other names; the system's defaults hold then.
-        for name, value in (
-            ("TCP_KEEPIDLE", _SILENT_S),
-            ("TCP_KEEPINTVL", _PROBE_S),
-            ("TCP_KEEPCNT", _NUM_PROBES),
-        ):
-            if option := getattr(socket, name, None):
-                line.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _require_token(request: m.Request, known: TokenStore) -> None:
