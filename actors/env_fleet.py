@@ -189,7 +189,7 @@ class EnvFleet:
         The endpoints of a fleet that grows serve when this returns; runners then move sessions
         there within seconds, until all endpoints have equally many. A fleet that shrinks retires
         its last endpoints: they get no new sessions, runners move the present ones away, other
-        clients are told that the endpoint is draining, and each endpoint ends after its last
+        clients get an error that the endpoint is draining, and each endpoint ends after its last
         session. This does not wait for that. Episodes of a session that moves are returned up to
         that point, as truncated.
 

@@ -133,7 +133,7 @@ class ServerActor(Generic[ServerT]):
     def drain(self, timeout_s: float) -> bool:
         """Accept no new sessions; return whether the open ones have ended within ``timeout_s``.
 
-        New clients are told that the endpoint is draining; the registry names it to no client.
+        New clients get an error that the endpoint is draining; the registry assigns it no session.
         """
         server = self._running()
         if self._heartbeat is not None:

@@ -90,6 +90,6 @@ class ContractLanes:
 
 
 def check_id_lengths(episodes: Sequence[str]) -> None:
-    """Refuse ids that a policy would have to keep, one a lane, whatever their length."""
+    """Refuse long episode ids: a policy keeps one for each lane."""
     if episodes and max(map(len, episodes)) > MAX_ID_CHARACTERS:
         raise CodecError(f"predict has an episode_id of more than {MAX_ID_CHARACTERS} characters")

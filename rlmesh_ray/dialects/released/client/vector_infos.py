@@ -27,36 +27,36 @@ _NUMBERS: tuple[tuple[set[type], type], ...] = (
 """Kinds of values that become arrays, and of which dtype."""
 
 
-def as_vector_infos(told: Infos, lanes: Sequence[int], num_lanes: int) -> dict[str, object]:
+def as_vector_infos(lane_infos: Infos, lanes: Sequence[int], num_lanes: int) -> dict[str, object]:
     """Return infos as an endpoint of this package sends them: arrays by key, masks by ``_key``.
 
     The dtypes are those that gymnasium gives to Python's numbers, since the infos have none.
 
     Args:
-        told: The infos of ``lanes``, in their order.
+        lane_infos: The infos of ``lanes``, in their order.
         lanes: Indices.
         num_lanes: Width of the session.
     """
-    if not told:
+    if not lane_infos:
         return {}
-    warning = told.get(_WARNING)
-    own = {key: value for key, value in told.items() if key != _WARNING}
+    warning = lane_infos.get(_WARNING)
+    own = {key: value for key, value in lane_infos.items() if key != _WARNING}
     infos = _vector_infos(own, lanes, num_lanes)
     if warning is not None:
         infos[_WARNING] = _warning_texts(warning)
     return infos
 
 
-def _vector_infos(told: Infos, lanes: Sequence[int], num_lanes: int) -> dict[str, object]:
-    final = told.get(_FINAL_INFO)
+def _vector_infos(lane_infos: Infos, lanes: Sequence[int], num_lanes: int) -> dict[str, object]:
+    final = lane_infos.get(_FINAL_INFO)
     if len(lanes) == 1:
-        return _joined({lanes[0]: told}, num_lanes)
+        return _joined({lanes[0]: lane_infos}, num_lanes)
     if isinstance(final, list) and len(final) == len(lanes) and _are_mappings(final):
         parts = [{key: info[key] for key in info if key != _WARNING} for info in final]
         return _joined(dict(zip(lanes, parts, strict=True)), num_lanes)
     if tuple(lanes) == tuple(range(num_lanes)):
-        return _with_arrays(told, num_lanes)
-    return _joined({lane: lane_info(told, at) for at, lane in enumerate(lanes)}, num_lanes)
+        return _with_arrays(lane_infos, num_lanes)
+    return _joined({lane: lane_info(lane_infos, at) for at, lane in enumerate(lanes)}, num_lanes)
 
 
 def _are_mappings(values: Sequence[object]) -> bool:
@@ -155,8 +155,8 @@ def _warning_texts(warning: object) -> object:
     return [_warning_text(each) for each in warning]
 
 
-def _warning_text(told: object) -> str:
-    if not isinstance(told, Mapping):
-        return str(told)
-    kind, path, detail = (str(told.get(name, "")) for name in ("kind", "path", "detail"))
+def _warning_text(warning: object) -> str:
+    if not isinstance(warning, Mapping):
+        return str(warning)
+    kind, path, detail = (str(warning.get(name, "")) for name in ("kind", "path", "detail"))
     return f"{kind}{path.removeprefix('$')}: {detail.removeprefix(f'{path}: ')}"

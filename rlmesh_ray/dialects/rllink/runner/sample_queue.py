@@ -226,14 +226,14 @@ class SampleQueue:
     def take_counters(self) -> SampleCounters:
         """Return what has happened since the last call."""
         with self.lock:
-            told = SampleCounters(
+            counters = SampleCounters(
                 tuple(self._finished),
                 self._num_stale_steps,
                 self._num_abandoned,
                 self.num_clients,
             )
             self._finished, self._num_stale_steps, self._num_abandoned = [], 0, 0
-        return told
+        return counters
 
     def close(self) -> None:
         """End all waiting."""
