@@ -127,6 +127,7 @@ class Registrar:
         self._turn = asyncio.Lock()
         self._checks = asyncio.Semaphore(_MAX_CHECKS)
         self._leaving: set[asyncio.Task[None]] = set()
+        self._num_streams = 0
         if secret is not None:
             TokenStore(secret)  # refuses Ray's own token, which the derived token would not show
         token = None if secret is None else registration_token(secret)
@@ -141,6 +142,11 @@ class Registrar:
     def num_endpoints(self) -> int:
         """How many endpoints are registered."""
         return len(self._id_table)
+
+    @property
+    def num_streams(self) -> int:
+        """How many registration streams are open, those that wait for their check included."""
+        return self._num_streams
 
     def start(self) -> Self:
         """Listen.
@@ -170,6 +176,7 @@ class Registrar:
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         stream = _RegistrationStream()
+        self._num_streams += 1
         # Not a ``finally``: what is suspended when its call breaks off gets there late.
         context.add_done_callback(lambda _context: self._note_end(stream))
         answer = await self._received(stream, requests, context.peer()) or await self._admit(stream)
@@ -291,6 +298,7 @@ class Registrar:
 
     def _note_end(self, stream: _RegistrationStream) -> None:
         stream.is_gone = True
+        self._num_streams -= 1
         leaving = asyncio.ensure_future(self._leave(stream))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
