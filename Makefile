@@ -29,7 +29,7 @@ help:
 	@echo "make test-slow  the slow tests"
 	@echo "make bench      measure ours beside peers; BENCH='stepping --only vector' chooses"
 	@echo "make house      figures of the package's order: modules, lines, repeated names; fails above their limits"
-	@echo "make nightly    host, step and train real simulators; writes docs/simulators.md"
+	@echo "make nightly    fuzzing, long walks and all pairs with peers; real simulators, which write docs/simulators.md"
 	@echo "make chaos      kill, freeze and cut endpoints while clients step; writes docs/trials.md"
 	@echo "make versions   loopback tests with the lowest and the newest dependencies, Python 3.11 and 3.13"
 	@echo "make fuzz       fuzz every decoder, FUZZ_SECONDS=60 each"
@@ -114,7 +114,7 @@ house: setup
 	$(BIN)/python -m tests.house
 
 test: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(NODE_MODULES)/.ready lint house
-	$(PYTEST) -m 'not slow' --durations=10
+	$(PYTEST) -m 'not slow and not nightly' --durations=10
 
 fuzz: setup
 	@mkdir -p runs/fuzz
@@ -129,10 +129,12 @@ fuzz: setup
 test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
     $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(METRICS_EXTRA)/.ready $(TRAINERS_EXTRA)/.ready \
     $(NODE_MODULES)/.ready
-	$(PYTEST) -m slow --no-loadscope-reorder --durations=20
+	$(PYTEST) -m 'slow and not nightly' --no-loadscope-reorder --durations=20
 
-# SIMULATORS='pong minigrid' chooses.
-nightly: setup $(SIMULATORS_VENV)/.ready
+# Tests of hours, in the order of their files; then simulators: SIMULATORS='pong minigrid' chooses.
+nightly: setup $(BASE_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
+    $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(TRAINERS_EXTRA)/.ready $(SIMULATORS_VENV)/.ready
+	$(PYTEST) -m nightly --no-loadscope-reorder --durations=20
 	@mkdir -p docs
 	$(BIN)/python -m tests.simulators.nightly $(SIMULATORS) --page docs/simulators.md
 

@@ -130,7 +130,7 @@ def _wanted(python: str, kind: str, folder: Path) -> Iterator[str]:
 
 
 def _pytest(arguments: Sequence[str]) -> Iterator[str]:
-    yield from ("-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider")
+    yield from ("-m", "pytest", "-q", "-m", "not slow and not nightly", "-p", "no:cacheprovider")
     for warning in WARNINGS:
         yield from ("-W", warning)
     yield from (f"--ignore=tests/loopback/{name}" for name in NEED_TORCH)

@@ -38,7 +38,7 @@ SOON = ("env_request", "model_request", "meta")
     "name",
     [
         *SOON,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in TARGETS if name not in SOON),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in TARGETS if name not in SOON),
     ],
 )
 def test_fuzzing_finds_nothing(name: str, tmp_path: Path) -> None:

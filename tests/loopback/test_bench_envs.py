@@ -40,12 +40,12 @@ def test_stepping_is_measured(capsys: Capture) -> None:
     assert finding["comparisons"] == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_every_row_of_stepping_is_measured_with_all_peers(capsys: Capture) -> None:
     python = {name: VENVS / name / "bin" / "python" for name in ("released", "dm_env_rpc")}
     for name, path in python.items():
-        assert path.exists(), f"run `make .venvs/{name}/.ready` first (`make test-slow` does)"
+        assert path.exists(), f"run `make .venvs/{name}/.ready` first (`make nightly` does)"
 
     result = bench(
         "stepping",
@@ -84,7 +84,7 @@ def test_sampling_is_measured(capsys: Capture) -> None:
     assert against_bare["comparisons"]["/ no policy"]["median"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_growth_is_measured_and_drawn(capsys: Capture, tmp_path: Path) -> None:
     plot = tmp_path / "growth.png"

@@ -275,7 +275,7 @@ def _verdict(answer: EnvResponse) -> str:
     "amount",
     [
         NUM_FRAMES // 25,
-        pytest.param(NUM_FRAMES, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        pytest.param(NUM_FRAMES, marks=[pytest.mark.nightly, pytest.mark.timeout(600)]),
     ],
 )
 def test_an_env_endpoint_survives_wrong_frames_in_mid_episode(amount: int) -> None:

@@ -93,6 +93,7 @@ def test_its_time_limits_are_told_from_ends(server: str) -> None:
     assert (episode.length, episode.truncated, episode.terminated) == (200, True, False)
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_ppo_learns_on_it(server: str, tmp_path: Path) -> None:

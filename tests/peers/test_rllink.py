@@ -261,6 +261,7 @@ def learn(config: PPOConfig, connect: Callable[[str], object], goal: float) -> f
     return best
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 def test_rays_client_learns_cartpole_to_the_threshold_of_rays_own_example(start: Start) -> None:
@@ -271,6 +272,7 @@ def test_rays_client_learns_cartpole_to_the_threshold_of_rays_own_example(start:
     assert learn(config, lambda port: start("dummy_client.py", port), 450.0) >= 450.0
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 def test_three_clients_of_the_description_learn_cartpole(start: Start) -> None:

@@ -4,10 +4,12 @@ So does gymnasium's video recorder, which needs moviepy. Their packages lie in a
 own, which ``make`` fills.
 """
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,14 @@ from rlmesh_ray import EnvServer
 
 ROOT = Path(__file__).parents[2]
 EXTRA = ROOT / ".venvs" / "trainers"
-LANES = [1, 3]
 ENV_IDS = ["CartPole-v1", "Pendulum-v1"]
+KINDS = ["next_step", "disabled", "same_step"]
+# Each kind of lanes and each environment once; all pairs at night.
+SOON = [
+    (1, "next_step", "CartPole-v1"),
+    (3, "disabled", "Pendulum-v1"),
+    (3, "same_step", "CartPole-v1"),
+]
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +52,15 @@ def told(script: str, *arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def each_environment(lanes: Iterable[tuple[int, str]]) -> list[Any]:
+    """Return numbers and kinds of lanes, with each environment, as parameters of a test."""
+    return [
+        pytest.param(*each, env_id, marks=() if (*each, env_id) in SOON else pytest.mark.nightly)
+        for each in lanes
+        for env_id in ENV_IDS
+    ]
+
+
 def sb3(task: str, **arguments: Any) -> Any:
     return told("train_sb3", task, json.dumps(arguments))
 
@@ -56,9 +73,9 @@ def served(env_id: str, num_envs: int, kind: str) -> EnvServer:
     return EnvServer(env_id, num_envs=num_envs, autoreset=kind)
 
 
-@pytest.mark.parametrize("num_envs", LANES)
-@pytest.mark.parametrize("env_id", ENV_IDS)
-@pytest.mark.parametrize("kind", ["next_step", "disabled", "same_step"])
+@pytest.mark.parametrize(
+    ("num_envs", "kind", "env_id"), each_environment(itertools.product([1, 3], KINDS))
+)
 def test_sb3_sees_what_it_sees_of_local_environments(env_id: str, num_envs: int, kind: str) -> None:
     with served(env_id, num_envs, kind) as server:
         ours, theirs = sb3(
@@ -138,9 +155,8 @@ def test_sb3_reaches_into_the_lanes_where_the_operator_allows_it() -> None:
     assert refused[2] == "token: these are for an address; give them to RemoteVectorEnv"
 
 
-@pytest.mark.parametrize("env_id", ENV_IDS)
 @pytest.mark.parametrize(
-    ("num_envs", "kind"), [(1, "next_step"), (3, "disabled"), (3, "same_step")]
+    ("num_envs", "kind", "env_id"), each_environment(zip([1, 3, 3], KINDS, strict=True))
 )
 def test_torchrl_sees_what_it_sees_of_local_environments(
     env_id: str, num_envs: int, kind: str

@@ -102,7 +102,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
         require_listener("127.0.0.1:1")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_scaling_is_measured_drawn_and_told(capsys: Capture, tmp_path: Path) -> None:
     plot = tmp_path / "scaling.png"

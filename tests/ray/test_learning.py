@@ -83,7 +83,7 @@ def test_every_task_of_the_bench_has_a_config(task: Task) -> None:
     assert config.algo_class.__name__.lower() == task.partition("-")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1_200)
 def test_a_game_is_learnt_from_its_pixels_in_the_same_steps(
     capsys: pytest.CaptureFixture[str],
@@ -97,12 +97,22 @@ def test_a_game_is_learnt_from_its_pixels_in_the_same_steps(
     assert result["caveats"] == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1_200)
-def test_every_task_of_the_bench_runs_on_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
-    result = bench(capsys, "--most-steps", "1")
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        pytest.param([Task.PPO_CARTPOLE], marks=pytest.mark.slow),
+        pytest.param(list(Task), marks=pytest.mark.nightly),
+    ],
+)
+def test_tasks_of_the_bench_run_on_both_sides(
+    tasks: list[Task], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = [option for task in tasks for option in ("--only", task.value)]
 
-    assert [task["task"] for task in result["tasks"]] == list(Task)
+    result = bench(capsys, "--most-steps", "1", *chosen)
+
+    assert [task["task"] for task in result["tasks"]] == tasks
     for task in result["tasks"]:
         assert sorted(run["sampler"] for run in task["runs"]) == ["RLlib", "rlmesh-ray"]
         assert all(run["env_steps"] >= 1 for run in task["runs"])

@@ -357,7 +357,7 @@ def test_a_few_random_sessions_are_as_the_text_says(walk: type[RuleBasedStateMac
     run_state_machine_as_test(walk, settings=FEW)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("walk", [EnvWalk, ModelWalk])
 def test_many_random_sessions_are_as_the_text_says(walk: type[RuleBasedStateMachine]) -> None:

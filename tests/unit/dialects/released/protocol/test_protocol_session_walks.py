@@ -252,7 +252,7 @@ def test_a_few_random_sessions_are_as_the_model_says() -> None:
     run_state_machine_as_test(ReleasedWalk, settings=FEW)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_many_random_sessions_are_as_the_model_says() -> None:
     run_state_machine_as_test(ReleasedWalk, settings=MANY)
