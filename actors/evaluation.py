@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.durable_args import durable
+from rlmesh_ray.actors.actor_restart import durable
 from rlmesh_ray.actors.evaluation_worker import ChunkSummary, EvaluationWorker, split_endpoints
 from rlmesh_ray.actors.ray_calls import await_start
 from rlmesh_ray.auth.token_file import TokenSource

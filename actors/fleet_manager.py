@@ -15,7 +15,7 @@ import ray
 from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlmesh_ray.actors.durable_args import MAX_INLINE_BYTES
+from rlmesh_ray.actors.actor_restart import MAX_INLINE_BYTES
 from rlmesh_ray.actors.env_actor import EnvServiceActor
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.actors.serialized_env import SerializedEnv

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.durable_args import durable
+from rlmesh_ray.actors.actor_restart import durable
 from rlmesh_ray.actors.ray_calls import get_result
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.registry_actor import shared_registry

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import ray
 
-from rlmesh_ray.actors.durable_args import durable
+from rlmesh_ray.actors.actor_restart import durable
 from rlmesh_ray.actors.model_actor import ModelReplica
 from rlmesh_ray.actors.named_model_fleet import POLL_S, NamedModelFleet, actor_name, find_actor
 from rlmesh_ray.actors.placement_options import checked_addresses, require_resources

@@ -27,9 +27,9 @@ from rlmesh_ray.cli.options.common import (
     EnvKwargs,
     JsonFlag,
     parse_env_kwargs,
+    positive_s,
     search_current_folder,
 )
-from rlmesh_ray.cli.options.duration_params import positive_s
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
 from rlmesh_ray.options import SHARED_MEMORY, TCP
 from rlmesh_ray.protocol.address import looks_like_address

@@ -14,8 +14,7 @@ from rlmesh_ray import __version__
 from rlmesh_ray.auth.pool_tokens import PoolTokenFile, endpoint_token
 from rlmesh_ray.auth.token_file import TokenFile, TokenSource
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.options.common import POOL
-from rlmesh_ray.cli.options.duration_params import at_most_a_day_s
+from rlmesh_ray.cli.options.common import POOL, at_most_a_day_s
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.protocol.pool_membership import RegistrationAccepted, checked_name

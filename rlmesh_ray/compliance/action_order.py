@@ -6,7 +6,7 @@ Predicts must get the same actions when they share a Predict.
 
 import numpy as np
 
-from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable
+from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable
 from rlmesh_ray.compliance.model_subject import ROUTE, RawModelSession, slot
 from rlmesh_ray.compliance.observation_cases import rows, varied
 from rlmesh_ray.spaces.batch import Column

@@ -5,9 +5,8 @@ import time
 import numpy as np
 
 from rlmesh_ray.client.png import decode_png
-from rlmesh_ray.compliance.check_registry import CheckRegistry
+from rlmesh_ray.compliance.checks import CheckRegistry, ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.env_subject import EnvSubject, RawEnvSession
-from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.probe import SLEEP_S, ProbeCommand
 from rlmesh_ray.errors import EndpointLostError
 from rlmesh_ray.protocol.messages import (

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.compliance.action_cases import commands, is_probe, packed_rest
-from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.compliance.raw_session import RawSession, Subject, joined
 from rlmesh_ray.errors import CodecError

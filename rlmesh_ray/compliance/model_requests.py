@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from rlmesh_ray.compliance.action_order import ActionOrderCheck
-from rlmesh_ray.compliance.check_registry import CheckRegistry
-from rlmesh_ray.compliance.findings import ClauseNotObservable, require
+from rlmesh_ray.compliance.checks import CheckRegistry, ClauseNotObservable, require
 from rlmesh_ray.compliance.model_subject import (
     END_REMEDY,
     ROUTE,

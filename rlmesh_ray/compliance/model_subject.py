@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.compliance.action_cases import conforming
-from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.raw_session import RawSession, Subject, joined
 from rlmesh_ray.errors import CodecError, ConformanceError
 from rlmesh_ray.protocol import capabilities

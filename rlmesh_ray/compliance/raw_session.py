@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.compliance.findings import ClauseBroken, require
+from rlmesh_ray.compliance.checks import ClauseBroken, require
 from rlmesh_ray.errors import CodecError, EndpointError, EndpointLostError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import (

@@ -3,9 +3,8 @@
 import re
 from collections.abc import Callable
 
-from rlmesh_ray.compliance.check_registry import Check, CheckRegistry
+from rlmesh_ray.compliance.checks import Check, CheckRegistry, ClauseNotObservable, require
 from rlmesh_ray.compliance.env_subject import EnvSubject
-from rlmesh_ray.compliance.findings import ClauseNotObservable, require
 from rlmesh_ray.compliance.model_subject import END_REMEDY, ModelSubject
 from rlmesh_ray.compliance.raw_session import Subject
 from rlmesh_ray.errors import AccessDeniedError, EndpointError, EndpointUnreachableError

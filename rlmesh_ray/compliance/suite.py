@@ -13,10 +13,16 @@ from rlmesh_ray.compliance import (
     model_requests,
     session_establishment,
 )
-from rlmesh_ray.compliance.check_registry import Check, CheckRegistry
+from rlmesh_ray.compliance.checks import (
+    Check,
+    CheckRegistry,
+    ClauseBroken,
+    ClauseNotObservable,
+    Finding,
+    Verdict,
+)
 from rlmesh_ray.compliance.clauses import CLAUSES
 from rlmesh_ray.compliance.env_subject import EnvSubject
-from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable, Finding, Verdict
 from rlmesh_ray.compliance.model_subject import ModelSubject
 from rlmesh_ray.errors import CapacityError, RlmeshError
 

@@ -1,10 +1,9 @@
-"""Handshake, Shutdown and the first message of a Join, in every generation.
+"""Handshake and the first message of a Join, in every generation; Shutdown calls are passed on.
 
 EnvService and ModelService each keep a ``HandshakeService`` with the dialects that they serve.
 """
 
 import asyncio
-import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,8 @@ from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, a
 from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.server.connection_limits import FIRST_MESSAGE_TIMEOUT_S
 from rlmesh_ray.server.error_text import parsed
-from rlmesh_ray.wire.rlmesh_v1.shutdown import ShutdownRequest
+from rlmesh_ray.server.shutdown import answer_shutdown
+from rlmesh_ray.wire.rlmesh_v1.handshake import ShutdownRequest
 
 
 class FirstMessage(NamedTuple):
@@ -106,13 +106,6 @@ def capabilities_of_session(session_id: str) -> frozenset[str]:
     flags = int(session_id[:_NUM_FLAG_DIGITS], 16) if is_id else 0
     return frozenset(name for at, name in enumerate(_OPTIONAL) if flags >> at & 1)
 
-
-_LOG = logging.getLogger(__name__)
-
-_REFUSAL = (
-    "clients may not shut this endpoint down; its operator can allow it with allow_shutdown=True "
-    "(--allow-shutdown)"
-)
 
 Join = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[None]]
 """Serves a session, and writes its responses itself: a generator costs each of them more."""
@@ -249,7 +242,7 @@ class HandshakeService:
         return frames.pack_handshake_response(answer)
 
     async def shutdown(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Stop the endpoint, after the answer, if the operator allows it."""
+        """Answer a Shutdown (``server.shutdown``), and stop the endpoint if that is allowed."""
         generation = self._generation(attrgetter("is_shutdown"), data)
         frames = self._frames[generation]
         request = parsed(frames.parse_shutdown_request, data)
@@ -257,17 +250,9 @@ class HandshakeService:
         if isinstance(request, CodecError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(request))
             raise AssertionError("abort raises")
-        reason = request.reason
-        stop = self._options.shutdown
-        if stop is None or generation in self._disabled:
-            _LOG.info("a client's Shutdown was refused (reason given: %.200r)", reason)
-            message = self._disabled.get(generation, _REFUSAL)
-            return frames.pack_shutdown_response(accepted=False, message=message)
-        _LOG.warning("a client's Shutdown stops the endpoint (reason given: %.200r)", reason)
-        context.add_done_callback(lambda _: stop())
-        return frames.pack_shutdown_response(
-            accepted=True, message="stopping after the outstanding requests"
-        )
+        obstacle = self._disabled.get(generation, "")
+        answer = answer_shutdown(request, context, self._options.shutdown, obstacle)
+        return frames.pack_shutdown_response(accepted=answer.accepted, message=answer.message)
 
     def capabilities_of(self, context: grpc.aio.ServicerContext) -> frozenset[str]:
         """Return the capabilities of the client of a Join; none if it has not shaken hands."""

@@ -34,7 +34,7 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import value_pb2
 from rlmesh_ray.wire.rlmesh_v1 import values
-from rlmesh_ray.wire.rlmesh_v1.shutdown import ShutdownResponse
+from rlmesh_ray.wire.rlmesh_v1.handshake import ShutdownResponse
 from tests.compliance.tampering import Abort, Sabotage
 
 NUM_LANES = 2

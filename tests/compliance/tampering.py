@@ -17,7 +17,7 @@ from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.protocol.messages import MalformedRequest
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
-from rlmesh_ray.wire.rlmesh_v1.shutdown import ShutdownResponse
+from rlmesh_ray.wire.rlmesh_v1.handshake import ShutdownResponse
 from tests.loopback.ports import plain_channel
 
 SERVICES: dict[str, tuple[str, ModuleType]] = {

@@ -13,7 +13,7 @@ import pytest
 from rlmesh_ray import EnvServer, ModelServer
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.compliance import suite
-from rlmesh_ray.compliance.findings import Finding
+from rlmesh_ray.compliance.checks import Finding
 from rlmesh_ray.compliance.model_subject import ModelSubject
 from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS, check_model
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse

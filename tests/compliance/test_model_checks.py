@@ -13,8 +13,8 @@ from gymnasium import spaces
 from rlmesh_ray import EnvServer, ModelServer
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.remote_model import contract_of
+from rlmesh_ray.compliance.checks import Finding, Verdict
 from rlmesh_ray.compliance.env_subject import EnvSubject
-from rlmesh_ray.compliance.findings import Finding, Verdict
 from rlmesh_ray.compliance.model_subject import ModelSubject
 from rlmesh_ray.compliance.observation_cases import rows, varied
 from rlmesh_ray.compliance.suite import check_env_clause, check_model, check_model_clause

@@ -22,7 +22,7 @@ from rlmesh_ray.protocol.messages import CloseModel, Configure, EnvFailed, Reset
 from rlmesh_ray.protocol.versions import EDITION_NAME, PROTOCOL_V1
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_env
 from rlmesh_ray.wire.rlmesh_v1 import model as edition_model
-from rlmesh_ray.wire.rlmesh_v1.shutdown import ShutdownResponse
+from rlmesh_ray.wire.rlmesh_v1.handshake import ShutdownResponse
 from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import ENV_JOIN, MODEL_JOIN, RawJoin
 from tests.loopback.released_join import ReleasedJoin, shake_hands

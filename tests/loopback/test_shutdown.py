@@ -21,7 +21,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.errors import EndpointError
-from rlmesh_ray.wire.rlmesh_v1.shutdown import (
+from rlmesh_ray.wire.rlmesh_v1.handshake import (
     ShutdownResponse,
     pack_shutdown_request,
     parse_shutdown_response,

@@ -26,11 +26,12 @@ from rlmesh_ray.cli.options.common import (
     TlsKey,
     TokenFile,
     client_tls,
+    non_negative_s,
     parse_env_kwargs,
+    positive_s,
     read_token,
     search_current_folder,
 )
-from rlmesh_ray.cli.options.duration_params import non_negative_s, positive_s
 from rlmesh_ray.cli.views.episodes_file import episodes_file
 from rlmesh_ray.cli.views.evaluation_view import EvaluationView, show_result
 from rlmesh_ray.errors import (

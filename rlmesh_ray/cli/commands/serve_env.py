@@ -23,11 +23,11 @@ from rlmesh_ray.cli.options.common import (
     TokenFile,
     ValidationChoice,
     client_tls,
+    non_negative_s,
     parse_env_kwargs,
     read_token,
     search_current_folder,
 )
-from rlmesh_ray.cli.options.duration_params import non_negative_s
 from rlmesh_ray.cli.options.serving import (
     AcceptedTexts,
     AddressToListen,

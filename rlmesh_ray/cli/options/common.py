@@ -16,12 +16,14 @@ import typer
 from rlmesh_ray.auth import token_file
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import seconds_problem
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ClientTls
 
 TOKEN_VARIABLE = "RLMESH_RAY_TOKEN"
+_DAY_S = 86_400.0
 
 # The groups of options in --help, in the order in which commands name their options.
 ENVIRONMENT = "Environment"
@@ -227,3 +229,40 @@ def search_current_folder(env: str) -> None:
     here = os.getcwd()
     if ":" in env and here not in sys.path:
         sys.path.insert(0, here)
+
+
+# Checks of options in seconds: typer's ``min`` would accept infinity and NaN.
+def positive_s(value: float | None) -> float | None:
+    """Return a finite number above 0, or None as it is.
+
+    Raises:
+        typer.BadParameter: The number is out of range.
+    """
+    return _checked(value, allow_zero=False)
+
+
+def non_negative_s(value: float | None) -> float | None:
+    """Return a finite number of 0 or more, or None as it is.
+
+    Raises:
+        typer.BadParameter: The number is out of range.
+    """
+    return _checked(value, allow_zero=True)
+
+
+def at_most_a_day_s(value: float | None) -> float | None:
+    """Return a finite number from 0 to the seconds of a day, or None as it is.
+
+    Raises:
+        typer.BadParameter: The number is out of range.
+    """
+    if value is not None and value > _DAY_S:
+        raise typer.BadParameter(f"{value} is more than {_DAY_S:g} seconds, a day")
+    return non_negative_s(value)
+
+
+def _checked(value: float | None, *, allow_zero: bool) -> float | None:
+    problem = "" if value is None else seconds_problem(value, allow_zero=allow_zero)
+    if problem:
+        raise typer.BadParameter(f"{value} {problem}")
+    return value

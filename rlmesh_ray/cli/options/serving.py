@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlmesh_ray.cli.options.common import LIMITS, SECURITY, SERVING, require_alone
-from rlmesh_ray.cli.options.duration_params import positive_s
+from rlmesh_ray.cli.options.common import LIMITS, SECURITY, SERVING, positive_s, require_alone
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
 if TYPE_CHECKING:

@@ -34,6 +34,10 @@ from rlmesh_ray.wire.rlmesh_v1.fast_step_codec import (
     pack_step_done,
     parse_step_done,
 )
+from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_request as pack_shutdown_request
+from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_response as pack_shutdown_response
+from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_request as parse_shutdown_request
+from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_response as parse_shutdown_response
 from rlmesh_ray.wire.rlmesh_v1.meta import (
     MAX_BYTES,
     MetaBudget,
@@ -41,10 +45,6 @@ from rlmesh_ray.wire.rlmesh_v1.meta import (
     decode_peer_meta,
     encode_meta,
 )
-from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_request as pack_shutdown_request
-from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_response as pack_shutdown_response
-from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_request as parse_shutdown_request
-from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_response as parse_shutdown_response
 
 # --- the server's side of Join ---------------------------------------------------------
 

@@ -1,9 +1,14 @@
-"""Conversion of handshake messages, which differ between the services in field numbers only."""
+"""Messages of Handshake and Shutdown, which EnvService and ModelService share.
+
+Handshake messages differ between the services in field numbers only, Shutdown frames in nothing.
+"""
+
+from dataclasses import dataclass
 
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2 as model_pb
-from rlmesh_ray.wire.protobuf import as_utf8
+from rlmesh_ray.wire.protobuf import as_utf8, parse
 
 AnyRequest = env_pb.HandshakeRequest | model_pb.HandshakeRequest
 AnyResponse = env_pb.HandshakeResponse | model_pb.HandshakeResponse
@@ -67,3 +72,40 @@ def fill_response(message: AnyResponse, answer: HandshakeResponse) -> None:
     message.selected_edition_spec_sha256 = answer.spec_sha256
     message.selected_edition_status = answer.status
     message.error_message = as_utf8(answer.error_message)
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownRequest:
+    """ShutdownRequest of the edition: ask an endpoint to stop."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownResponse:
+    """ShutdownResponse of the edition: whether the endpoint will stop."""
+
+    accepted: bool
+    message: str = ""
+
+
+def parse_shutdown_request(data: bytes) -> ShutdownRequest:
+    """Return the request in ``data``. Raises CodecError where it is none."""
+    return ShutdownRequest(parse(env_pb.ShutdownRequest, data).reason)
+
+
+def pack_shutdown_request(reason: str = "") -> bytes:
+    """Return the frame of a ShutdownRequest."""
+    return env_pb.ShutdownRequest(reason=as_utf8(reason)).SerializeToString()
+
+
+def parse_shutdown_response(data: bytes) -> ShutdownResponse:
+    """Return the response in ``data``. Raises CodecError where it is none."""
+    message = parse(env_pb.ShutdownResponse, data)
+    return ShutdownResponse(message.accepted, message.message)
+
+
+def pack_shutdown_response(*, accepted: bool, message: str = "") -> bytes:
+    """Return the frame of a ShutdownResponse."""
+    response = env_pb.ShutdownResponse(accepted=accepted, message=as_utf8(message))
+    return response.SerializeToString()

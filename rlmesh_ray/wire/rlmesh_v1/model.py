@@ -31,10 +31,10 @@ from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2
 from rlmesh_ray.wire.protobuf import as_utf8, field, parse, value_head, varint
 from rlmesh_ray.wire.rlmesh_v1 import handshake
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
-from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_request as pack_shutdown_request
-from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_response as pack_shutdown_response
-from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_request as parse_shutdown_request
-from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_response as parse_shutdown_response
+from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_request as pack_shutdown_request
+from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_response as pack_shutdown_response
+from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_request as parse_shutdown_request
+from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_response as parse_shutdown_response
 from rlmesh_ray.wire.rlmesh_v1.telemetry import pack_telemetry, read_telemetry
 
 MAX_SLOTS = 2**16

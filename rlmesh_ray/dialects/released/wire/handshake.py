@@ -9,7 +9,7 @@ from rlmesh_ray.wire._pb.rlmesh_wire.core.v1 import handshake_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import service_pb2 as model_pb
 from rlmesh_ray.wire.protobuf import as_utf8, parse
-from rlmesh_ray.wire.rlmesh_v1.shutdown import ShutdownRequest, ShutdownResponse
+from rlmesh_ray.wire.rlmesh_v1.handshake import ShutdownRequest, ShutdownResponse
 
 AnyRequest = env_pb.HandshakeRequest | model_pb.HandshakeRequest
 AnyResponse = env_pb.HandshakeResponse | model_pb.HandshakeResponse
