@@ -22,8 +22,7 @@ from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
 from rlmesh_ray.cli.log_setup import quiet_rllib, set_up
 from rlmesh_ray.cli.options.common import TOKEN_VARIABLE
 from rlmesh_ray.cli.signals import interrupt_on_sigterm
-from rlmesh_ray.cli.views.eta import StopCriteria, format_duration
-from rlmesh_ray.cli.views.training_view import TrainingView
+from rlmesh_ray.cli.views.training_view import StopCriteria, TrainingView, format_duration
 from rlmesh_ray.errors import RlmeshError
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.transport.direct_connection import DirectConnection
 from rlmesh_ray.transport.direct_connector import DirectConnector
-from rlmesh_ray.transport.tcp import KEY_BYTES, TICKET_ID_BYTES, Ticket
+from rlmesh_ray.transport.tickets import KEY_BYTES, TICKET_ID_BYTES, Ticket
 from rlmesh_ray.wire import lane_calls_v1, transport_v1
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 

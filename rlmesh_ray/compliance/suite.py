@@ -6,12 +6,12 @@ from functools import partial
 from typing import TypeVar
 
 from rlmesh_ray.compliance import (
-    env_close_and_errors,
-    env_episodes,
-    env_reset_and_step,
-    env_values,
-    model_requests,
-    session_establishment,
+    env_close_and_error_checks,
+    env_episode_checks,
+    env_request_checks,
+    env_value_checks,
+    handshake_and_shutdown_checks,
+    model_checks,
 )
 from rlmesh_ray.compliance.checks import (
     Check,
@@ -44,15 +44,15 @@ def _gathered(parts: list[CheckRegistry[SubjectT]]) -> Mapping[str, Check[Subjec
 
 ENV_CHECKS = _gathered(
     [
-        session_establishment.ENV,
-        env_reset_and_step.ENV,
-        env_episodes.ENV,
-        env_close_and_errors.ENV,
-        env_values.ENV,
+        handshake_and_shutdown_checks.ENV,
+        env_request_checks.ENV,
+        env_episode_checks.ENV,
+        env_close_and_error_checks.ENV,
+        env_value_checks.ENV,
     ]
 )
 """Checks of an EnvService by clause, in the order in which they run."""
-MODEL_CHECKS = _gathered([session_establishment.MODEL, model_requests.MODEL])
+MODEL_CHECKS = _gathered([handshake_and_shutdown_checks.MODEL, model_checks.MODEL])
 """Checks of a ModelService by clause, in the order in which they run."""
 
 

@@ -1,4 +1,4 @@
-"""The gRPC service that issues tickets for direct TCP connections to workers (TransportService)."""
+"""The gRPC service that hands out tickets for direct TCP connections, TransportService."""
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc

@@ -5,8 +5,8 @@ the abstract namespace: it leaves no file, and only processes of this network na
 client that receives descriptors there is on this machine. It authenticates by its session id, which
 it has from its handshake, and which cannot be guessed.
 
-TCP: the endpoint listens on another port. A client authenticates by a ticket (``transport.tcp``)
-that it has requested by gRPC.
+TCP: the endpoint listens on another port. A client authenticates by a ticket (``tickets``) that it
+has requested by gRPC.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ import hmac
 import logging
 import secrets
 import socket
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.transport import shared_memory, tcp
 from rlmesh_ray.transport.authenticating_listener import AuthenticatingListener, read_exactly
 from rlmesh_ray.transport.direct_handle import DirectHandle
+from rlmesh_ray.transport.tickets import PROOF_BYTES, Ticket, TicketIssuer
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,7 +32,6 @@ CloseDirect = Callable[[], Awaitable[None]]
 """Closes a session's direct connection, if any, after the step in progress."""
 
 _HELLO_TIMEOUT_S = 5.0
-_TICKET_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +66,6 @@ class _RegisteredSession:
             self.is_waiting = False
 
 
-@dataclass(frozen=True, slots=True)
-class _IssuedTicket:
-    ticket: tcp.Ticket
-    session_id: str
-    timeout_ms: int
-    until_s: float
-
-
 class ConnectionBroker:
     """Opens direct connections for the clients of open sessions. For the serving loop.
 
@@ -89,7 +80,7 @@ class ConnectionBroker:
         )
         self._listener = listener
         self._open: dict[str, _RegisteredSession] = {}
-        self._issued: dict[bytes, _IssuedTicket] = {}
+        self._tickets = TicketIssuer(listener.endpoint if listener is not None else "")
         self._listeners: list[AuthenticatingListener] = []
 
     @property
@@ -127,7 +118,7 @@ class ConnectionBroker:
         """Stop listening, and close all direct connections after their steps. Idempotent."""
         for listener in self._listeners:
             listener.stop()
-        self._issued.clear()
+        self._tickets.clear()
         await asyncio.gather(*(session.close_direct() for session in self._open.values()))
 
     def open(
@@ -144,7 +135,7 @@ class ConnectionBroker:
 
         return close
 
-    def issue_ticket(self, session_id: str, timeout_ms: int) -> tcp.Ticket | None:
+    def issue_ticket(self, session_id: str, timeout_ms: int) -> Ticket | None:
         """Return a ticket for one connection, replacing an older one; None: no such session.
 
         Args:
@@ -153,17 +144,7 @@ class ConnectionBroker:
         """
         if self._listener is None or session_id not in self._open:
             return None
-        now_s = time.monotonic()
-        self._issued = {
-            ticket_id: issued
-            for ticket_id, issued in self._issued.items()
-            if issued.session_id != session_id and issued.until_s > now_s
-        }
-        ticket = tcp.new_ticket(self._listener.endpoint)
-        self._issued[ticket.ticket_id] = _IssuedTicket(
-            ticket, session_id, timeout_ms, now_s + _TICKET_S
-        )
-        return ticket
+        return self._tickets.issue(session_id, timeout_ms)
 
     async def _accept_local(
         self, client: socket.socket, mark_authenticated: Callable[[], None]
@@ -189,13 +170,13 @@ class ConnectionBroker:
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
             hello = await read_exactly(client, tcp.HELLO_BYTES)
             ticket_id, client_nonce = tcp.parse_hello(hello)
-            issued = self._issued.pop(ticket_id, None)
-            if issued is None or issued.until_s < time.monotonic():
+            issued = self._tickets.take(ticket_id)
+            if issued is None:
                 return
             mark_authenticated()
             nonce = secrets.token_bytes(tcp.NONCE_BYTES)
             client.send(nonce + issued.ticket.proof(b"endpoint", client_nonce, nonce))
-            proof = await read_exactly(client, tcp.PROOF_BYTES)
+            proof = await read_exactly(client, PROOF_BYTES)
         if not hmac.compare_digest(proof, issued.ticket.proof(b"client", client_nonce, nonce)):
             return
         session = self._open.get(issued.session_id)

@@ -23,6 +23,7 @@ from rlmesh_ray.transport import shared_memory as wire
 from rlmesh_ray.transport import tcp
 from rlmesh_ray.transport.shared_memory import EventfdSocket
 from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers, size_bytes
+from rlmesh_ray.transport.tickets import Ticket
 from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.rlmesh_v1.limits import max_response_bytes
 
@@ -123,7 +124,7 @@ class DirectConnection:
         cls,
         host: str,
         port: int,
-        ticket: tcp.Ticket,
+        ticket: Ticket,
         timeout_ms: int,
         contract: EnvContract,
         spin: bool | None,

@@ -14,6 +14,7 @@ from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport import tcp
 from rlmesh_ray.transport.direct_connection import DirectConnection, is_reachable
+from rlmesh_ray.transport.tickets import Ticket
 
 _LOG = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class DirectConnector:
         address: str,
         *,
         transport: str,
-        request_ticket: Callable[[float], tcp.Ticket],
+        request_ticket: Callable[[float], Ticket],
         spin: bool | None,
     ) -> None:
         wanted = allowed_transports(transport)

@@ -2,7 +2,7 @@
 
 It makes a direct connection (``direct_frames``) between a client and its env worker on different
 machines. The capability's value is a port on the endpoint's host. For each connection the client
-requests a ``Ticket`` by gRPC; both sides prove that they have its key, without sending it:
+requests a ticket by gRPC (``tickets``); both sides prove that they have its key, not sending it:
 
 * Greeting, client to endpoint: the protocol's name, the ticket's id and the client's nonce.
 * Endpoint to client: its nonce, and its proof. Client to endpoint: the client's proof.
@@ -18,18 +18,14 @@ import socket
 import struct
 import sys
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 from rlmesh_ray.options import KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S, TCP
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.transport.direct_frames import DirectSocket, send_all
+from rlmesh_ray.transport.tickets import PROOF_BYTES, PROTOCOL, TICKET_ID_BYTES, Ticket
 
-PROTOCOL = b"rlmesh-ray-tcp1\n"
 NONCE_BYTES = 16
-KEY_BYTES = 32
-TICKET_ID_BYTES = 16
-PROOF_BYTES = 32
 ACCEPTED = b"\1"
 
 _HELLO = struct.Struct(f"{len(PROTOCOL)}s{TICKET_ID_BYTES}s{NONCE_BYTES}s")
@@ -45,34 +41,6 @@ IS_SUPPORTED = (
     hasattr(socket, "MSG_DONTWAIT") and hasattr(select, "poll") and sys.byteorder == "little"
 )
 """Whether the system has MSG_DONTWAIT and poll (Windows has not), and is little endian."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """A short-lived credential for one connection."""
-
-    ticket_id: bytes
-    key: bytes = field(repr=False)
-    endpoint: str
-    """Id and incarnation of the endpoint that issued it."""
-
-    def proof(self, role: bytes, client_nonce: bytes, endpoint_nonce: bytes) -> bytes:
-        """Return the HMAC with which one side proves that it has the key.
-
-        Args:
-            role: ``b"client"`` or ``b"endpoint"``.
-            client_nonce: The client's nonce for this connection.
-            endpoint_nonce: The endpoint's nonce for this connection.
-        """
-        text = b"\0".join(
-            (PROTOCOL, role, self.ticket_id, self.endpoint.encode(), client_nonce + endpoint_nonce)
-        )
-        return hmac.digest(self.key, text, "sha256")
-
-
-def new_ticket(endpoint: str) -> Ticket:
-    """Return a ticket with a random id and key."""
-    return Ticket(secrets.token_bytes(TICKET_ID_BYTES), secrets.token_bytes(KEY_BYTES), endpoint)
 
 
 def parse_hello(data: bytes) -> tuple[bytes, bytes]:

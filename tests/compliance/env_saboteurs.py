@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlmesh_ray.compliance.env_values import WARNING_KEY
+from rlmesh_ray.compliance.env_value_checks import WARNING_KEY
 from rlmesh_ray.compliance.probe import ACTION_SPACE, OBSERVATION_SPACE
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import capabilities

@@ -31,7 +31,7 @@ from rlmesh_ray.server.env_options import bound_sockets
 from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.transport import connection_broker, direct_connector, tcp
+from rlmesh_ray.transport import direct_connector, tcp, tickets
 from rlmesh_ray.transport import direct_frames as frames
 from rlmesh_ray.transport.direct_step_server import DirectStepServer
 from rlmesh_ray.transport.session_progress import SessionProgress
@@ -214,7 +214,7 @@ def said(port: int, *words: bytes) -> bytes:
 
 
 def greeting(ticket_id: bytes) -> bytes:
-    return tcp.PROTOCOL + ticket_id + secrets.token_bytes(tcp.NONCE_BYTES)
+    return tickets.PROTOCOL + ticket_id + secrets.token_bytes(tcp.NONCE_BYTES)
 
 
 def test_strangers_are_hung_up_on_and_cost_nothing() -> None:
@@ -227,17 +227,17 @@ def test_strangers_are_hung_up_on_and_cost_nothing() -> None:
         assert (
             said(port, b"GET / HTTP/1.1\r\nHost: somewhere.example\r\nAccept: */*\r\n\r\n") == b""
         )
-        assert said(port, greeting(secrets.token_bytes(tcp.TICKET_ID_BYTES))) == b""
+        assert said(port, greeting(secrets.token_bytes(tickets.TICKET_ID_BYTES))) == b""
         ticket = client._direct_connector._request_ticket(30.0)
-        heard = said(port, greeting(ticket.ticket_id), secrets.token_bytes(tcp.PROOF_BYTES))
-        assert len(heard) == tcp.NONCE_BYTES + tcp.PROOF_BYTES  # of the endpoint, and no word more
+        heard = said(port, greeting(ticket.ticket_id), secrets.token_bytes(tickets.PROOF_BYTES))
+        assert len(heard) == tcp.NONCE_BYTES + tickets.PROOF_BYTES  # and no more
         assert said(port, greeting(ticket.ticket_id)) == b""  # a ticket is good for one try
         assert array(client.step(NOTHING)).item() == 2
         client.close()
 
 
 def test_a_ticket_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_broker, "_TICKET_S", -1.0)
+    monkeypatch.setattr(tickets, "_TICKET_S", -1.0)
     with served(Lifelike, "shared_memory") as client:
         port = int(client.answer.capabilities[capabilities.DIRECT_TCP])
         with pytest.raises(OSError, match="hung up"):
@@ -262,14 +262,14 @@ def test_a_client_shows_nothing_to_another_endpoint() -> None:
     def pretend(listener: socket.socket) -> None:
         with listener.accept()[0] as peer:
             peer.recv(tcp.HELLO_BYTES, socket.MSG_WAITALL)
-            peer.sendall(secrets.token_bytes(tcp.NONCE_BYTES + tcp.PROOF_BYTES))
+            peer.sendall(secrets.token_bytes(tcp.NONCE_BYTES + tickets.PROOF_BYTES))
             heard.append(peer.recv(1024))
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pretending = threading.Thread(target=pretend, args=(listener,))
         pretending.start()
         with pytest.raises(OSError, match="is another endpoint"):
-            tcp.connect("127.0.0.1", listener.getsockname()[1], tcp.new_ticket("theirs"), 30.0)
+            tcp.connect("127.0.0.1", listener.getsockname()[1], tickets.new_ticket("theirs"), 30.0)
         pretending.join()
 
     assert heard == [b""]

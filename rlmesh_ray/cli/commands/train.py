@@ -33,7 +33,7 @@ from rlmesh_ray.cli.options.common import (
 )
 from rlmesh_ray.cli.options.hyperparameter_args import parse_settings, read_settings_file
 from rlmesh_ray.cli.signals import INTERRUPTED, interrupts_noted
-from rlmesh_ray.cli.views.eta import StopCriteria, format_duration
+from rlmesh_ray.cli.views.training_view import StopCriteria, format_duration
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address
 

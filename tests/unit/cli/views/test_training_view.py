@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.views.eta import StopCriteria
-from rlmesh_ray.cli.views.training_view import TrainingView
+from rlmesh_ray.cli.views.training_view import StopCriteria, TrainingView
 
 Capture = pytest.CaptureFixture[str]
 

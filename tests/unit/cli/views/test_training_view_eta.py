@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from rlmesh_ray.cli.views.eta import IterationSample, StopCriteria, eta_s, format_duration
+from rlmesh_ray.cli.views.training_view import IterationSample, StopCriteria, eta_s, format_duration
 
 
 def rising(num: int, per_iteration: float = 10.0, seconds: float = 2.0) -> list[IterationSample]:

@@ -1,10 +1,11 @@
-"""Checks of "Ordering", "Vectorization", "Reset" and "Step"."""
+"""Checks of "Ordering", "Vectorization", "Reset" and "Step", and of Render."""
 
 from collections import Counter
 from contextlib import suppress
 
 import numpy as np
 
+from rlmesh_ray.client.png import decode_png
 from rlmesh_ray.compliance.action_cases import packed_rest
 from rlmesh_ray.compliance.checks import CheckRegistry, ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.env_subject import (
@@ -21,6 +22,7 @@ from rlmesh_ray.protocol.messages import (
     EnvFailed,
     EnvResponse,
     Render,
+    Rendered,
     Reset,
     ResetDone,
     Step,
@@ -273,6 +275,27 @@ def env_indices_of_a_step_are_refused(subject: EnvSubject) -> None:
         action = packed_rest(subject.contract)
         request = Step(session.new_id(), action, env_indices=(0,))
         session.refused(request, "of some lanes")
+
+
+@ENV.holds("render.frame")
+def render_gives_a_frame_where_the_mode_has_one(subject: EnvSubject) -> None:
+    """``rgb_array`` has frames after a Reset; without a mode there is none."""
+    mode = subject.contract.render_mode
+    with subject.session() as session:
+        session.reset()
+        response = session.ask(Render(session.new_id()))
+    if not isinstance(response, Rendered):
+        raise ClauseBroken(f"Render is answered with {type(response).__name__}")
+    if mode == "rgb_array":
+        require(response.png is not None, "the mode is rgb_array, but there is no frame")
+        try:
+            decode_png(response.png or b"")
+        except (OSError, SyntaxError, ValueError) as error:  # as Pillow reports it
+            raise ClauseBroken(f"the frame is no PNG: {error}") from error
+    elif mode:
+        raise ClauseNotObservable(f"what mode {mode!r} draws is not known here")
+    else:
+        require(response.png is None, "there is no render mode, but a frame")
 
 
 def _pipeline(subject: EnvSubject, session: RawEnvSession) -> tuple[list[str], list[EnvResponse]]:

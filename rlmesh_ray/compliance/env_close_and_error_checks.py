@@ -1,11 +1,10 @@
-"""Checks of "Render and Close" and of "Timeouts and Errors"."""
+"""Checks of Close and of "Timeouts and Errors"."""
 
 import time
 
 import numpy as np
 
-from rlmesh_ray.client.png import decode_png
-from rlmesh_ray.compliance.checks import CheckRegistry, ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.checks import CheckRegistry, ClauseBroken, require
 from rlmesh_ray.compliance.env_subject import EnvSubject, RawEnvSession
 from rlmesh_ray.compliance.probe import SLEEP_S, ProbeCommand
 from rlmesh_ray.errors import EndpointLostError
@@ -14,7 +13,6 @@ from rlmesh_ray.protocol.messages import (
     Closed,
     EnvErrorCode,
     Render,
-    Rendered,
     Reset,
     Step,
 )
@@ -25,27 +23,6 @@ _TIMEOUT_MS = 300
 # Well before the environment wakes; a busy machine answers late.
 _LATE_S = 0.9
 """Longest time from the deadline to its response, network included."""
-
-
-@ENV.holds("render.frame")
-def render_gives_a_frame_where_the_mode_has_one(subject: EnvSubject) -> None:
-    """``rgb_array`` has frames after a Reset; without a mode there is none."""
-    mode = subject.contract.render_mode
-    with subject.session() as session:
-        session.reset()
-        response = session.ask(Render(session.new_id()))
-    if not isinstance(response, Rendered):
-        raise ClauseBroken(f"Render is answered with {type(response).__name__}")
-    if mode == "rgb_array":
-        require(response.png is not None, "the mode is rgb_array, but there is no frame")
-        try:
-            decode_png(response.png or b"")
-        except (OSError, SyntaxError, ValueError) as error:  # as Pillow reports it
-            raise ClauseBroken(f"the frame is no PNG: {error}") from error
-    elif mode:
-        raise ClauseNotObservable(f"what mode {mode!r} draws is not known here")
-    else:
-        require(response.png is None, "there is no render mode, but a frame")
 
 
 @ENV.holds("close.answer")
