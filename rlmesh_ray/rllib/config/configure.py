@@ -32,9 +32,9 @@ from rlmesh_ray.rllib.config.endpoint_sources import (
     find_endpoints,
 )
 from rlmesh_ray.rllib.config.learner_threads import thread_warnings
+from rlmesh_ray.rllib.config.num_envs_per_runner import RunnerSpec, assign_sessions
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, Access, RolloutPlan
 from rlmesh_ray.rllib.config.runner_choice import RunnerChoice, choose_runner
-from rlmesh_ray.rllib.config.session_layout import RunnerSpec, assign_sessions
 from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, config_ineligibility
 from rlmesh_ray.rllib.runner.sample_recording import require_recordable
 from rlmesh_ray.rllib.runner.session_recovery import raise_for_broken_environment

@@ -16,18 +16,14 @@ from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.rllib.config.cluster_capacity import actor_groups
 from rlmesh_ray.rllib.config.config_warnings import ASSUMED_MAX_SESSIONS
+from rlmesh_ray.rllib.config.num_envs_per_runner import RunnerSpec, assign_sessions, num_envs_for
 from rlmesh_ray.rllib.config.rollout_plan import (
     Access,
     CombinedResolver,
     EndpointResolver,
     FixedAddressResolver,
-    require_next_step,
-)
-from rlmesh_ray.rllib.config.session_layout import (
-    RunnerSpec,
-    assign_sessions,
     max_sessions_per_endpoint,
-    num_envs_for,
+    require_next_step,
 )
 from rlmesh_ray.spaces.contract import EnvContract, require_same_contract
 
