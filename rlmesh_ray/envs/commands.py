@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlmesh_ray.protocol.episodes import EpisodeStart
+from rlmesh_ray.protocol.failure_effects import Failure
 from rlmesh_ray.protocol.messages import Infos
-from rlmesh_ray.protocol.outcomes import Failure
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlmesh_ray.envs.commands import CallReply, Outcome, ResetReply, StepReply
 from rlmesh_ray.envs.worker_channel import encode
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.bounded_repr import (
     CONTAINERS,
     LEFT_OUT_KEY,

@@ -51,7 +51,7 @@ from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.polling import AdaptivePoller, use_batch_scheduling
 from rlmesh_ray.protocol.episodes import EpisodeStart
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport.anonymous_memory import map_progress
 from rlmesh_ray.transport.exactly_once import ExecutionDecision, WorkerSide

@@ -27,7 +27,7 @@ from rlmesh_ray.envs.compact_frames import command_frame
 from rlmesh_ray.envs.env_source import EnvSource
 from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode

@@ -23,6 +23,7 @@ from rlmesh_ray.errors import (
     RlmeshError,
 )
 from rlmesh_ray.protocol import capabilities as names
+from rlmesh_ray.protocol.failure_effects import NOT_STARTED
 from rlmesh_ray.protocol.handshake import quoted
 from rlmesh_ray.protocol.messages import (
     Configured,
@@ -33,7 +34,6 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     StepDone,
 )
-from rlmesh_ray.protocol.outcomes import NOT_STARTED
 
 ResponseT = TypeVar("ResponseT", Configured, ResetDone, StepDone, Rendered)
 

@@ -1,4 +1,4 @@
-"""Rules of env streams, by dialect: the legal requests of each state, and the effect of a failure.
+"""Rules of env streams, by dialect: the legal requests of each state, and further differences.
 
 The dialects share the states and ``env_session``. Differences in meaning are data here; no other
 code depends on the dialect of a stream.
@@ -8,15 +8,14 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlmesh_ray.protocol.failure_effects import EDITION_FAILURES, Consequence, FailureKind
 from rlmesh_ray.protocol.messages import (
     Close,
-    EnvErrorCode,
     Render,
     Request,
     Reset,
     Step,
 )
-from rlmesh_ray.protocol.outcomes import FailureKind
 
 
 class SessionState(enum.Enum):
@@ -52,26 +51,6 @@ EDITION_REQUESTS: Requests = {
 }
 
 
-class Effect(enum.Enum):
-    """Effect of a failure on the session."""
-
-    NONE = enum.auto()
-    INTERRUPT = enum.auto()
-    """The episodes of all lanes end; a Reset starts new ones."""
-    INTERRUPT_OWN = enum.auto()
-    """The episodes of the request's lanes end; the other lanes go on."""
-    ABANDON = enum.auto()
-    """The session ends: the error is non-recoverable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Consequence:
-    """Error code and effect of a kind of failure."""
-
-    code: EnvErrorCode
-    effect: Effect
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvRules:
     """The rules of one dialect."""
@@ -100,17 +79,4 @@ class EnvRules:
     """Whether the stream ends after a non-recoverable error."""
 
 
-# Edition 2026.06: "Timeouts and Errors", and "Structural conformance" for BAD_ACTION and
-# BAD_OBSERVATION.
-EDITION_2026_06_RULES = EnvRules(
-    requests=EDITION_REQUESTS,
-    failures={
-        FailureKind.TIMEOUT: Consequence(EnvErrorCode.TIMEOUT, Effect.INTERRUPT),
-        FailureKind.CRASHED: Consequence(EnvErrorCode.CRASHED, Effect.INTERRUPT),
-        FailureKind.RAISED: Consequence(EnvErrorCode.INTERNAL, Effect.INTERRUPT),
-        FailureKind.BAD_ACTION: Consequence(EnvErrorCode.INVALID_ACTION, Effect.ABANDON),
-        FailureKind.BAD_OBSERVATION: Consequence(EnvErrorCode.INTERNAL, Effect.ABANDON),
-        FailureKind.BAD_REQUEST: Consequence(EnvErrorCode.INVALID_ACTION, Effect.NONE),
-        FailureKind.OUT_OF_ORDER: Consequence(EnvErrorCode.INTERNAL, Effect.ABANDON),
-    },
-)
+EDITION_2026_06_RULES = EnvRules(requests=EDITION_REQUESTS, failures=EDITION_FAILURES)

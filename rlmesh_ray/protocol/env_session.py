@@ -1,7 +1,7 @@
 """Request ordering and episode accounting of one env stream, server side. Sans-I/O.
 
-Rule 1: the legal requests of each state and the effects of failures are in the dialect's rules
-(``env_rules``), and nowhere else.
+Rule 1: the legal requests of each state are in the dialect's rules (``env_rules``), the effects of
+failures in ``failure_effects``, and nowhere else.
 Rule 2: check, then act: a refused request changes nothing.
 Rule 3: nothing here blocks, reads a clock, logs, or decodes a payload.
 
@@ -10,17 +10,18 @@ executes ``pending`` and passes its outcome to ``complete``, which returns the r
 Requests are processed one at a time, in arrival order (edition 2026.06, "Ordering").
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, Effect, EnvRules, SessionState
+from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, EnvRules, SessionState
 from rlmesh_ray.protocol.episodes import (
     EpisodeCounterSource,
     EpisodeStart,
     EpisodeTracker,
     SupersededEpisodes,
 )
+from rlmesh_ray.protocol.failure_effects import Effect, Failure
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -31,6 +32,7 @@ from rlmesh_ray.protocol.messages import (
     EnvRequest,
     EnvResponse,
     EpisodeRecord,
+    Infos,
     MalformedRequest,
     Render,
     Rendered,
@@ -40,18 +42,49 @@ from rlmesh_ray.protocol.messages import (
     Step,
     StepDone,
 )
-from rlmesh_ray.protocol.outcomes import (
-    EnvOutcome,
-    Failure,
-    RenderOutcome,
-    ResetOutcome,
-    StepOutcome,
-)
 from rlmesh_ray.protocol.request_validation import InvalidRequest, RequestValidator
 
 __all__ = ["EnvSession", "SessionState"]
 
 _MAX_SUPERSEDED = 100  # records of episodes that Resets have ended, before a Step takes them
+
+
+@dataclass(frozen=True, slots=True)
+class ResetOutcome:
+    """The lanes were reset."""
+
+    observation: bytes
+    """A batch over all lanes, encoded by the dialect; with ``EnvRules.narrows_replies`` over those
+    that were reset."""
+    infos: Infos
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """The lanes were stepped; every sequence has one entry for each stepped lane."""
+
+    observation: bytes
+    rewards: Sequence[float]
+    terminated: bytes
+    """One byte for each lane, nonzero means set."""
+    truncated: bytes
+    """One byte for each lane, nonzero means set."""
+    infos: Infos
+    final_infos: Mapping[int, Infos] = field(default_factory=dict)
+    """By lane: the last infos of each episode that ended on this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOutcome:
+    """The lanes were rendered."""
+
+    png: bytes | None
+    """None: the environment has no frame."""
+    took_s: float = 0.0
+    """Duration of the call."""
+
+
+EnvOutcome = ResetOutcome | StepOutcome | RenderOutcome | Failure
 
 
 class EnvSession:
@@ -232,11 +265,7 @@ class EnvSession:
             return self._abandon(
                 request, consequence.code, failure.message, now_ns, failure.debug_info
             )
-        lanes: Iterable[int] = ()
-        if consequence.effect is Effect.INTERRUPT:
-            lanes = self._all_lanes
-        elif consequence.effect is Effect.INTERRUPT_OWN:
-            lanes = _named(request) or self._all_lanes
+        lanes = consequence.effect.interrupted_lanes(_named(request), self._all_lanes)
         interrupted = self._cut_off(lanes, now_ns)
         self._begun.difference_update(lanes)
         if not self._begun:

@@ -15,7 +15,7 @@ from rlmesh_ray.envs.commands import (
     SetEpisodesCommand,
 )
 from rlmesh_ray.protocol.episodes import EpisodeStart
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server.worker_supervisor import WorkerSupervisor
 from rlmesh_ray.transport.direct_deadline_watch import DirectDeadlineWatch
 from rlmesh_ray.transport.direct_handle import DirectHandle

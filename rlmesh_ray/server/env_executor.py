@@ -15,7 +15,9 @@ from rlmesh_ray.envs.commands import (
 )
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.env_session import EnvOutcome, RenderOutcome, ResetOutcome, StepOutcome
 from rlmesh_ray.protocol.episodes import EpisodeStart
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.protocol.messages import (
     EnvErrorCode,
     EnvRequest,
@@ -24,14 +26,6 @@ from rlmesh_ray.protocol.messages import (
     Request,
     Reset,
     Step,
-)
-from rlmesh_ray.protocol.outcomes import (
-    EnvOutcome,
-    Failure,
-    FailureKind,
-    RenderOutcome,
-    ResetOutcome,
-    StepOutcome,
 )
 from rlmesh_ray.server.counters import LaneCounters
 from rlmesh_ray.server.direct_supervisor import DirectSupervisor

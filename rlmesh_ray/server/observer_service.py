@@ -12,7 +12,8 @@ from functools import partial
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.protocol.outcomes import Failure, RenderOutcome
+from rlmesh_ray.protocol.env_session import RenderOutcome
+from rlmesh_ray.protocol.failure_effects import Failure
 from rlmesh_ray.server.env_session_handler import EnvSessionHandler
 from rlmesh_ray.server.error_text import parsed
 from rlmesh_ray.server.log_context import current, short_name

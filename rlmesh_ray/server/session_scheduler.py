@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES
+from rlmesh_ray.protocol.failure_effects import Failure
 from rlmesh_ray.protocol.messages import EnvErrorCode
-from rlmesh_ray.protocol.outcomes import Failure
 from rlmesh_ray.server.env_executor import EnvExecutor
 from rlmesh_ray.server.worker_supervisor import Deadline
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall

@@ -17,7 +17,7 @@ from rlmesh_ray.envs.commands import (
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import EnvStartError
 from rlmesh_ray.polling import AdaptiveSpin
-from rlmesh_ray.protocol.outcomes import NOT_STARTED, Failure, FailureKind
+from rlmesh_ray.protocol.failure_effects import NOT_STARTED, Failure, FailureKind
 from rlmesh_ray.server.event_loop import in_thread
 from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.worker_pool import WorkerPool

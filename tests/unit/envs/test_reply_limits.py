@@ -13,7 +13,7 @@ from rlmesh_ray.envs.reply_limits import (
     encode_reply,
     limit_reply,
 )
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
 from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning
 from rlmesh_ray.testing.equality import assert_identical

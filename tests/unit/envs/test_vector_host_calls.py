@@ -14,7 +14,7 @@ from rlmesh_ray.envs.reply_limits import MAX_NODES, MAX_RESULT_BYTES, encode_rep
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.envs.worker_channel import encode
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.validation import ValidationMode
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from rlmesh_ray.envs.commands import StepCommand, StepReply
 from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.testing.equality import assert_identical
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from rlmesh_ray.protocol.env_session import EnvSession
+from rlmesh_ray.protocol.env_session import EnvOutcome, EnvSession, ResetOutcome, StepOutcome
 from rlmesh_ray.protocol.messages import EnvResponse, Reset, Step
-from rlmesh_ray.protocol.outcomes import EnvOutcome, ResetOutcome, StepOutcome
 from rlmesh_ray.transport.session_progress import SessionProgress
 
 

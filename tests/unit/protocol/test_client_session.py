@@ -23,6 +23,7 @@ from rlmesh_ray.protocol.client_session import (
     never_started,
     with_client_timeout,
 )
+from rlmesh_ray.protocol.failure_effects import NOT_STARTED
 from rlmesh_ray.protocol.messages import (
     EnvErrorCode,
     EnvFailed,
@@ -31,7 +32,6 @@ from rlmesh_ray.protocol.messages import (
     Rendered,
     ResetDone,
 )
-from rlmesh_ray.protocol.outcomes import NOT_STARTED
 
 ADDRESS = "127.0.0.1:7"
 LOST = EndpointTimeoutError("no answer", ADDRESS)

@@ -4,8 +4,15 @@ from collections.abc import Callable
 import pytest
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, Effect, SessionState
-from rlmesh_ray.protocol.env_session import EnvSession
+from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, SessionState
+from rlmesh_ray.protocol.env_session import (
+    EnvOutcome,
+    EnvSession,
+    RenderOutcome,
+    ResetOutcome,
+    StepOutcome,
+)
+from rlmesh_ray.protocol.failure_effects import Effect, Failure, FailureKind
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -20,14 +27,6 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     Step,
     StepDone,
-)
-from rlmesh_ray.protocol.outcomes import (
-    EnvOutcome,
-    Failure,
-    FailureKind,
-    RenderOutcome,
-    ResetOutcome,
-    StepOutcome,
 )
 from tests.unit.protocol.counted_session import CountedSession
 

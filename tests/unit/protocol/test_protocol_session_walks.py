@@ -16,7 +16,14 @@ from hypothesis.stateful import (
 )
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.env_session import SessionState
+from rlmesh_ray.protocol.env_session import (
+    EnvOutcome,
+    RenderOutcome,
+    ResetOutcome,
+    SessionState,
+    StepOutcome,
+)
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.protocol.messages import (
     Close,
     CloseModel,
@@ -39,14 +46,6 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.protocol.model_rules import SessionResponse
 from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
-from rlmesh_ray.protocol.outcomes import (
-    EnvOutcome,
-    Failure,
-    FailureKind,
-    RenderOutcome,
-    ResetOutcome,
-    StepOutcome,
-)
 from tests.reference_session import (
     EnvEffect,
     EnvFailure,

@@ -16,7 +16,7 @@ from rlmesh_ray.envs.commands import (
     SetEpisodesCommand,
 )
 from rlmesh_ray.protocol.env_rules import SessionState
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server.direct_supervisor import DirectSupervisor
 from rlmesh_ray.server.env_session_handler import EnvSessionHandler
 from rlmesh_ray.transport.direct_handle import DirectHandle

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind, RenderOutcome
+from rlmesh_ray.protocol.env_session import RenderOutcome
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server.observer_service import MAX_A_SECOND, ObserverService, TokenBucket
 from rlmesh_ray.server.session_scheduler import SessionScheduler
 from rlmesh_ray.wire import observe_v1 as wire

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server.counters import SessionCounters
 from rlmesh_ray.server.session_log import FailureLog, SessionLog
 

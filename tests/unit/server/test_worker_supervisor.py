@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.envs.commands import RenderCommand, RenderReply, SetEpisodesCommand
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server import worker_supervisor
 from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.session_log import FailureLog

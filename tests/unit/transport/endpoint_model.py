@@ -9,7 +9,14 @@ from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlmesh_ray.protocol.env_rules import SessionState
-from rlmesh_ray.protocol.env_session import EnvSession
+from rlmesh_ray.protocol.env_session import (
+    EnvOutcome,
+    EnvSession,
+    RenderOutcome,
+    ResetOutcome,
+    StepOutcome,
+)
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -21,14 +28,6 @@ from rlmesh_ray.protocol.messages import (
     Reset,
     ResetDone,
     Step,
-)
-from rlmesh_ray.protocol.outcomes import (
-    EnvOutcome,
-    Failure,
-    FailureKind,
-    RenderOutcome,
-    ResetOutcome,
-    StepOutcome,
 )
 from rlmesh_ray.server.worker_supervisor import SessionEpisodeCounters
 from rlmesh_ray.transport.session_progress import SessionProgress

@@ -10,7 +10,7 @@ from rlmesh_ray.dialects.dm_env_rpc.protocol.sequences import WorkFailed
 from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import LaneFrame
 from rlmesh_ray.envs.commands import ResetCommand, ResetReply, StepCommand, StepReply, TextColumns
 from rlmesh_ray.envs.worker_process import WorkerProcess
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server.event_loop import in_thread
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.server.worker_supervisor import Deadline, WorkerSupervisor, as_failure

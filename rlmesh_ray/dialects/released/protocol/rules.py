@@ -3,11 +3,10 @@
 from rlmesh_ray.protocol.env_rules import (
     EDITION_2026_06_RULES,
     EDITION_REQUESTS,
-    Consequence,
-    Effect,
     EnvRules,
     SessionState,
 )
+from rlmesh_ray.protocol.failure_effects import Consequence, Effect, FailureKind
 from rlmesh_ray.protocol.messages import (
     CloseRoute,
     Configure,
@@ -16,7 +15,6 @@ from rlmesh_ray.protocol.messages import (
     Predict,
 )
 from rlmesh_ray.protocol.model_rules import ForgetEpisodes, ModelRules, RouteState
-from rlmesh_ray.protocol.outcomes import FailureKind
 from rlmesh_ray.protocol.versions import EDITION_NAME
 
 WIRE_V1 = "rlmesh-wire-v1"

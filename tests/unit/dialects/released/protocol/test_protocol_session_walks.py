@@ -18,6 +18,8 @@ from hypothesis.stateful import (
 
 from rlmesh_ray.dialects.released.protocol.rules import ENV_RULES
 from rlmesh_ray.protocol.env_rules import SessionState
+from rlmesh_ray.protocol.env_session import EnvOutcome, RenderOutcome, ResetOutcome, StepOutcome
+from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -33,14 +35,6 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     Step,
     StepDone,
-)
-from rlmesh_ray.protocol.outcomes import (
-    EnvOutcome,
-    Failure,
-    FailureKind,
-    RenderOutcome,
-    ResetOutcome,
-    StepOutcome,
 )
 from tests.unit.dialects.released.protocol.released_reference import ReleasedReference, told
 from tests.unit.protocol.counted_session import CountedSession
