@@ -17,12 +17,7 @@ from rlmesh_ray.actors.server_actor import ServerActor, default_address
 from rlmesh_ray.actors.weight_store import find_weight_store, offer, start_weight_store
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.errors import (
-    ConfigurationError,
-    EndpointUnreachableError,
-    PolicyError,
-    RlmeshError,
-)
+from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, PolicyError, RlmeshError
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.models.loading import as_policy, load_policy
 from rlmesh_ray.server.bind_policy import checked_address

@@ -15,11 +15,7 @@ from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource, client_token_of
 from rlmesh_ray.auth.tokens import derive_token
-from rlmesh_ray.errors import (
-    ConfigurationError,
-    EndpointTimeoutError,
-    EndpointUnreachableError,
-)
+from rlmesh_ray.errors import ConfigurationError, EndpointTimeoutError, EndpointUnreachableError
 from rlmesh_ray.protocol.pool_membership import checked_name, fleet_name_of_pool
 from rlmesh_ray.server.bind_policy import TlsSource
 

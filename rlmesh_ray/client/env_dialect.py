@@ -6,14 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from rlmesh_ray.client.step_results import ResetResult, StepResult
-from rlmesh_ray.protocol.messages import (
-    EnvRequest,
-    EnvResponse,
-    Reset,
-    ResetDone,
-    Step,
-    StepDone,
-)
+from rlmesh_ray.protocol.messages import EnvRequest, EnvResponse, Reset, ResetDone, Step, StepDone
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1 import env as wire

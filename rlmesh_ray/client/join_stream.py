@@ -9,11 +9,7 @@ from typing import Self
 
 from rlmesh_ray.client.bidi_call import BidiCall, open_call
 from rlmesh_ray.client.channel import Metadata, translate_grpc_error
-from rlmesh_ray.errors import (
-    EndpointClosedError,
-    EndpointLostError,
-    EndpointTimeoutError,
-)
+from rlmesh_ray.errors import EndpointClosedError, EndpointLostError, EndpointTimeoutError
 from rlmesh_ray.grpc_setup import grpc
 
 _NO_ANSWER = "no answer within"

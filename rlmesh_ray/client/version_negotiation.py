@@ -12,12 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import ConnectOptions, handshake_errors_at
 from rlmesh_ray.dialects.registry import load_generations, model_dialects
-from rlmesh_ray.errors import (
-    CodecError,
-    ConfigurationError,
-    EndpointError,
-    HandshakeRefusedError,
-)
+from rlmesh_ray.errors import CodecError, ConfigurationError, EndpointError, HandshakeRefusedError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.handshake import (
     HandshakeRequest,

@@ -8,14 +8,7 @@ from rlmesh_ray.compliance.checks import CheckRegistry, ClauseBroken, require
 from rlmesh_ray.compliance.env_subject import EnvSubject, RawEnvSession
 from rlmesh_ray.compliance.probe import SLEEP_S, ProbeCommand
 from rlmesh_ray.errors import EndpointLostError
-from rlmesh_ray.protocol.messages import (
-    Close,
-    Closed,
-    EnvErrorCode,
-    Render,
-    Reset,
-    Step,
-)
+from rlmesh_ray.protocol.messages import Close, Closed, EnvErrorCode, Render, Reset, Step
 
 ENV: CheckRegistry[EnvSubject] = CheckRegistry()
 

@@ -13,9 +13,7 @@ from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, requ
 from rlmesh_ray.compliance.raw_session import RawSession, Subject, joined
 from rlmesh_ray.errors import CodecError, ConformanceError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import (
-    HandshakeResponse,
-)
+from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     CloseModel,
     CloseRoute,

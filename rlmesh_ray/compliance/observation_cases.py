@@ -6,13 +6,7 @@ import numpy as np
 
 from rlmesh_ray.compliance.action_cases import conforming
 from rlmesh_ray.spaces.batch import Column, Leaf, leaves
-from rlmesh_ray.spaces.spec import (
-    BoxSpec,
-    DiscreteSpec,
-    MultiDiscreteSpec,
-    SpaceSpec,
-    TextSpec,
-)
+from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, MultiDiscreteSpec, SpaceSpec, TextSpec
 
 # Largest offset of a Box's integers: the range of a pixel.
 _MOST_STEPS_UP = 255

@@ -9,13 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlmesh_ray.protocol.failure_effects import EDITION_FAILURES, Consequence, FailureKind
-from rlmesh_ray.protocol.messages import (
-    Close,
-    Render,
-    Request,
-    Reset,
-    Step,
-)
+from rlmesh_ray.protocol.messages import Close, Render, Request, Reset, Step
 
 
 class SessionState(enum.Enum):

@@ -5,14 +5,7 @@ from dataclasses import dataclass
 
 from rlmesh_ray.protocol.env_rules import EnvRules
 from rlmesh_ray.protocol.handshake import quoted
-from rlmesh_ray.protocol.messages import (
-    Configure,
-    EnvErrorCode,
-    EnvRequest,
-    Render,
-    Reset,
-    Step,
-)
+from rlmesh_ray.protocol.messages import Configure, EnvErrorCode, EnvRequest, Render, Reset, Step
 
 _MOST_LISTED = 32
 _LARGEST_SEED = 2**63 - 1  # an int64 field

@@ -7,13 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rlmesh_ray.envs.commands import (
-    Command,
-    Outcome,
-    Reply,
-    ResetReply,
-    SkipRequestCommand,
-)
+from rlmesh_ray.envs.commands import Command, Outcome, Reply, ResetReply, SkipRequestCommand
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import EnvStartError
 from rlmesh_ray.polling import AdaptiveSpin

@@ -6,13 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console as RichConsole
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.signals import interrupts_held

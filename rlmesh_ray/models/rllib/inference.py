@@ -7,9 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.utils.spaces.space_utils import (
-    unbatch,
-)
+from ray.rllib.utils.spaces.space_utils import unbatch
 from tree import flatten, map_structure
 
 from rlmesh_ray.models.fast_path.action_sampling import as_arrays

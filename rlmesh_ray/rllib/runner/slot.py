@@ -12,12 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlmesh_ray.errors import (
-    EndpointClosedError,
-    EndpointError,
-    RemoteEnvError,
-    RlmeshError,
-)
+from rlmesh_ray.errors import EndpointClosedError, EndpointError, RemoteEnvError, RlmeshError
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue, Job
 from rlmesh_ray.rllib.runner.retry_policy import RetryPolicy
