@@ -18,8 +18,8 @@ from rlmesh_ray.actors.weight_store import find_weight_store, offer, start_weigh
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, PolicyError, RlmeshError
-from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.models.loading import as_policy, load_policy
+from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
 from rlmesh_ray.server.bind_policy import checked_address
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S

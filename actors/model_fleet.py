@@ -16,8 +16,8 @@ from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared
 from rlmesh_ray.actors.weight_store import FleetRecord, start_weight_store
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError
-from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.options import require_count
+from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
 from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S
 
 _NAME_TIMEOUT_S = 10.0

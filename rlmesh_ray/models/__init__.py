@@ -1,4 +1,4 @@
-"""Running policies: the Policy protocol, its implementations and the batcher.
+"""Running policies: the Policy protocol and its implementations.
 
 The names below load on first use: other modules of this package need neither.
 """

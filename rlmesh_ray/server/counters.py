@@ -17,7 +17,7 @@ from rlmesh_ray.histogram import (
     HistogramCounter,
     histogram_of,
 )
-from rlmesh_ray.models.batcher import BatcherStatistics
+from rlmesh_ray.server.batch_queue import BatchQueueStatistics
 from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics, SessionStatistics
 from rlmesh_ray.transport.session_progress import SessionProgress
 
@@ -202,7 +202,7 @@ class EnvCounters:
 
 
 class ModelCounters:
-    """Counts what a policy endpoint does, besides the counters of its batcher."""
+    """Counts what a policy endpoint does, besides the counters of its queue of predictions."""
 
     def __init__(self) -> None:
         self.sessions = SessionCounters()
@@ -221,17 +221,17 @@ class ModelCounters:
         self._forward.add(forward_ns)
 
     def statistics(
-        self, batcher: BatcherStatistics, *, routes: int, policy_version: int
+        self, queue: BatchQueueStatistics, *, routes: int, policy_version: int
     ) -> ModelStatistics:
         """Return the counters. From any thread.
 
         Args:
-            batcher: The counters of the batcher.
+            queue: The counters of the queue of predictions.
             routes: How many are open.
             policy_version: The version of the present weights.
         """
         return ModelStatistics(
-            **{name: getattr(batcher, name) for name in BatcherStatistics.__slots__},
+            **{name: getattr(queue, name) for name in BatchQueueStatistics.__slots__},
             version=__version__,
             uptime_s=self.sessions.uptime_s,
             sessions=self.sessions.sessions(),

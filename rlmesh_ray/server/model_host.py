@@ -36,7 +36,7 @@ class RoutePolicy(Protocol):
 
 
 class PredictionEngine(Protocol):
-    """How a host's predictions run: ``BatchEngine``, or ``DeferredEngine``.
+    """How a host's predictions run: ``BatchCollector``, or ``DeferredEngine``.
 
     All methods belong to the serving loop.
     """

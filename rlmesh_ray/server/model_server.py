@@ -6,12 +6,12 @@ from typing import Self
 
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects import registry
-from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.options import as_names
 from rlmesh_ray.polling import should_spin
 from rlmesh_ray.protocol.handshake import edition_sha256
-from rlmesh_ray.server.batch_engine import BatchEngine
+from rlmesh_ray.server.batch_collector import BatchCollector
+from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
 from rlmesh_ray.server.bind_policy import TlsSource, checked_address
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.handshake_service import ServiceOptions
@@ -105,7 +105,7 @@ class ModelServer:
         is_awake = should_spin(spin)
         wanted_bytes = checked_message_bytes(max_message_bytes)
         served = as_policy(policy)
-        self._engine = BatchEngine(
+        self._engine = BatchCollector(
             served,
             max_batch_rows,
             stuck_after_s=stuck_after_s,

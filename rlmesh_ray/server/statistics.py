@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlmesh_ray.histogram import Histogram
-from rlmesh_ray.models.batcher import BatcherStatistics
+from rlmesh_ray.server.batch_queue import BatchQueueStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class EnvStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelStatistics(BatcherStatistics):
+class ModelStatistics(BatchQueueStatistics):
     """The statistics of a policy endpoint; ``items`` are predictions."""
 
     version: str

@@ -34,7 +34,7 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     Step,
 )
-from rlmesh_ray.server.batch_engine import BatchEngine
+from rlmesh_ray.server.batch_collector import BatchCollector
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.model_host import ModelHost
@@ -337,7 +337,7 @@ def test_a_client_that_only_sends_is_made_to_wait() -> None:
 
     async def converse() -> tuple[int, int]:
         policy, told = as_policy(slow), Audience()
-        host = ModelHost(policy, BatchEngine(policy, 64))
+        host = ModelHost(policy, BatchCollector(policy, 64))
         service = ModelService(host, ServiceOptions(), Drain())
         serving = asyncio.ensure_future(service.join(requests(), told))
         await told.is_configured.wait()  # the route is there, the first Predict is stuck

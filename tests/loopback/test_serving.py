@@ -41,7 +41,7 @@ from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.models.recurrent.policy import RecurrentTorchPolicy
 from rlmesh_ray.protocol.messages import CloseRoute, Predict
 from rlmesh_ray.protocol.model_session import ModelSession
-from rlmesh_ray.server import batch_engine, endpoint, model_routes, policy_health
+from rlmesh_ray.server import batch_collector, endpoint, model_routes, policy_health
 from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.model_stream import ModelStream
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -653,8 +653,8 @@ def test_a_module_that_has_proved_quick_runs_in_the_serving_loop_and_acts_the_sa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # However slow the machine is that runs this.
-    monkeypatch.setattr(batch_engine, "_FAST_S", PATIENCE_S)
-    monkeypatch.setattr(batch_engine, "_SLOW_S", PATIENCE_S)
+    monkeypatch.setattr(batch_collector, "_FAST_S", PATIENCE_S)
+    monkeypatch.setattr(batch_collector, "_SLOW_S", PATIENCE_S)
     policy = Recording(as_policy(weighted(1.0)))
     with ModelServer(policy) as server, RemoteModel(server.address) as model:
         model.configure_route(CONTRACT)
@@ -940,10 +940,10 @@ def held(gate: Gate, **options: Any) -> Iterator[ModelServer]:
 
 @pytest.fixture
 def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_engine, "_NUM_TO_PROVE", 0)
+    monkeypatch.setattr(batch_collector, "_NUM_TO_PROVE", 0)
     # However slow the machine is that runs this.
-    monkeypatch.setattr(batch_engine, "_FAST_S", PATIENCE_S)
-    monkeypatch.setattr(batch_engine, "_SLOW_S", PATIENCE_S)
+    monkeypatch.setattr(batch_collector, "_FAST_S", PATIENCE_S)
+    monkeypatch.setattr(batch_collector, "_SLOW_S", PATIENCE_S)
 
 
 @pytest.mark.usefixtures("_quick_at_once")
@@ -987,10 +987,10 @@ def test_serve_model_ends_when_it_is_told_to_though_the_policy_holds_the_serving
         textwrap.dedent(
             """
             import threading
-            from rlmesh_ray.server import batch_engine
+            from rlmesh_ray.server import batch_collector
             from tests.loopback.test_serving import Holding
 
-            batch_engine._NUM_TO_PROVE, batch_engine._FAST_S = 0, 60.0
+            batch_collector._NUM_TO_PROVE, batch_collector._FAST_S = 0, 60.0
 
             def hold(observations):
                 print("held", flush=True)

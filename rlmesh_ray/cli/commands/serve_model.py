@@ -34,8 +34,8 @@ from rlmesh_ray.cli.options.serving import (
 )
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.protocol.address import looks_like_address
+from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
 from rlmesh_ray.server.log_format import LogFormat
 
 if TYPE_CHECKING:

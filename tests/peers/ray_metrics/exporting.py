@@ -17,8 +17,8 @@ import ray
 
 from rlmesh_ray.actors.ray_metrics_exporter import EndpointMetrics
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
-from rlmesh_ray.models.batcher import BatcherStatistics
 from rlmesh_ray.server import metrics
+from rlmesh_ray.server.batch_queue import BatchQueueStatistics
 from rlmesh_ray.server.counters import EnvCounters, ModelCounters
 from tests.lane_counts import note_step
 
@@ -46,11 +46,11 @@ class Metered:
         model.sessions.note_opened()
         model.note_waited(30_000)
         model.note_batch(16, 1_500_000)
-        batcher = BatcherStatistics(1, 1, False, 5, 6, 7, 0, 0.1, 0.1, 0.1)
+        queue = BatchQueueStatistics(1, 1, False, 5, 6, 7, 0, 0.1, 0.1, 0.1)
         self._lanes = lanes
         self._env, self._look_at_env = EndpointMetrics(RECORD), env.statistics
         self._model = EndpointMetrics(replace(RECORD, endpoint_id="seen/metered-model"))
-        self._model_statistics = model.statistics(batcher, routes=2, policy_version=9)
+        self._model_statistics = model.statistics(queue, routes=2, policy_version=9)
 
     def beat(self, num_steps: int) -> None:
         """Look after as many steps of 30 microseconds, of four lanes, of which one ends.

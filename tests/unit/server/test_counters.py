@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from rlmesh_ray.models.batcher import Batcher
+from rlmesh_ray.server.batch_queue import BatchQueue
 from rlmesh_ray.server.counters import EnvCounters, ModelCounters
 from rlmesh_ray.transport.session_progress import SessionProgress
 from tests.lane_counts import note_step
@@ -78,7 +78,7 @@ def test_a_policy_s_batches_are_counted_by_rows_and_by_time() -> None:
     counts.note_batch(16, 3_000_000)
     counts.sessions.note_opened()
 
-    statistics = counts.statistics(Batcher(max_rows=1).statistics(), routes=2, policy_version=7)
+    statistics = counts.statistics(BatchQueue(max_rows=1).statistics(), routes=2, policy_version=7)
 
     assert statistics.queue_s.count == 2
     assert statistics.batch_rows.mean == 16

@@ -19,8 +19,8 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.server import batch_engine, model_host, policy_executor, policy_health
-from rlmesh_ray.server.batch_engine import BatchEngine
+from rlmesh_ray.server import batch_collector, model_host, policy_executor, policy_health
+from rlmesh_ray.server.batch_collector import BatchCollector
 from rlmesh_ray.server.batch_schema import BatchSchema, PredictionRequest
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.policy_executor import PolicyExecutor
@@ -91,7 +91,7 @@ class Stage:
 
     def __init__(self, max_rows: int = 64) -> None:
         self.policy = Echo()
-        self.engine = BatchEngine(self.policy, max_rows)
+        self.engine = BatchCollector(self.policy, max_rows)
         self.host = ModelHost(self.policy, self.engine)
         self.answers: list[object] = []
 
@@ -118,11 +118,11 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_engine, "_NUM_TO_PROVE", 0)
+    monkeypatch.setattr(batch_collector, "_NUM_TO_PROVE", 0)
     # However slow the machine is that runs this.
-    monkeypatch.setattr(batch_engine, "_FAST_S", 60.0)
-    monkeypatch.setattr(batch_engine, "_SLOW_S", 60.0)
-    monkeypatch.setattr(batch_engine, "PolicyExecutor", InlineExecutor)
+    monkeypatch.setattr(batch_collector, "_FAST_S", 60.0)
+    monkeypatch.setattr(batch_collector, "_SLOW_S", 60.0)
+    monkeypatch.setattr(batch_collector, "PolicyExecutor", InlineExecutor)
     threads = SimpleNamespace(Lock=threading.Lock, Thread=IdleThread)
     monkeypatch.setattr(policy_executor, "threading", threads)
 
@@ -374,7 +374,7 @@ def test_a_policy_that_has_blocked_the_loop_is_unhealthy_for_a_moment_afterwards
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    for module in (batch_engine, policy_executor, policy_health):
+    for module in (batch_collector, policy_executor, policy_health):
         monkeypatch.setattr(module, "time", clock)
 
     async def scenario(stage: Stage) -> None:

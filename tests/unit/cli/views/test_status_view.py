@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from rlmesh_ray.cli.views.status_view import EndpointStatus, as_fields, tables
-from rlmesh_ray.models.batcher import BatcherStatistics
+from rlmesh_ray.server.batch_queue import BatchQueueStatistics
 from rlmesh_ray.server.counters import EnvCounters, ModelCounters
 from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics, StatisticsPair
 from tests.lane_counts import note_step
@@ -23,10 +23,10 @@ def model(num_predictions: int, rows: list[int], uptime_s: float) -> ModelStatis
     counts = ModelCounters()
     for num_rows in rows:
         counts.note_batch(num_rows, 2_000_000)
-    batcher = BatcherStatistics(
+    queue = BatchQueueStatistics(
         0, 0, False, len(rows), num_predictions, sum(rows), 0, 0.0, 0.0, 0.0
     )
-    return replace(counts.statistics(batcher, routes=1, policy_version=5), uptime_s=uptime_s)
+    return replace(counts.statistics(queue, routes=1, policy_version=5), uptime_s=uptime_s)
 
 
 def endpoint(sighting: StatisticsPair | None = None, **changes: Any) -> EndpointStatus:

@@ -1,4 +1,4 @@
-from rlmesh_ray.server.batch_engine import LatencyGate
+from rlmesh_ray.server.batch_collector import LatencyGate
 
 
 def noted(took_s: float, count: int, latency_gate: LatencyGate | None = None) -> LatencyGate:

@@ -1,4 +1,4 @@
-"""The queue of predictions, and the choice of those that run in one batch: first come first served.
+"""The queue of predictions, and which of them run in the next batch: first come first served.
 
 Rule 1: it is work-conserving: whenever the device is free and an item waits, a batch is handed out.
 Items that arrive while it is busy run in the next one. No item waits for more to join it, so there
@@ -38,8 +38,8 @@ ItemT = TypeVar("ItemT", bound=QueuedItem)
 
 
 @dataclass(frozen=True, slots=True)
-class BatcherStatistics:
-    """Counters since the batcher was made, and the present queue."""
+class BatchQueueStatistics:
+    """Counters since the queue was made, and what it holds now."""
 
     items_waiting: int
     rows_waiting: int
@@ -58,7 +58,7 @@ class BatcherStatistics:
     """Total time of finished batches."""
 
 
-class Batcher(Generic[ItemT]):
+class BatchQueue(Generic[ItemT]):
     """Queues items while the device is busy, and hands them out in batches when it is free.
 
     Args:
@@ -142,9 +142,9 @@ class Batcher(Generic[ItemT]):
         self._rows += num_rows
         self._busy_s += took_s
 
-    def statistics(self) -> BatcherStatistics:
+    def statistics(self) -> BatchQueueStatistics:
         """Return a snapshot of the counters."""
-        return BatcherStatistics(
+        return BatchQueueStatistics(
             items_waiting=len(self._waiting),
             rows_waiting=sum(item.num_rows for item in self._waiting),
             is_busy=self._busy_since_s is not None,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.batcher import Batcher, BatcherStatistics
+from rlmesh_ray.server.batch_queue import BatchQueue, BatchQueueStatistics
 
 
 @dataclass(eq=False)
@@ -22,37 +22,37 @@ def item(name: str, rows: int = 1, *, group: str = "g", route: str = "") -> Item
     return Item(group, route or name, rows, name)
 
 
-def offered(*items: Item, max_rows: int = 8) -> Batcher[Item]:
-    batcher = Batcher[Item](max_rows=max_rows)
+def offered(*items: Item, max_rows: int = 8) -> BatchQueue[Item]:
+    queue = BatchQueue[Item](max_rows=max_rows)
     for now_s, each in enumerate(items):
-        batcher.offer(each, float(now_s))
-    return batcher
+        queue.offer(each, float(now_s))
+    return queue
 
 
 def names(batch: tuple[Item, ...]) -> str:
     return "".join(each.name for each in batch)
 
 
-def batches(batcher: Batcher[Item], now_s: float = 100.0) -> list[str]:
+def batches(queue: BatchQueue[Item], now_s: float = 100.0) -> list[str]:
     """Run the queue empty."""
     handed_out = []
-    while batch := batcher.next_batch(now_s):
+    while batch := queue.next_batch(now_s):
         handed_out.append(names(batch))
-        batcher.done(now_s)
+        queue.done(now_s)
     return handed_out
 
 
 def test_a_lone_item_does_not_wait_for_company() -> None:
-    batcher = offered(item("a"))
+    queue = offered(item("a"))
 
-    assert names(batcher.next_batch(0.0)) == "a"
+    assert names(queue.next_batch(0.0)) == "a"
 
 
 def test_nothing_waiting_is_no_batch() -> None:
-    batcher = offered()
+    queue = offered()
 
-    assert batcher.next_batch(0.0) == ()
-    assert not batcher.statistics().is_busy
+    assert queue.next_batch(0.0) == ()
+    assert not queue.statistics().is_busy
 
 
 def test_everything_that_waits_goes_together_in_arrival_order() -> None:
@@ -60,15 +60,15 @@ def test_everything_that_waits_goes_together_in_arrival_order() -> None:
 
 
 def test_items_gather_while_a_batch_is_out() -> None:
-    batcher = offered(item("a"))
-    batcher.next_batch(0.0)
-    batcher.offer(item("b"), 1.0)
-    batcher.offer(item("c"), 2.0)
+    queue = offered(item("a"))
+    queue.next_batch(0.0)
+    queue.offer(item("b"), 1.0)
+    queue.offer(item("c"), 2.0)
 
-    assert batcher.next_batch(3.0) == ()
-    batcher.done(4.0)
+    assert queue.next_batch(3.0) == ()
+    queue.done(4.0)
 
-    assert names(batcher.next_batch(4.0)) == "bc"
+    assert names(queue.next_batch(4.0)) == "bc"
 
 
 def test_a_batch_has_at_most_max_rows() -> None:
@@ -92,12 +92,12 @@ def test_groups_do_not_mix_and_the_oldest_goes_first() -> None:
 
 
 def test_a_busy_group_does_not_starve_another() -> None:
-    batcher = offered(item("a", group="1"), item("b", group="2"))
-    batcher.next_batch(2.0)
-    batcher.offer(item("c", group="1"), 3.0)
-    batcher.done(4.0)
+    queue = offered(item("a", group="1"), item("b", group="2"))
+    queue.next_batch(2.0)
+    queue.offer(item("c", group="1"), 3.0)
+    queue.done(4.0)
 
-    assert batches(batcher) == ["b", "c"]
+    assert batches(queue) == ["b", "c"]
 
 
 def test_a_batch_holds_one_item_of_a_route() -> None:
@@ -118,32 +118,32 @@ def test_an_item_does_not_overtake_an_older_one_of_its_route_in_another_group() 
 
 def test_a_cancelled_item_does_not_run() -> None:
     a, b = item("a"), item("b")
-    batcher = offered(a, b)
+    queue = offered(a, b)
 
-    assert batcher.cancel(a)
-    assert not batcher.cancel(a)
-    assert batches(batcher) == ["b"]
+    assert queue.cancel(a)
+    assert not queue.cancel(a)
+    assert batches(queue) == ["b"]
 
 
 def test_an_item_that_runs_cannot_be_cancelled() -> None:
     a = item("a")
-    batcher = offered(a)
-    batcher.next_batch(0.0)
+    queue = offered(a)
+    queue.next_batch(0.0)
 
-    assert not batcher.cancel(a)
-    assert batcher.statistics().cancelled == 0
+    assert not queue.cancel(a)
+    assert queue.statistics().cancelled == 0
 
 
 def test_statistics_count_batches_and_waits() -> None:
     a, b, c = item("a", 2), item("b", 3), item("c", 4)
-    batcher = offered(a, b, c, item("d", 5), max_rows=8)  # at 0, 1, 2 and 3 s
-    batcher.cancel(c)
+    queue = offered(a, b, c, item("d", 5), max_rows=8)  # at 0, 1, 2 and 3 s
+    queue.cancel(c)
 
-    batcher.next_batch(10.0)
-    out = batcher.statistics()
-    batcher.done(12.5)
+    queue.next_batch(10.0)
+    out = queue.statistics()
+    queue.done(12.5)
 
-    assert out == BatcherStatistics(
+    assert out == BatchQueueStatistics(
         items_waiting=1,
         rows_waiting=5,
         is_busy=True,
@@ -155,22 +155,22 @@ def test_statistics_count_batches_and_waits() -> None:
         longest_wait_s=10.0,
         busy_s=0.0,
     )
-    assert not batcher.statistics().is_busy
-    assert batcher.statistics().busy_s == 2.5
+    assert not queue.statistics().is_busy
+    assert queue.statistics().busy_s == 2.5
 
 
 def test_misuse_is_refused() -> None:
     a = item("a")
-    batcher = offered(a)
+    queue = offered(a)
 
     with pytest.raises(ValueError, match="waits already"):
-        batcher.offer(a, 0.0)
+        queue.offer(a, 0.0)
     with pytest.raises(ValueError, match="0 rows"):
-        batcher.offer(item("b", 0), 0.0)
+        queue.offer(item("b", 0), 0.0)
     with pytest.raises(ValueError, match="no batch is running"):
-        batcher.done(0.0)
+        queue.done(0.0)
     with pytest.raises(ConfigurationError, match="max_rows is 0"):
-        Batcher[Item](max_rows=0)
+        BatchQueue[Item](max_rows=0)
 
 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=200)
@@ -181,19 +181,19 @@ def test_misuse_is_refused() -> None:
 def test_every_item_runs_once_oldest_first_and_in_the_order_of_its_route(
     arrivals: list[tuple[int, str, str]], max_rows: int
 ) -> None:
-    batcher = Batcher[Item](max_rows=max_rows)
+    queue = BatchQueue[Item](max_rows=max_rows)
     for number, (num_rows, group, route) in enumerate(arrivals):
-        batcher.offer(Item(group, route, num_rows, str(number)), 0.0)
+        queue.offer(Item(group, route, num_rows, str(number)), 0.0)
 
     ran: list[Item] = []
-    while batch := batcher.next_batch(0.0):
+    while batch := queue.next_batch(0.0):
         waiting = set(range(len(arrivals))) - {int(each.name) for each in ran}
         assert int(batch[0].name) == min(waiting)
         assert len({each.group for each in batch}) == 1
         assert len({each.route_key for each in batch}) == len(batch)
         assert len(batch) == 1 or sum(each.num_rows for each in batch) <= max_rows
         ran += batch
-        batcher.done(0.0)
+        queue.done(0.0)
 
     assert sorted(int(each.name) for each in ran) == list(range(len(arrivals)))
     for route in "rstu":

@@ -1,4 +1,4 @@
-"""The predictions of one policy, across all sessions: collected, run in batches, and answered.
+"""Collects the predictions of all sessions, decides when a batch is closed, and runs it.
 
 Requests arrive and are answered in the serving loop. A batch runs in the policy's thread, or in the
 loop while the policy is fast (see ``LatencyGate``).
@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from rlmesh_ray.models.batcher import Batcher
 from rlmesh_ray.models.policy import Policy, traits_of
 from rlmesh_ray.models.torch.threads import limit_torch_threads
 from rlmesh_ray.options import require_count
 from rlmesh_ray.protocol.messages import TimedBatchRun
+from rlmesh_ray.server.batch_queue import BatchQueue
 from rlmesh_ray.server.batch_runner import BatchResult, run_batch
 from rlmesh_ray.server.batch_schema import PredictionRequest
 from rlmesh_ray.server.counters import ModelCounters
@@ -68,7 +68,7 @@ class LatencyGate:
             self._num_to_prove -= 1
 
 
-class BatchEngine:
+class BatchCollector:
     """Collects the requests of all streams, runs them in batches, and answers them.
 
     ``submit``, ``predict`` and ``cancel`` belong to the serving loop.
@@ -99,7 +99,7 @@ class BatchEngine:
         self.policy_version = 0
         """Version of the policy's present weights, set by the host; 0: those it was made with."""
         self.counts = ModelCounters()
-        """Counters besides those of the batcher."""
+        """Counters besides those of the queue of predictions."""
         self._policy = policy
         self._name = name
         self._latency_gate = LatencyGate(only_computes=traits_of(policy).only_computes)
@@ -110,8 +110,8 @@ class BatchEngine:
         self._is_alone = False
         """Whether no other route could join the request that is taken now."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._batcher: Batcher[PredictionRequest] = Batcher(max_rows=max_rows)
-        # The serving loop adds to the batcher, the policy's thread takes from it.
+        self._queue: BatchQueue[PredictionRequest] = BatchQueue(max_rows=max_rows)
+        # The serving loop adds to the queue, the policy's thread takes from it.
         self._lock = threading.Lock()
         self.executor = PolicyExecutor(
             self._next_batch, stuck_after_s=stuck_after_s, torch_threads=torch_threads
@@ -121,11 +121,11 @@ class BatchEngine:
     def statistics(self) -> ModelStatistics:
         """Return the counters. From any thread."""
         with self._lock:
-            batcher = self._batcher.statistics()
-        if self.executor.is_busy:  # with a request that did not pass the batcher, too
-            batcher = replace(batcher, is_busy=True)
+            queue = self._queue.statistics()
+        if self.executor.is_busy:  # with a request that did not pass the queue, too
+            queue = replace(queue, is_busy=True)
         return self.counts.statistics(
-            batcher, routes=self.num_routes, policy_version=self.policy_version
+            queue, routes=self.num_routes, policy_version=self.policy_version
         )
 
     def submit(self, take: Callable[[bytes], None], data: bytes) -> None:
@@ -161,13 +161,13 @@ class BatchEngine:
         if self._is_alone and self._answer_at_once(request):
             return False
         with self._lock:
-            self._batcher.offer(request, request.arrived_ns * 1e-9)
+            self._queue.offer(request, request.arrived_ns * 1e-9)
         return True
 
     def cancel(self, request: PredictionRequest) -> None:
         """Take a prediction back if it has not begun to run."""
         with self._lock:
-            self._batcher.cancel(request)
+            self._queue.cancel(request)
 
     def _collect_soon(self) -> None:
         self._is_collecting = True
@@ -192,7 +192,7 @@ class BatchEngine:
             return
         self._is_collecting = False
         self._num_new = 0
-        if self._batcher.num_waiting:
+        if self._queue.num_waiting:
             self._flush()
 
     def _flush(self) -> None:
@@ -207,7 +207,7 @@ class BatchEngine:
             self.executor.end_inline()
         if result is not None:
             _deliver(batch, *result)
-        if self._batcher.num_waiting and not self._is_collecting:  # more than a batch could hold
+        if self._queue.num_waiting and not self._is_collecting:  # more than a batch could hold
             self._collect_soon()
 
     def _answer_at_once(self, request: PredictionRequest) -> bool:
@@ -217,7 +217,7 @@ class BatchEngine:
         """
         if (
             not self._latency_gate.is_fast
-            or self._batcher.num_waiting
+            or self._queue.num_waiting
             or not self.executor.begin_inline()
         ):
             return False
@@ -242,7 +242,7 @@ class BatchEngine:
 
     def _take_batch(self) -> Sequence[PredictionRequest]:
         with self._lock:
-            return self._batcher.next_batch(time.monotonic())
+            return self._queue.next_batch(time.monotonic())
 
     def _run(
         self, batch: Sequence[PredictionRequest], *, is_queued: bool = True
@@ -251,7 +251,7 @@ class BatchEngine:
 
         Args:
             batch: At least one request.
-            is_queued: Whether it comes from the batcher.
+            is_queued: Whether it comes from the queue.
         """
         begun_ns = time.monotonic_ns()
         for request in batch:
@@ -272,9 +272,9 @@ class BatchEngine:
         self._latency_gate.note(took_s)
         with self._lock:
             if is_queued:
-                self._batcher.done(ended_ns * 1e-9)
+                self._queue.done(ended_ns * 1e-9)
             else:
-                self._batcher.passed_by(num_rows, took_s)
+                self._queue.passed_by(num_rows, took_s)
         return result, run, begun_ns
 
 
