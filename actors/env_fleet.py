@@ -9,9 +9,10 @@ from typing import Any, Self
 import ray
 
 from rlmesh_ray.actors.cluster_resources import needs_of
+from rlmesh_ray.actors.endpoint_moves import EndpointSpec
 from rlmesh_ray.actors.endpoint_startup import await_endpoints, serves
 from rlmesh_ray.actors.env_actor import EnvServiceActor
-from rlmesh_ray.actors.fleet_manager import EndpointSpec, start_fleet_manager
+from rlmesh_ray.actors.fleet_manager import start_fleet_manager
 from rlmesh_ray.actors.placement_options import (
     ActorOptions,
     Placement,

@@ -6,49 +6,20 @@ at the request of a runner, so their owner cannot be the driver; the manager end
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlmesh_ray.actors.actor_restart import MAX_INLINE_BYTES
+from rlmesh_ray.actors.endpoint_moves import EndpointMover, EndpointSpec, ManagedEndpoint
 from rlmesh_ray.actors.env_actor import EnvServiceActor
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.actors.serialized_env import SerializedEnv
 from rlmesh_ray.errors import RlmeshError
 
-_MOVE_TIMEOUT_S = 20.0
-_FULL_FOR_S = 60.0
-"""Pause before another attempt to move an endpoint to a node that had no room."""
 _DRAIN_GRACE_S = 5.0
-_NEEDS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-"""Resources that a movable endpoint may need: Ray's option, and Ray's name of the resource."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointSpec:
-    """The arguments with which one endpoint starts."""
-
-    endpoint_id: str
-    options: Mapping[str, Any]
-    """Ray's options of its actor."""
-    token: str = field(repr=False)
-    address: str | None = None
-    is_movable: bool = False
-    """Whether it moves to the node of the first runner that opens a session with it."""
-
-
-@dataclass(slots=True)
-class _Endpoint:
-    spec: EndpointSpec
-    actor: Any
-    is_placed: bool = False
-    """Whether a runner has opened a session with it: it is never moved again."""
-    moving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class FleetManager:
@@ -66,10 +37,12 @@ class FleetManager:
         self._env = env if len(env.content) < MAX_INLINE_BYTES else ray.put(env)
         self._settings = dict(settings)
         self._registry = shared_registry()
-        self._endpoints: dict[str, _Endpoint] = {}
-        self._leaving: dict[str, _Endpoint] = {}
+        self._endpoints: dict[str, ManagedEndpoint] = {}
+        self._leaving: dict[str, ManagedEndpoint] = {}
         self._draining: set[asyncio.Task[None]] = set()
-        self._full_until_s: dict[str, float] = {}
+        self._mover = EndpointMover(
+            partial(self._actor, announces=False), self._endpoints.__contains__
+        )
         # Calls to an asynchronous actor may overtake each other: ``end`` may come before ``start``.
         self._ended: set[str] = set()
 
@@ -77,7 +50,7 @@ class FleetManager:
         """Start endpoints, but for those already ended; return their actors' handles at once."""
         starting = [spec for spec in specs if spec.endpoint_id not in self._ended]
         for spec in starting:
-            self._endpoints[spec.endpoint_id] = _Endpoint(spec, self._actor(spec, {}))
+            self._endpoints[spec.endpoint_id] = ManagedEndpoint(spec, self._actor(spec, {}))
         return [self._endpoints[spec.endpoint_id].actor for spec in starting]
 
     async def actors(self, endpoint_ids: Sequence[str]) -> list[Any]:
@@ -85,17 +58,10 @@ class FleetManager:
         return [self._endpoints[each].actor for each in endpoint_ids if each in self._endpoints]
 
     async def move_near(self, endpoint_id: str, node_id: str) -> None:
-        """Move an endpoint to a node, if it has never been asked for and the node has room.
-
-        Returns when the endpoint serves at its final place.
-        """
+        """Move an endpoint as ``EndpointMover.move_near`` does."""
         endpoint = self._endpoints.get(endpoint_id)
-        if endpoint is None or endpoint.is_placed or not endpoint.spec.is_movable:
-            return
-        async with endpoint.moving:
-            if not endpoint.is_placed:
-                await self._move_to(endpoint, node_id)
-                endpoint.is_placed = True
+        if endpoint is not None:
+            await self._mover.move_near(endpoint, node_id)
 
     async def retire(self, endpoint_ids: Iterable[str], timeout_s: float) -> None:
         """Give endpoints no new sessions, and end each one after its last session.
@@ -140,52 +106,15 @@ class FleetManager:
             **self._settings,
         )
 
-    async def _move_to(self, endpoint: _Endpoint, node_id: str) -> None:
-        """Start an endpoint on a node and end its former actor; without room it stays."""
-        if not self._has_room(node_id, endpoint.spec.options):
-            return
-        actor = None
-        try:
-            description = await _await_within(_MOVE_TIMEOUT_S, endpoint.actor.describe.remote())
-            if description["node_id"] == node_id or description["num_sessions"]:
-                return
-            # Elsewhere at once if that node is full all the same, or lost later.
-            on_node = NodeAffinitySchedulingStrategy(node_id, soft=True, _spill_on_unavailable=True)
-            changes = {"scheduling_strategy": on_node}
-            actor = self._actor(endpoint.spec, changes, announces=False)
-            async with asyncio.timeout(_MOVE_TIMEOUT_S):
-                description = await actor.describe.remote()
-            if description["node_id"] == node_id and endpoint.spec.endpoint_id in self._endpoints:
-                # The new actor counts from here on, even if the call fails: the registry may have
-                # its record already, and the former actor would then end itself.
-                actor, endpoint.actor = endpoint.actor, actor
-                await _await_within(_MOVE_TIMEOUT_S, endpoint.actor.announce.remote())
-                return
-            self._full_until_s[node_id] = time.monotonic() + _FULL_FOR_S
-        except (TimeoutError, RlmeshError, ray.exceptions.RayError):
-            self._full_until_s[node_id] = time.monotonic() + _FULL_FOR_S
-        finally:
-            if actor is not None:  # the one that is not kept
-                ray.kill(actor)
-
-    def _has_room(self, node_id: str, options: Mapping[str, Any]) -> bool:
-        """Return whether an endpoint may fit on a node, by what Ray knows now."""
-        if time.monotonic() < self._full_until_s.get(node_id, 0.0):
-            return False
-        free = available_resources_per_node().get(node_id, {})
-        needs = {name: options.get(option) or 0 for option, name in _NEEDS.items()}
-        return all(free.get(name, 0.0) >= amount for name, amount in needs.items())
-
-    async def _drain(self, endpoint: _Endpoint, timeout_s: float) -> None:
+    async def _drain(self, endpoint: ManagedEndpoint, timeout_s: float) -> None:
         async with endpoint.moving:  # after a move the new actor is drained
             # Without an answer its sessions are lost, or their time is over.
             with contextlib.suppress(TimeoutError, RlmeshError, ray.exceptions.RayError):
-                await _await_within(
-                    timeout_s + _DRAIN_GRACE_S, endpoint.actor.drain.remote(timeout_s)
-                )
+                async with asyncio.timeout(timeout_s + _DRAIN_GRACE_S):
+                    await endpoint.actor.drain.remote(timeout_s)
             await self._end(endpoint)
 
-    async def _end(self, endpoint: _Endpoint) -> None:
+    async def _end(self, endpoint: ManagedEndpoint) -> None:
         endpoint_id = endpoint.spec.endpoint_id
         self._endpoints.pop(endpoint_id, None)
         self._leaving.pop(endpoint_id, None)
@@ -230,8 +159,3 @@ def find_fleet_manager(fleet: str) -> Any:
 
 def _name(fleet: str) -> str:
     return f"env-fleet/{fleet}"
-
-
-async def _await_within(timeout_s: float, answer: Awaitable[Any]) -> Any:
-    async with asyncio.timeout(timeout_s):
-        return await answer

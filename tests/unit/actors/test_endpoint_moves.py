@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import ray as real_ray
 
-from rlmesh_ray.actors import fleet_manager as manager_module
-from rlmesh_ray.actors.fleet_manager import EndpointSpec, FleetManager
+from rlmesh_ray.actors import endpoint_moves, fleet_manager
+from rlmesh_ray.actors.endpoint_moves import EndpointMover, EndpointSpec
+from rlmesh_ray.actors.fleet_manager import FleetManager
 from rlmesh_ray.actors.serialized_env import SerializedEnv
 from rlmesh_ray.errors import RlmeshError
 
@@ -69,10 +70,11 @@ class MovableFleet:
         def kill(actor: FakeActor) -> None:
             actor.is_alive = False
 
-        monkeypatch.setattr(manager_module, "shared_registry", FakeRegistry)
+        monkeypatch.setattr(fleet_manager, "shared_registry", FakeRegistry)
         ray = SimpleNamespace(kill=kill, exceptions=real_ray.exceptions)
-        monkeypatch.setattr(manager_module, "ray", ray)
-        monkeypatch.setattr(FleetManager, "_has_room", lambda *_: True)
+        monkeypatch.setattr(fleet_manager, "ray", ray)
+        monkeypatch.setattr(endpoint_moves, "ray", ray)
+        monkeypatch.setattr(EndpointMover, "_has_room", lambda *_: True)
         monkeypatch.setattr(FleetManager, "_actor", start)
         self.manager = FleetManager("fleet", SerializedEnv(b""), {})
 
