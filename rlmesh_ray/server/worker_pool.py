@@ -90,21 +90,21 @@ class WorkerPool:
         """
         await self._limit.reserve(self._leaving, _PLACE_TIMEOUT_S)
 
-    async def replace(self, gone: WorkerProcess | None) -> WorkerProcess:
+    async def discard(self, worker: WorkerProcess | None) -> None:
+        """Kill the worker that a session has lost, and count its restart; None: it had none."""
+        if worker in self._out:  # not so when a caller that was cancelled comes again
+            self.counts.note_worker_restart()
+            self._out.discard(worker)
+            await in_thread(worker.kill)
+
+    async def take(self) -> WorkerProcess:
         """Return a fresh worker for a session that has a place.
 
         When the caller is cancelled, a start goes on and serves the next session.
 
-        Args:
-            gone: The worker that the session has lost, which is killed; None: it had none yet.
-
         Raises:
             EnvStartError: The environment could not be created, or the endpoint is closing.
         """
-        if gone in self._out:  # not so when a caller that was cancelled comes again
-            self.counts.note_worker_restart()
-            self._out.discard(gone)
-            await in_thread(gone.kill)
         if self._spare is None and self._leaving and self._source.can_recreate:
             # The worker of a session that has just ended is cleared and renewed quickly.
             await asyncio.wait(

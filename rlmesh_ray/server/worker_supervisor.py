@@ -1,4 +1,4 @@
-"""The worker of one session, used from the event loop: deadlines, crashes, replacement."""
+"""The worker of one session, used from the event loop: its deadlines, crashes and restarts."""
 
 import asyncio
 import logging
@@ -163,7 +163,7 @@ class SessionEpisodeCounters:
 
 
 class WorkerSupervisor:
-    """Sends a session's commands to its worker, and replaces a worker that is gone.
+    """Sends a session's commands to its worker, and restarts a worker that has crashed or hung.
 
     Args:
         pool: Provides the workers; the session has a place in it.
@@ -349,13 +349,15 @@ class WorkerSupervisor:
         self._finishing = asyncio.ensure_future(self._finish(worker))
 
     async def make_ready(
-        self, deadline: Deadline, before_another: Callable[[], None]
+        self, deadline: Deadline, before_restart: Callable[[], None]
     ) -> Failure | None:
-        """Make sure that there is an idle worker; return the failure if there is none.
+        """Make sure that there is an idle worker: restart one that has crashed or was killed.
+
+        Returns the failure if there is none in time.
 
         Args:
             deadline: When it must be there.
-            before_another: Called before a worker is replaced.
+            before_restart: Called before a worker is started.
         """
         message = ""
         try:
@@ -365,8 +367,9 @@ class WorkerSupervisor:
                     await self._finished()
                     if self.process is None or not self.process.is_alive:
                         message = NOT_STARTED
-                        before_another()
-                        self.process = await self._pool.replace(self.process)
+                        before_restart()
+                        await self._pool.discard(self.process)
+                        self.process = await self._pool.take()
         except TimeoutError:
             # It goes on finishing or starting; the next Reset finds it.
             return self.timed_out(message, deadline.timeout_ms)
