@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from rlmesh_ray import __version__
-from rlmesh_ray.cli.bench import bench
+from rlmesh_ray.cli.commands.bench import bench
 from rlmesh_ray.cli.commands.check import check
 from rlmesh_ray.cli.commands.evaluate import evaluate
 from rlmesh_ray.cli.commands.inspect import inspect

@@ -13,6 +13,12 @@ from rlmesh_ray.client.remote_model import RemoteModel
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.evaluation.coordinator import Attempt, Coordinator, EndpointGroup, News
+from rlmesh_ray.evaluation.endpoint_worker import (
+    ActionSource,
+    EndpointWorker,
+    FunctionActionSource,
+    RemoteActionSource,
+)
 from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult, EvaluationResult, Loss
 from rlmesh_ray.evaluation.seeds import check_seeds
 from rlmesh_ray.evaluation.session_sources import (
@@ -20,12 +26,6 @@ from rlmesh_ray.evaluation.session_sources import (
     EndpointPlace,
     SessionSource,
     session_sources,
-)
-from rlmesh_ray.evaluation.worker import (
-    ActionSource,
-    EndpointWorker,
-    FunctionActionSource,
-    RemoteActionSource,
 )
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_int, require_seconds
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlmesh_ray.cli import bench
+from rlmesh_ray.cli.commands import bench
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.errors import ConfigurationError
 

@@ -10,7 +10,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
 
-from rlmesh_ray.dialects.rllink.runner.plan import RLLINK_KEY
+from rlmesh_ray.dialects.rllink.runner.listen_plan import RLLINK_KEY
 from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.rllib import RLMeshRLlinkEnvRunner, configure, configure_rllink
 

@@ -14,7 +14,7 @@ from rlmesh_ray.rllib.runner.multi_agent_columns import (
     AgentSpec,
     agents_of_lane,
 )
-from rlmesh_ray.rllib.runner.next_step_session import NextStepSession, SessionBatch
+from rlmesh_ray.rllib.runner.next_step_autoreset import NextStepSession, SessionBatch
 from rlmesh_ray.rllib.runner.runner_env import LaneCall, LaneCalls
 from rlmesh_ray.rllib.runner.session_group import SessionGroup
 from rlmesh_ray.spaces.contract import EnvContract

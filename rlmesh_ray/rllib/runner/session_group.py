@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.rllib.runner.lane_infos import joined
-from rlmesh_ray.rllib.runner.next_step_session import NextStepSession, SessionBatch
+from rlmesh_ray.rllib.runner.next_step_autoreset import NextStepSession, SessionBatch
 from rlmesh_ray.spaces.batch import Column, leaves, unflatten
 from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.contract import EnvContract

@@ -19,7 +19,7 @@ from ray.rllib.utils.spaces.space_utils import (
 
 from rlmesh_ray.dialects.rllink.runner.episode_recorder import ActionRequest, ChosenAction
 from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue
-from rlmesh_ray.dialects.rllink.runner.weights import WeightsVersion
+from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.models.fast_path.action_sampling import ActionSampler, as_arrays
 

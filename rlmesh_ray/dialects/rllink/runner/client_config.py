@@ -8,9 +8,9 @@ import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
 
+from rlmesh_ray.dialects.rllink.runner.listen_plan import RLLINK_KEY, RLlinkPlan
 from rlmesh_ray.dialects.rllink.runner.onnx_export import OUTPUT, distribution_of
-from rlmesh_ray.dialects.rllink.runner.plan import RLLINK_KEY, RLlinkPlan
-from rlmesh_ray.dialects.rllink.runner.sample_spaces import SampleSpaces
+from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.wire import messages as m
 
 

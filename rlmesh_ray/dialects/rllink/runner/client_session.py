@@ -10,8 +10,8 @@ import numpy as np
 from rlmesh_ray.dialects.rllink.runner.chunk_queue import EpisodeProgress, ReceivedChunk
 from rlmesh_ray.dialects.rllink.runner.episode_recorder import ActionRequest, EpisodeRecorder
 from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue
-from rlmesh_ray.dialects.rllink.runner.sample_spaces import SampleSpaces
-from rlmesh_ray.dialects.rllink.runner.weights import WeightsVersion
+from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
+from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.server.rllink_server import ImmediateOrLaterReply
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import RemoteProtocolError

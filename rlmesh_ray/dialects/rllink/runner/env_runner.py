@@ -24,13 +24,13 @@ from rlmesh_ray.dialects.rllink.runner.batched_inference import (
 from rlmesh_ray.dialects.rllink.runner.client_config import client_config, weights_extras
 from rlmesh_ray.dialects.rllink.runner.client_session import SimulatorSession
 from rlmesh_ray.dialects.rllink.runner.episode_chain import EpisodeChain
+from rlmesh_ray.dialects.rllink.runner.listen_plan import RLlinkPlan, rllink_plan_of
 from rlmesh_ray.dialects.rllink.runner.logp_recomputer import LogpRecomputer
 from rlmesh_ray.dialects.rllink.runner.model_service_policy import ReportingPolicy
 from rlmesh_ray.dialects.rllink.runner.onnx_export import OnnxModel, distribution_of
-from rlmesh_ray.dialects.rllink.runner.plan import RLlinkPlan, rllink_plan_of
 from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue
-from rlmesh_ray.dialects.rllink.runner.sample_spaces import SampleSpaces
-from rlmesh_ray.dialects.rllink.runner.weights import WeightsVersion
+from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
+from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.server.deferred_model import DeferredModelServer
 from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkServer
 from rlmesh_ray.dialects.rllink.wire import messages as m

@@ -11,8 +11,8 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray.dialects.rllink.runner.chunk_queue import EpisodeProgress, ReceivedChunk
 from rlmesh_ray.dialects.rllink.runner.logp_recomputer import LogpRecomputer
-from rlmesh_ray.dialects.rllink.runner.sample_spaces import SampleSpaces
-from rlmesh_ray.dialects.rllink.runner.weights import WeightsVersion
+from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
+from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.rllib.fast_path.episode_factory import EpisodeFactory
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlmesh_ray.dialects.rllink.runner.episode_recorder import ActionRequest, EpisodeRecorder
 from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue
-from rlmesh_ray.dialects.rllink.runner.sample_spaces import SampleSpaces
+from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.runner.step_reports import StepReport, StepReportReader
 from rlmesh_ray.dialects.rllink.server.deferred_model import ChosenActions
 from rlmesh_ray.dialects.rllink.wire import messages as m

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from rlmesh_ray.dialects.rllink.runner.chunk_queue import ChunkQueue, EpisodeProgress, ReceivedChunk
 from rlmesh_ray.dialects.rllink.runner.inflight_steps import InflightSteps
-from rlmesh_ray.dialects.rllink.runner.weights import WeightsVersion
+from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.wire import messages as m
 
 MakeReply = Callable[[WeightsVersion], m.Reply | None]

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlmesh_ray.dialects.rllink.runner.sample_spaces import SampleSpaces
+from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import (
     CodecError,

@@ -18,15 +18,15 @@ from rlmesh_ray.dialects.rllink.client.onnx_policy import OnnxPolicy
 from rlmesh_ray.dialects.rllink.runner import logp_recomputer
 from rlmesh_ray.dialects.rllink.runner.batched_inference import action_transform_for
 from rlmesh_ray.dialects.rllink.runner.client_config import client_config, weights_extras
+from rlmesh_ray.dialects.rllink.runner.listen_plan import RLlinkPlan
 from rlmesh_ray.dialects.rllink.runner.logp_recomputer import LogpRecomputer
 from rlmesh_ray.dialects.rllink.runner.onnx_export import (
     OnnxModel,
     distribution_inputs,
     distribution_of,
 )
-from rlmesh_ray.dialects.rllink.runner.plan import RLlinkPlan
-from rlmesh_ray.dialects.rllink.runner.sample_spaces import SampleSpaces
-from rlmesh_ray.dialects.rllink.runner.weights import WeightsVersion
+from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
+from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import ConfigurationError
 

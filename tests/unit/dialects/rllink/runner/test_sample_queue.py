@@ -14,8 +14,8 @@ from rlmesh_ray.dialects.rllink.runner.episode_chain import EpisodeChain
 from rlmesh_ray.dialects.rllink.runner.episode_recorder import ActionRequest, ChosenAction
 from rlmesh_ray.dialects.rllink.runner.inflight_steps import InflightSteps
 from rlmesh_ray.dialects.rllink.runner.sample_queue import PendingReplies, SampleQueue
-from rlmesh_ray.dialects.rllink.runner.sample_spaces import SampleSpaces
-from rlmesh_ray.dialects.rllink.runner.weights import WeightsVersion
+from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
+from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, RemoteProtocolError
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlmesh_ray.cli.bench import BY_ITSELF, RUNNER, what_limits
+from rlmesh_ray.cli.commands.bench import BY_ITSELF, RUNNER, what_limits
 
 MEMORY = "shared memory"
 

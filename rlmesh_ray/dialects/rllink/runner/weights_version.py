@@ -1,4 +1,4 @@
-"""The weights that simulators act with: one version after another."""
+"""WeightsVersion: one version of the weights that simulators act with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

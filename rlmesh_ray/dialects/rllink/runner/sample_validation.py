@@ -1,4 +1,4 @@
-"""What simulators send, held against the spaces: nothing else reaches the learner."""
+"""Validation of what simulators send, by the spaces: nothing else reaches the learner."""
 
 import math
 from typing import Any
