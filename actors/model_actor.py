@@ -14,10 +14,10 @@ from rlmesh_ray.actors.ray_calls import get_result
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.actors.server_actor import ServerActor, default_address
-from rlmesh_ray.actors.weight_store import find_weight_store, offer, start_weight_store
+from rlmesh_ray.actors.weight_store import find_weight_store, load_newest, offer, start_weight_store
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, PolicyError, RlmeshError
+from rlmesh_ray.errors import ConfigurationError, PolicyError, RlmeshError
 from rlmesh_ray.models.loading import as_policy, load_policy
 from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
 from rlmesh_ray.server.bind_policy import checked_address
@@ -76,7 +76,7 @@ class ModelReplica(ServerActor[ModelServer]):
             )
             try:
                 # Before any client can connect: after a restart, too, only the newest weights act.
-                self._take_up(server)
+                load_newest(self._store, server)
                 return server.start()
             except BaseException:
                 server.stop(0.0)
@@ -140,16 +140,6 @@ class ModelReplica(ServerActor[ModelServer]):
         if newest and newest[0].version > server.policy_version:
             server.set_weights(get_result(newest[0].reference), version=newest[0].version)
         return server.policy_version
-
-    def _take_up(self, server: ModelServer) -> None:
-        """Load the newest stored weights that the policy accepts."""
-        for stored in get_result(self._store.newest.remote()):
-            try:
-                server.set_weights(get_result(stored.reference), version=stored.version)
-            except (PolicyError, EndpointUnreachableError) as error:
-                logger.warning("version %d of the weights is skipped: %s", stored.version, error)
-            else:
-                return
 
 
 class ModelActorFactory:

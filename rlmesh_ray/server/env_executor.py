@@ -30,7 +30,8 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.server.counters import LaneCounters
 from rlmesh_ray.server.direct_supervisor import DirectSupervisor
 from rlmesh_ray.server.env_dialects import EnvServerDialect
-from rlmesh_ray.server.worker_supervisor import Deadline, WorkerSupervisor, as_failure
+from rlmesh_ray.server.request_deadline import Deadline
+from rlmesh_ray.server.worker_supervisor import WorkerSupervisor, as_failure
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport.direct_handle import DirectHandle

@@ -13,7 +13,7 @@ from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES
 from rlmesh_ray.protocol.failure_effects import Failure
 from rlmesh_ray.protocol.messages import EnvErrorCode
 from rlmesh_ray.server.env_executor import EnvExecutor
-from rlmesh_ray.server.worker_supervisor import Deadline
+from rlmesh_ray.server.request_deadline import Deadline
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 
 T = TypeVar("T")

@@ -1,77 +1,22 @@
-"""The worker of one session, used from the event loop: its deadlines, crashes and restarts."""
+"""The worker of one session, used from the event loop: its late answers, crashes and restarts."""
 
 import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-from rlmesh_ray.envs.commands import Command, Outcome, Reply, ResetReply, SkipRequestCommand
+from rlmesh_ray.envs.commands import Command, Reply, ResetReply, SkipRequestCommand
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import EnvStartError
 from rlmesh_ray.polling import AdaptiveSpin
 from rlmesh_ray.protocol.failure_effects import NOT_STARTED, Failure, FailureKind
 from rlmesh_ray.server.event_loop import in_thread
 from rlmesh_ray.server.log_context import current, logged_as
+from rlmesh_ray.server.request_deadline import Deadline, take_reply, wait_for_reply
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.transport.exactly_once import EndpointSide
 from rlmesh_ray.transport.session_progress import EpisodeCounts, SessionProgress
-
-
-async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> bool:
-    """Wait until the reply of ``worker`` has arrived, or the worker has ended.
-
-    The rest of the command is sent meanwhile.
-
-    Args:
-        worker: Has not ended.
-        deadline_s: In the loop's time; None: wait for ever.
-
-    Returns:
-        False if the loop's time passed ``deadline_s`` first.
-    """
-    if worker.has_reply:  # read already: the socket does not become readable for it again
-        return True
-    loop = asyncio.get_running_loop()
-    arrival: asyncio.Future[bool] = loop.create_future()
-    descriptor = worker.fileno()
-
-    def advance() -> None:
-        if worker.advance():
-            _set_result(arrival, True)
-        elif is_sending and not worker.is_sending:
-            loop.remove_writer(descriptor)
-
-    is_sending = worker.is_sending
-    timer = (
-        loop.call_at(deadline_s, _set_result, arrival, False) if deadline_s is not None else None
-    )
-    loop.add_reader(descriptor, advance)
-    if is_sending:
-        loop.add_writer(descriptor, advance)
-    try:
-        return await arrival
-    finally:
-        loop.remove_reader(descriptor)
-        if is_sending:
-            loop.remove_writer(descriptor)
-        if timer is not None:
-            timer.cancel()
-
-
-async def take_reply(worker: WorkerProcess) -> Outcome:
-    """Return the reply that has arrived, or the failure of a worker that has ended."""
-    if worker.has_reply:
-        return worker.receive()
-    # The system may take a moment to end a large process.
-    return await in_thread(worker.receive)
-
-
-def _set_result(future: "asyncio.Future[bool]", value: bool) -> None:
-    if not future.done():
-        future.set_result(value)
-
 
 _LOG = logging.getLogger(__name__)
 
@@ -99,26 +44,6 @@ _REPORTED_KINDS = {
     FailureKind.BAD_OBSERVATION,
 }
 """Failures of the environment, which are logged for its operator; other ones are the client's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """The time by which a request or call must be answered."""
-
-    timeout_ms: int
-    at_s: float | None
-    """In the loop's time; None: never."""
-
-    @classmethod
-    def after(cls, timeout_ms: int, waited_s: float = 0.0) -> Self:
-        """Return the time that lies ``timeout_ms`` ahead, less what has passed; 0: never."""
-        now_s = asyncio.get_running_loop().time() - waited_s
-        return cls(timeout_ms, now_s + timeout_ms / 1000 if timeout_ms > 0 else None)
-
-    @property
-    def has_passed(self) -> bool:
-        """Whether that time has come."""
-        return self.at_s is not None and asyncio.get_running_loop().time() >= self.at_s
 
 
 class SessionEpisodeCounters:

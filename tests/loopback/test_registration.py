@@ -23,9 +23,9 @@ from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.pool_tokens import endpoint_token, registration_token
 from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.cli.main import main
-from rlmesh_ray.client import pool_registration as registration_module
+from rlmesh_ray.client import endpoint_registration as registration_module
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.pool_registration import RegistrarOptions, Registration
+from rlmesh_ray.client.endpoint_registration import RegistrarOptions, Registration
 from rlmesh_ray.errors import (
     AccessDeniedError,
     ConfigurationError,

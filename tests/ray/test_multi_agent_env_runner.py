@@ -27,8 +27,8 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.rllib import RLMeshMultiAgentEnvRunner, configure
 from rlmesh_ray.rllib.runner import retry_policy
+from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession
 from rlmesh_ray.rllib.runner.multi_agent_env import MultiAgentSessionGroup
-from rlmesh_ray.rllib.runner.next_step_autoreset import NextStepSession
 from tests.ray.multi_agent_worlds import (
     NUMBERED,
     Crossing,

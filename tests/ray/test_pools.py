@@ -27,7 +27,7 @@ from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.pool_tokens import endpoint_token
 from rlmesh_ray.auth.server_tls import ServerTls
-from rlmesh_ray.client.pool_registration import RegistrarOptions, Registration
+from rlmesh_ray.client.endpoint_registration import RegistrarOptions, Registration
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,

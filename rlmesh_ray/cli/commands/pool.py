@@ -22,7 +22,7 @@ from rlmesh_ray.cli.options.common import (
     client_tls,
 )
 from rlmesh_ray.cli.options.serving import AddressToListen, TlsClientAuthority, server_tls
-from rlmesh_ray.cli.registered_server import POOL_TOKEN_VARIABLE, pool_secret
+from rlmesh_ray.cli.register_with_pool import POOL_TOKEN_VARIABLE, pool_secret
 from rlmesh_ray.errors import ConfigurationError, EndpointError
 
 if TYPE_CHECKING:

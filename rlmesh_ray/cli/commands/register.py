@@ -10,7 +10,7 @@ import typer
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import DebugFlag, JsonFlag, client_tls
-from rlmesh_ray.cli.registered_server import (
+from rlmesh_ray.cli.register_with_pool import (
     EndpointIdOption,
     PoolAuthorityOption,
     PoolTokenOption,
@@ -81,7 +81,7 @@ def register(
 
 def _attend(console: Console, entry: RegistrationConfig) -> None:
     """Keep the endpoint registered as long as it answers."""
-    from rlmesh_ray.client.pool_registration import Registration
+    from rlmesh_ray.client.endpoint_registration import Registration
 
     place = entry.listening
     registration = Registration(

@@ -45,7 +45,7 @@ from rlmesh_ray.cli.options.serving import (
     dialect_option,
     server_tls,
 )
-from rlmesh_ray.cli.registered_server import (
+from rlmesh_ray.cli.register_with_pool import (
     AdvertiseOption,
     EndpointIdOption,
     LeaveTimeOption,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.rllib.runner.next_step_autoreset import SessionBatch
+from rlmesh_ray.rllib.runner.autoreset_emulation import SessionBatch
 from rlmesh_ray.spaces.batch import flatten, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.contract import EnvContract

@@ -8,13 +8,13 @@ from gymnasium.spaces import Dict
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 
+from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession, SessionBatch
 from rlmesh_ray.rllib.runner.multi_agent_columns import (
     AgentBatch,
     AgentColumns,
     AgentSpec,
     agents_of_lane,
 )
-from rlmesh_ray.rllib.runner.next_step_autoreset import NextStepSession, SessionBatch
 from rlmesh_ray.rllib.runner.runner_env import LaneCall, LaneCalls
 from rlmesh_ray.rllib.runner.session_group import SessionGroup
 from rlmesh_ray.spaces.contract import EnvContract

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.polling import WakeupDescriptors
+from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession, SessionBatch
 from rlmesh_ray.rllib.runner.lane_infos import joined
-from rlmesh_ray.rllib.runner.next_step_autoreset import NextStepSession, SessionBatch
 from rlmesh_ray.spaces.batch import Column, leaves, unflatten
 from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.contract import EnvContract

@@ -13,7 +13,7 @@ from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED
 
 from rlmesh_ray.errors import EndpointClosedError, RemoteEnvError, RlmeshError
-from rlmesh_ray.rllib.runner.next_step_autoreset import unusable_step
+from rlmesh_ray.rllib.runner.autoreset_emulation import unusable_step
 from rlmesh_ray.rllib.runner.slot import Slot, SlotPhase
 from rlmesh_ray.rllib.runner.slot_state import SlotState
 

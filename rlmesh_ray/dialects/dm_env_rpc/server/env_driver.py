@@ -12,8 +12,9 @@ from rlmesh_ray.envs.commands import ResetCommand, ResetReply, StepCommand, Step
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server.event_loop import in_thread
+from rlmesh_ray.server.request_deadline import Deadline
 from rlmesh_ray.server.worker_pool import WorkerPool
-from rlmesh_ray.server.worker_supervisor import Deadline, WorkerSupervisor, as_failure
+from rlmesh_ray.server.worker_supervisor import WorkerSupervisor, as_failure
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column
 

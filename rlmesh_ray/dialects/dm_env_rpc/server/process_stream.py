@@ -25,7 +25,7 @@ from rlmesh_ray.dialects.dm_env_rpc.server.settings import (
     join_settings,
     reset_settings,
 )
-from rlmesh_ray.dialects.dm_env_rpc.server.world_registry import WorldRegistry
+from rlmesh_ray.dialects.dm_env_rpc.server.world_membership import WorldRegistry
 from rlmesh_ray.dialects.dm_env_rpc.server.world_runner import WorldRunner
 from rlmesh_ray.dialects.dm_env_rpc.wire.requests import parse_request
 from rlmesh_ray.dialects.dm_env_rpc.wire.responses import (

@@ -12,9 +12,9 @@ from rlmesh_ray.rllib.config.rollout_plan import (
     CombinedResolver,
     FixedAddressResolver,
     RolloutPlan,
-    SessionLayout,
     require_next_step,
 )
+from rlmesh_ray.rllib.config.session_layout import SessionLayout
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract, require_same_contract
 from rlmesh_ray.spaces.spec import DiscreteSpec
 

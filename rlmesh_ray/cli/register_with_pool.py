@@ -21,7 +21,7 @@ from rlmesh_ray.protocol.pool_membership import RegistrationAccepted, checked_na
 
 if TYPE_CHECKING:
     from rlmesh_ray.auth.client_tls import ClientTls
-    from rlmesh_ray.client.pool_registration import RegistrarOptions, Registration
+    from rlmesh_ray.client.endpoint_registration import RegistrarOptions, Registration
     from rlmesh_ray.server.env_server import EnvServer
     from rlmesh_ray.server.statistics import Statistics
 
@@ -118,7 +118,7 @@ class RegistrationConfig:
     @property
     def connect_options(self) -> "RegistrarOptions":
         """Connection options for the registrar."""
-        from rlmesh_ray.client.pool_registration import RegistrarOptions
+        from rlmesh_ray.client.endpoint_registration import RegistrarOptions
 
         return RegistrarOptions(self.registrar, self.pool, self.endpoint_id, self.secret, self.tls)
 
@@ -245,7 +245,7 @@ class RegisteredServer:
 
     def register(self) -> None:
         """Start to register; returns at once."""
-        from rlmesh_ray.client.pool_registration import Registration
+        from rlmesh_ray.client.endpoint_registration import Registration
         from rlmesh_ray.server.statistics_report import pack_report
 
         entry, console, server = self._entry, self._console, self._server

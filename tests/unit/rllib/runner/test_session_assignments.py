@@ -10,9 +10,9 @@ from rlmesh_ray.rllib.config.rollout_plan import (
     EndpointResolver,
     FixedAddressResolver,
     RolloutPlan,
-    SessionLayout,
 )
-from rlmesh_ray.rllib.runner.assigned_endpoints import SessionAssignments, runner_id, session_names
+from rlmesh_ray.rllib.config.session_layout import SessionLayout
+from rlmesh_ray.rllib.runner.session_assignments import SessionAssignments, runner_id, session_names
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import DiscreteSpec
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlmesh_ray.auth.pool_tokens import PoolTokenFile, endpoint_token
 from rlmesh_ray.auth.token_file import TokenFile
-from rlmesh_ray.cli.registered_server import (
+from rlmesh_ray.cli.register_with_pool import (
     POOL_TOKEN_VARIABLE,
     RegistrationConfig,
     pool_secret,
