@@ -144,17 +144,23 @@ class Server(Process):
         name: For messages.
         command: Of the server.
         cores: As of ``Process``.
+        loading_s: Seconds that the server may take to load what it serves; it gets more than that.
 
     Raises:
         EndpointError: It could not be started.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], *, cores: Collection[int] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        cores: Collection[int] | None = None,
+        loading_s: float = 0.0,
     ) -> None:
         super().__init__(name, command, cores=cores)
         try:
-            self.address: str = self.hear()["address"]
+            self.address: str = self.hear(loading_s)["address"]
         except BaseException:
             self.close()
             raise

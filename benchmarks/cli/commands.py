@@ -13,6 +13,7 @@ import typer
 
 from benchmarks.cli.env_commands import growth, installations, sampling, stepping
 from benchmarks.cli.findings_view import FindingsReport
+from benchmarks.cli.gpu_command import gpu
 from benchmarks.cli.learning_view import LearningReport
 from benchmarks.cli.options import (
     QuickFlag,
@@ -171,6 +172,7 @@ app.command(cls=ReadableCommand)(sampling)
 app.command(cls=ReadableCommand)(stepping)
 app.command(cls=ReadableCommand)(growth)
 app.command(cls=ReadableCommand)(scaling)
+app.command(cls=ReadableCommand)(gpu)
 
 
 @app.command(cls=ReadableCommand)

@@ -1,10 +1,13 @@
 """What the raw clients send, made beforehand, and how they tell an answer from an error.
 
 Each server under test has its dialect: this package's, the same frames sent back (the no-op
-server's), and that of the released rlmesh. All have rows of four float32 and two actions.
+server's), and that of the released rlmesh. All have rows of four float32 and two actions, except
+for this package's with images.
 """
 
 import functools
+import math
+import random
 import struct
 from typing import Protocol
 
@@ -21,6 +24,9 @@ SERVICE = "rlmesh.model.v1.ModelService"
 JOIN = f"/{SERVICE}/Join"
 
 _ROW = struct.pack("<4f", 0.01, -0.02, 0.03, -0.04)
+_IMAGE_SHAPE = (84, 84, 4)
+_IMAGE_BYTES = math.prod(_IMAGE_SHAPE)
+_IMAGE = random.Random(0).randbytes(_IMAGE_BYTES)
 _SESSION = "bench"
 _BOUND = 100.0
 
@@ -52,20 +58,28 @@ class Dialect(Protocol):
 
 
 class OurFrames:
-    """Frames of edition 2026.06, as this package has them."""
+    """Frames of edition 2026.06, as this package has them.
+
+    Args:
+        is_image: Whether a row is an image, 84x84x4 uint8, in place of four float32.
+    """
 
     _answers: type[pb.JoinResponse | pb.JoinRequest] = pb.JoinResponse
+
+    def __init__(self, *, is_image: bool = False) -> None:
+        self._contract = image_contract if is_image else contract
+        self._row = _IMAGE if is_image else _ROW
 
     def opening(self, route: str, rows: int) -> bytes:
         """See ``Dialect``."""
         context = PredictContext(_SESSION, route, f"open-{route}")
-        return wire.pack_request(ConfigureRoute(context.request_id, context, contract(rows)))
+        return wire.pack_request(ConfigureRoute(context.request_id, context, self._contract(rows)))
 
     def request(self, route: str, rows: int, request_id: str) -> bytes:
         """See ``Dialect``."""
         slots = tuple(PredictSlot(lane, f"episode-{lane}", 1, False) for lane in range(rows))
         context = PredictContext(_SESSION, route, request_id, slots)
-        return wire.pack_request(Predict(request_id, context, _ROW * rows))
+        return wire.pack_request(Predict(request_id, context, self._row * rows))
 
     def check_opened(self, answer: bytes) -> None:
         """See ``Dialect``."""
@@ -140,13 +154,6 @@ class ReleasedFrames:
         return parts.get(self._REQUEST_ID, b"").decode(errors="replace")
 
 
-DIALECTS: dict[str, Dialect] = {
-    "ours": OurFrames(),
-    "echo": EchoedFrames(),
-    "released": ReleasedFrames(),
-}
-
-
 @functools.cache
 def contract(rows: int) -> EnvContract:
     """Return the contract of all routes of ``rows`` lanes."""
@@ -158,3 +165,24 @@ def contract(rows: int) -> EnvContract:
         num_envs=rows,
         autoreset_mode=AutoresetMode.DISABLED,
     )
+
+
+@functools.cache
+def image_contract(rows: int) -> EnvContract:
+    """Return the contract of routes of ``rows`` lanes that observe images."""
+    low, high = bytes(_IMAGE_BYTES), b"\xff" * _IMAGE_BYTES
+    return EnvContract(
+        id="Images-v0",
+        observation_space=BoxSpec(_IMAGE_SHAPE, "uint8", low, high),
+        action_space=DiscreteSpec(6),
+        num_envs=rows,
+        autoreset_mode=AutoresetMode.DISABLED,
+    )
+
+
+DIALECTS: dict[str, Dialect] = {
+    "ours": OurFrames(),
+    "ours-images": OurFrames(is_image=True),
+    "echo": EchoedFrames(),
+    "released": ReleasedFrames(),
+}

@@ -74,7 +74,7 @@ class Bench:
         Raises:
             EndpointError: There is no number: a client failed, or got no predictions.
         """
-        loads = self._loads(server.port, _DIALECTS[side], task)
+        loads = self.loads(server.port, _DIALECTS[side], task)
         return measure([server.pid], [load.order() for load in loads], cores=self._client_cores)
 
     def take_turns(self, servers: Mapping[Side, Server]) -> Mapping[Side, Reading]:
@@ -93,7 +93,8 @@ class Bench:
     def _client_cores(self) -> list[int] | None:
         return usable_cores()[1:] if self.is_pinned else None
 
-    def _loads(self, port: int, dialect: str, task: "Task") -> list[Load]:
+    def loads(self, port: int, dialect: str, task: "Task") -> list[Load]:
+        """Return the work of each client process that takes part in ``task``."""
         processes = min(task.client_processes or self.client_processes, task.routes)
         shares = [
             tuple(f"route-{index}" for index in range(first, task.routes, processes))

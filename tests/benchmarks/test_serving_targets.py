@@ -11,25 +11,25 @@ from rlmesh_ray.errors import ConfigurationError
 
 
 def test_routes_are_spread_over_the_client_processes_and_none_is_lost() -> None:
-    loads = Bench(client_processes=3)._loads(1, "ours", Task(8))
+    loads = Bench(client_processes=3).loads(1, "ours", Task(8))
 
     assert [len(load.routes) for load in loads] == [3, 3, 2]
     assert len({route for load in loads for route in load.routes}) == 8
 
 
 def test_no_client_process_is_idle() -> None:
-    assert len(Bench(client_processes=4)._loads(1, "ours", Task(1))) == 1
+    assert len(Bench(client_processes=4).loads(1, "ours", Task(1))) == 1
 
 
 def test_arrivals_are_spread_as_the_routes_are() -> None:
-    loads = Bench(client_processes=2)._loads(1, "ours", Task(32, arrivals_per_s=1000.0))
+    loads = Bench(client_processes=2).loads(1, "ours", Task(32, arrivals_per_s=1000.0))
 
     assert [load.arrivals_per_s for load in loads] == [500.0, 500.0]
 
 
 def test_clients_have_connections_of_their_own_when_they_shall() -> None:
-    together = Bench()._loads(1, "ours", Task(64, client_processes=2))
-    apart = Bench()._loads(1, "ours", Task(64, client_processes=2, has_connection_each=True))
+    together = Bench().loads(1, "ours", Task(64, client_processes=2))
+    apart = Bench().loads(1, "ours", Task(64, client_processes=2, has_connection_each=True))
 
     assert [load.connections for load in together] == [1, 1]
     assert [load.connections for load in apart] == [32, 32]

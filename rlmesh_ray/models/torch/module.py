@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -193,12 +194,28 @@ def compiled(function: Any, device: torch.device, buckets: BatchBuckets) -> Any:
             f"{len(buckets.sizes)} buckets are more than torch compiles for one module; give "
             f"{_MOST_COMPILED_SIZES} at most"
         )
+    # On CUDA: graphs that are captured once, in the first run of each size, and replayed. Those of
+    # the mode "reduce-overhead" can be replayed in the thread only that has imported their code (up
+    # to torch 2.12), while each server has a thread of its own.
+    captures: Any = {"triton.cudagraphs": True, "triton.cudagraph_trees": False}
     return torch.compile(
-        function,
+        _with_own_code(function),
         dynamic=not buckets.sizes,
-        # On CUDA: graphs that are captured once and replayed.
-        mode="reduce-overhead" if device.type == "cuda" and buckets.sizes else None,
+        options=captures if device.type == "cuda" and buckets.sizes else None,
     )
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls another one, with a code object of its own.
+
+    Torch keeps compiled code and captured graphs for each code object. Modules of one class would
+    share them, while a captured graph has the addresses of one module's weights.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return FunctionType(call.__code__.replace(), call.__globals__, closure=call.__closure__)
 
 
 def describe(value: Any) -> str:

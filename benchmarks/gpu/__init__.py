@@ -1,0 +1,1 @@
+"""Policies on a GPU: batches beside a plain loop of torch, and clients beside the CPU."""
