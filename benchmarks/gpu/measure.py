@@ -5,7 +5,7 @@ longer than to measure it.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,6 +19,9 @@ from benchmarks.statistics import Spread, percentiles, ratio
 _ROWS_RATE, _MESSAGES_RATE, _MS_A_BATCH = "rows/s", "messages/s", "ms a batch"
 _P50, _P99 = "p50, ms", "p99, ms"
 _TORCH = "torch"
+# The policies of ``batch_loop``, in tables that are not too wide.
+_AS_IT_IS = ("policy", "buckets", _TORCH)
+_COMPILED = ("compiled", "compiled, buckets", _TORCH)
 _DIALECTS = {Network.MLP: "ours", Network.CNN: "ours-images"}
 _COMPILATION_S = 600.0
 
@@ -44,19 +47,20 @@ def measure_gpu(plan: GpuPlan, note: Note) -> Iterator[list[Finding]]:
 
 
 def _batches(plan: GpuPlan, network: Network, note: Note) -> Iterator[list[Finding]]:
-    rates = Record(f"batches in the process, {network}", note)
-    durations = Record(f"batches in the process, {network}", note)
+    workload = f"batches in the process, {network}"
+    rates, durations = Record(workload, note), Record(workload, note)
     for rows, side, repetition, reading in _in_process(plan, network):
         value = reading.answers_per_s * rows
         rates.add(_case(rows), side, repetition, value, _ROWS_RATE, reading)
         median_ms = percentiles(reading.latencies_us).p50 / 1000
         durations.add(_case(rows), side, repetition, median_ms, _MS_A_BATCH, reading)
-    for record, unit in ((rates, _ROWS_RATE), (durations, _MS_A_BATCH)):
-        yield [
-            _finding(f"batches in the process, {network}", _case(rows), unit, sides, _TORCH)
-            for rows in plan.rows
-            for sides in [record.sides(_case(rows))]
-        ]
+    for name, names in {workload: _AS_IT_IS, f"compiled {workload}": _COMPILED}.items():
+        if names is _AS_IT_IS or plan.compiles:
+            for record, unit in ((rates, _ROWS_RATE), (durations, _MS_A_BATCH)):
+                yield [
+                    _finding(name, _case(rows), unit, _some(record, rows, names), _TORCH)
+                    for rows in plan.rows
+                ]
     workload = f"served batches, {network}"
     served = Record(workload, note)
     with ExitStack() as stack:
@@ -77,6 +81,11 @@ def _batches(plan: GpuPlan, network: Network, note: Note) -> Iterator[list[Findi
         )
         for rows in plan.rows
     ]
+
+
+def _some(record: Record, rows: int, names: Sequence[str]) -> dict[str, Spread]:
+    sides = record.sides(_case(rows))
+    return {name: sides[name] for name in names}
 
 
 def _in_process(plan: GpuPlan, network: Network) -> Iterator[tuple[int, str, int, Reading]]:
