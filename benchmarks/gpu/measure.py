@@ -24,6 +24,8 @@ _AS_IT_IS = ("policy", "buckets", _TORCH)
 _COMPILED = ("compiled", "compiled, buckets", _TORCH)
 _DIALECTS = {Network.MLP: "ours", Network.CNN: "ours-images"}
 _COMPILATION_S = 600.0
+_ROW_BYTES = {Network.MLP: 16, Network.CNN: 84 * 84 * 4}
+_FEW_REQUESTS, _SLOW_BYTES_PER_S = 5, 200e6
 
 
 def measure_gpu(plan: GpuPlan, note: Note) -> Iterator[list[Finding]]:
@@ -68,7 +70,10 @@ def _batches(plan: GpuPlan, network: Network, note: Note) -> Iterator[list[Findi
         for repetition in range(plan.repetitions):
             for rows in plan.rows:
                 for side, server in by_turns(list(servers.items()), repetition):
-                    reading = _ask(plan, server, network, Task(1, rows=rows))
+                    per_s = rates.sides(_case(rows))[_TORCH].median
+                    few_s = _FEW_REQUESTS * (rows / per_s + _message_s(network, rows))
+                    task = Task(1, rows=rows, seconds=max(plan.seconds, few_s))
+                    reading = _ask(plan, server, network, task)
                     value = reading.answers_per_s * rows
                     served.add(_case(rows), side, repetition, value, _ROWS_RATE, reading)
     yield [
@@ -81,6 +86,11 @@ def _batches(plan: GpuPlan, network: Network, note: Note) -> Iterator[list[Findi
         )
         for rows in plan.rows
     ]
+
+
+def _message_s(network: Network, rows: int) -> float:
+    """Return how long a message of that many rows takes where messages are slow."""
+    return rows * _ROW_BYTES[network] / _SLOW_BYTES_PER_S
 
 
 def _some(record: Record, rows: int, names: Sequence[str]) -> dict[str, Spread]:

@@ -55,12 +55,11 @@ Opener = Callable[[torch.nn.Module, str], Policy]
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget what other tests have compiled; multiply in float32, as the CPU does."""
+def fresh_compiler() -> Iterator[None]:
+    """Forget what other tests have compiled."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     yield
     torch._dynamo.reset()
 
@@ -148,7 +147,11 @@ def test_a_module_acts_as_on_the_cpu_with_every_option(
 
 
 @pytest.mark.parametrize(("device", "options"), POLICIES)
-def test_a_convolutional_module_acts_as_on_the_cpu(device: str, options: dict[str, Any]) -> None:
+def test_a_convolutional_module_acts_as_on_the_cpu(
+    device: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By default torch convolves with 10 bits of precision on a GPU.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     module = Convolutions()
     frames = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 4), np.uint8)
     of_frames = EnvContract("Test-v0", FRAME, BOX, 16, AutoresetMode.DISABLED)
@@ -247,8 +250,9 @@ def test_all_is_compiled_and_captured_when_a_contract_is_checked(
     captured = []
 
     class CountedGraph(torch.cuda.CUDAGraph):
-        def __init__(self) -> None:
-            captured.append(self)
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            captured.append(cls)
+            return super().__new__(cls, *args, **options)
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CountedGraph)
     policy = TorchPolicy(mlp(), device="cuda", **options)
