@@ -150,11 +150,11 @@ def _clients(plan: GpuPlan, network: Network, note: Note) -> list[Finding]:
                         (_P99, waited.p99 / 1000),
                     ):
                         records[unit].add(
-                            f"{clients} clients", side, repetition, value, unit, reading
+                            _case(clients, "client"), side, repetition, value, unit, reading
                         )
     return [
         _finding(workload, case, unit, record.sides(case), "cpu")
-        for case in [f"{clients} clients" for clients in plan.clients]
+        for case in [_case(clients, "client") for clients in plan.clients]
         for unit, record in records.items()
     ]
 
@@ -205,5 +205,5 @@ def _finding(
     return Finding(workload, case, unit, sides, comparisons)
 
 
-def _case(rows: int) -> str:
-    return f"{rows} row" if rows == 1 else f"{rows:,} rows"
+def _case(count: int, of: str = "row") -> str:
+    return f"{count:,} {of}" if count == 1 else f"{count:,} {of}s"
