@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -137,6 +137,8 @@ class TorchModule:
         replace(check_weights(self._module, weights))
 
     def _tensor(self, array: np.ndarray[Any, Any], part: PaddedBatch) -> torch.Tensor:
+        if self.device.type != "cpu":
+            return self._on_device(array, part)
         if part.size == len(array):
             # Values from the wire are read-only, which a tensor cannot be.
             flags = array.flags
@@ -146,8 +148,27 @@ class TorchModule:
             padded = np.zeros((part.size, *array.shape[1:]), array.dtype)
             padded[: part.num_rows] = array[part.rows]
             array = padded
-        tensor = torch.from_numpy(array)
-        return tensor if self.device.type == "cpu" else tensor.to(self.device)
+        return torch.from_numpy(array)
+
+    def _on_device(self, array: np.ndarray[Any, Any], part: PaddedBatch) -> torch.Tensor:
+        """Copy rows to the device, once; padding is written there."""
+        rows = torch.from_numpy(_for_reading(array[part.rows]))
+        if part.size == part.num_rows:
+            return rows.to(self.device)
+        padded = rows.new_empty((part.size, *rows.shape[1:]), device=self.device)
+        padded[: part.num_rows] = rows
+        padded[part.num_rows :] = 0
+        return padded
+
+
+def _for_reading(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array as torch takes it, without a copy; the tensor must not be written to."""
+    if not array.flags.c_contiguous:
+        return array.copy()
+    if array.flags.writeable:
+        return array
+    view = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+    return np.asarray(SimpleNamespace(__array_interface__=view, owner=array))
 
 
 def torch_device(name: str) -> torch.device:
