@@ -216,8 +216,9 @@ def compiled(function: Any, device: torch.device, buckets: BatchBuckets) -> Any:
             f"{_MOST_COMPILED_SIZES} at most"
         )
     # On CUDA: graphs that are captured once, in the first run of each size, and replayed. Those of
-    # the mode "reduce-overhead" can be replayed in the thread only that has imported their code (up
-    # to torch 2.12), while each server has a thread of its own.
+    # the mode "reduce-overhead" can be replayed in the thread only that has imported their code
+    # (up to torch 2.12), while each server has a thread of its own. A capture fails where another
+    # thread of the process uses the GPU meanwhile: policies are checked one after the other.
     captures: Any = {"triton.cudagraphs": True, "triton.cudagraph_trees": False}
     return torch.compile(
         _with_own_code(function),
