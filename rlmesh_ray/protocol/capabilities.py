@@ -9,8 +9,6 @@ order. Routes of one policy share its thread and its batches, so that a slow bat
 their predictions; opening and closing routes does not wait for it."""
 SUBSET_STEP = "subset_step"
 """``rlmesh-wire-v1``: Reset and Step may name lanes."""
-OBSERVATION_HISTORY = "rlmesh.model.observation_history.v1"
-"""``rlmesh-wire-v1``: the model accepts former observations."""
 YES = "true"
 """The value of a present capability in ``rlmesh-wire-v1``."""
 

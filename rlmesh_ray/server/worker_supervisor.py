@@ -284,20 +284,18 @@ class WorkerSupervisor:
             deadline: When it must be there.
             before_restart: Called before a worker is started.
         """
-        message = ""
+        failure = await self.make_idle(deadline)
+        if failure is not None or (self.process is not None and self.process.is_alive):
+            return failure
+        before_restart()
         try:
             with self._timer:
                 async with asyncio.timeout_at(deadline.at_s):
-                    message = "still busy with an earlier request after"
-                    await self._finished()
-                    if self.process is None or not self.process.is_alive:
-                        message = NOT_STARTED
-                        before_restart()
-                        await self._pool.discard(self.process)
-                        self.process = await self._pool.take()
+                    await self._pool.discard(self.process)
+                    self.process = await self._pool.take()
         except TimeoutError:
-            # It goes on finishing or starting; the next Reset finds it.
-            return self.timed_out(message, deadline.timeout_ms)
+            # It goes on starting; the next Reset finds it.
+            return self.timed_out(NOT_STARTED, deadline.timeout_ms)
         except EnvStartError as error:
             return self.failed(FailureKind.CRASHED, str(error), error.traceback_text)
         return None

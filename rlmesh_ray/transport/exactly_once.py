@@ -254,11 +254,6 @@ class ClientSide:
         """Note that the next request has been sent, over either transport."""
         self._last += 1
 
-    @property
-    def on_direct(self) -> int:
-        """Number of the request in flight on the direct connection; 0: none."""
-        return self._on_direct
-
     def sent_direct(self) -> None:
         """Note that the next request has been sent on the direct connection.
 

@@ -9,12 +9,19 @@ from pathlib import Path
 import pytest
 
 from rlmesh_ray.server import metrics
+from rlmesh_ray.server.metrics import HistogramMetric, Metric
 
 ROOT = Path(__file__).parents[2]
 EXTRA = ROOT / ".venvs" / "ray_metrics"
 
 pytestmark = pytest.mark.slow
 
+NAMES = {
+    metric.exported
+    for each in vars(metrics).values()
+    if isinstance(each, Metric | HistogramMetric)
+    for metric in (each.metrics if isinstance(each, HistogramMetric) else (each,))
+}
 Values = dict[tuple[str, str, str], float]
 
 
@@ -24,9 +31,8 @@ def exported() -> Values:
     assert (EXTRA / "opencensus").exists(), (
         "run `make .venvs/ray_metrics/.ready` first (`make test-slow` does)"
     )
-    wanted = [metric.exported for metric in metrics.ALL_METRICS]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.peers.ray_metrics.exporting", *wanted],
+        [sys.executable, "-W", "ignore", "-m", "tests.peers.ray_metrics.exporting", *NAMES],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(EXTRA), "PYTHONWARNINGS": "ignore"},
         stdout=subprocess.PIPE,
@@ -41,10 +47,8 @@ def exported() -> Values:
     }
 
 
-def test_every_metric_reaches_whoever_scrapes_a_node(exported: Values) -> None:
-    wanted = {metric.exported for metric in metrics.ALL_METRICS}
-
-    assert wanted <= {name for _, name, _ in exported}
+def test_ray_exports_every_metric(exported: Values) -> None:
+    assert {name for _, name, _ in exported} >= NAMES
 
 
 def test_what_an_environment_counts_is_added_up(exported: Values) -> None:

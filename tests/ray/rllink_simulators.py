@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlmesh_ray.dialects.rllink.client.agents import Agent, LocalAgent, RemoteAgent
+from rlmesh_ray.dialects.rllink.client.agents import LocalAgent, RemoteAgent
 from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
 from rlmesh_ray.errors import RlmeshError
 
@@ -60,6 +60,9 @@ class Repeat(gymnasium.Env[Any, Any]):
 
 gymnasium.register("RLlinkAim-v0", "tests.ray.rllink_simulators:Aim")
 gymnasium.register("RLlinkRepeat-v0", "tests.ray.rllink_simulators:Repeat")
+
+
+Agent = LocalAgent | RemoteAgent
 
 
 def local(client: RLlinkClient, seed: int) -> Agent:

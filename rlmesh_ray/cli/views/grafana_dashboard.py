@@ -112,7 +112,12 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel("Resets a second", (Query(_rate(metrics.ENV_RESETS), _BY_ENDPOINT),), unit="ops"),
             Panel(
-                "Sessions by what their steps travel by",
+                "Values out of range a second",
+                (Query(_rate(metrics.DEVIATIONS), _BY_ENDPOINT),),
+                unit="ops",
+            ),
+            Panel(
+                "Sessions by transport",
                 (
                     Query(
                         _now(metrics.TRANSPORTS, "endpoint_id, transport"),

@@ -44,6 +44,8 @@ class ClientModel:
         self.side = ClientSide()
         self.awaited: tuple[tuple[int, str], ...] = ()
         """On the Join stream, in order; before them, one on the direct connection."""
+        self.awaits_direct = False
+        """Whether a step is in flight on the direct connection."""
         self.calling = 0
         self.has_whole_answer = False
         """Whether it has seen that the direct answer is here, and left it there."""
@@ -95,7 +97,7 @@ class ClientModel:
         if self.calling:
             if world.called is not None:
                 yield Move("client takes the answer to its call", "client", "take_called")
-        elif self.side.on_direct:
+        elif self.awaits_direct:
             yield from self._direct_moves()
         else:
             yield from self._stream_moves()
@@ -149,12 +151,13 @@ class ClientModel:
         number = self.side.next_number
         if kind == CALL:  # EnvClient.call
             self.side.sent()
-            self.has_whole_answer = self.side.on_direct > 0
+            self.has_whole_answer = self.awaits_direct
             self.calling = number
             if not world.is_join_lost:
                 world.call, world.call_after = number, number - 1
         elif kind == STEP and self.direct and not self.awaited and not world.is_join_lost:
             self.side.sent_direct()
+            self.awaits_direct = True
             world.send_step(self.direct, number)
         else:
             self.side.sent()
@@ -175,6 +178,7 @@ class ClientModel:
             self._ask_on_join()
             return
         world.require(self.side.direct_answered(answer.number), "an answer is the awaited one's")
+        self.awaits_direct = False
         chain = world.blocks[direct.buffers].chain if direct.is_shared else answer.chain
         self._accept(Result(answer.number, chain), STEP)
 
@@ -187,6 +191,7 @@ class ClientModel:
         self._ask_on_join()
 
     def _ask_on_join(self) -> None:
+        self.awaits_direct = False
         self._send_on_join(self.side.fall_back_to_join(), STEP)
 
     def take_response(self) -> None:
@@ -209,7 +214,7 @@ class ClientModel:
         else:
             assert result.chain is not None
             self.unchecked += ((number, result.chain),)
-            if not self.awaited and not self.side.on_direct:
+            if not self.awaited and not self.awaits_direct:
                 self._check_calls(number)
 
     def _check_calls(self, last: int) -> None:
@@ -346,7 +351,7 @@ class LyingClient(ClientModel):
 
     @property
     def hears(self) -> bool:
-        is_at_script = self.script or self.awaited or self.calling or self.side.on_direct
+        is_at_script = self.script or self.awaited or self.calling or self.awaits_direct
         return bool(is_at_script or self.asking)
 
     def moves(self) -> Iterator[Move]:

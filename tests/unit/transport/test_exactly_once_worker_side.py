@@ -83,7 +83,7 @@ def test_a_client_sends_again_what_the_direct_connection_did_not_answer() -> Non
     client.sent()
     client.sent_direct()
 
-    assert client.on_direct == 2
     assert not client.direct_answered(1)
     assert client.fall_back_to_join() == 2
-    assert (client.on_direct, client.next_number) == (0, 3)
+    assert not client.direct_answered(2)
+    assert client.next_number == 3

@@ -11,13 +11,12 @@ import numpy as np
 
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import TensorSpec
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import Array, DataType, data_type_of
-from rlmesh_ray.spaces.leaves import Leaf, Path, leaves
+from rlmesh_ray.spaces.leaves import Leaf, Path
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
     DiscreteSpec,
     MultiBinarySpec,
     MultiDiscreteSpec,
-    SpaceSpec,
 )
 
 ACTION = "action"
@@ -34,19 +33,14 @@ _OWN_NAMES = {REWARD, PRESENT, TERMINATED, TRUNCATED, "discount"}
 _WIDER = {"float16": np.float32, "int16": np.int32, "uint16": np.uint32}
 
 
-def tensor_specs(space: SpaceSpec, root: str, num_lanes: int | None = None) -> list[TensorSpec]:
-    """Return the specs of the tensors of ``space``, in the order of its leaves.
+def tensor_spec(leaf: Leaf, name: str, num_lanes: int | None = None) -> TensorSpec:
+    """Return the spec of the tensor of one leaf.
 
     Args:
-        space: A lane's.
-        root: ``ACTION`` or ``OBSERVATION``.
-        num_lanes: Width of a batched value, whose tensors have one more axis; None: one lane.
+        leaf: Of a lane's space.
+        name: Name of the tensor.
+        num_lanes: Width of a batched value, whose tensor has one more axis; None: one lane.
     """
-    return [tensor_spec(leaf, tensor_name(leaf.path, root), num_lanes) for leaf in leaves(space)]
-
-
-def tensor_spec(leaf: Leaf, name: str, num_lanes: int | None = None) -> TensorSpec:
-    """Return the tensor of one leaf; see ``tensor_specs``."""
     kind = data_type(leaf)
     low, high = _bounds(leaf, kind)
     if num_lanes is None:

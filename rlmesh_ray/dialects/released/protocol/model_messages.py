@@ -55,8 +55,6 @@ class AdapterPredict(AdapterRequest):
     """A batch with one row an episode, encoded by the dialect."""
     episodes: tuple[RowEpisode, ...]
     step: int | None = None
-    has_history: bool = False
-    """Whether the request has former observations, although the model has requested none."""
 
 
 @message

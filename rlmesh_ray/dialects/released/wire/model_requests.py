@@ -79,7 +79,6 @@ def _predict(request_id: str, body: pb.PredictRequest) -> AdapterPredict:
             for row in body.episode_info
         ),
         body.step if body.HasField("step") else None,
-        bool(body.history),
     )
 
 

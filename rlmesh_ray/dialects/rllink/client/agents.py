@@ -1,7 +1,7 @@
 """Agents for a simulator's loop, with the policy in this process or at the server."""
 
 import uuid
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,19 +12,6 @@ from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import LocalProtocolError
 
 Array = NDArray[Any]
-
-
-class Agent(Protocol):
-    """Decides for one simulator; one episode at a time."""
-
-    def begin(self, obs: Array) -> Array:
-        """Begin an episode with its first observation; return the first action."""
-
-    def step(self, obs: Array, reward: float) -> Array:
-        """Tell what the last action has led to; return the next one."""
-
-    def end(self, obs: Array, reward: float, *, is_truncated: bool = False) -> None:
-        """Tell what the last action has led to, which is the end of the episode."""
 
 
 class LocalAgent:

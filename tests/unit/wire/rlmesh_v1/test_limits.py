@@ -173,7 +173,6 @@ def test_no_message_to_a_policy_is_larger_than_the_limit_in_any_generation(
                 released_values.encode_batch(spec, columns, num_rows),
                 rows,
                 2**40,
-                False,
             )
         ),
     ]

@@ -15,11 +15,13 @@ from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import (
 )
 from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent
 from rlmesh_ray.dialects.dm_env_rpc.wire.data_types import DataType
-from rlmesh_ray.dialects.dm_env_rpc.wire.space_tensors import tensor_specs
+from rlmesh_ray.dialects.dm_env_rpc.wire.space_tensors import tensor_name, tensor_spec
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import AgentSpecs, TensorSpec
 from rlmesh_ray.errors import HandshakeRefusedError, UnsupportedSpaceError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.spaces.spec import SpaceSpec
 
 DISCRETE = from_gymnasium(spaces.Discrete(2))
 ACTIONS = TensorSpaceOptions("action", are_choices=True)
@@ -31,6 +33,10 @@ def spec(
 ) -> TensorSpec:
     low, high = (None if one is None else np.array(one, kind.numpy) for one in (low, high))
     return TensorSpec(name, kind, shape, low, high)
+
+
+def tensor_specs(space: SpaceSpec, root: str, num_lanes: int | None = None) -> list[TensorSpec]:
+    return [tensor_spec(leaf, tensor_name(leaf.path, root), num_lanes) for leaf in leaves(space)]
 
 
 def read(*specs: TensorSpec, reading: TensorSpaceOptions = OBSERVATIONS) -> Any:

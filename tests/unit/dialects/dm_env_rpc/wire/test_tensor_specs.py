@@ -14,7 +14,7 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.contract_property import (
     contract_from_text,
     contract_to_text,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.space_tensors import tensor_specs
+from rlmesh_ray.dialects.dm_env_rpc.wire.space_tensors import tensor_name, tensor_spec
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import (
     AgentSpecs,
     TensorSpec,
@@ -27,7 +27,13 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import DataType
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium
+from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.testing.strategies import gymnasium_spaces
+
+
+def tensor_specs(space: SpaceSpec, root: str, num_lanes: int | None = None) -> list[TensorSpec]:
+    return [tensor_spec(leaf, tensor_name(leaf.path, root), num_lanes) for leaf in leaves(space)]
 
 
 def specs_of(space: Space) -> list[TensorSpec]:

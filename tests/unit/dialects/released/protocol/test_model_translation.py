@@ -150,21 +150,6 @@ def test_a_prediction_goes_by_episodes_and_comes_back_with_its_context() -> None
     assert stream.sent == [AdapterPredicted("r1", asked.context, (b"a",))]
 
 
-def test_former_observations_that_nobody_asked_for_change_nothing() -> None:
-    stream = Stream("a")
-    plain = predict("r1")
-
-    stream.send(
-        AdapterPredict("r1", plain.context, plain.observation, plain.episodes, 4, has_history=True)
-    )
-    (request,) = stream.working
-
-    (expected,) = ModelTranslation().receive(plain, 0, 0)
-    assert isinstance(request, Predict)
-    assert isinstance(expected, Predict)
-    assert (request.context, request.observation) == (expected.context, expected.observation)
-
-
 def test_episodes_and_adapters_end_in_their_turn() -> None:
     stream = Stream("a")
     for request in (

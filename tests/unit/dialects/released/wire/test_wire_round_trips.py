@@ -351,6 +351,14 @@ def test_every_error_code_has_the_number_of_the_schema() -> None:
     )
 
 
+def test_former_observations_that_the_model_has_not_requested_change_nothing() -> None:
+    asked = a.AdapterPredict("1", a.AdapterContext("s", "r", "1"), b"", ())
+    message = model_pb.JoinRequest.FromString(model.pack_request(asked))
+    message.predict.history.add()
+
+    assert model.parse_request(message.SerializeToString()) == asked
+
+
 def test_shutdown_comes_back_and_always_has_its_base() -> None:
     assert (
         handshake.parse_shutdown_request(handshake.pack_shutdown_request("done")).reason == "done"
