@@ -90,14 +90,15 @@ class EnvPool:
         """Return the pool of that name, which another program has started and will stop.
 
         Raises:
-            ConfigurationError: The cluster has none of that name.
+            ConfigurationError: ``name`` is malformed.
+            EndpointUnreachableError: The cluster has no pool of that name.
         """
         try:
             actor = ray.get_actor(
                 fleet_name_of_pool(checked_name(name, "name")), REGISTRY_NAMESPACE
             )
         except ValueError as error:
-            raise ConfigurationError(
+            raise EndpointUnreachableError(
                 f"the cluster has no pool {name!r}; start it: rlmesh-ray pool {name}"
             ) from error
         found = cls.__new__(cls)

@@ -241,9 +241,9 @@ def test_no_two_fleets_have_one_name(fleet: ModelFleet) -> None:
     assert len(fleet.addresses) == 2
 
 
-def test_a_fleet_that_is_not_there_is_not_found() -> None:
-    with pytest.raises(EndpointUnreachableError, match="'nobody'"):
-        ModelFleet.find("nobody")
+def test_a_fleet_that_was_not_started_is_not_found() -> None:
+    with pytest.raises(EndpointUnreachableError, match="'unknown'"):
+        ModelFleet.find("unknown")
 
 
 def test_a_fleet_has_at_least_one_replica() -> None:

@@ -252,9 +252,9 @@ def test_a_pool_is_found_by_its_name_and_not_ended_by_who_has_found_it(pool: Env
         assert names(EnvPool.find(pool.name).wait()) == ["a"]
 
 
-def test_a_pool_that_nobody_has_started_is_not_found() -> None:
-    with pytest.raises(ConfigurationError, match="rlmesh-ray pool nobody"):
-        EnvPool.find("nobody")
+def test_a_pool_that_was_not_started_is_not_found() -> None:
+    with pytest.raises(EndpointUnreachableError, match="rlmesh-ray pool unknown"):
+        EnvPool.find("unknown")
 
 
 @pytest.mark.parametrize(
@@ -563,7 +563,7 @@ def test_the_pool_command_keeps_a_pool_for_trainings_elsewhere(folder: Path) -> 
     assert came["endpoint_id"] == left["endpoint_id"] == "pool/games/sim-1"
     assert with_it == ["sim-1"]
     assert code == 0
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(EndpointUnreachableError):
         EnvPool.find("games")
 
 
@@ -579,7 +579,7 @@ def test_a_pool_ends_with_the_program_that_has_started_it(folder: Path) -> None:
     def is_gone() -> bool:
         try:
             EnvPool.find("orphan")
-        except RlmeshError:
+        except EndpointUnreachableError:
             return True
         return False
 

@@ -95,7 +95,7 @@ def as_fields(endpoint: EndpointStatus) -> dict[str, object]:
         "state": endpoint.state,
         "restarts": endpoint.restarts,
         "lease_left_s": endpoint.lease_left_s,
-        "seats": endpoint.num_assigned,
+        "sessions_assigned": endpoint.num_assigned,
     }
     sighting = endpoint.sighting
     if sighting is None:
