@@ -20,9 +20,8 @@ from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointUnreachableError,
 )
-from rlmesh_ray.options import require_flag
 from rlmesh_ray.protocol.address import parse_address
-from rlmesh_ray.server.bind_policy import TlsSource, check_exposure
+from rlmesh_ray.server.bind_policy import TlsSource, check_exposure, require_one_of
 from rlmesh_ray.server.env_service import SERVICE as ENV_SERVICE
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_service import SERVICE as MODEL_SERVICE
@@ -85,7 +84,7 @@ class Gateway:
         actor_options: Mapping[str, Any] | None = None,
         start_timeout_s: float = 60.0,
     ) -> None:
-        require_flag("no_token", no_token)
+        require_one_of(token, no_token=no_token)
         if token is None and not no_token:
             token = secrets.token_urlsafe(32)
         self.token: TokenSource | None = token

@@ -2,9 +2,11 @@
 
 * RlmeshError
     * ConfigurationError: an argument or option cannot be honoured
-        * AddressError: an address cannot be used (in use, not loopback without a token, malformed)
+        * AddressError: an address cannot be used (malformed, not loopback without a token)
+            * ListenError: a server cannot listen there (in use, not this machine's)
         * UnsupportedSpaceError: a space (or value kind) that the contract cannot express
         * ContractMismatchError: two contracts differ in width, spaces or autoreset mode
+        * MissingPackageError: a package that it needs is not installed
     * ConformanceError: a value does not conform to its space
     * CodecError: bytes that do not decode
     * ProtocolError: a message violates the rules of the session
@@ -50,12 +52,20 @@ class AddressError(ConfigurationError):
     """An address cannot be used: malformed, in use, or not loopback without a token."""
 
 
+class ListenError(AddressError):
+    """A server cannot listen at an address: it is in use, or not this machine's."""
+
+
 class UnsupportedSpaceError(ConfigurationError):
     """The contract has no way to express this space."""
 
 
 class ContractMismatchError(ConfigurationError):
     """Two contracts differ in width, spaces or autoreset mode."""
+
+
+class MissingPackageError(ConfigurationError):
+    """A package that an argument or option needs is not installed."""
 
 
 class ConformanceError(RlmeshError):

@@ -3,7 +3,13 @@
 import traceback
 from collections.abc import Iterator
 
-from rlmesh_ray.errors import RemoteEnvError, RemoteModelError, RlmeshError
+from rlmesh_ray.errors import (
+    AddressError,
+    ConfigurationError,
+    RemoteEnvError,
+    RemoteModelError,
+    RlmeshError,
+)
 
 _PEERS: dict[type[BaseException], str] = {
     RemoteEnvError: "the environment's endpoint answered ",
@@ -16,14 +22,28 @@ def describe(error: BaseException) -> tuple[str, str]:
 
     Ray and RLlib wrap errors that cross processes; this describes the innermost error of ours.
     """
-    for inner in _chain(error):
-        # Not isinstance: Ray's wrapper derives from both, and its text is a traceback.
-        if type(inner).__module__ == RlmeshError.__module__:
-            kind = type(inner)
-            hint = " (--debug shows its traceback)" if getattr(inner, "debug_info", "") else ""
-            return _one_line(_PEERS.get(kind, "") + str(inner) + hint), kind.__name__
-    name = type(error).__name__
-    return _one_line(f"unexpected {name}: {error} (--debug shows where)"), name
+    inner = _own_error(error)
+    if inner is None:
+        name = type(error).__name__
+        return _one_line(f"unexpected {name}: {error} (--debug shows where)"), name
+    hint = " (--debug shows its traceback)" if getattr(inner, "debug_info", "") else ""
+    kind = type(inner)
+    return _one_line(_PEERS.get(kind, "") + str(inner) + hint), kind.__name__
+
+
+def exit_code(error: BaseException) -> int:
+    """Return 2 where an argument or option is wrong, else 1: the command failed as it ran.
+
+    The subclasses of ``ConfigurationError`` are failures: what the machine lacks, such as a free
+    port or a package, and what endpoints or environments turn out to have.
+    """
+    return 2 if type(_own_error(error)) in {ConfigurationError, AddressError} else 1
+
+
+def _own_error(error: BaseException) -> BaseException | None:
+    # Not isinstance: Ray's wrapper derives from both, and its text is a traceback.
+    own = (each for each in _chain(error) if type(each).__module__ == RlmeshError.__module__)
+    return next(own, None)
 
 
 def trace(error: BaseException) -> str:

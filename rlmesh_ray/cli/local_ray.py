@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import is_verbose
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import MissingPackageError, RlmeshError
 
 _PROBE_TIMEOUT_S = 5.0
 
@@ -27,11 +27,11 @@ def require_rllib(
         instead: An alternative without them, appended to the message.
 
     Raises:
-        ConfigurationError: One of them is not installed.
+        MissingPackageError: One of them is not installed.
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigurationError(
+        raise MissingPackageError(
             f"{command} needs {' and '.join(missing)}, which the base install does not have: "
             f"pip install '.[rllib]' in a checkout of rlmesh-ray{instead}"
         )
@@ -49,7 +49,7 @@ def connected_ray(console: Console, num_cpus: int, *, address: str | None = None
             ``RAY_ADDRESS``, else the one that ``ray start`` has started, else a new one.
 
     Raises:
-        ConfigurationError: There is no Ray at the address.
+        RlmeshError: There is no Ray at the address.
     """
     import ray
 
@@ -79,7 +79,7 @@ def joined_ray(address: str | None) -> Iterator[None]:
             ``ray start`` has started on this machine.
 
     Raises:
-        ConfigurationError: There is no Ray at the address.
+        RlmeshError: There is no Ray at the address.
     """
     import ray
 
@@ -109,16 +109,16 @@ def _start_or_join(address: str | None, num_cpus: int) -> bool:
     except (OSError, RuntimeError, ValueError) as error:
         if address not in {None, "local"}:
             raise _not_joined(where, error) from error
-        raise ConfigurationError(
+        raise RlmeshError(
             f"cannot use the Ray at {where}: {error}; check RAY_ADDRESS, set RAY_AUTH_MODE=token "
             "where Ray asks for its token, or unset RAY_ADDRESS to start a Ray here"
         ) from error
     return True
 
 
-def _not_joined(where: str, error: Exception) -> ConfigurationError:
+def _not_joined(where: str, error: Exception) -> RlmeshError:
     there = "on this machine" if where == "auto" else f"at {where}"
-    return ConfigurationError(
+    return RlmeshError(
         f"cannot join a Ray {there}: {error}; start one with `ray start --head`, or name a "
         "running one (--ray-address, RAY_ADDRESS), with RAY_AUTH_MODE=token where it asks for "
         "its token"

@@ -3,6 +3,7 @@
 import enum
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -21,12 +22,14 @@ from rlmesh_ray.cli.commands.serve_model import serve_model
 from rlmesh_ray.cli.commands.status import status
 from rlmesh_ray.cli.commands.train import train
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.error_reporting import describe, trace
+from rlmesh_ray.cli.error_reporting import describe, exit_code, trace
 from rlmesh_ray.cli.log_setup import set_up
 from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag
 from rlmesh_ray.cli.signals import INTERRUPTED, has_interrupt, interrupt_on_sigterm
 
 _METAVARS = {bool: "", int: "N", float: "X", str: "TEXT", Path: "FILE"}
+_LIKE_A_TYPO = 0.85
+"""Least similarity of an option to suggest. Typer's own, 0.6, suggests --no-token for --token."""
 _MOST_CHOICES = 20
 """Longest list of choices to show in place of a value; a longer one is put into the help."""
 
@@ -130,7 +133,7 @@ def run(app: typer.Typer, program: str, words: Sequence[str]) -> int:
             if "--debug" in words:
                 console.trace(trace(error))
             console.error(*describe(error))
-            return 1
+            return exit_code(error)
         code = INTERRUPTED
     if code == INTERRUPTED:
         console.event("interrupted")
@@ -142,6 +145,11 @@ def _usage(error: typer.TyperException, program: str) -> str:
     """Return the message with the way to help."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else program
+    unknown: Any = error  # an unknown option has the options that resemble it
+    if getattr(error, "possibilities", None):
+        unknown.possibilities = get_close_matches(
+            unknown.option_name, unknown.possibilities, cutoff=_LIKE_A_TYPO
+        )
     message = " ".join(error.format_message().split()).rstrip(".")
     message = message.replace(": Value error, ", ": ")  # pydantic's, with which typer reads choices
     return f"{message}; {command} --help shows the options"

@@ -14,7 +14,7 @@ from rlmesh_ray import __version__
 from rlmesh_ray.auth.pool_tokens import PoolTokenFile, endpoint_token
 from rlmesh_ray.auth.token_file import TokenFile, TokenSource
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.options.common import POOL, at_most_a_day_s
+from rlmesh_ray.cli.options.common import POOL, at_most_a_day_s, file_option
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.protocol.pool_membership import RegistrationAccepted, checked_name
@@ -38,13 +38,10 @@ RegisterOption = Annotated[
 ]
 PoolTokenOption = Annotated[
     Path | None,
-    typer.Option(
+    file_option(
         "--pool-token-file",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        rich_help_panel=POOL,
-        help="The pool's token; mode 0600.",
+        POOL,
+        "The pool's token; mode 0600.",
         show_default=f"the token in {POOL_TOKEN_VARIABLE}",
     ),
 ]
@@ -69,13 +66,10 @@ AdvertiseOption = Annotated[
 ]
 PoolAuthorityOption = Annotated[
     Path | None,
-    typer.Option(
+    file_option(
         "--pool-tls-ca",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        rich_help_panel=POOL,
-        help="Use TLS with the registrar; the authority that signed its certificate (PEM). "
+        POOL,
+        "Use TLS with the registrar; the authority that signed its certificate (PEM). "
         "--tls-cert, if given, is presented.",
     ),
 ]

@@ -158,8 +158,11 @@ class Registration:
             if self._closing.is_set():
                 return
             if self._is_final(error):
-                is_refused = isinstance(error, _Refused)
-                self._failure = ConfigurationError(str(error)) if is_refused else error
+                if isinstance(error, _Refused):
+                    is_replaced = error.kind is RefusalKind.REPLACED
+                    lost = EndpointLostError(str(error))
+                    error = lost if is_replaced else ConfigurationError(str(error))
+                self._failure = error
                 return
             self._log_failure(error)
             # Not all endpoints at once, where a registrar has restarted.

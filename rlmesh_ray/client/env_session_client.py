@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
 from rlmesh_ray.dialects.registry import Dialect, client_dialect
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError
 from rlmesh_ray.options import allowed_transports, require_seconds
 from rlmesh_ray.polling import WakeupDescriptors, should_spin
 from rlmesh_ray.protocol.handshake import HandshakeResponse
@@ -160,7 +160,7 @@ def _lane_client(dialect: Dialect, connect_options: ConnectOptions) -> DialectEn
     try:
         client: DialectEnvClient = dialect.load("client.env_session_client").ENV_SESSION_CLIENT
     except ImportError as error:
-        raise ConfigurationError(
+        raise MissingPackageError(
             f"{connect_options.address}: the messages of {dialect.name} are not installed "
             f"({error}); pip install 'rlmesh-ray[{dialect.extra}]'"
         ) from error

@@ -53,6 +53,15 @@ class Dialect:
         """Whether the module that it requires can be found."""
         return not self.requires or importlib.util.find_spec(self.requires) is not None
 
+    def refusal(self, address: str) -> str:
+        """Return why clients cannot dial an address with ``runner_scheme``, and the remedy."""
+        return (
+            f"{address} names no endpoint: {self.name} simulators connect to the runners, which "
+            f"listen; use {self.configure}(config, "
+            f"address={address.removeprefix(self.runner_scheme)!r}, observation_space=..., "
+            "action_space=...)"
+        )
+
     def load(self, module: str) -> Any:
         """Import a module of the dialect's package, given its name there.
 
@@ -140,12 +149,18 @@ def enabled_dialects(dialects: Collection[str] | None, able: Sequence[str]) -> f
         ConfigurationError: ``dialects`` is empty, or names what is unknown or not installed.
     """
     missing = {each.name: each.extra for each in DIALECTS if not each.is_installed}
+    runners = {each.name: each.configure for each in DIALECTS if each.runner_scheme}
     if dialects is None:
         return frozenset(able) - missing.keys()
     names = as_names("dialects", dialects)
     if not names:
         raise ConfigurationError(f"dialects names nothing; name one or more of {', '.join(able)}")
     for name in names:
+        if name in runners:
+            raise ConfigurationError(
+                f"dialects names {name!r}, which endpoints do not serve: its simulators connect to "
+                f"the runners; use {runners[name]}(config, ...)"
+            )
         if name not in able:
             raise ConfigurationError(
                 f"dialects names {name!r}, which is not one of {', '.join(able)}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlmesh_ray.errors import ConfigurationError, PolicyError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError, PolicyError
 from rlmesh_ray.models.policy import Policy, PolicyTraits, Rows
 from rlmesh_ray.models.torch.exported_programs import KINDS, load_program
 from rlmesh_ray.spaces.contract import EnvContract
@@ -188,7 +188,7 @@ def _from_folder(folder: Path, explore: bool, options: _Options) -> Policy:
     try:
         from rlmesh_ray.models.rllib.policy import RllibPolicy
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
+        raise MissingPackageError(
             f"{folder} needs RLlib, and {error.name} is not installed: "
             "pip install '.[rllib]' in a checkout of rlmesh-ray"
         ) from error

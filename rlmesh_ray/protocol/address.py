@@ -7,7 +7,7 @@ of a dialect, such as ``dm_env_rpc://``, names the dialect to use there.
 import ipaddress
 from dataclasses import dataclass
 
-from rlmesh_ray.dialects.registry import client_schemes
+from rlmesh_ray.dialects.registry import client_schemes, runner_dialect
 from rlmesh_ray.errors import AddressError
 
 _SCHEMES = ("rlmesh://", "tcp://")
@@ -64,10 +64,13 @@ def parse_address(text: str) -> Address:
     """Return the address that ``text`` names.
 
     Raises:
-        AddressError: ``text`` is no address, or its port is out of range.
+        AddressError: ``text`` is no address of an endpoint, or its port is out of range.
     """
     if not isinstance(text, str):
         raise AddressError(f"{text!r:.40} is not an address; {_forms()}")
+    dialect = runner_dialect(text)
+    if dialect is not None:
+        raise AddressError(dialect.refusal(text))
     scheme = next((each for each in _schemes() if text.startswith(each)), "")
     bare = text.removeprefix(scheme)
     if bare.startswith("unix:"):

@@ -6,7 +6,7 @@ import logging
 from rlmesh_ray.auth.server_tls import ServerTls, TlsSource, resolve_server_tls
 from rlmesh_ray.auth.token_file import TokenSource, TokenStore
 from rlmesh_ray.dialects.registry import client_dialect
-from rlmesh_ray.errors import AddressError
+from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.options import require_flag
 from rlmesh_ray.protocol.address import Address, parse_address
 
@@ -16,6 +16,7 @@ __all__ = [
     "check_exposure",
     "checked_address",
     "is_wildcard",
+    "require_one_of",
     "resolve_server_tls",
     "warn_without_token",
 ]
@@ -34,20 +35,34 @@ def checked_address(address: str, token: TokenSource | None, *, no_token: bool =
     Raises:
         AddressError: ``address`` is malformed, names a protocol, or needs a token.
         ConfigurationError: ``token`` is nothing that a call can carry, or Ray's own, or its file
-            cannot be used.
+            cannot be used, or there is one beside ``no_token``.
     """
-    require_flag("no_token", no_token)
     parsed = parse_address(address)
     if client_dialect(address) is not None:
         raise AddressError(
             f"{address} names the protocol that a client speaks; an endpoint answers all of its "
             f"protocols on one port: write {parsed} (dialects=…, --dialect restricts the protocols)"
         )
+    require_one_of(token, no_token=no_token)
     if not no_token:
         check_exposure(parsed, token)
     if token is not None:
         TokenStore(token)
     return parsed
+
+
+def require_one_of(token: TokenSource | None, *, no_token: bool) -> None:
+    """Refuse ``no_token`` beside a token.
+
+    Raises:
+        ConfigurationError: ``no_token`` is no bool, or both are given.
+    """
+    require_flag("no_token", no_token)
+    if no_token and token is not None:
+        raise ConfigurationError(
+            "no_token=True (--no-token) serves every client, but there is a token (token=…, "
+            "--token-file, RLMESH_RAY_TOKEN or a pool's); leave out one of the two"
+        )
 
 
 def check_exposure(address: Address, token: TokenSource | None, what: str = "") -> None:

@@ -154,7 +154,7 @@ class Endpoint:
             max_calls: How many calls to take at a time; further ones end with RESOURCE_EXHAUSTED.
 
         Raises:
-            AddressError: The address is in use or not this machine's.
+            ListenError: The address is in use or not this machine's.
             LocalProtocolError: It was started or stopped before.
         """
         self.require_new()

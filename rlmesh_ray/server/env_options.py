@@ -8,7 +8,7 @@ from typing import Any
 
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects.registry import client_dialect
-from rlmesh_ray.errors import AddressError, ConfigurationError
+from rlmesh_ray.errors import AddressError, ConfigurationError, ListenError
 from rlmesh_ray.options import TCP, as_int
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.server.bind_policy import check_exposure, is_wildcard
@@ -135,7 +135,7 @@ def bound_sockets(address: Address) -> tuple[socket.socket, ...]:
     That is every address of a name; for ``0.0.0.0`` and ``[::]`` every interface, IPv4 and IPv6.
 
     Raises:
-        AddressError: It is in use, or not this machine's.
+        ListenError: It is in use, or not this machine's.
     """
     try:
         num_left = 1 if address.port else _MOST_PORTS
@@ -149,7 +149,7 @@ def bound_sockets(address: Address) -> tuple[socket.socket, ...]:
                 if error.errno != errno.EADDRINUSE or not num_left:
                     raise
     except OSError as error:
-        raise AddressError(
+        raise ListenError(
             f"cannot listen at {address} for direct TCP connections: {error}; name another "
             "data_address (--data-address)"
         ) from error

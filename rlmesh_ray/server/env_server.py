@@ -215,7 +215,7 @@ class EnvServer:
 
         Raises:
             EnvStartError: The environment could not be created.
-            AddressError: The address is in use or not this machine's.
+            ListenError: The address is in use or not this machine's.
             LocalProtocolError: It was started or stopped before.
         """
         self._endpoint.require_new()

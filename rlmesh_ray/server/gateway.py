@@ -89,7 +89,7 @@ class GatewayServer:
         """Look for endpoints, then listen. Blocks until clients can connect.
 
         Raises:
-            AddressError: The address is in use or not this machine's.
+            ListenError: The address is in use or not this machine's.
             LocalProtocolError: It was started or stopped before.
         """
         self._endpoint.require_new()

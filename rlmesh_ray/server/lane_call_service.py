@@ -35,12 +35,13 @@ def checked_names(names: Collection[str]) -> tuple[str, ...]:
     for name in checked:
         if not _is_name(name):
             raise ConfigurationError(
-                f"allow_calls names {name!r}, which is no public attribute; give names such as "
-                "'set_task', without underscore, dots or brackets"
+                f"allow_calls (--allow-call) names {name!r}, which is no public "
+                "attribute; give names such as 'set_task', without underscore, dots or brackets"
             )
         if name in _RESERVED:
             raise ConfigurationError(
-                f"allow_calls names {name!r}, which belongs to the session; clients have it already"
+                f"allow_calls (--allow-call) names {name!r}, which belongs to the "
+                "session; clients have it already"
             )
     return checked
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlmesh_ray.errors import AddressError
+from rlmesh_ray.errors import ListenError
 from rlmesh_ray.grpc_setup import grpc, server_options
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.server.bind_policy import ServerTls, is_wildcard
@@ -62,10 +62,10 @@ class Listener:
         """Bind and serve; return the address that clients dial.
 
         Raises:
-            AddressError: The address is in use or not this machine's.
+            ListenError: The address is in use or not this machine's.
         """
         if self._address.path and _is_served(self._address.path):
-            raise AddressError(
+            raise ListenError(
                 f"cannot listen on {self._address}: another server does; choose another path"
             )
         port = await self._serve(dispatch)
@@ -100,7 +100,7 @@ class Listener:
             else:
                 port = server.add_insecure_port(target)
         except RuntimeError as error:
-            raise AddressError(f"cannot listen on {target}: {_obstacle(self._address)}") from error
+            raise ListenError(f"cannot listen on {target}: {_obstacle(self._address)}") from error
         # First, so that a ``close`` meanwhile stops it, too.
         self._servers.append(server)
         await server.start()
@@ -132,7 +132,7 @@ class Listener:
         while True:
             try:
                 await self._serve(dispatch)
-            except AddressError as error:  # perhaps the port is not free yet
+            except ListenError as error:  # perhaps the port is not free yet
                 _LOG.error("%s is still closed: %s", self._address, error)
                 await asyncio.sleep(_LOOK_S)
             else:

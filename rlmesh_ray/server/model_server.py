@@ -186,7 +186,7 @@ class ModelServer:
         """Listen. Blocks until clients can connect.
 
         Raises:
-            AddressError: The address is in use or not this machine's.
+            ListenError: The address is in use or not this machine's.
         """
         service = ModelService(self._host, self._options, self._endpoint.drain)
         self._endpoint.start([service.handlers()], max_receive_bytes=self._max_message_bytes)

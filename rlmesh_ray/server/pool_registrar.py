@@ -152,7 +152,7 @@ class Registrar:
         """Listen.
 
         Raises:
-            AddressError: The address is in use or not this machine's.
+            ListenError: The address is in use or not this machine's.
             LocalProtocolError: It was started or stopped before.
         """
         attend = grpc.stream_stream_rpc_method_handler(self._attend)

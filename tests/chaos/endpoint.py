@@ -45,7 +45,7 @@ class Endpoint:
             EnvServer(
                 {env!r}, address={self.address!r}, step_grace_s={GRACE_S},
                 token={f"TokenFile({str(token_file)!r})" if token_file else None},
-                no_token={link is not None}, **{options!r},
+                no_token={link is not None and token_file is None}, **{options!r},
             ).start()
             threading.Event().wait()
         """

@@ -116,4 +116,4 @@ def test_the_simulators_machine_has_no_ray() -> None:
     )
 
     assert done.returncode == 1
-    assert "a pool runs beside a Ray cluster, and the base install has no Ray" in done.stderr
+    assert "a pool needs ray, which the base install does not have" in done.stderr

@@ -388,6 +388,12 @@ def test_nothing_listens_for_others_without_a_token(kind: str) -> None:
         _make(kind, address="0.0.0.0:0")
 
 
+@pytest.mark.parametrize("kind", ["env", "model", "rllink"])
+def test_a_token_beside_no_token_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"but there is a token .*; leave out one of"):
+        _make(kind, token="s3cret", no_token=True)
+
+
 def _make(kind: str, **options: Any) -> object:
     if kind == "env":
         return EnvServer("CartPole-v1", **options)
@@ -422,8 +428,8 @@ def test_an_rllink_port_may_listen_without_a_token_and_logs_a_warning(
     assert "has no token" in warning.getMessage()
 
 
-@pytest.mark.parametrize("options", [{"token": RIGHT, "no_token": True}, {}])
-def test_what_is_closed_warns_of_nobody(
+@pytest.mark.parametrize("options", [{"token": RIGHT}, {}])
+def test_an_endpoint_with_a_token_or_on_loopback_logs_no_warning(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     address = "0.0.0.0:0" if options else "127.0.0.1:0"

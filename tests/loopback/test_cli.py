@@ -312,7 +312,7 @@ def test_several_endpoints_share_the_work_and_the_episodes_go_to_a_file(
     ):
         names = ["--env", first.address, "--env", second.address, "--model", one.address]
         done = here("evaluate", *names, "--model", other.address, *rest)
-        fails(here, ["evaluate", *names, *rest[:-1]], "episodes.jsonl", "name another file")
+        fails(here, ["evaluate", *names, *rest[:-1]], "episodes.jsonl", "name another file", code=2)
 
     *episodes, result = events(done.stdout)
     assert events((folder / "episodes.jsonl").read_text()) == episodes
@@ -407,7 +407,7 @@ def test_inspect_shows_the_open_sessions_of_an_environment(here: Run) -> None:
         env.close()
     both = here("inspect", "127.0.0.1:1", "--sessions", "--health", code=2).stderr
     with ModelServer(lambda observations: observations) as model:
-        refused = here("inspect", model.address, "--sessions", code=1).stderr
+        refused = here("inspect", model.address, "--sessions", code=2).stderr
 
     assert "no session is open" in nobody
     assert number["count"] == 1
@@ -486,7 +486,7 @@ def test_a_token_file_that_others_may_read_is_refused(folder: Path, here: Run) -
     (folder / "token").write_text("s3cret\n")
     (folder / "token").chmod(0o644)
 
-    fails(here, ["serve-env", "CartPole-v1", "--token-file", "token"], "chmod 600")
+    fails(here, ["serve-env", "CartPole-v1", "--token-file", "token"], "chmod 600", code=2)
 
 
 def test_an_endpoint_listens_without_a_token_after_no_token(folder: Path) -> None:
@@ -572,8 +572,8 @@ def test_an_endpoint_may_want_certificates_and_ray_may_name_them(
         address = serving["address"]
         here("inspect", address, *shown)
         refused = here("inspect", address, "--tls-ca", "ours.pem", code=1)
-        half = here("inspect", address, *shown[:4], code=1)
-        unset = here("inspect", address, "--tls-from-ray", code=1)
+        half = here("inspect", address, *shown[:4], code=2)
+        unset = here("inspect", address, "--tls-from-ray", code=2)
         for name, value in zip(named, [*client, ours.certificate], strict=True):
             monkeypatch.setenv(name, str(value))
         monkeypatch.setenv("RAY_USE_TLS", "1")
@@ -587,9 +587,9 @@ def test_an_endpoint_may_want_certificates_and_ray_may_name_them(
 # --- errors ----------------------------------------------------------------------------
 
 
-def fails(command: Run, arguments: Sequence[str], *words: str) -> None:
-    """Check that ``command`` ends with one line that holds ``words``, and exit code 1."""
-    done = command(*arguments, "--json", code=1)
+def fails(command: Run, arguments: Sequence[str], *words: str, code: int = 1) -> None:
+    """Check that ``command`` ends with one line that holds ``words``, and an exit code."""
+    done = command(*arguments, "--json", code=code)
 
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
@@ -622,6 +622,16 @@ def test_an_error_is_all_that_a_process_says(
     [
         (["serve-env", "nowhere:Env-v0"], ["nowhere"]),
         (["serve-env", "CartPole-v1", "--env-kwargs", '{"x": 1}'], ["CartPole-v1", "x"]),
+        (["inspect", "127.0.0.1:9"], ["127.0.0.1:9", "nothing answers"]),
+    ],
+)
+def test_an_error_names_cause_and_remedy(arguments: list[str], words: list[str], here: Run) -> None:
+    fails(here, arguments, *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
         (["serve-env", "CartPole-v1", "--address", "0.0.0.0:0"], ["--token-file", "127.0.0.1"]),
         (["serve-env", "CartPole-v1", "--address", "here"], ["'here'", "HOST:PORT"]),
         (["serve-model", "no/such/folder"], ["no/such/folder", "RLlib checkpoint"]),
@@ -639,11 +649,12 @@ def test_an_error_is_all_that_a_process_says(
         ),
         (["serve-model", "127.0.0.1:5555"], ["is an address", "--address 127.0.0.1:5555"]),
         (["inspect", "own_policy.pt"], ["is not an address", "serve-model own_policy.pt"]),
-        (["inspect", "127.0.0.1:9"], ["127.0.0.1:9", "nothing answers"]),
     ],
 )
-def test_an_error_names_cause_and_remedy(arguments: list[str], words: list[str], here: Run) -> None:
-    fails(here, arguments, *words)
+def test_wrong_usage_names_cause_and_remedy(
+    arguments: list[str], words: list[str], here: Run
+) -> None:
+    fails(here, arguments, *words, code=2)
 
 
 def test_an_address_in_use_is_named(here: Run) -> None:
@@ -836,7 +847,7 @@ def test_a_folder_that_is_no_checkpoint_names_the_one_inside(
 ) -> None:
     _, folder = trained
 
-    fails(here, ["serve-model", str(folder)], "checkpoint", str(folder / "checkpoint"))
+    fails(here, ["serve-model", str(folder)], "checkpoint", str(folder / "checkpoint"), code=2)
 
 
 # That a fleet fails with the cause, and that causes become one line, is tested in parts, too.
@@ -867,7 +878,7 @@ def test_train_on_nothing_is_told_in_one_line(here: Run, monkeypatch: pytest.Mon
 @pytest.mark.ray
 def test_train_on_several_agents_is_refused_with_the_remedy(here: Run) -> None:
     with EnvServer(Climb) as server:
-        done = here("train", server.address, code=1)
+        done = here("train", server.address, code=2)
 
     assert "one policy for one agent, and each lane of " in done.stderr
     assert "config.multi_agent(...)" in done.stderr
@@ -875,4 +886,4 @@ def test_train_on_several_agents_is_refused_with_the_remedy(here: Run) -> None:
 
 @pytest.mark.ray
 def test_an_unknown_algorithm_is_named(here: Run) -> None:
-    fails(here, ["train", "CartPole-v1", "--algo", "XPO"], "'XPO'", "PPO")
+    fails(here, ["train", "CartPole-v1", "--algo", "XPO"], "'XPO'", "PPO", code=2)

@@ -628,7 +628,7 @@ def test_the_command_refuses_an_address_before_it_loads_the_policy(
 
     code = main(["serve-model", "/no/such/checkpoint", "--address", address])
 
-    assert code == 1
+    assert code == 2
     assert address in capsys.readouterr().err
 
 

@@ -262,6 +262,11 @@ def test_a_port_that_is_taken_is_refused(policies: ModelFleet) -> None:
             Gateway(policies, f"127.0.0.1:{taken.getsockname()[1]}")
 
 
+def test_a_token_beside_no_token_is_refused(policies: ModelFleet) -> None:
+    with pytest.raises(ConfigurationError, match="leave out one of"):
+        Gateway(policies, free_address(), token="s3cret", no_token=True)
+
+
 def test_what_is_no_fleet_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="is for an EnvFleet"):
         Gateway("127.0.0.1:5555", free_address())  # type: ignore[arg-type]

@@ -150,7 +150,7 @@ def test_it_joins_a_ray_that_runs_and_never_starts_one() -> None:
     done = subprocess.run(STATUS, capture_output=True, text=True, check=False, env=environment)
 
     assert done.returncode == 1
-    assert json.loads(done.stdout)["type"] == "ConfigurationError"
+    assert json.loads(done.stdout)["type"] == "RlmeshError"
     assert "cannot join a Ray at 127.0.0.1:1" in done.stderr
     assert "ray start --head" in done.stderr
 

@@ -30,7 +30,7 @@ from rlmesh_ray.cli.options.common import (
     positive_s,
     search_current_folder,
 )
-from rlmesh_ray.errors import ConfigurationError, RlmeshError
+from rlmesh_ray.errors import ConfigurationError, EnvStartError, RlmeshError
 from rlmesh_ray.options import SHARED_MEMORY, TCP
 from rlmesh_ray.protocol.address import looks_like_address
 
@@ -141,7 +141,6 @@ def bench(
 
 def _own_vector(env: str, num_envs: int, kwargs: Mapping[str, object] | None) -> Any:
     from rlmesh_ray.envs.env_source import build, explain_start_error, make_source
-    from rlmesh_ray.errors import EnvStartError
 
     source = make_source(env, num_envs, kwargs)
     try:
@@ -168,7 +167,7 @@ def _endpoint(
             assert process.stdout is not None, "it is a pipe"
             event = json.loads(process.stdout.readline() or "{}")
             if event.get("event") != "serving":
-                raise ConfigurationError(
+                raise EnvStartError(
                     f"serve-env {env} does not start: {event.get('message', 'no reason given')}"
                 )
             yield event["address"], process.pid

@@ -177,11 +177,7 @@ def _require_edition(address: str) -> None:
     if dialect is None:
         return
     if dialect.runner_scheme:
-        remedy = (
-            f"{dialect.name} has no endpoints to check: simulators connect to the runner, which "
-            f"listens there after {dialect.configure}(config, "
-            f"address={address.removeprefix(dialect.runner_scheme)!r})"
-        )
+        remedy = dialect.refusal(address)
     else:
         suite = dialect.compliance_suite
         own = f", and the dialect's own compliance tests ({suite}) check a server of it"

@@ -26,6 +26,7 @@ from rlmesh_ray.cli.options.common import (
     TlsKey,
     TokenFile,
     client_tls,
+    file_option,
     non_negative_s,
     parse_env_kwargs,
     positive_s,
@@ -36,7 +37,6 @@ from rlmesh_ray.cli.views.episodes_file import episodes_file
 from rlmesh_ray.cli.views.evaluation_view import EvaluationView, show_result
 from rlmesh_ray.errors import (
     AccessDeniedError,
-    ConfigurationError,
     ContractMismatchError,
     EndpointError,
 )
@@ -134,12 +134,8 @@ ReconnectOption = Annotated[
 ]
 ModelTokenFile = Annotated[
     Path | None,
-    typer.Option(
-        "--model-token-file",
-        exists=True,
-        dir_okay=False,
-        rich_help_panel=SECURITY,
-        help="Token of the model's endpoint, if it is another one.",
+    file_option(
+        "--model-token-file", SECURITY, "Token of the model's endpoint, if it is another one."
     ),
 ]
 ModelEditionText = Annotated[
@@ -186,10 +182,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     from rlmesh_ray.evaluation import evaluate as run
 
     console: Console = context.obj
-    try:
-        check_seeds(episodes, seed)
-    except ConfigurationError as error:
-        raise typer.BadParameter(str(error), param_hint="--seed") from error
+    check_seeds(episodes, seed)
     _require_addresses(env, edition_text, "--edition-text")
     _require_addresses(model, model_edition_text, "--model-edition-text")
     kwargs = parse_env_kwargs(env_kwargs)

@@ -1,7 +1,6 @@
 """``rlmesh-ray pool``: a registrar for endpoints outside of Ray."""
 
 import contextlib
-import importlib.util
 import os
 import time
 from pathlib import Path
@@ -20,10 +19,11 @@ from rlmesh_ray.cli.options.common import (
     TlsFromRay,
     TlsKey,
     client_tls,
+    file_option,
 )
 from rlmesh_ray.cli.options.serving import AddressToListen, TlsClientAuthority, server_tls
 from rlmesh_ray.cli.register_with_pool import POOL_TOKEN_VARIABLE, pool_secret
-from rlmesh_ray.errors import ConfigurationError, EndpointError
+from rlmesh_ray.errors import EndpointError
 
 if TYPE_CHECKING:
     from rlmesh_ray.actors.pool import EnvPool
@@ -36,13 +36,10 @@ NameArgument = Annotated[
 ]
 SecretOption = Annotated[
     Path | None,
-    typer.Option(
+    file_option(
         "--token-file",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        rich_help_panel=SECURITY,
-        help="The pool's token, which its endpoints share; mode 0600.",
+        SECURITY,
+        "The pool's token, which its endpoints share; mode 0600.",
         show_default=f"the token in {POOL_TOKEN_VARIABLE}",
     ),
 ]
@@ -58,13 +55,10 @@ RayOption = Annotated[
 ]
 EndpointAuthorityOption = Annotated[
     Path | None,
-    typer.Option(
+    file_option(
         "--endpoint-tls-ca",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        rich_help_panel=SECURITY,
-        help="Endpoints use TLS; the authority that signed their certificates (PEM). The file "
+        SECURITY,
+        "Endpoints use TLS; the authority that signed their certificates (PEM). The file "
         "must also exist on the runners' nodes.",
     ),
 ]
@@ -90,14 +84,10 @@ def pool(  # noqa: PLR0913  # the command line; every option stands alone
 
     Trainings on the same Ray use all registered endpoints: configure(config, EnvPool.find(NAME)).
     """
-    from rlmesh_ray.cli.local_ray import connected_ray
+    from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
     from rlmesh_ray.cli.log_setup import show_log
 
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigurationError(
-            "a pool runs beside a Ray cluster, and the base install has no Ray: pip install "
-            "'.[rllib]' in a checkout of rlmesh-ray; endpoints need none (serve-env --register)"
-        )
+    require_rllib("a pool", ["ray"], instead="; endpoints need none (serve-env --register)")
     console: Console = context.obj
     secret = pool_secret(token_file)
     # The registrar runs in another process, with another current folder.

@@ -66,17 +66,6 @@ if TYPE_CHECKING:
     from rlmesh_ray.server.env_server import EnvServer
 
 
-def _callable_names(names: list[str] | None) -> list[str] | None:
-    if names:
-        from rlmesh_ray.server.lane_call_service import checked_names
-
-        try:
-            checked_names(names)
-        except ConfigurationError as error:
-            raise typer.BadParameter(str(error)) from error
-    return names
-
-
 EnvArgument = Annotated[
     str,
     typer.Argument(
@@ -145,7 +134,6 @@ CallsOption = Annotated[
         "--allow-call",
         metavar="NAME",
         rich_help_panel=ENVIRONMENT,
-        callback=_callable_names,
         help="Method or attribute that clients may use, such as set_task; repeatable.",
     ),
 ]
@@ -159,7 +147,7 @@ ObserversOption = Annotated[
 ]
 DialectOption = Annotated[
     list[str] | None,
-    dialect_option(registry.env_dialects(), "all that are installed", "--generation"),
+    dialect_option(registry.env_dialects(), "all that are installed"),
 ]
 
 

@@ -27,6 +27,7 @@ from rlmesh_ray.cli.options.common import (
     TlsKey,
     TokenFile,
     client_tls,
+    file_option,
     parse_env_kwargs,
     read_token,
     search_current_folder,
@@ -148,14 +149,7 @@ SetOption = Annotated[
 ]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        "--config",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        rich_help_panel=_TRAINING,
-        help="Hyperparameters in YAML or JSON; --set overrides them.",
-    ),
+    file_option("--config", _TRAINING, "Hyperparameters in YAML or JSON; --set overrides them."),
 ]
 
 

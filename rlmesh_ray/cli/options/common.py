@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,49 +59,41 @@ DebugFlag = Annotated[
     typer.Option("--debug", rich_help_panel=OUTPUT, help="Show the traceback of an error."),
 ]
 
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
+
+def file_option(name: str, group: str, description: str, *, show_default: bool | str = True) -> Any:
+    """Return an option that names a file, which must exist and be readable."""
+    return typer.Option(
+        name,
         exists=True,
         dir_okay=False,
         readable=True,
-        rich_help_panel=SECURITY,
-        help="One token a line, optionally with its role (probe, client, operator); mode 0600.",
+        rich_help_panel=group,
+        help=description,
+        show_default=show_default,
+    )
+
+
+TokenFile = Annotated[
+    Path | None,
+    file_option(
+        "--token-file",
+        SECURITY,
+        "One token a line, optionally with its role (probe, client, operator); mode 0600.",
         show_default=f"the token in {TOKEN_VARIABLE}",
     ),
 ]
 TlsCertificate = Annotated[
     Path | None,
-    typer.Option(
-        "--tls-cert",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        rich_help_panel=SECURITY,
-        help="Certificate to present (PEM).",
-    ),
+    file_option("--tls-cert", SECURITY, "Certificate to present (PEM)."),
 ]
 TlsKey = Annotated[
     Path | None,
-    typer.Option(
-        "--tls-key",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        rich_help_panel=SECURITY,
-        help="Private key of --tls-cert (PEM).",
-    ),
+    file_option("--tls-key", SECURITY, "Private key of --tls-cert (PEM)."),
 ]
 TlsAuthority = Annotated[
     Path | None,
-    typer.Option(
-        "--tls-ca",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        rich_help_panel=SECURITY,
-        help="Use TLS; the authority that signed the endpoint's certificate (PEM).",
+    file_option(
+        "--tls-ca", SECURITY, "Use TLS; the authority that signed the endpoint's certificate (PEM)."
     ),
 ]
 TlsFromRay = Annotated[

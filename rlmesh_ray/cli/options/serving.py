@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlmesh_ray.cli.options.common import LIMITS, SECURITY, SERVING, positive_s, require_alone
+from rlmesh_ray.cli.options.common import (
+    LIMITS,
+    SECURITY,
+    SERVING,
+    file_option,
+    positive_s,
+    require_alone,
+)
+from rlmesh_ray.dialects.registry import enabled_dialects
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
 if TYPE_CHECKING:
@@ -48,13 +57,10 @@ AddressToListen = Annotated[
 ]
 TlsClientAuthority = Annotated[
     Path | None,
-    typer.Option(
+    file_option(
         "--tls-client-ca",
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        rich_help_panel=SECURITY,
-        help="Accept only clients whose certificate this authority signed (PEM).",
+        SECURITY,
+        "Accept only clients whose certificate this authority signed (PEM).",
     ),
 ]
 NoTokenFlag = Annotated[
@@ -132,18 +138,19 @@ AcceptedTexts = Annotated[
 ]
 
 
-def dialect_option(names: Sequence[str], show_default: str, *aliases: str) -> Any:
+def dialect_option(names: Sequence[str], show_default: str) -> Any:
     """Return the option ``--dialect`` of a command, which takes some of ``names``."""
 
     def checked(dialect: list[str] | None) -> list[str] | None:
-        for name in dialect or ():
-            if name not in names:
-                raise typer.BadParameter(f"{name!r} is not one of {', '.join(names)}")
+        try:
+            enabled_dialects(dialect or None, names)
+        except ConfigurationError as error:
+            raise typer.BadParameter(str(error)) from error
         return dialect or None
 
     return typer.Option(
         "--dialect",
-        *aliases,
+        "--generation",
         metavar="DIALECT",
         rich_help_panel=SERVING,
         callback=checked,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, RlmeshError
 
 
 class EpisodesFile:
@@ -31,7 +31,7 @@ class EpisodesFile:
         """Write an episode at once.
 
         Raises:
-            ConfigurationError: The file can no longer be written.
+            RlmeshError: The file can no longer be written.
         """
         line = json.dumps(_finite({"event": "episode", **fields})).encode() + b"\n"
         try:
@@ -43,9 +43,9 @@ class EpisodesFile:
         self._size += len(line)
         self.num_episodes += 1
 
-    def failure(self, error: OSError) -> ConfigurationError:
+    def failure(self, error: OSError) -> RlmeshError:
         """Return an error that names the file, the cause, its episodes and the remedy."""
-        return ConfigurationError(
+        return RlmeshError(
             f"cannot write {self._path}: {_why(error)}; it holds {self.num_episodes} episodes; "
             "make room or lift the limit there, or name a file elsewhere, and evaluate again"
         )

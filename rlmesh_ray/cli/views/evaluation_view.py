@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.signals import interrupts_held
 from rlmesh_ray.cli.views.episodes_file import EpisodesFile
-from rlmesh_ray.errors import ConfigurationError, EvaluationInterruptedError
+from rlmesh_ray.errors import EvaluationInterruptedError, RlmeshError
 
 if TYPE_CHECKING:
     from rlmesh_ray.evaluation import EpisodeResult, EvaluationResult, Loss
@@ -55,7 +55,7 @@ class EvaluationView:
         """Record, show and write a finished episode.
 
         Raises:
-            ConfigurationError: The episode could not be written.
+            RlmeshError: The episode could not be written.
             KeyboardInterrupt: An interrupt came meanwhile.
         """
         fields = asdict(episode)
@@ -91,7 +91,7 @@ class EvaluationView:
             for episode in error.episodes:
                 if episode.index not in shown:
                     # The evaluation has failed already; another error must not cost the summary.
-                    with contextlib.suppress(ConfigurationError, KeyboardInterrupt):
+                    with contextlib.suppress(RlmeshError, KeyboardInterrupt):
                         self.advance(episode)
         if not self._episodes:
             return None

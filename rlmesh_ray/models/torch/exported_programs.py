@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rlmesh_ray.errors import ConfigurationError, PolicyError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError, PolicyError
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +112,7 @@ def _require_torch(file: Path) -> None:
     try:
         import torch  # noqa: F401  # whether it is there
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
+        raise MissingPackageError(
             f"{file} needs torch, which is not installed: pip install torch"
         ) from error
 

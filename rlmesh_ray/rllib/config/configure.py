@@ -12,8 +12,8 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.dialects.registry import DialectSettings, runner_dialect
-from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
+from rlmesh_ray.dialects.registry import DialectSettings
+from rlmesh_ray.errors import ConfigurationWarning
 from rlmesh_ray.options import DEFAULT_RUNNER_STEP_TIMEOUT_S, require_flag
 from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
 from rlmesh_ray.rllib.config.config_validation import (
@@ -150,14 +150,6 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     require_config(config, env)
     require_flag("lockstep", lockstep)
     require_flag("fast_path", fast_path)
-    dialect = runner_dialect(env)
-    if dialect is not None:
-        raise ConfigurationError(
-            f"{env} names no endpoint: {dialect.name} simulators connect to the runners, which "
-            f"listen; use {dialect.configure}(config, "
-            f"address={str(env).removeprefix(dialect.runner_scheme)!r}, observation_space=..., "
-            "action_space=...)"
-        )
     require_deadlines(config, step_timeout_s)
     require_evaluation_at_endpoints(config)
     runner_spec = _runner_spec(config)

@@ -1,10 +1,14 @@
 import pytest
 
-from rlmesh_ray.cli.error_reporting import describe, trace
+from rlmesh_ray.cli.error_reporting import describe, exit_code, trace
 from rlmesh_ray.errors import (
     AddressError,
+    ConfigurationError,
+    ContractMismatchError,
     EndpointUnreachableError,
     EnvStartError,
+    ListenError,
+    MissingPackageError,
     RemoteEnvError,
     RemoteModelError,
 )
@@ -53,6 +57,30 @@ def test_errors_that_cause_each_other_end() -> None:
     first.__cause__, second.__cause__ = second, first
 
     assert describe(first)[1] == "ValueError"
+
+
+@pytest.mark.parametrize("kind", [ConfigurationError, AddressError])
+def test_wrong_options_have_the_exit_code_of_wrong_usage(kind: type[Exception]) -> None:
+    in_an_actor = RuntimeError("the actor failed")
+    in_an_actor.__cause__ = kind("leave it out")
+
+    assert exit_code(kind("leave it out")) == exit_code(in_an_actor) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ListenError("the port is in use"),
+        MissingPackageError("torch is not installed"),
+        ContractMismatchError("the endpoints differ"),
+        EndpointUnreachableError("nothing answers there"),
+        RayWrapped(EnvStartError("cannot create Cart-v1")),
+        ValueError("unexpected"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_failures_of_a_command_that_runs_have_another_exit_code(error: Exception) -> None:
+    assert exit_code(error) == 1
 
 
 def test_a_remote_error_names_the_side() -> None:

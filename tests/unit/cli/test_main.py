@@ -19,6 +19,8 @@ from rlmesh_ray.models.loading import load_policy
 Capture = pytest.CaptureFixture[str]
 COMMANDS = ["serve-env", "serve-model", "train", "evaluate", "inspect"]
 TWO_SCREENS = 80
+TOKEN = "TOKEN_FILE"
+"""Stands for a file with a token."""
 ONLY_IN_THE_COMMAND_LINE = {
     "register", "pool-token-file", "advertise", "pool-tls-ca", "leave-time", "log-format", "output",
     "model-edition-text", "json", "debug", "help",
@@ -78,12 +80,15 @@ def test_choices_are_listed_in_the_help(capsys: Capture, monkeypatch: pytest.Mon
 
     assert main(["serve-env", "--help"]) == 0
     serving = capsys.readouterr().out
+    assert main(["serve-model", "--help"]) == 0
+    serving_policies = capsys.readouterr().out
     assert run(benchmarks, "python -m benchmarks", ["serving", "--help"]) == 0
     serving_bench = capsys.readouterr().out
 
-    assert re.search(
-        r"--dialect,--generation +DIALECT +.*: rlmesh.protocol.v1, rlmesh-wire-v1", serving
-    )
+    for text in (serving, serving_policies):
+        assert re.search(
+            r"--dialect,--generation +DIALECT +.*: rlmesh.protocol.v1, rlmesh-wire-v1", text
+        )
     assert re.search(r"--autoreset +next_step\|disabled ", serving)
     assert re.search(r"--vs +NAME +.* One of noop, noop-uvloop, released\.", serving_bench)
 
@@ -144,6 +149,7 @@ def test_the_version_is_printed(capsys: Capture) -> None:
         (["serve-env", "CartPole-v1", "--allow-call", "step"], ["--allow-call", "the session"]),
         (["serve-env", "CartPole-v1", "--tls-cert", __file__], ["--tls-cert and --tls-key"]),
         (["serve-model", "no/such", "--tls-key", __file__], ["--tls-cert and --tls-key"]),
+        (["serve-env", "CartPole-v1", "--dialect", "rllink"], ["--dialect", "configure_rllink("]),
         (["serve-model", "no/such", "--dialect", "dm_env_rpc.v1"], ["--dialect", "rlmesh-wire-v1"]),
         (["inspect", "127.0.0.1:1", "--token-file", "no/such/file"], ["no/such/file"]),
         (["evaluate", "--env", "CartPole-v1"], ["--model"]),
@@ -155,14 +161,32 @@ def test_the_version_is_printed(capsys: Capture) -> None:
             ["check", "rllink://127.0.0.1:1"],
             ["2026.06 only", "configure_rllink(config, address="],
         ),
+        (["inspect", "rllink://127.0.0.1:1"], ["no endpoint", "configure_rllink(config, address="]),
+        (["inspect", "127.0.0.1"], ["'127.0.0.1' is not an address"]),
+        (["serve-env", "127.0.0.1:1"], ["is an address; give serve-env"]),
+        (["serve-env", "CartPole-v1", "--address", "0.0.0.0:0"], ["give a token", "--no-token"]),
+        (["serve-env", "CartPole-v1", "--data-address", "x"], ["'x' is not an address"]),
+        (["serve-env", "CartPole-v1", "--no-token", "--token-file", TOKEN], ["leave out one of"]),
+        (["serve-model", "no/such", "--no-token", "--token-file", TOKEN], ["leave out one of"]),
+        (["serve-model", "127.0.0.1:1"], ["is an address; give serve-model"]),
+        (["serve-model", "no/such"], ["no/such"]),
+        (["bench", "127.0.0.1:1"], ["is an address; bench starts its own endpoint"]),
+        (["evaluate", "--env", "a:1", "--model", "a:1", "--output", __file__], ["remove it"]),
         (["train", "127.0.0.1:1", "--num-envs", "4"], ["--num-envs", "endpoint"]),
         (["train", "CartPole-v1", "--set", "lr"], ["--set", "'lr' is not NAME=VALUE"]),
         (["train", "CartPole-v1", "--config", "no/such/file"], ["--config", "no/such/file"]),
     ],
 )
 def test_wrong_usage_is_an_error_in_one_line(
-    arguments: list[str], words: list[str], capsys: Capture
-) -> None:
+    arguments: list[str], words: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("RLMESH_RAY_TOKEN", raising=False)
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    token.chmod(0o600)
+    arguments = [str(token) if each == TOKEN else each for each in arguments]
+
     assert main(arguments) == 2
 
     captured = capsys.readouterr()
@@ -170,6 +194,20 @@ def test_wrong_usage_is_an_error_in_one_line(
     assert captured.out == ""
     assert line.startswith("error: ")
     assert all(word in line for word in words)
+
+
+@pytest.mark.parametrize("option", ["--open-to-strangers", "--speak", "--token"])
+def test_an_option_that_resembles_no_other_has_no_suggestion(option: str, capsys: Capture) -> None:
+    assert main(["serve-env", "CartPole-v1", option]) == 2
+
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: No such option: {option}; rlmesh-ray serve-env --help shows")
+
+
+def test_a_mistyped_option_has_a_suggestion(capsys: Capture) -> None:
+    assert main(["serve-env", "CartPole-v1", "--no-tokn"]) == 2
+
+    assert "No such option: --no-tokn (Possible options: --no-token);" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--json", "inspect"], ["inspect", "--json"]])
@@ -183,13 +221,13 @@ def test_wrong_usage_is_an_event(arguments: list[str], capsys: Capture) -> None:
 
 @pytest.mark.parametrize("arguments", [["--debug", "inspect", "x"], ["inspect", "x", "--debug"]])
 def test_debug_shows_the_traceback(arguments: list[str], capsys: Capture) -> None:
-    assert main(arguments) == 1
+    assert main(arguments) == 2
 
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_without_debug_there_is_no_traceback(capsys: Capture) -> None:
-    assert main(["inspect", "x"]) == 1
+    assert main(["inspect", "x"]) == 2
 
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -213,7 +251,7 @@ def test_a_training_does_not_overwrite_another_one(
 ) -> None:
     (tmp_path / name).mkdir()
 
-    assert main(["train", "CartPole-v1", "--checkpoint-dir", str(tmp_path)]) == 1
+    assert main(["train", "CartPole-v1", "--checkpoint-dir", str(tmp_path)]) == 2
 
     error = capsys.readouterr().err
     assert f"holds another run already ({name}); name another --checkpoint-dir" in error

@@ -46,6 +46,11 @@ def test_without_the_extra_an_endpoint_serves_the_other_dialects(
         registry.enabled_dialects([DM_ENV_RPC], registry.env_dialects())
 
 
+def test_a_dialect_of_runners_is_refused_with_the_function_to_use() -> None:
+    with pytest.raises(ConfigurationError, match=r"'rllink'.* use configure_rllink\(config"):
+        registry.enabled_dialects(["rllink"], registry.env_dialects())
+
+
 def test_a_scheme_names_the_dialect_of_a_client_or_of_a_runner() -> None:
     dialed = registry.client_dialect("dm_env_rpc://node-7:1")
     listened = registry.runner_dialect("rllink://node-7:1")

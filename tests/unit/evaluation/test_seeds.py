@@ -82,5 +82,5 @@ def test_invalid_values_are_wrong_usage_of_the_command(
     code = main(["evaluate", "--env", "CartPole-v1", "--model", "no:where", "--seed", seed])
 
     assert code == 2
-    assert "--seed: seed=" in (error := capsys.readouterr().err)
+    assert "error: seed=" in (error := capsys.readouterr().err)
     assert "give one from 0 to" in error

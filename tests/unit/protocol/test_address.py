@@ -45,6 +45,13 @@ def test_what_is_no_address_is_refused_with_the_forms_that_are(text: str) -> Non
         parse_address(text)
 
 
+def test_an_address_of_a_runner_is_refused_with_the_function_to_use() -> None:
+    with pytest.raises(
+        AddressError, match=r"no endpoint.* configure_rllink\(config, address='h:1'"
+    ):
+        parse_address("rllink://h:1")
+
+
 @pytest.mark.parametrize(
     ("text", "is_local"),
     [

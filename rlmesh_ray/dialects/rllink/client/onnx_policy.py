@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError
 
 Array = NDArray[Any]
 
@@ -61,12 +61,12 @@ class OnnxPolicy:
         """Act with other weights from now on.
 
         Raises:
-            ConfigurationError: onnxruntime is missing.
+            MissingPackageError: onnxruntime is missing.
         """
         try:
             import onnxruntime
         except ImportError as error:
-            raise ConfigurationError(
+            raise MissingPackageError(
                 "acting with a model needs: pip install onnxruntime; or ask for each action"
             ) from error
         options = onnxruntime.SessionOptions()

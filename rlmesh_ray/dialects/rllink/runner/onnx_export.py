@@ -24,7 +24,7 @@ from ray.rllib.core.distribution.torch.torch_distribution import (
 from ray.rllib.core.rl_module.rl_module import RLModule
 from torch import nn
 
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError
 
 OUTPUT = "action_dist_inputs"
 _OPSET = 17
@@ -66,7 +66,7 @@ class OnnxModel:
         input_name: What the graph calls its input.
 
     Raises:
-        ConfigurationError: The package onnx is missing, or the module cannot be expressed.
+        ConfigurationError: The module cannot be expressed, or the package onnx is missing.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class OnnxModel:
         try:
             import onnx
         except ImportError as error:
-            raise ConfigurationError(
+            raise MissingPackageError(
                 "models for simulators need: pip install 'rlmesh-ray[onnx]'"
             ) from error
         _know_nanmean()

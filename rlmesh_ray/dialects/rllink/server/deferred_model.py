@@ -105,7 +105,7 @@ class DeferredModelServer:
         """Listen. Blocks until clients can connect.
 
         Raises:
-            AddressError: The address is in use or not this machine's.
+            ListenError: The address is in use or not this machine's.
         """
         service = ModelService(self._host, ServiceOptions(), self._endpoint.drain)
         self._endpoint.start([service.handlers()], max_receive_bytes=self._max_message_bytes)

@@ -19,7 +19,7 @@ from rlmesh_ray.dialects.rllink.server.connection import (
     RLlinkConnection,
     RLlinkLimits,
 )
-from rlmesh_ray.errors import AddressError
+from rlmesh_ray.errors import AddressError, ListenError
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.server.bind_policy import (
     TlsSource,
@@ -98,14 +98,14 @@ class RLlinkServer:
         """Listen; clients may come before this returns.
 
         Raises:
-            AddressError: The address is in use, or not this machine's.
+            ListenError: The address is in use, or not this machine's.
         """
         if self._known is None:
             warn_without_token(self._wanted)
         try:
             shared_loop().run(self._start())
         except OSError as error:
-            raise AddressError(
+            raise ListenError(
                 f"cannot listen on {self._wanted}: {error}; give another port, or 0 for a free one"
             ) from error
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlmesh_ray.dialects.rllink.wire import fields, ray_arrays
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.errors import CodecError, ConfigurationError
+from rlmesh_ray.errors import CodecError, MissingPackageError
 
 _FIRST_BYTES = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 """Of a map in msgpack."""
@@ -33,7 +33,7 @@ def parse_request(body: bytes) -> m.Request:
 
     Raises:
         CodecError: It is not msgpack, or no request, or a field is not what it should be.
-        ConfigurationError: The package msgpack is not installed.
+        MissingPackageError: The package msgpack is not installed.
     """
     message = _map(body)
     match fields.required_text(message, "type"):
@@ -168,7 +168,7 @@ def parse_reply(body: bytes) -> m.Reply:
 
     Raises:
         CodecError: It is not msgpack, or no reply, or a field is not what it should be.
-        ConfigurationError: The package msgpack is not installed.
+        MissingPackageError: The package msgpack is not installed.
     """
     message = _map(body)
     match fields.required_text(message, "type"):
@@ -284,4 +284,4 @@ def _msgpack() -> Any:
     for name in ("msgpack._cmsgpack", "msgpack.fallback"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
-    raise ConfigurationError("Ray's dialect of RLlink needs: pip install msgpack")
+    raise MissingPackageError("Ray's dialect of RLlink needs: pip install msgpack")

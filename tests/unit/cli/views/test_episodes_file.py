@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from rlmesh_ray.cli.views.episodes_file import EpisodesFile, episodes_file
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, RlmeshError
 from tests.unit.cli.full_disks import room_for
 
 
@@ -71,7 +71,7 @@ def test_a_file_that_grows_too_large_is_named_and_keeps_whole_lines(tmp_path: Pa
     with room_for(100), opened(path) as file:
         file.add({"index": 0})
         file.add({"index": 1})
-        with pytest.raises(ConfigurationError) as caught:
+        with pytest.raises(RlmeshError) as caught:
             file.add({"index": 2, "cause": "x" * 100})
 
     told = str(caught.value)
@@ -85,7 +85,7 @@ def test_a_full_disk_is_reported_once() -> None:
     with path.open("wb", buffering=0) as file:
         episodes = EpisodesFile(path, file)
 
-        with pytest.raises(ConfigurationError, match="cannot write /dev/full: No space left on"):
+        with pytest.raises(RlmeshError, match="cannot write /dev/full: No space left on"):
             episodes.add({"index": 0})
 
 
@@ -104,7 +104,7 @@ def test_a_file_that_only_fails_when_it_is_closed_is_named(
 
     monkeypatch.setattr(Path, "open", lambda *_args, **_options: Remote())
     with (
-        pytest.raises(ConfigurationError, match=r"episodes\.jsonl: Disk quota"),
+        pytest.raises(RlmeshError, match=r"episodes\.jsonl: Disk quota"),
         opened(path) as file,
     ):
         file.add({"index": 0})

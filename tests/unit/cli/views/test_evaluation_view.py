@@ -13,7 +13,7 @@ from rlmesh_ray.cli.signals import INTERRUPTED
 from rlmesh_ray.cli.views.episodes_file import episodes_file
 from rlmesh_ray.cli.views.evaluation_view import EvaluationView
 from rlmesh_ray.client import env_session_client
-from rlmesh_ray.errors import ConfigurationError, EvaluationInterruptedError, RemoteEnvError
+from rlmesh_ray.errors import EvaluationInterruptedError, RemoteEnvError, RlmeshError
 from rlmesh_ray.evaluation import EndpointRole, EpisodeResult, EvaluationResult, Loss
 from tests.unit.cli.full_disks import room_for
 
@@ -133,7 +133,7 @@ def test_a_file_that_cannot_grow_costs_no_finished_episode(
     assert kept == told[:-1]  # all but the one that had no room
     assert unfinished["event"] == "unfinished"
     assert unfinished["episodes"] == len(told)
-    assert error["type"] == "ConfigurationError"
+    assert error["type"] == "RlmeshError"
     assert error["message"].startswith(f"cannot write {path}: File too large")
 
 
@@ -175,7 +175,7 @@ def test_an_interrupt_while_an_episode_is_recorded_comes_afterwards(
     assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 1
 
 
-@pytest.mark.parametrize("failure", [ConfigurationError("the disk is full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("failure", [RlmeshError("the disk is full"), KeyboardInterrupt()])
 def test_an_error_while_the_last_episodes_are_shown_costs_no_summary(
     failure: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
