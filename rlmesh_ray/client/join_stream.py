@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Self
 
@@ -54,6 +55,8 @@ class JoinStream:
         self._is_closed = False
         self._has_answered = False
         self._call = open_call(channel, path, metadata)
+        # gRPC keeps a call that was dropped, and with it the connection.
+        weakref.finalize(self, _close_call, self._call, os.getpid()).atexit = False
 
     def send(self, frame: bytes) -> None:
         """Queue ``frame``; it leaves at once, or as soon as those before it have.
@@ -104,6 +107,11 @@ class JoinStream:
         if not self._is_closed:
             self._is_closed = True
             self._call.close()
+
+
+def _close_call(call: BidiCall, pid: int) -> None:
+    if os.getpid() == pid:  # a fork shares the connection with its parent
+        call.close()
 
 
 class CallDeadline:

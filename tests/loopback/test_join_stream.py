@@ -357,18 +357,23 @@ def test_a_stream_that_ctrl_c_has_interrupted_anywhere_can_be_closed(
     assert not call._state.due
 
 
-def test_nothing_is_left_of_streams_that_were_closed(serve: Serve) -> None:
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_nothing_is_left_of_streams_that_were_closed_or_dropped(
+    serve: Serve, is_closed: bool
+) -> None:
     """What gRPC keeps of a call has a descriptor, and ends with it."""
     stream = serve(echo)
     address = stream._address
 
     def come_and_go() -> None:
-        with plain_channel(address) as channel:
-            passing = JoinStream(channel, PATH, (), address)
-            passing.send(b"a")
-            passing.receive(5.0)
-            passing.send(b"never read")
+        channel = plain_channel(address)
+        passing = JoinStream(channel, PATH, (), address)
+        passing.send(b"a")
+        passing.receive(5.0)
+        passing.send(b"never read")
+        if is_closed:
             passing.close()
+            channel.close()
 
     def num_descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -378,6 +383,7 @@ def test_nothing_is_left_of_streams_that_were_closed(serve: Serve) -> None:
     for _ in range(20):
         come_and_go()
 
+    gc.collect()
     # Connections close in gRPC's own time.
     assert eventually(lambda: num_descriptors() <= before + 4)
 
@@ -397,6 +403,20 @@ def test_a_grpc_that_has_changed_inside_is_used_as_everybody_does(
         with pytest.raises(EndpointUnreachableError):
             stream.receive(20.0)
         stream.close()
+
+
+def test_a_fork_does_not_close_what_its_parent_uses(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = JoinStream(plain_channel(serve(echo)._address), PATH, (), "")
+    call, pid = stream._call, os.getpid()
+
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    del stream
+    gc.collect()
+
+    assert not call.has_ended()
+    call.close()
 
 
 FORK = """
