@@ -1,1 +1,1 @@
-"""Measurements that anybody can repeat: ratios inside one run, with every number kept."""
+"""Repeatable measurements: ratios within one run, with every number kept."""

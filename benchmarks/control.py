@@ -1,6 +1,6 @@
-"""How a measured process and the one that measures talk: JSON lines over the child's pipes.
+"""Messages between a measured process and its parent: JSON lines over the child's pipes.
 
-A server says where it listens, and lives until its standard input ends, so that it never outlives
+A server writes where it listens, and lives until its standard input ends, so that it never outlives
 a bench that was killed. Standard library only: scripts of other virtual environments use it, too.
 """
 
@@ -15,6 +15,6 @@ def say(**fields: object) -> None:
 
 
 def stay(address: str) -> None:
-    """Tell the parent where the server listens, and block until the parent goes."""
+    """Send the parent the server's address, and block until the parent ends."""
     say(address=address)
     sys.stdin.read()

@@ -1,4 +1,4 @@
-"""What a bench says: single measurements, and what follows from all of them."""
+"""Results of a benchmark: single measurements, and findings from all of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ class Measurement:
     value: float
     unit: str
     latency_us: Percentiles | None
-    """None where the side cannot tell."""
+    """None where it is not measured."""
     lag_us: Percentiles | None
     """How late the client was itself, in the open loop."""
     server_cores: float | None
-    """Busy, like the next two; None where the system does not tell."""
+    """Busy, like the next two; None where the system does not report it."""
     client_cores: tuple[float, ...]
     """Of each client process."""
     other_cores: float | None
@@ -40,7 +40,7 @@ class Goal:
     """Whether the limit is the most that is allowed; else it is the least."""
 
     def is_met(self, value: float) -> bool:
-        """Tell whether ``value`` reaches it."""
+        """Return whether ``value`` reaches it."""
         return value <= self.limit if self.is_ceiling else value >= self.limit
 
 
@@ -57,7 +57,7 @@ class Finding:
     """Name, such as ``"/ noop"``, and the ratio or difference of each repetition."""
     goal: Goal | None = None
     judged: Spread | None = None
-    """What the goal speaks of."""
+    """What the goal is about."""
 
     @property
     def is_met(self) -> bool | None:

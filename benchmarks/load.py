@@ -1,4 +1,4 @@
-"""What a client is told to do, and what it brings back; both travel as JSON."""
+"""The work of a client process and its results; both are sent as JSON."""
 
 import json
 import sys
@@ -8,15 +8,16 @@ from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A client process to start, and what to tell it."""
+class ClientJob:
+    """A client process to start, and the line to send it."""
 
     command: Sequence[str]
-    """Of a process that reads one line, says ``ready``, waits for a line, says ``begun`` when its
-    warm-up is over, and in the end the fields of a ``Harvest``, or ``error``. If it has started
-    others, it lives on until its standard input ends: their work is read after the harvest."""
+    """Of a process that reads one line, writes ``ready``, waits for a line, writes ``begun`` when
+    its warm-up is over, and in the end the fields of a ``ClientResult``, or ``error``. A process
+    that has started further ones lives until its standard input ends: their processor time is read
+    after its result."""
     line: str
-    """That it reads."""
+    """The first line that it reads."""
     warm_up_s: float
     """Work before the measurement, which is not counted."""
     seconds: float
@@ -44,7 +45,7 @@ class Load:
     connections: int = 1
     """Over which the streams are spread."""
     arrivals_per_s: float | None = None
-    """Open loop: how many requests arrive a second, whatever the server does.
+    """Open loop: how many requests arrive a second, however slow the server is.
     None: closed loop, each route asks when it has its answer."""
     seed: int = 0
     """Of the arrivals."""
@@ -56,18 +57,18 @@ class Load:
     @classmethod
     def from_line(cls, line: str) -> Self:
         """Return what ``to_line`` wrote."""
-        told = json.loads(line)
-        return cls(**{**told, "routes": tuple(told["routes"])})
+        fields = json.loads(line)
+        return cls(**{**fields, "routes": tuple(fields["routes"])})
 
-    def order(self) -> Order:
+    def job(self) -> ClientJob:
         """Return the client that does it."""
         client = "closed_loop_client" if self.arrivals_per_s is None else "open_loop_client"
         command = [sys.executable, "-m", f"benchmarks.serving.{client}"]
-        return Order(command, self.to_line(), self.warm_up_s, self.seconds)
+        return ClientJob(command, self.to_line(), self.warm_up_s, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class Harvest:
+class ClientResult:
     """What one client process has measured."""
 
     answers: int
@@ -77,6 +78,6 @@ class Harvest:
     """Processor time of the client."""
     latencies_us: tuple[int, ...]
     """From the sending (open loop: from the scheduled arrival) to the answer; of environments,
-    what each vector step took. Empty where the client cannot tell."""
+    what each vector step took. Empty where the client does not measure it."""
     lags_us: tuple[int, ...] = ()
     """Open loop: how much later than scheduled the client itself was ready to send."""

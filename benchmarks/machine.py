@@ -1,4 +1,4 @@
-"""Which machine was measured: a figure without it says nothing."""
+"""The machine that was measured: figures of two machines do not compare."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ class Machine:
     packages: dict[str, str]
     """Name and version of what is installed."""
     load_average: float | None
-    """Of the last minute, before anything was measured; None where the system tells none."""
+    """Of the last minute, before the measurements; None where the system does not report it."""
 
 
 def describe() -> Machine:
@@ -60,7 +60,7 @@ def work_of(groups: Sequence[Collection[int]]) -> Work | None:
         groups: Ids of processes; none of a group started another one of it.
 
     Returns:
-        None where nothing tells it, or where one of the processes is gone.
+        None where the system does not report it, or where one of the processes is gone.
     """
     machine = Path("/proc/stat")
     if not machine.exists():
@@ -115,7 +115,7 @@ def _cpu() -> str:
 
 
 def usable_cores() -> list[int]:
-    """Return the cores that this process may use; empty where the system does not tell."""
+    """Return the cores that this process may use; empty where the system does not report them."""
     return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
 
 

@@ -29,7 +29,7 @@ class Peer:
         if not self.python.exists():
             raise ConfigurationError(
                 f"{self.python} does not exist: in a checkout of rlmesh-ray, make {self.ready} "
-                f"installs {self.name}; or choose with --vs whom to compare with"
+                f"installs {self.name}; or choose other peers with --vs"
             )
 
     def command(self, script: str) -> Sequence[str]:

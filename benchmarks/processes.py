@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.load import Harvest, Order
+from benchmarks.load import ClientJob, ClientResult
 from benchmarks.machine import Work, work_of
 from benchmarks.serving.interleaved import Taken, Turns
 from rlmesh_ray.errors import EndpointError
@@ -25,7 +25,7 @@ _PATIENCE_S = 60.0
 
 
 class Process:
-    """A child that speaks JSON lines, as ``control`` has it. Usable as a context manager.
+    """A child process that reads and writes JSON lines; see ``control``. A context manager.
 
     Args:
         name: For messages.
@@ -55,7 +55,7 @@ class Process:
         """Of the process."""
         return self._process.pid
 
-    def tell(self, line: str = "") -> None:
+    def send(self, line: str = "") -> None:
         """Send a line.
 
         Raises:
@@ -68,11 +68,11 @@ class Process:
         except OSError as error:
             raise EndpointError(self._obituary()) from error
 
-    def hear(self, within_s: float = 0.0) -> dict[str, Any]:
+    def receive(self, within_s: float = 0.0) -> dict[str, Any]:
         """Return the next line.
 
         Args:
-            within_s: How long the process works before it says anything; it gets more than that.
+            within_s: How long the process works before it writes the line; it gets more than that.
 
         Raises:
             EndpointError: It has ended, or took too long and was killed.
@@ -85,14 +85,14 @@ class Process:
         finally:
             watchdog.cancel()
         if not line.startswith("{"):
-            raise EndpointError(self._obituary() if not line else f"{self._name} says: {line!r}")
-        told: dict[str, Any] = json.loads(line)
-        return told
+            raise EndpointError(self._obituary() if not line else f"{self._name} writes: {line!r}")
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def close(self) -> None:
-        """Let it clean up and end, which the end of its standard input tells it to. Idempotent."""
+        """Close its standard input, so that it cleans up and ends. Idempotent."""
         assert self._process.stdin is not None
-        # What it was told last may not have reached it, if it has ended.
+        # The last line may not have reached it, if it has ended.
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
@@ -130,7 +130,7 @@ class Reading:
     latencies_us: tuple[int, ...]
     lags_us: tuple[int, ...]
     server_cores: float | None
-    """How many cores the servers kept busy; None where the system does not tell."""
+    """How many cores the servers kept busy; None where the system does not report it."""
     client_cores: tuple[float, ...]
     """How many cores each client process kept busy; a raw client at 1 is the limit itself."""
     other_cores: float | None
@@ -161,6 +161,7 @@ class Server(Process):
         super().__init__(name, command, cores=cores)
         try:
             self.address: str = self.hear(loading_s)["address"]
+            self.address: str = self.receive()["address"]
         except BaseException:
             self.close()
             raise
@@ -172,13 +173,13 @@ class Server(Process):
 
 
 def measure(
-    server_pids: Collection[int], orders: Sequence[Order], *, cores: Collection[int] | None = None
+    server_pids: Collection[int], jobs: Sequence[ClientJob], *, cores: Collection[int] | None = None
 ) -> Reading:
-    """Put ``orders`` on servers at once, each from a process of its own.
+    """Put ``jobs`` on servers at once, each from a process of its own.
 
     Args:
         server_pids: Of the servers' processes; empty where the clients do all the work.
-        orders: Of equal durations.
+        jobs: Of equal durations.
         cores: Of all clients, as of ``Process``.
 
     Raises:
@@ -186,33 +187,33 @@ def measure(
     """
     with ExitStack() as stack:
         clients = [
-            stack.enter_context(Process("a client", order.command, cores=cores)) for order in orders
+            stack.enter_context(Process("a client", job.command, cores=cores)) for job in jobs
         ]
-        for client, order in zip(clients, orders, strict=True):
-            client.tell(order.line)
+        for client, job in zip(clients, jobs, strict=True):
+            client.send(job.line)
         for client in clients:
-            _heard(client)
+            _received(client)
         for client in clients:
-            client.tell()
-        for client, order in zip(clients, orders, strict=True):
-            _heard(client, order.warm_up_s)
+            client.send()
+        for client, job in zip(clients, jobs, strict=True):
+            _received(client, job.warm_up_s)
         groups = [server_pids, *([client.pid] for client in clients)]
         before = work_of(groups)
-        told = [
-            _heard(client, order.seconds) for client, order in zip(clients, orders, strict=True)
+        replies = [
+            _received(client, job.seconds) for client, job in zip(clients, jobs, strict=True)
         ]
         after = work_of(groups)
-    harvests = [Harvest(**each) for each in told]
+    results = [ClientResult(**each) for each in replies]
     if before is None or after is None:
         servers, others = None, None
-        own = tuple(each.cpu_s / each.seconds for each in harvests)
+        own = tuple(each.cpu_s / each.seconds for each in results)
     else:
         (servers, *of_clients), others = busy(before, after)
         own = tuple(of_clients)
     return Reading(
-        answers_per_s=sum(each.answers / each.seconds for each in harvests),
-        latencies_us=tuple(value for each in harvests for value in each.latencies_us),
-        lags_us=tuple(value for each in harvests for value in each.lags_us),
+        answers_per_s=sum(each.answers / each.seconds for each in results),
+        latencies_us=tuple(value for each in results for value in each.latencies_us),
+        lags_us=tuple(value for each in results for value in each.lags_us),
         server_cores=servers,
         client_cores=own,
         other_cores=others,
@@ -223,15 +224,15 @@ def take_turns(turns: Turns, *, cores: Collection[int] | None = None) -> list[Re
     """Have one client ask several servers by turns; return what it found of each.
 
     Args:
-        turns: What to tell it.
+        turns: The work to send it.
         cores: Its own, as of ``Process``.
 
     Raises:
         EndpointError: It failed, or an answer was no prediction; there are no numbers then.
     """
     with Process("a client", turns.command, cores=cores) as client:
-        client.tell(turns.to_line())
-        taken = Taken(**_heard(client, turns.duration_s))
+        client.send(turns.to_line())
+        taken = Taken(**_received(client, turns.duration_s))
     return [
         Reading(
             answers_per_s=len(latencies_us) / turns.seconds,
@@ -246,7 +247,7 @@ def take_turns(turns: Turns, *, cores: Collection[int] | None = None) -> list[Re
 
 
 def busy(before: Work, after: Work) -> tuple[list[float], float]:
-    """Return how many cores each group of processes kept busy, and how many all the others."""
+    """Return how many cores each group of processes kept busy, and how many all other processes."""
     seconds = after.now_s - before.now_s
     cores = [
         (later - earlier) / seconds
@@ -255,8 +256,8 @@ def busy(before: Work, after: Work) -> tuple[list[float], float]:
     return cores, max(0.0, (after.all_s - before.all_s) / seconds - sum(cores))
 
 
-def _heard(client: Process, within_s: float = 0.0) -> dict[str, Any]:
-    told = client.hear(within_s)
-    if "error" in told:
-        raise EndpointError(f"nothing was measured: {told['error']}")
-    return told
+def _received(client: Process, within_s: float = 0.0) -> dict[str, Any]:
+    message = client.receive(within_s)
+    if "error" in message:
+        raise EndpointError(f"nothing was measured: {message['error']}")
+    return message

@@ -1,4 +1,4 @@
-"""What is said about repeated measurements: medians, quartiles, percentiles, ratios."""
+"""Statistics of repeated measurements: medians, quartiles, percentiles, ratios."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ class Spread:
     def as_json(self) -> dict[str, object]:
         """Return it for a program: the summary, and every value."""
         low, high = self.quartiles
-        told = {"median": self.median, "quartiles": [low, high], "values": list(self.values)}
-        return {**told, "cpu_us": Spread(self.cpu_us).as_json()} if self.cpu_us else told
+        summary = {"median": self.median, "quartiles": [low, high], "values": list(self.values)}
+        return {**summary, "cpu_us": Spread(self.cpu_us).as_json()} if self.cpu_us else summary
 
 
 def ratio(ours: Spread, theirs: Spread) -> Spread:

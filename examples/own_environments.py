@@ -67,7 +67,7 @@ def pong(frame_skip: int = 4) -> gymnasium.Env[Any, Any]:
 
 
 def main() -> None:
-    """Serve eight rovers and drive them forth."""
+    """Serve eight rovers and step them."""
     with EnvServer(rover, num_envs=8, env_kwargs={"max_steps": 50}) as server:
         envs = RemoteVectorEnv(server.address)
         observations, _ = envs.reset(seed=0)

@@ -2,7 +2,7 @@
 
     python examples/per_action_simulator.py 127.0.0.1:5555
 
-For programs that can run no model, in whatever language: this one needs nothing but Python's
+For programs that can run no model, in any language: this one needs nothing but Python's
 standard library. RLlib learns in ``rllink_training.py``, which is started first; it chooses the
 actions, and puts the episodes together. Each message is eight digits that say how long it is, and
 JSON:
@@ -57,11 +57,11 @@ def play(line: socket.socket) -> None:
     for _ in range(500):
         answer = ask(line, {"type": "GET_ACTION", "obs": pole, **episode})
         pole = pushed(pole, to_the_right=answer["action"] == 1)
-        tell(line, {"type": "LOG_RETURNS", "reward": 1.0, **episode})
+        send(line, {"type": "LOG_RETURNS", "reward": 1.0, **episode})
         if abs(pole[0]) > 2.4 or abs(pole[2]) > math.radians(12):
-            tell(line, {"type": "END_EPISODE", "obs": pole, **episode})
+            send(line, {"type": "END_EPISODE", "obs": pole, **episode})
             return
-    tell(line, {"type": "END_EPISODE", "obs": pole, "is_truncated": True, **episode})
+    send(line, {"type": "END_EPISODE", "obs": pole, "is_truncated": True, **episode})
 
 
 def pushed(pole: Pole, *, to_the_right: bool) -> Pole:
@@ -81,7 +81,7 @@ def pushed(pole: Pole, *, to_the_right: bool) -> Pole:
     )
 
 
-def tell(line: socket.socket, message: dict[str, Any]) -> None:
+def send(line: socket.socket, message: dict[str, Any]) -> None:
     """Send a message."""
     body = json.dumps(message).encode()
     line.sendall(b"%08d" % len(body) + body)
@@ -89,7 +89,7 @@ def tell(line: socket.socket, message: dict[str, Any]) -> None:
 
 def ask(line: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
     """Send a message, and return the answer."""
-    tell(line, message)
+    send(line, message)
     answer: dict[str, Any] = json.loads(received(line, int(received(line, 8))))
     if answer["type"] == "ERROR":
         raise SystemExit(answer["message"])

@@ -3,11 +3,11 @@
     python examples/per_action_through_model_service.py train                     # here
     python examples/per_action_through_model_service.py simulate 127.0.0.1:5600   # anywhere
 
-Any client of the protocol can simulate, in whatever language; this one is ours for Python, and it
+Any client of the protocol can simulate, in any language; this one is ours for Python, and it
 neither has nor runs a model. With each question it says what its last action has led to, also at
 the end of an episode, where the answer means nothing. PPO chooses the actions, and the training
-puts the episodes together. A port that others can reach wants a token; here it comes from the
-variable RLMESH_RAY_TOKEN.
+puts the episodes together. A port that other machines can reach needs a token; here it comes
+from the variable RLMESH_RAY_TOKEN.
 """
 
 import argparse

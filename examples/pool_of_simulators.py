@@ -1,4 +1,4 @@
-r"""Train on simulators that register themselves: nobody lists them, and they may come and go.
+r"""Train on simulators that register themselves: no list names them, and they may come and go.
 
 Make a token, and copy the file to each simulator's machine:
 
@@ -14,7 +14,7 @@ On each simulator's machine, which needs the base install only (``pip install .`
         --register simulators@192.0.2.1:7070 --pool-token-file pool-token
 
 Training begins when the first ones are there. More of them may be started while it runs, and any of
-them stopped or started again, on whatever machine: sessions move to where there is room.
+them stopped or started again, on any machine: sessions move to where there is room.
 """
 
 import argparse
@@ -39,7 +39,7 @@ parser.add_argument("--batch", type=int, default=2048, help="steps of an iterati
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Train and print the mean returns, and who is there."""
+    """Train and print the mean returns, and the registered simulators."""
     ray.init(log_to_driver=False)
     try:
         pool = EnvPool(

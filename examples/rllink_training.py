@@ -4,9 +4,9 @@
     python examples/rllink_simulator.py 127.0.0.1:5555         # as many as you like, anywhere
     python examples/per_action_simulator.py 127.0.0.1:5555     # those that cannot run a model
 
-All at once, if you like. Nobody can ask a simulator for its spaces, so they are said here. A port
-that others can reach wants a token; here it comes from the variable RLMESH_RAY_TOKEN. Needs the
-extras ``rllib`` and ``onnx``: ``pip install ".[rllib,onnx]"``.
+All at once, if you like. A simulator cannot be asked for its spaces, so they stand here. A port
+that other machines can reach needs a token; here it comes from the variable RLMESH_RAY_TOKEN.
+Needs the extras ``rllib`` and ``onnx``: ``pip install ".[rllib,onnx]"``.
 """
 
 import argparse

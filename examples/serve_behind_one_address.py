@@ -26,7 +26,7 @@ parser.add_argument("--replicas", type=int, default=2, help="processes that serv
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Serve until somebody says that it is enough."""
+    """Serve until the process is stopped."""
     ray.init(log_to_driver=False)
     is_over = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):  # after Ray has put its own there

@@ -44,10 +44,10 @@ class OutsideProgram(threading.Thread):
         while not self.must_end.is_set():
             actions = self._model.predict(observations)
             observations, *_ = self._envs.step(actions)
-            # Each answer tells which version of the policy has acted.
-            told = self._model.last_telemetry()
-            if told is not None:
-                self.versions.append(told.policy_version)
+            # Each answer says which version of the policy has acted.
+            telemetry = self._model.last_telemetry()
+            if telemetry is not None:
+                self.versions.append(telemetry.policy_version)
         self._model.close()
         self._envs.close()
 

@@ -11,14 +11,14 @@ else may read (``chmod 600 token``):
 
     python examples/simulator_on_another_machine.py 192.0.2.7:5555 --token-file token
 
-A token alone does not hide what travels. For a network that others use, too, add TLS. Make a
+A token alone does not hide what travels. In a network that other people use, add TLS. Make a
 certificate there, start the endpoint with ``--tls-cert certificate.pem --tls-key key.pem``, and
 give a copy of the certificate here, as ``--tls-ca certificate.pem``:
 
     openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=simulator \
         -addext subjectAltName=IP:192.0.2.7 -keyout key.pem -out certificate.pem
 
-``rlmesh-ray inspect 192.0.2.7:5555 --token-file token`` tells whether it can be reached.
+``rlmesh-ray inspect 192.0.2.7:5555 --token-file token`` shows whether it can be reached.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Train PPO on a server that speaks dm_env_rpc, DeepMind's protocol, whoever has written it.
+"""Train PPO on any server of dm_env_rpc, DeepMind's protocol.
 
     python examples/train_on_dm_env_rpc.py dm_env_rpc://127.0.0.1:10000 --lanes 8
 
 Each lane is an agent in a world of its own. Servers of remote-gym, for one, send TERMINATED at
-their time limits as well; --time-limit tells such ends from real ones. What a server wants to know
-when a world is created or joined is written as JSON: --create '{"seed": 7}'. Needs the extras
+their time limits as well; --time-limit distinguishes such ends from real ones. Settings of a
+server to create or to join a world are written as JSON: --create '{"seed": 7}'. Needs the extras
 ``rllib`` and ``dm-env-rpc``: ``pip install ".[rllib,dm-env-rpc]"``.
 """
 

@@ -1,11 +1,11 @@
-"""Train PPO on endpoints that someone else has started, on this machine or elsewhere.
+"""Train PPO on endpoints that are running already, on this machine or elsewhere.
 
     rlmesh-ray serve-env CartPole-v1 --num-envs 16 --address 127.0.0.1:5555   # over there
     python examples/train_on_endpoint.py 127.0.0.1:5555                       # here
 
-Width, spaces and autoreset mode are the endpoint's. An endpoint that others can reach wants a
-token; here it comes from the variable RLMESH_RAY_TOKEN. Needs the extra
-``rllib``: ``pip install ".[rllib]"``.
+Width, spaces and autoreset mode are the endpoint's. An endpoint that other machines can reach
+needs a token; here it comes from the variable RLMESH_RAY_TOKEN. Needs the extra ``rllib``:
+``pip install ".[rllib]"``.
 """
 
 import argparse

@@ -37,7 +37,7 @@ class FollowThePole(rlmesh.numpy.Model):
 
 
 def main(env: str, model: str | None, episodes: int) -> None:
-    """Run episodes and tell what came of each."""
+    """Run episodes and print the result of each."""
     seeds = list(range(episodes))
     if model is None:
         result = FollowThePole().run(env, seeds=seeds)

@@ -36,7 +36,7 @@ app = typer.Typer(cls=ReadableCommandGroup, add_completion=False, pretty_excepti
 
 
 class Rival(enum.StrEnum):
-    """Whom one can compare with; some of ``Side``."""
+    """Peers to compare with; some of ``Side``."""
 
     NOOP = Side.NOOP.value
     NOOP_UVLOOP = Side.NOOP_UVLOOP.value
@@ -44,7 +44,7 @@ class Rival(enum.StrEnum):
 
 
 class AnyRival(enum.StrEnum):
-    """Whom one can compare with in any subject."""
+    """Peers to compare with in any subject."""
 
     NOOP = Rival.NOOP.value
     NOOP_UVLOOP = Rival.NOOP_UVLOOP.value
@@ -59,7 +59,7 @@ class AnyRival(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Effort:
-    """How long it takes unless told otherwise."""
+    """How long it takes by default."""
 
     repetitions: int
     warm_up_s: float
@@ -82,38 +82,53 @@ AnyRivalOption = Annotated[
     list[AnyRival] | None,
     typer.Option(
         "--vs",
-        help="Compare with these only, in the subjects that know them; repeatable. The subjects "
-        "say who they are.",
+        help="Compare with these only, in the subjects that have them; repeatable. The help of "
+        "each subject lists them.",
         show_default="each subject's own",
     ),
 ]
 OnlyOption = Annotated[
-    list[Workload] | None, typer.Option("--only", help="Measure just this; repeatable.")
+    list[Workload] | None, typer.Option("--only", help="Measure this only; repeatable.")
 ]
 LatencySecondsOption = Annotated[
     float | None,
     typer.Option(
-        "--latency-seconds", min=0.05, help="Of the arrivals, for latency.", show_default="60"
+        "--latency-seconds",
+        min=0.05,
+        help="Duration of the arrivals, for latency.",
+        show_default="60",
     ),
 ]
 ClientProcessesOption = Annotated[
     int,
-    typer.Option("--client-processes", min=1, help="Over which the routes are spread."),
+    typer.Option(
+        "--client-processes", min=1, help="Client processes over which the routes are spread."
+    ),
 ]
 PinFlag = Annotated[
-    bool, typer.Option("--pin", help="A core for the server, the others for its clients (Linux).")
+    bool,
+    typer.Option(
+        "--pin", help="Give the server a core of its own, and its clients the other ones (Linux)."
+    ),
 ]
 
 TasksOption = Annotated[
-    list[Task] | None, typer.Option("--only", help="Learn just this; repeatable.")
+    list[Task] | None, typer.Option("--only", help="Learn this task only; repeatable.")
 ]
-SeedsOption = Annotated[int, typer.Option("--repetitions", min=1, help="Each with another seed.")]
-FirstSeedOption = Annotated[int, typer.Option("--seed", help="Of the first repetition.")]
-KillsOption = Annotated[int, typer.Option("--kills", min=1, help="At random moments.")]
+SeedsOption = Annotated[
+    int, typer.Option("--repetitions", min=1, help="How many repetitions, each with another seed.")
+]
+FirstSeedOption = Annotated[int, typer.Option("--seed", help="Seed of the first repetition.")]
+KillsOption = Annotated[
+    int, typer.Option("--kills", min=1, help="How many endpoints to kill, at random moments.")
+]
 MostStepsOption = Annotated[
     int | None,
     typer.Option(
-        "--most-steps", min=1, help="When to give up.", show_default="30,000 to 2,000,000"
+        "--most-steps",
+        min=1,
+        help="Give up after this many env steps.",
+        show_default="30,000 to 2,000,000",
     ),
 ]
 
@@ -129,8 +144,8 @@ def everything(
     """Measure on this machine, everything or one subject: ratios inside one run, with quartiles.
 
     Each side runs in fresh processes, in turns. Below a rate stands the processor time of a step or
-    message, of clients, servers and what they start. Other programs disturb: what they took is
-    told.
+    message, of clients, servers and what they start. Other programs disturb: their processor
+    time is shown.
     """
     if context.invoked_subcommand is None:
         return _everything(context, vs, quick=quick)
@@ -142,11 +157,11 @@ def everything(
 def _everything(context: typer.Context, vs: list[AnyRival] | None, *, quick: bool) -> int:
     """Measure subject after subject, until one is interrupted; return the last exit code."""
     peers, runners, rivals = _known(Peer, vs), _known(SamplingRival, vs), _known(Rival, vs)
-    # What is missing is said before anything is measured.
-    require_rllib("bench")
+    # Missing packages are named before anything is measured.
+    require_rllib("python -m benchmarks")
     chosen = tuple(peers or (Peer if vs is None else ()))
     installations().check(SteppingPlan(rows=rows_of(chosen), peers=chosen))
-    # What takes minutes; the others take hours, and are learnt when they are asked for.
+    # Tasks that take minutes; the other ones take hours, and run on request.
     tasks = [Task.PPO_CATCH] if quick else [Task.PPO_CATCH, Task.PPO_CARTPOLE]
     code = 0
     if vs is None or runners:
@@ -240,7 +255,7 @@ def learning(
     """
     from benchmarks.learning.measure import compare
 
-    require_rllib("bench learning")
+    require_rllib("benchmarks learning")
     plan = LearningPlan(
         tasks=tuple(dict.fromkeys(only or Task)),
         repetitions=repetitions,
@@ -265,5 +280,5 @@ def recovery(
     """
     from benchmarks.cli.recovery_view import measure_recovery
 
-    require_rllib("bench recovery")
+    require_rllib("benchmarks recovery")
     return measure_recovery(context.obj, kills, seed)

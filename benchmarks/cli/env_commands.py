@@ -30,7 +30,7 @@ _PLOT = Path("runs/bench/growth.png")
 
 @dataclass(frozen=True, slots=True)
 class _Effort:
-    """How long it takes unless told otherwise."""
+    """How long it takes by default."""
 
     repetitions: int
     warm_up_s: float
@@ -54,8 +54,8 @@ RowsOption = Annotated[
     list[Row] | None,
     typer.Option(
         "--only",
-        help="Measure just this; repeatable.",
-        show_default="all in which one takes part with whom is compared",
+        help="Measure this only; repeatable.",
+        show_default="all rows of the chosen --vs",
     ),
 ]
 RivalsOption = Annotated[
@@ -68,9 +68,9 @@ RivalsOption = Annotated[
     ),
 ]
 AxesOption = Annotated[
-    list[Axis] | None, typer.Option("--only", help="Let just this grow; repeatable.")
+    list[Axis] | None, typer.Option("--only", help="Vary this only; repeatable.")
 ]
-PlotOption = Annotated[Path, typer.Option("--out", metavar="PNG", help="Where the plot goes.")]
+PlotOption = Annotated[Path, typer.Option("--out", metavar="PNG", help="File of the plot.")]
 
 
 def stepping(  # noqa: PLR0913  # the command line; every option stands alone
@@ -122,12 +122,12 @@ def sampling(  # the command line; every option stands alone
     """Measure how fast a runner samples through an endpoint, and RLlib's own without one.
 
     CartPole, PPO's default module, 64 lanes: two sessions of 32 with an endpoint on this machine.
-    Nobody learns meanwhile. All sides are there at once, each with a Ray of its own, and sample by
-    turns, since many a machine changes its speed from one second to the next.
+    There is no learner. All sides run at once, each with a Ray of its own, and sample in turns,
+    since the speed of many machines changes from one second to the next.
     """
     from benchmarks.sampling.measure import measure_sampling
 
-    require_rllib("bench sampling")
+    require_rllib("benchmarks sampling")
     effort = _QUICK_SAMPLING if quick else _SAMPLING
     plan = SamplingPlan(
         rivals=tuple(dict.fromkeys(vs or Rival)),

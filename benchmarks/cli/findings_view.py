@@ -1,4 +1,4 @@
-"""How the subjects of ``python -m benchmarks`` that find ratios tell them."""
+"""Output of the subjects of ``python -m benchmarks`` that find ratios."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FindingsReport:
-    """Tells what is measured, as it is.
+    """Shows measurements as they are made.
 
     Args:
         console: Where.
@@ -50,8 +50,8 @@ class FindingsReport:
 
         Args:
             workloads: The findings of each; measured while they are iterated over.
-            finish: Makes something of all findings, if there are any; returns what to tell
-                programs of it.
+            finish: Makes something of all findings, if there are any; returns the fields
+                to report to programs.
         """
         from benchmarks.report import cores
 

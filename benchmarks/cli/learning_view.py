@@ -1,4 +1,4 @@
-"""How ``python -m benchmarks learning`` tells what is learnt."""
+"""Output of ``python -m benchmarks learning``."""
 
 from collections.abc import Iterable
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""How a bench shows itself while it measures, whatever it measures."""
+"""Progress of a benchmark while it measures."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -31,7 +31,7 @@ class BenchView:
         self._status: Status | None = None
 
     def now(self, text: str) -> None:
-        """Say what is being measured, to whoever watches a terminal."""
+        """Show on a terminal what is being measured."""
         if self._status is not None:
             self._status.update(f"{text} …")
 
@@ -39,8 +39,8 @@ class BenchView:
         """Measure; return whether it came to its end.
 
         Args:
-            measure: Shows what it finds. Ctrl-C ends it, not the bench: what was found so far
-                may be what was looked for.
+            measure: Shows what it finds. Ctrl-C ends it, not the benchmark: what was found so far
+                is summed up.
         """
         from benchmarks.report import machine_facts
 

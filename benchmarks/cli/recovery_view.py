@@ -1,4 +1,4 @@
-"""How ``python -m benchmarks recovery`` tells how long a runner is without its lanes."""
+"""Output of ``python -m benchmarks recovery``: how long a runner is without its lanes."""
 
 from benchmarks.cli.progress_view import BenchView
 from rlmesh_ray.cli.console import Console
@@ -10,7 +10,7 @@ _GOAL_S = 5.0
 
 
 def measure_recovery(console: Console, num_kills: int, seed: int) -> int:
-    """Kill an endpoint again and again, and tell each time; return the exit code."""
+    """Kill an endpoint repeatedly, and show each time; return the exit code."""
     import numpy as np
 
     taken: list[float] = []

@@ -25,7 +25,7 @@ _PLOT = Path("runs/bench/scaling.png")
 
 @dataclass(frozen=True, slots=True)
 class _Effort:
-    """How long it takes unless told otherwise."""
+    """How long it takes by default."""
 
     parts: tuple[Part, ...]
     endpoints: tuple[int, ...]
@@ -109,12 +109,12 @@ def scaling(  # noqa: PLR0913  # the command line; every option stands alone
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> int:
-    """Measure how sampling grows with endpoints, and what it takes to keep many together.
+    """Measure how sampling scales with endpoints, and what the control plane costs.
 
-    rates: 1 to 16 endpoints, whose 8 lanes take 20 ms a step, with observations of 4 kB, unless you
-    say what yours are like; the goal is 0.9 of as many times one endpoint. membership: how long it
+    rates: 1 to 16 endpoints, whose 8 lanes take 20 ms a step, with observations of 4 kB, if no
+    option changes that; the goal is 0.9 of as many times one endpoint. membership: how long it
     takes to join an endpoint, and to lose one. control: memory and processor time of runner,
-    registry and fleet. Nobody learns meanwhile.
+    registry and fleet. There is no learner.
     """
     from benchmarks.growth.plot import require_matplotlib
     from benchmarks.scaling.listener import Listener
@@ -136,23 +136,23 @@ def scaling(  # noqa: PLR0913  # the command line; every option stands alone
         simulation=Simulation(lanes=lanes, step_s=step_ms / 1000),
         control=ControlSize(endpoints=control_endpoints),
     )
-    require_rllib("bench scaling")
+    require_rllib("benchmarks scaling")
     require_matplotlib()
-    heard = _Heard(context.obj)
+    notes = _Notes(context.obj)
     report = FindingsReport(
         context.obj,
         "scaling",
         asdict(plan),
-        lambda _, measurements: [*heard.doubts, *caveats(heard.placed, measurements, plan)],
+        lambda _, measurements: [*notes.doubts, *caveats(notes.placed, measurements, plan)],
     )
-    listener = Listener(report.note, heard.place, heard.doubts.append)
+    listener = Listener(report.note, notes.place, notes.doubts.append)
     return report.follow(
-        measure_scaling(plan, listener), lambda findings: heard.finish(findings, plan, out)
+        measure_scaling(plan, listener), lambda findings: notes.finish(findings, plan, out)
     )
 
 
-class _Heard:
-    """What is told besides rates.
+class _Notes:
+    """Reports of a measurement besides its rates.
 
     Args:
         console: Where it is shown.
@@ -164,7 +164,7 @@ class _Heard:
         self.doubts: list[str] = []
 
     def place(self, placed: "Placed") -> None:
-        """Show what was found in place of what was asked for."""
+        """Show the placement that was found."""
         self.placed.append(placed)
         self._console.event("placed", subject="scaling", **asdict(placed))
 

@@ -10,8 +10,8 @@ from benchmarks.findings import Finding
 from benchmarks.growth.plan import Axis, GrowthPlan, case
 from benchmarks.record import Note, Record, by_turns, ratios
 from benchmarks.statistics import percentiles
-from benchmarks.stepping.specs import CARTPOLE, FRAMES, Drive, Hosting, Way
-from benchmarks.stepping.targets import Contender
+from benchmarks.stepping.specs import CARTPOLE, FRAMES, ClientSpec, Mode, ServerSpec
+from benchmarks.stepping.targets import Target
 
 MEMORY, TCP, SYNC = "shared memory", "TCP", "SyncVectorEnv"
 """The sides; the first two are ours."""
@@ -33,7 +33,7 @@ def measure_growth(plan: GrowthPlan, note: Note) -> Iterator[list[Finding]]:
     for axis in plan.axes:
         record = Record(axis, note)
         for point in plan.points(axis):
-            sides = contenders(axis, point, plan)
+            sides = targets(axis, point, plan)
             for repetition in range(plan.repetitions):
                 for side in by_turns(sides, repetition):
                     reading = side.measure()
@@ -45,37 +45,37 @@ def measure_growth(plan: GrowthPlan, note: Note) -> Iterator[list[Finding]]:
         yield [Finding(axis, name, UNIT, sides, ratios(sides)) for name, sides in found]
 
 
-def contenders(axis: Axis, point: int, plan: GrowthPlan) -> list[Contender]:
-    """Return who is measured at a point: through memory, through messages, and in one process."""
-    num_endpoints, hosting = _hosting(axis, point)
-    # An endpoint of a single lane resets only when told to, as RemoteEnv is.
-    way = Way.SINGLE if hosting.num_envs == 1 else Way.VECTOR
+def targets(axis: Axis, point: int, plan: GrowthPlan) -> list[Target]:
+    """Return the targets at a point: through memory, through messages, and in one process."""
+    num_endpoints, server_spec = _server_spec(axis, point)
+    # An endpoint of a single lane resets only on request, as RemoteEnv does.
+    mode = Mode.SINGLE if server_spec.num_envs == 1 else Mode.VECTOR
     ours = [
-        Contender(
+        Target(
             name,
-            Drive(way, plan.warm_up_s, plan.seconds, transport=transport),
-            (hosting,) * num_endpoints,
+            ClientSpec(mode, plan.warm_up_s, plan.seconds, transport=transport),
+            (server_spec,) * num_endpoints,
         )
         for name, transport in ((MEMORY, "shared_memory"), (TCP, "tcp"))
     ]
-    local = Drive(
-        Way.SYNC,
+    local = ClientSpec(
+        Mode.SYNC,
         plan.warm_up_s,
         plan.seconds,
-        env=hosting.env,
-        num_envs=num_endpoints * hosting.num_envs,
-        env_kwargs=hosting.env_kwargs,
+        env=server_spec.env,
+        num_envs=num_endpoints * server_spec.num_envs,
+        env_kwargs=server_spec.env_kwargs,
     )
-    return [*ours, Contender(SYNC, local)]
+    return [*ours, Target(SYNC, local)]
 
 
-def _hosting(axis: Axis, point: int) -> tuple[int, Hosting]:
+def _server_spec(axis: Axis, point: int) -> tuple[int, ServerSpec]:
     """Return how many endpoints there are, and what each one hosts."""
     match axis:
         case Axis.LANES:
-            return 1, Hosting(CARTPOLE, point)
+            return 1, ServerSpec(CARTPOLE, point)
         case Axis.ENDPOINTS:
-            return point, Hosting(CARTPOLE, _LANES_EACH)
+            return point, ServerSpec(CARTPOLE, _LANES_EACH)
         case Axis.OBSERVATION:
             kwargs = {"shape": (point,), "step_s": 0.0}
-            return 1, Hosting(FRAMES, _LANES_EACH, kwargs)
+            return 1, ServerSpec(FRAMES, _LANES_EACH, kwargs)

@@ -60,7 +60,7 @@ class Run:
         return self.last.return_mean >= THRESHOLDS[self.task].stop_return
 
     def has_curve_of(self, other: "Run") -> bool:
-        """Tell whether two runs saw the same returns after the same steps, to the last digit."""
+        """Return whether two runs saw the same returns after the same steps, to the last digit."""
         return len(self.points) == len(other.points) and all(
             mine.env_steps == theirs.env_steps
             and (
@@ -157,13 +157,13 @@ def _run(plan: LearningPlan, task: Task, sampler: Sampler, seed: int, note: Note
     ]
     points: list[Point] = []
     with Process(f"{task} ({sampler}, seed {seed})", command) as process:
-        while (told := process.hear(_LONGEST_ITERATION_S)) != {"done": True}:
-            mean = told["return_mean"]
+        while (message := process.receive(_LONGEST_ITERATION_S)) != {"done": True}:
+            mean = message["return_mean"]
             point = Point(
-                iteration=told["iteration"],
-                env_steps=told["env_steps"],
+                iteration=message["iteration"],
+                env_steps=message["env_steps"],
                 return_mean=math.nan if mean is None else mean,
-                wall_s=told["wall_s"],
+                wall_s=message["wall_s"],
             )
             points.append(point)
             note(task, sampler, seed, point)

@@ -55,4 +55,4 @@ class LearningPlan:
     first_seed: int = 1
     """Of the first repetition; the next ones count on."""
     most_steps: int | None = None
-    """In place of what the thresholds say."""
+    """In place of the thresholds."""

@@ -1,6 +1,6 @@
 """A learning run, as a process of its own: ``python -m benchmarks.learning.run --help``.
 
-It says a JSON line after each iteration, and one in the end. The settings are close to those of
+It writes a JSON line after each iteration, and one at the end. The settings are close to those of
 RLlib's tuned examples, for few cores: one runner, of several lanes.
 """
 
@@ -148,14 +148,14 @@ def learning_config(task: str, seed: int, *, is_through_endpoints: bool) -> Algo
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Learn, and tell the parent how it goes."""
+    """Learn, and send the parent the progress."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--task", choices=_TASKS, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--stop-return", type=float, required=True)
     parser.add_argument("--most-steps", type=int, required=True)
     parser.add_argument("--through-endpoints", action="store_true")
-    told = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     parent = only_for_the_parent()
     torch.set_num_threads(1)  # as train() does
     ray.init(
@@ -166,8 +166,10 @@ def main(arguments: list[str] | None = None) -> None:
         logging_level=logging.ERROR,
     )
     try:
-        config = learning_config(told.task, told.seed, is_through_endpoints=told.through_endpoints)
-        run = train(config, stop_return=told.stop_return, stop_timesteps=told.most_steps)
+        config = learning_config(
+            options.task, options.seed, is_through_endpoints=options.through_endpoints
+        )
+        run = train(config, stop_return=options.stop_return, stop_timesteps=options.most_steps)
         for progress in run:
             _say(parent, progress)
     finally:

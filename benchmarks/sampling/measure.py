@@ -1,8 +1,8 @@
 """How fast a runner samples through an endpoint, against RLlib's own and against no runner at all.
 
 CartPole and PPO's default module, 64 lanes: ours are two sessions of 32 with one endpoint on the
-same host. Every measurement has fresh processes. A machine that others use, too, changes its speed
-by half from one second to the next: so all sides are there at once, and sample in short turns.
+same host. Every measurement has fresh processes. The speed of a shared machine changes by
+half from one second to the next: so all sides run at once, and sample in short turns.
 """
 
 import json
@@ -16,7 +16,7 @@ from benchmarks.machine import work_of
 from benchmarks.processes import Process, Reading, Server, busy
 from benchmarks.record import Note, Record, by_turns, ratios
 from benchmarks.sampling.plan import Rival, SamplingPlan
-from benchmarks.stepping.specs import CARTPOLE, Hosting
+from benchmarks.stepping.specs import CARTPOLE, ServerSpec
 from benchmarks.stepping.targets import OUR_SERVER, UNIT
 
 WORKLOAD = "sampling"
@@ -81,15 +81,15 @@ class _Sampler:
         """Sample for a turn; return how many seconds that was."""
         groups = [self.server_pids, [self.process.pid]]
         before = work_of(groups)
-        self.process.tell()
-        told = self.process.hear(_TURN_S)
+        self.process.send()
+        message = self.process.receive(_TURN_S)
         after = work_of(groups)
         if before is not None and after is not None:
             (servers, own), others = busy(before, after)
             self._busy.append((after.now_s - before.now_s, servers, own, others))
-        self.env_steps += told["env_steps"]
-        self.seconds += told["seconds"]
-        return float(told["seconds"])
+        self.env_steps += message["env_steps"]
+        self.seconds += message["seconds"]
+        return float(message["seconds"])
 
     def forget(self) -> None:
         """Let the measurement begin: what came before was the warm-up."""
@@ -116,15 +116,15 @@ class _Sampler:
 def _readings(plan: SamplingPlan) -> dict[str, Reading]:
     """Measure all sides once; by the name of each, ours first."""
     with ExitStack() as stack:
-        hosting = Hosting(CARTPOLE, _SESSION_LANES)
-        server = stack.enter_context(Server("the server", [*OUR_SERVER, hosting.to_line()]))
+        server_spec = ServerSpec(CARTPOLE, _SESSION_LANES)
+        server = stack.enter_context(Server("the server", [*OUR_SERVER, server_spec.to_line()]))
         tasks = {OURS: ("endpoint", server.address)}
         tasks.update((NAMES[rival], (str(rival), "")) for rival in plan.rivals)
         samplers: dict[str, _Sampler] = {}
         for name, (kind, address) in tasks.items():
             process = stack.enter_context(Process(f"the sampler of {name}", _RUN))
-            process.tell(_task(kind, address))
-            process.hear()
+            process.send(_task(kind, address))
+            process.receive()
             samplers[name] = _Sampler(process, [server.pid] if address else [])
         _alternate(list(samplers.values()), plan.warm_up_s)
         for sampler in samplers.values():

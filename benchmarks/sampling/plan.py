@@ -1,4 +1,4 @@
-"""What of sampling can be measured, against whom.
+"""Plan of a measurement of sampling: its peers.
 
 Standard library only: the command line needs it for its help.
 """
@@ -19,7 +19,7 @@ class Rival(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """What is measured, against whom, how often and how long."""
+    """The cases, the peers, the repetitions and the durations."""
 
     rivals: Sequence[Rival] = tuple(Rival)
     repetitions: int = 5

@@ -1,8 +1,8 @@
 """A runner that samples, as a process of its own: ``python -m benchmarks.sampling.run``.
 
-It reads a line of JSON and says ``ready``. For each line that follows it samples for a while, and
-says how many env steps that brought and how many seconds it took. There is no algorithm: nobody
-learns meanwhile.
+It reads a line of JSON and writes ``ready``. For each line that follows it samples for a while, and
+writes how many env steps that brought and how many seconds it took. There is no
+learner.
 """
 
 import json
@@ -84,7 +84,7 @@ def sampling_runner(env_id: str, num_envs: int, *, address: str = "") -> SingleA
 
 
 def main() -> None:
-    """Do what standard input says."""
+    """Do the work that standard input describes."""
     task = _Task(**json.loads(sys.stdin.readline()))
     parent = only_for_the_parent()
     if task.kind == "bare":

@@ -1,4 +1,4 @@
-"""What many endpoints cost those who keep them together: runner, registry, fleet, Ray."""
+"""What many endpoints cost the control plane: runner, registry, fleet, Ray."""
 
 import json
 import sys
@@ -44,9 +44,9 @@ def measure_control(plan: ScalingPlan) -> list[Finding]:
     }
     found: dict[str, Any] = {}
     with Process("the run of many endpoints", _RUN) as run:
-        run.tell(json.dumps(task))
-        while "ended" not in (told := run.hear(START_S + _START_S_EACH * size.endpoints)):
-            found.update(told)
+        run.send(json.dumps(task))
+        while "ended" not in (message := run.receive(START_S + _START_S_EACH * size.endpoints)):
+            found.update(message)
     return control_findings(found["fleet"], found["registry"], found["rollout"])
 
 
@@ -56,7 +56,7 @@ def control_findings(
     """Return a line for each figure.
 
     Args:
-        fleet: As ``benchmarks.scaling.control_run`` tells it.
+        fleet: As ``benchmarks.scaling.control_run`` reports it.
         registry: Likewise.
         rollout: Likewise.
     """

@@ -1,6 +1,6 @@
-"""What many endpoints cost those who keep them: ``python -m benchmarks.scaling.control_run``.
+"""Cost of the control plane with many endpoints: ``python -m benchmarks.scaling.control_run``.
 
-It reads a line of JSON; says a line about a fleet, one about the registry, and one about many
+It reads a line of JSON; writes a line about a fleet, one about the registry, and one about many
 endpoints under one runner. Processes are read from ``/proc``, so all of them run on this machine.
 """
 
@@ -55,7 +55,7 @@ class _Task:
 
 
 class RolloutRunner(RLMeshEnvRunner):
-    """Samples for a while when told to, and tells of its process."""
+    """Samples for a while on request, and reports on its process."""
 
     def sample_for(self, seconds: float, fragment: int) -> dict[str, float]:
         """Sample; return env steps, seconds and processor time."""
@@ -70,7 +70,7 @@ class RolloutRunner(RLMeshEnvRunner):
 
 
 def main() -> None:
-    """Do what standard input says."""
+    """Do the work that standard input describes."""
     task = _Task(**json.loads(sys.stdin.readline()))
     parent = only_for_the_parent()
     factory = pkgutil.resolve_name(task.env)
@@ -95,7 +95,8 @@ def _fleet(factory: Callable[..., Any], task: _Task) -> dict[str, float]:
         factory, num_endpoints=task.fleet, env_kwargs=task.env_kwargs, num_cpus=ACTOR_CPUS
     ) as fleet:
         start_s = time.monotonic() - began_s
-        pids = [told["pid"] for told in ray.get([a.describe.remote() for a in fleet.actors])]
+        facts = ray.get([actor.describe.remote() for actor in fleet.actors])
+        pids = [each["pid"] for each in facts]
         own = sum(map(_memory_mb, pids)) / len(pids)
         workers = [worker for pid in pids for worker in _children(pid)]
         return {
@@ -235,11 +236,11 @@ def _of_each(measure: Callable[[int], float], pids: Iterable[int]) -> dict[int, 
 
 
 def _memory_mb(pid: int) -> float:
-    """Return what a process would give back, and its share of what it has with others."""
+    """Return the private memory of a process, and its share of what it shares with other ones."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024 / _BYTES_PER_MB
-    raise OSError(f"/proc/{pid}/smaps_rollup tells no Pss")
+    raise OSError(f"/proc/{pid}/smaps_rollup has no Pss")
 
 
 def _cpu_s(pid: int) -> float:
@@ -248,8 +249,8 @@ def _cpu_s(pid: int) -> float:
 
 
 def _children(pid: int) -> list[int]:
-    told = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for path in told for child in path.read_text().split()]
+    described = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in described for child in path.read_text().split()]
 
 
 def _pid(_: Any) -> int:

@@ -1,4 +1,4 @@
-"""Who hears of scaling while it is measured."""
+"""Callbacks of a scaling measurement, and what they get."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ START_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What a measurement found in place of what was asked for."""
+    """The placement that a measurement found."""
 
     case: str
     repetition: int
@@ -34,11 +34,11 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Whom a bench tells what happens."""
+    """Callbacks of a benchmark."""
 
     note: Note
     """Gets every rate when it is measured."""
     placed: Callable[[Placed], None]
-    """Gets what was found in place of what was asked for, before it is measured."""
+    """Gets the placement that was found, before it is measured."""
     doubt: Callable[[str], None]
-    """Is told what makes figures less than they seem; each as a sentence."""
+    """Gets each caveat about the figures, as a sentence."""

@@ -38,7 +38,7 @@ class Recovered:
 
     after_s: float
     is_seen: bool
-    """Whether it was; else it had not been after so long, when nobody looked any more."""
+    """Whether it was; else it had not by the end of the measurement, which was after this time."""
 
 
 def others_at_full_rate(steps: Steps, lost: Collection[int]) -> Recovered:
@@ -86,13 +86,13 @@ def measure_membership(plan: ScalingPlan, listener: Listener) -> list[Finding]:
     """
     found: dict[str, list[float]] = {LOST: [], PAUSE: [], BACK: [], SERVES: [], JOINED: []}
     with Process("the run of lost endpoints", _RUN) as run:
-        run.tell(json.dumps(_task(plan)))
-        while "ended" not in (told := run.hear(START_S)):
-            if "lost" in told:
-                _add_lost(found, told["lost"], listener)
-            elif "joined" in told:
-                found[SERVES].append(told["joined"]["serves_s"])
-                found[JOINED].append(told["joined"]["samples_s"])
+        run.send(json.dumps(_task(plan)))
+        while "ended" not in (message := run.receive(START_S)):
+            if "lost" in message:
+                _add_lost(found, message["lost"], listener)
+            elif "joined" in message:
+                found[SERVES].append(message["joined"]["serves_s"])
+                found[JOINED].append(message["joined"]["samples_s"])
     case = f"{plan.members} endpoints"
     return [
         Finding(Part.MEMBERSHIP, f"{case}, {what}", "s", {OURS: Spread(tuple(values))})
@@ -100,17 +100,19 @@ def measure_membership(plan: ScalingPlan, listener: Listener) -> list[Finding]:
     ]
 
 
-def _add_lost(found: dict[str, list[float]], told: Mapping[str, Any], listener: Listener) -> None:
-    steps = [(at_s, session) for at_s, session in told["steps"]]
-    recovered = others_at_full_rate(steps, told["lost"])
+def _add_lost(
+    found: dict[str, list[float]], message: Mapping[str, Any], listener: Listener
+) -> None:
+    steps = [(at_s, session) for at_s, session in message["steps"]]
+    recovered = others_at_full_rate(steps, message["lost"])
     if not recovered.is_seen:
         listener.doubt(
             f"after an endpoint was lost, the others did not get back to {FULL:.0%} of their rate "
             f"before in the {recovered.after_s:.1f} s that were watched: repeat on a quiet machine"
         )
     found[LOST].append(recovered.after_s)
-    found[PAUSE].append(longest_pause_s(steps, told["lost"], recovered.after_s + WINDOW_S))
-    found[BACK].append(told["back_s"])
+    found[PAUSE].append(longest_pause_s(steps, message["lost"], recovered.after_s + WINDOW_S))
+    found[BACK].append(message["back_s"])
 
 
 def _task(plan: ScalingPlan) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """Endpoints lost and joined under a runner: ``python -m benchmarks.scaling.membership_run``.
 
-It reads a line of JSON and says a line for each time: when which endpoint gave a step, in seconds
+It reads a line of JSON and writes a line for each time: when which endpoint gave a step, in seconds
 since the stroke. An endpoint is lost by killing its actor, which Ray restarts. One is joined under
 an id that the runner knows, whose endpoint has been ended for good: which endpoints an algorithm
 has is settled when it is configured.
@@ -167,7 +167,7 @@ class WatchedRunner(RLMeshEnvRunner):
 
 
 def main() -> None:
-    """Do what standard input says."""
+    """Do the work that standard input describes."""
     task = _Task(**json.loads(sys.stdin.readline()))
     parent = only_for_the_parent()
     factory = pkgutil.resolve_name(task.env)

@@ -50,7 +50,7 @@ def ray_nodes(num_nodes: int | None, ray_address: str | None) -> Iterator[Cluste
         finally:
             ray.shutdown()
         return
-    # Nobody else's ray.init() shall find this one. Unix sockets want a short name.
+    # No other program's ray.init() may find this one. Names of unix sockets are short.
     folder = os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="rs", dir="/tmp")
     cluster = Cluster(
         initialize_head=True,
@@ -81,7 +81,7 @@ def require_listener(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S).close()
     except OSError as error:
         raise ConfigurationError(
-            f"cannot use the Ray at {address}: {error}; give the address that `ray start` told"
+            f"cannot use the Ray at {address}: {error}; give the address that `ray start` printed"
         ) from error
 
 
@@ -93,7 +93,7 @@ def _init(address: str | None) -> None:
 class EndpointHost:
     """Endpoints of one process, which announce themselves under ids.
 
-    Unlike ``EnvServiceActor`` it may have many, and tell them to do without shared memory.
+    Unlike ``EnvServiceActor`` it may have several, and can disable their shared memory.
 
     Args:
         env: A factory.

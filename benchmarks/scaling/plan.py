@@ -18,17 +18,17 @@ class Part(enum.StrEnum):
     MEMBERSHIP = "membership"
     """How long it takes to join an endpoint, and to lose one."""
     CONTROL = "control"
-    """What many endpoints cost those who keep them together."""
+    """What many endpoints cost the control plane."""
 
 
-class Road(enum.StrEnum):
+class Transport(enum.StrEnum):
     """How steps travel."""
 
     MEMORY = "shared memory"
     """Where runner and endpoint are on one machine."""
     MESSAGES = "messages"
     """gRPC over TCP, as between machines."""
-    FOUND = "whatever fits"
+    FOUND = "what the nodes allow"
     """On a cluster that runs already: memory or messages, as the nodes lie."""
 
 
@@ -50,7 +50,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Where and with whom one rate is measured."""
+    """The endpoints, nodes and runners of one rate."""
 
     num_endpoints: int
     num_nodes: int | None
@@ -58,19 +58,19 @@ class Setup:
     num_runners: int = 1
 
     @property
-    def road(self) -> Road:
-        """What the steps are to travel through.
+    def transport(self) -> Transport:
+        """Transport of the steps.
 
-        Several nodes are processes of this one machine, and would find out that they share
-        memory. They are told not to: nodes do not, as a rule.
+        Several nodes are processes of this one machine, and could share memory. That is
+        disabled: nodes of a cluster do not, as a rule.
         """
         if self.num_nodes is None:
-            return Road.FOUND
-        return Road.MEMORY if self.num_nodes == 1 else Road.MESSAGES
+            return Transport.FOUND
+        return Transport.MEMORY if self.num_nodes == 1 else Transport.MESSAGES
 
     @property
     def series(self) -> str:
-        """What else than the number of endpoints tells it from others, for people."""
+        """What distinguishes it besides the number of endpoints, for people."""
         nodes = "the cluster" if self.num_nodes is None else _counted(self.num_nodes, "node")
         return nodes if self.num_runners == 1 else f"{nodes}, {self.num_runners} runners"
 
@@ -99,7 +99,7 @@ class ScalingPlan:
     """What is measured, how often and how long.
 
     Raises:
-        ConfigurationError: It cannot be measured so, or says nothing of scaling.
+        ConfigurationError: It cannot be measured so, or does not show scaling.
     """
 
     parts: Sequence[Part] = tuple(Part)

@@ -28,7 +28,7 @@ def draw(findings: Sequence[Finding], setups: Sequence[Setup], path: Path) -> No
     by_case = {each.case: each for each in findings if each.workload == Part.RATES}
     series: dict[str, list[Setup]] = {}
     for setup in setups:
-        series.setdefault(f"{setup.series}, {setup.road}", []).append(setup)
+        series.setdefault(f"{setup.series}, {setup.transport}", []).append(setup)
     figure = Figure(figsize=(9.2, 4.2), dpi=120, layout="constrained")
     rates, efficiencies = figure.subplots(1, 2)
     for index, (label, members) in enumerate(series.items()):

@@ -1,9 +1,9 @@
 """A rate with some endpoints, as a process of its own: ``python -m benchmarks.scaling.rate_run``.
 
-It reads a line of JSON, starts nodes, endpoints and runners, and says what has become of them;
-waits for a line, says ``begun`` when the warm-up is over, and then how many env steps each runner
+It reads a line of JSON, starts nodes, endpoints and runners, and writes their placement; waits
+for a line, writes ``begun`` when the warm-up is over, and then how many env steps each runner
 has sampled, in how many seconds; waits for a line, and ends what it has started. There is no
-algorithm: nobody learns meanwhile, and episodes stay where they are sampled.
+learner, and episodes stay where they are sampled.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class _Task:
 
 
 def main() -> None:
-    """Do what standard input says."""
+    """Do the work that standard input describes."""
     task = _Task(**json.loads(sys.stdin.readline()))
     parent = only_for_the_parent()
     factory = pkgutil.resolve_name(task.env)
@@ -102,8 +102,8 @@ def _endpoints(
         num_cpus=ACTOR_CPUS,
         actor_options={"scheduling_strategy": "SPREAD"},
     ) as fleet:
-        told = ray.get([actor.describe.remote() for actor in fleet.actors])
-        yield configure(config, fleet), [each["node_id"] for each in told]
+        described = ray.get([actor.describe.remote() for actor in fleet.actors])
+        yield configure(config, fleet), [each["node_id"] for each in described]
 
 
 def start_runners(config: AlgorithmConfig, num_runners: int, runner_class: Any) -> list[Any]:
@@ -136,7 +136,7 @@ def _measure(runners: list[Any], task: _Task, parent: TextIO) -> None:
 
 
 def _sampling(seconds: float, timesteps: int) -> Callable[[Any], dict[str, float]]:
-    """Return what samples in the runner's process; it tells steps, seconds and processor time."""
+    """Return the sampler in the runner's process; it returns steps, seconds and processor time."""
 
     def sample_for(runner: Any) -> dict[str, float]:
         num_steps, began_s, cpu_s = 0, time.perf_counter(), time.process_time()

@@ -14,7 +14,7 @@ from benchmarks.machine import Work, work_of
 from benchmarks.processes import Process, Reading
 from benchmarks.record import Record, by_turns, ratios
 from benchmarks.scaling.listener import OURS, SIMULATOR, START_S, Listener, Placed
-from benchmarks.scaling.plan import Part, Road, ScalingPlan, Setup
+from benchmarks.scaling.plan import Part, ScalingPlan, Setup, Transport
 from benchmarks.statistics import Spread
 from benchmarks.stepping.targets import UNIT
 
@@ -72,8 +72,8 @@ def rate_findings(measured: Mapping[Setup, Spread], steps_per_s: float) -> list[
 
 def _measure(plan: ScalingPlan, setup: Setup, repetition: int, listener: Listener) -> Reading:
     with Process(f"the run of {setup.case}", _RUN) as run:
-        run.tell(json.dumps(_task(plan, setup)))
-        found = run.hear(START_S)
+        run.send(json.dumps(_task(plan, setup)))
+        found = run.receive(START_S)
         listener.placed(
             Placed(
                 case=setup.case,
@@ -86,14 +86,14 @@ def _measure(plan: ScalingPlan, setup: Setup, repetition: int, listener: Listene
                 one_by_one=found["one_by_one"],
             )
         )
-        run.tell()
-        run.hear(plan.warm_up_s)
+        run.send()
+        run.receive(plan.warm_up_s)
         before = work_of([[run.pid]])
-        harvests = run.hear(plan.seconds)["runners"]
+        results = run.receive(plan.seconds)["runners"]
         after = work_of([[run.pid]])
-        run.tell()
-        run.hear()
-    return _reading(harvests, before, after)
+        run.send()
+        run.receive()
+    return _reading(results, before, after)
 
 
 def _task(plan: ScalingPlan, setup: Setup) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _task(plan: ScalingPlan, setup: Setup) -> dict[str, Any]:
         "num_runners": setup.num_runners,
         "num_nodes": setup.num_nodes,
         "ray_address": plan.ray_address,
-        "over_messages": setup.road is Road.MESSAGES,
+        "over_messages": setup.transport is Transport.MESSAGES,
         "timesteps": sessions * simulation.lanes * plan.fragment,
         "warm_up_s": plan.warm_up_s,
         "seconds": plan.seconds,
@@ -118,9 +118,9 @@ def _task(plan: ScalingPlan, setup: Setup) -> dict[str, Any]:
 
 
 def _reading(
-    harvests: Sequence[Mapping[str, float]], before: Work | None, after: Work | None
+    results: Sequence[Mapping[str, float]], before: Work | None, after: Work | None
 ) -> Reading:
-    runners = tuple(each["cpu_s"] / each["seconds"] for each in harvests)
+    runners = tuple(each["cpu_s"] / each["seconds"] for each in results)
     servers = others = None
     if before is not None and after is not None:
         took_s = after.now_s - before.now_s
@@ -129,7 +129,7 @@ def _reading(
         servers = max(0.0, own - sum(runners)) if own >= sum(runners) else None
         others = max(0.0, (after.all_s - before.all_s) / took_s - max(own, sum(runners)))
     return Reading(
-        answers_per_s=sum(each["steps"] / each["seconds"] for each in harvests),
+        answers_per_s=sum(each["steps"] / each["seconds"] for each in results),
         latencies_us=(),
         lags_us=(),
         server_cores=servers,

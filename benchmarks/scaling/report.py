@@ -50,8 +50,8 @@ def caveats(
     for case, setup in setups.items():
         own = [each for each in placed if each.case == case]
         found += _of_place(setup, own)
-    ways = {each.one_by_one for each in placed if each.one_by_one is not None}
-    found += [f"runners do not take the fast path: {why}" for why in sorted(ways)]
+    modes = {each.one_by_one for each in placed if each.one_by_one is not None}
+    found += [f"runners do not take the fast path: {why}" for why in sorted(modes)]
     return found
 
 

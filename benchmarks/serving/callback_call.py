@@ -1,4 +1,4 @@
-"""A bidirectional call that tells what arrives in gRPC's own thread, and is written from any.
+"""A bidirectional call with callbacks in gRPC's own thread; any thread may write to it.
 
 grpc.aio takes most of a core for some thousand messages a second, so that its user is late himself,
 and gRPC's other bidirectional calls have two threads each. This one is made as those are, with
@@ -25,8 +25,8 @@ class CallbackCall:
     Args:
         channel: Over which; without interceptors.
         path: Of the RPC.
-        on_message: Is told each message, one after the other, in gRPC's thread.
-        on_end: Is told the call's status, once, after the last message.
+        on_message: Called with each message, one after the other, in gRPC's thread.
+        on_end: Called with the call's status, once, after the last message.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class CallbackCall:
             (cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),),
             (cygrpc.ReceiveMessageOperation(_NO_FLAGS),),
         )
-        # What gRPC has begun and not told of yet: the call is over when that is nothing.
+        # Operations that gRPC has begun and not completed: the call is over when there are none.
         self._num_under_way = len(begun)
         rpc: Any = channel.stream_stream(path)
         with self._lock:  # its thread may be quicker than this one
@@ -79,7 +79,7 @@ class CallbackCall:
         self._call.cancel(cygrpc.StatusCode.cancelled, "its user has had enough")
 
     def _take(self, event: Any) -> bool:
-        """Take what gRPC has done; tell whether that was the last of the call."""
+        """Take what gRPC has done; return whether that was the last of the call."""
         message: bytes | None = None
         with self._lock:
             self._num_under_way -= 1
@@ -108,7 +108,7 @@ class CallbackCall:
         )
 
     def _begin(self, operation: Any) -> bool:
-        """Have gRPC do something, unless the call has ended; tell whether it does."""
+        """Have gRPC do something, unless the call has ended; return whether it does."""
         has_begun = bool(self._call.operate((operation,), self._take))
         self._num_under_way += has_begun
         return has_begun

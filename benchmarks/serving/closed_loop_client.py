@@ -1,8 +1,8 @@
 """A closed-loop client that does as little as possible: frames made beforehand, on grpc.aio.
 
 It runs as a process of its own (``python -m benchmarks.serving.closed_loop_client``), reads a
-``Load`` from standard input, says ``ready``, waits for a line, says ``begun`` when the warm-up is
-over, and at the end what it has measured, or the first answer that was no prediction.
+``Load`` from standard input, writes ``ready``, waits for a line, writes ``begun`` when the warm-up
+is over, and at the end what it has measured, or the first answer that was no prediction.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from dataclasses import asdict
 import grpc
 
 from benchmarks.control import say
-from benchmarks.load import Harvest, Load
+from benchmarks.load import ClientResult, Load
 from benchmarks.serving.closed_loop import ask_by_turns
 from benchmarks.serving.frames import DIALECTS, JOIN
 from benchmarks.serving.streams import BadAnswerError, Stream, Tally
@@ -23,21 +23,21 @@ _TIMEOUT_S = 30.0
 
 
 def main() -> None:
-    """Do what standard input says."""
+    """Do the work that standard input describes."""
     load = Load.from_line(sys.stdin.readline())
     try:
         # select() wakes up within microseconds; epoll, the default, rounds to milliseconds.
         with asyncio.Runner(
             loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())
         ) as runner:
-            harvest = runner.run(_measure(load))
+            result = runner.run(_measure(load))
     except BadAnswerError as error:
         say(error=str(error))
     else:
-        say(**asdict(harvest))
+        say(**asdict(result))
 
 
-async def _measure(load: Load) -> Harvest:
+async def _measure(load: Load) -> ClientResult:
     # Else gRPC puts all channels to one address on one connection.
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [
@@ -71,7 +71,7 @@ async def _open(load: Load, channels: list[grpc.aio.Channel]) -> list[Stream]:
     return streams
 
 
-async def _work(load: Load, streams: list[Stream]) -> Harvest:
+async def _work(load: Load, streams: list[Stream]) -> ClientResult:
     tally = Tally()
     workers = [asyncio.ensure_future(ask_by_turns(one, load.rows, tally)) for one in streams]
     over = asyncio.ensure_future(_watch(load, tally))
@@ -87,7 +87,7 @@ async def _work(load: Load, streams: list[Stream]) -> Harvest:
         await asyncio.gather(over, *workers, return_exceptions=True)
 
 
-async def _watch(load: Load, tally: Tally) -> Harvest:
+async def _watch(load: Load, tally: Tally) -> ClientResult:
     """Count what happens between the warm-up and the end."""
     await asyncio.sleep(load.warm_up_s)
     tally.begin()
@@ -95,7 +95,7 @@ async def _watch(load: Load, tally: Tally) -> Harvest:
     say(begun=True)
     await asyncio.sleep(load.seconds)
     ended_s = time.perf_counter()
-    return Harvest(
+    return ClientResult(
         answers=len(tally.latencies_us),
         seconds=ended_s - began_s,
         cpu_s=time.process_time() - cpu_s,

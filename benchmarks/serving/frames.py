@@ -1,4 +1,4 @@
-"""What the raw clients send, made beforehand, and how they tell an answer from an error.
+"""Frames that the raw clients send, made beforehand, and how they distinguish answers from errors.
 
 Each server under test has its dialect: this package's, the same frames sent back (the no-op
 server's), and that of the released rlmesh. All have rows of four float32 and two actions, except
@@ -114,7 +114,7 @@ class ReleasedFrames:
 
     def opening(self, route: str, rows: int) -> bytes:
         """See ``Dialect``."""
-        del rows  # the width is not part of what it is told
+        del rows  # the request does not contain the width
         request_id = f"open-{route}"
         low, high = struct.pack("<f", -_BOUND), struct.pack("<f", _BOUND)
         float32, int64 = 11, 9

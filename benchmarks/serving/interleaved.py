@@ -1,4 +1,4 @@
-"""What a client of several servers is told to do, which asks them by turns."""
+"""The work of a client that asks several servers in turns."""
 
 import json
 import sys
@@ -27,8 +27,8 @@ class Turns:
     @classmethod
     def from_line(cls, line: str) -> Self:
         """Return what ``to_line`` wrote."""
-        told = json.loads(line)
-        return cls(**{**told, "ports": tuple(told["ports"])})
+        fields = json.loads(line)
+        return cls(**{**fields, "ports": tuple(fields["ports"])})
 
     @property
     def duration_s(self) -> float:
@@ -37,7 +37,7 @@ class Turns:
 
     @property
     def command(self) -> Sequence[str]:
-        """Of a process that reads one line, and says the fields of a ``Taken``, or ``error``."""
+        """Of a process that reads one line, and writes the fields of a ``Taken``, or ``error``."""
         return [sys.executable, "-m", "benchmarks.serving.interleaved_client"]
 
 

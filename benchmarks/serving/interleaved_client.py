@@ -1,11 +1,11 @@
-"""A client with one route at each of several servers, which asks them by turns.
+"""A client with one route at each of several servers, which asks them in turns.
 
-What is looked for is a tenth of a round trip. A machine that others use, too, changes its speed by
-more than that from one second to the next: so all servers are there at once, and each gets a short
-turn, the next one right after it.
+The differences to find are a tenth of a round trip. The speed of a shared machine changes by more
+than that from one second to the next: so all servers run at once, and each gets a short turn, the
+next one right after it.
 
 It runs as a process of its own (``python -m benchmarks.serving.interleaved_client``), reads
-``Turns`` from standard input, and says what it has measured, or the first answer that was no
+``Turns`` from standard input, and writes what it has measured, or the first answer that was no
 prediction.
 """
 
@@ -29,7 +29,7 @@ _ROUTE = "route-0"
 
 
 def main() -> None:
-    """Do what standard input says."""
+    """Do the work that standard input describes."""
     turns = Turns.from_line(sys.stdin.readline())
     try:
         # As the raw client does.

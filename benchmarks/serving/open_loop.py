@@ -1,4 +1,4 @@
-"""Requests that arrive when they arrive: what those wait whom nobody asked whether it suits.
+"""Open loop: requests that arrive at scheduled times, whether the server is ready or not.
 
 Latency counts from the moment a request was scheduled, not from when it could be sent. A server
 that stalls delays all that arrive meanwhile, and each of them counts (no coordinated omission).
@@ -16,7 +16,7 @@ from benchmarks.serving.frames import Dialect
 from benchmarks.serving.streams import BadAnswerError
 
 _MAX_IN_FLIGHT = 256
-"""Of one route; ids are told apart among these. An arrival beyond waits, and its clock runs."""
+"""Of one route; ids are unique among these. An arrival beyond waits, and its clock runs."""
 
 
 class OpenRoute:
@@ -57,7 +57,7 @@ class OpenRoute:
         """
         with self._lock:
             if not self._in_flight:
-                raise BadAnswerError("an answer that nobody asked for")
+                raise BadAnswerError("an answer without a request")
             due_s = self._due_s.popleft()
             self._in_flight -= 1
             self._send_next()

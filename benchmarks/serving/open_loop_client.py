@@ -13,7 +13,7 @@ from dataclasses import asdict
 from queue import Empty, SimpleQueue
 
 from benchmarks.control import say
-from benchmarks.load import Harvest, Load
+from benchmarks.load import ClientResult, Load
 from benchmarks.serving.callback_call import CallbackCall
 from benchmarks.serving.frames import DIALECTS, JOIN
 from benchmarks.serving.open_loop import Arrival, OpenRoute, schedule
@@ -25,7 +25,7 @@ _TIMEOUT_S = 30.0
 
 
 def main() -> None:
-    """Do what standard input says."""
+    """Do the work that standard input describes."""
     load = Load.from_line(sys.stdin.readline())
     try:
         with contextlib.ExitStack() as stack:
@@ -33,15 +33,15 @@ def main() -> None:
             routes = _open(load, answers, stack)
             say(ready=True)
             sys.stdin.readline()
-            harvest = _work(load, routes, answers)
+            result = _work(load, routes, answers)
     except BadAnswerError as error:
         say(error=str(error))
     else:
-        say(**asdict(harvest))
+        say(**asdict(result))
 
 
 class Answers:
-    """What comes back to all routes: told by gRPC's thread, waited for in another one."""
+    """Answers to all routes: added by gRPC's thread, awaited in another one."""
 
     def __init__(self) -> None:
         self.tally = Tally()
@@ -88,8 +88,8 @@ class Conversation:
     Args:
         channel: Over which.
         name: Of the route.
-        load: What it is told to do.
-        answers: Is told what comes back.
+        load: The work of the client.
+        answers: Gets the answers.
     """
 
     def __init__(self, channel: grpc.Channel, name: str, load: Load, answers: Answers) -> None:
@@ -142,7 +142,7 @@ def _open(load: Load, answers: Answers, stack: contextlib.ExitStack) -> Sequence
     return routes
 
 
-def _work(load: Load, routes: Sequence[OpenRoute], answers: Answers) -> Harvest:
+def _work(load: Load, routes: Sequence[OpenRoute], answers: Answers) -> ClientResult:
     """Ask on time; return what happened after the warm-up."""
     tally = answers.tally
     seconds = load.warm_up_s + load.seconds
@@ -158,9 +158,9 @@ def _work(load: Load, routes: Sequence[OpenRoute], answers: Answers) -> Harvest:
     answers.wait_until(first_s + seconds)
     ended_s = now_s()
     latencies_us = tuple(tally.latencies_us)
-    # Who is still waiting has waited that long at least; to leave them out would flatter.
+    # Requests without an answer have waited that long at least; their absence would flatter.
     waiting_s = [ended_s - due_s for route in routes for due_s in route.unanswered()]
-    return Harvest(
+    return ClientResult(
         answers=len(latencies_us),
         seconds=ended_s - began_s,
         cpu_s=time.process_time() - cpu_s,

@@ -1,4 +1,4 @@
-"""What can be measured, against whom.
+"""Plan of a measurement of predictions: its workloads and peers.
 
 Standard library only: the command line needs it for its help.
 """
@@ -34,7 +34,7 @@ class Workload(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured, against whom, and how often."""
+    """The cases, the peers and the repetitions."""
 
     workloads: Sequence[Workload] = tuple(Workload)
     rivals: Sequence[Side] = (Side.NOOP,)

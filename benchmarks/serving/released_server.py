@@ -36,7 +36,7 @@ class _Policy(Model):
 
 
 def _stay(port: int) -> None:
-    """Tell the parent as soon as somebody listens: the server says neither when nor where."""
+    """Send the parent the address once the server listens; the server does not report that."""
     end_s = time.monotonic() + _WAIT_S
     while True:
         try:

@@ -64,7 +64,7 @@ class Bench:
         """Make sure that a side can be started.
 
         Raises:
-            ConfigurationError: Something is not installed; the message says how to get it.
+            ConfigurationError: A package is missing; the message has the command that installs it.
         """
         self._command(side)
 
@@ -76,9 +76,11 @@ class Bench:
         """
         loads = self.loads(server.port, _DIALECTS[side], task)
         return measure([server.pid], [load.order() for load in loads], cores=self._client_cores)
+        loads = self._loads(server.port, _DIALECTS[side], task)
+        return measure([server.pid], [load.job() for load in loads], cores=self._client_cores)
 
     def take_turns(self, servers: Mapping[Side, Server]) -> Mapping[Side, Reading]:
-        """Have a single client ask ``servers``, which speak alike, by turns.
+        """Have a single client ask ``servers`` of one dialect in turns.
 
         Raises:
             EndpointError: There are no numbers: the client failed, or got no predictions.

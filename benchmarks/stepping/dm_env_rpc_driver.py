@@ -1,6 +1,6 @@
 """dm_env_rpc's own client; runs in a virtual environment of its own.
 
-``VENV/bin/python -I .../dm_env_rpc_driver.py``, told by a ``Drive``. It must not import this
+``VENV/bin/python -I .../dm_env_rpc_driver.py``; reads a ``ClientSpec``. It must not import this
 package, which is not installed there.
 """
 
@@ -24,11 +24,11 @@ _NUM_ACTIONS = 256
 
 
 def _main() -> None:
-    drive = json.loads(sys.stdin.readline())
-    (address,) = drive["addresses"]
+    client_spec = json.loads(sys.stdin.readline())
+    (address,) = client_spec["addresses"]
     with connection.Connection(grpc.insecure_channel(address)) as link:
         env, _world = dm_env_adaptor.create_and_join_world(link, {}, {})
-        times = {"warm_up_s": drive["warm_up_s"], "seconds": drive["seconds"]}
+        times = {"warm_up_s": client_spec["warm_up_s"], "seconds": client_spec["seconds"]}
         _STOPWATCH["time_steps"](_step(env), **times)
 
 

@@ -1,7 +1,7 @@
 """The limit of grpc.aio for dm_env_rpc's own client: a server that plays nothing.
 
 ``VENV/bin/python -I .../dm_env_rpc_noop_server.py``, in a virtual environment that has dm_env_rpc
-and not this package. Each kind of request is told by its first byte, and answered with bytes that
+and not this package. Each kind of request is known by its first byte, and answered with bytes that
 were made beforehand: those of Catch, always the same.
 """
 

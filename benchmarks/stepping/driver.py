@@ -1,4 +1,4 @@
-"""What steps environments: ``python -m benchmarks.stepping.driver``, told by a ``Drive``."""
+"""Steps environments: ``python -m benchmarks.stepping.driver``; reads a ``ClientSpec``."""
 
 import itertools
 import sys
@@ -9,7 +9,7 @@ import gymnasium
 
 from benchmarks.serving.frames import JOIN
 from benchmarks.stepping.environments import local_vector
-from benchmarks.stepping.specs import Drive, Way
+from benchmarks.stepping.specs import ClientSpec, Mode
 from benchmarks.stepping.stopwatch import Step, time_in_bulk, time_steps, time_threads
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
@@ -30,48 +30,50 @@ _PATIENCE_S = 60.0
 
 
 def main() -> None:
-    """Do what standard input says."""
-    drive = Drive.from_line(sys.stdin.readline())
-    times = {"warm_up_s": drive.warm_up_s, "seconds": drive.seconds}
-    match drive.way:
-        case Way.SYNC | Way.ASYNC:
+    """Do the work that standard input describes."""
+    client_spec = ClientSpec.from_line(sys.stdin.readline())
+    times = {"warm_up_s": client_spec.warm_up_s, "seconds": client_spec.seconds}
+    match client_spec.mode:
+        case Mode.SYNC | Mode.ASYNC:
             venv = local_vector(
-                drive.env,
-                drive.num_envs,
-                drive.env_kwargs,
-                has_processes=drive.way is Way.ASYNC,
+                client_spec.env,
+                client_spec.num_envs,
+                client_spec.env_kwargs,
+                has_processes=client_spec.mode is Mode.ASYNC,
             )
             time_steps(_vector_step(venv), **times)
-        case Way.VECTOR:
-            remotes = [_remote_vector(address, drive) for address in drive.addresses]
+        case Mode.VECTOR:
+            remotes = [_remote_vector(address, client_spec) for address in client_spec.addresses]
             step = _vector_step(*remotes) if len(remotes) == 1 else _lockstep(remotes)
             time_steps(step, **times)
-        case Way.SESSIONS:
-            remotes = [_remote_vector(address, drive) for address in drive.addresses]
+        case Mode.SESSIONS:
+            remotes = [_remote_vector(address, client_spec) for address in client_spec.addresses]
             time_threads([_vector_step(remote) for remote in remotes], **times)
-        case Way.SINGLE:
-            time_steps(_single_step(_remote(drive)), **times)
-        case Way.EVALUATION:
-            time_in_bulk(_evaluation(_remote_vector(drive.addresses[0], drive)), **times)
-        case Way.BATCHED:
+        case Mode.SINGLE:
+            time_steps(_single_step(_remote(client_spec)), **times)
+        case Mode.EVALUATION:
+            time_in_bulk(
+                _evaluation(_remote_vector(client_spec.addresses[0], client_spec)), **times
+            )
+        case Mode.BATCHED:
             settings = DmEnvRpcSettings(batched=True)
-            address = f"dm_env_rpc://{drive.addresses[0]}"
+            address = f"dm_env_rpc://{client_spec.addresses[0]}"
             remote = RemoteVectorEnv(address, connect_timeout_s=_PATIENCE_S, dm_env_rpc=settings)
             time_steps(_vector_step(remote), **times)
-        case Way.ECHO:
-            time_steps(_echo(drive), **times)
+        case Mode.ECHO:
+            time_steps(_echo(client_spec), **times)
 
 
 # --- clients ---------------------------------------------------------------------------
 
 
-def _remote_vector(address: str, drive: Drive) -> RemoteVectorEnv:
-    return RemoteVectorEnv(address, connect_timeout_s=_PATIENCE_S, transport=drive.transport)
+def _remote_vector(address: str, client_spec: ClientSpec) -> RemoteVectorEnv:
+    return RemoteVectorEnv(address, connect_timeout_s=_PATIENCE_S, transport=client_spec.transport)
 
 
-def _remote(drive: Drive) -> RemoteEnv:
-    address = drive.addresses[0]
-    return RemoteEnv(address, connect_timeout_s=_PATIENCE_S, transport=drive.transport)
+def _remote(client_spec: ClientSpec) -> RemoteEnv:
+    address = client_spec.addresses[0]
+    return RemoteEnv(address, connect_timeout_s=_PATIENCE_S, transport=client_spec.transport)
 
 
 # --- what is timed ---------------------------------------------------------------------
@@ -118,17 +120,17 @@ def _single_step(env: gymnasium.Env[Any, Any]) -> Step:
     return step
 
 
-def _echo(drive: Drive) -> Step:
-    connect_options = ConnectOptions(drive.addresses[0], timeout_s=_PATIENCE_S)
+def _echo(client_spec: ClientSpec) -> Step:
+    connect_options = ConnectOptions(client_spec.addresses[0], timeout_s=_PATIENCE_S)
     stream = JoinStream(
         connect_options.open(), JOIN, connect_options.metadata, connect_options.address
     )
-    frame = pack_step(messages.Step("1", bytes(drive.num_envs * _ACTION_BYTES), 1000))
+    frame = pack_step(messages.Step("1", bytes(client_spec.num_envs * _ACTION_BYTES), 1000))
 
     def step() -> int:
         stream.send(frame)
         stream.receive(_PATIENCE_S)
-        return drive.num_envs
+        return client_spec.num_envs
 
     return step
 

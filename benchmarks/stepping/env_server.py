@@ -6,18 +6,18 @@ from pathlib import Path
 
 from benchmarks.control import stay
 from benchmarks.stepping.environments import environment
-from benchmarks.stepping.specs import Hosting
+from benchmarks.stepping.specs import ServerSpec
 from rlmesh_ray.server.env_server import EnvServer
 from rlmesh_ray.server.gc_tuning import freeze_heap
 
 if __name__ == "__main__":
-    hosting = Hosting.from_line(sys.argv[1])
+    server_spec = ServerSpec.from_line(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
-        address = f"unix:{Path(folder, 'endpoint')}" if hosting.is_socket else "127.0.0.1:0"
+        address = f"unix:{Path(folder, 'endpoint')}" if server_spec.is_socket else "127.0.0.1:0"
         with EnvServer(
-            environment(hosting.env),
-            num_envs=hosting.num_envs,
-            env_kwargs=hosting.env_kwargs,
+            environment(server_spec.env),
+            num_envs=server_spec.num_envs,
+            env_kwargs=server_spec.env_kwargs,
             address=address,
         ) as server:
             freeze_heap()

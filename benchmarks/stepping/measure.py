@@ -11,13 +11,21 @@ from benchmarks.peers import Peer as Installed
 from benchmarks.record import Note, Record, by_turns, ratios
 from benchmarks.statistics import Spread
 from benchmarks.stepping.plan import Peer, Row, SteppingPlan
-from benchmarks.stepping.specs import CARTPOLE, CATCH, FRAMES, STRAGGLERS, Drive, Hosting, Way
+from benchmarks.stepping.specs import (
+    CARTPOLE,
+    CATCH,
+    FRAMES,
+    STRAGGLERS,
+    ClientSpec,
+    Mode,
+    ServerSpec,
+)
 from benchmarks.stepping.targets import (
     UNIT,
-    Contender,
-    dm_env_rpc_contender,
-    grpc_contender,
-    released_contender,
+    Target,
+    dm_env_rpc_target,
+    grpc_target,
+    released_target,
 )
 
 OURS = "rlmesh-ray"
@@ -76,7 +84,7 @@ class Installations:
         """Make sure that everything is there that ``plan`` needs.
 
         Raises:
-            ConfigurationError: It is not; the message says how to get it.
+            ConfigurationError: It is not; the message has the command that installs it.
         """
         if Peer.RELEASED in plan.peers and {Row.REMOTE, Row.EVALUATION} & set(plan.rows):
             self.released.check()
@@ -125,55 +133,59 @@ class _Bench:
     def vector(self) -> Iterator[Finding]:
         """A vector environment elsewhere, against one in the process."""
         case = f"{_VECTOR_LANES} lanes"
-        hosting = Hosting(CARTPOLE, _VECTOR_LANES)
-        roads = {road: self._ours(hosting, road) for road in TRANSPORTS}
-        others = [*self._local(hosting), *self._grpc(hosting)]
-        found = self._run(Row.VECTOR, case, [*roads.values(), *others])
-        for road, ours in roads.items():
-            yield self._against(Row.VECTOR, f"{case}, {road}", found, ours, _VECTOR_REACH[road])
+        server_spec = ServerSpec(CARTPOLE, _VECTOR_LANES)
+        transports = {transport: self._ours(server_spec, transport) for transport in TRANSPORTS}
+        others = [*self._local(server_spec), *self._grpc(server_spec)]
+        found = self._run(Row.VECTOR, case, [*transports.values(), *others])
+        for transport, ours in transports.items():
+            yield self._against(
+                Row.VECTOR, f"{case}, {transport}", found, ours, _VECTOR_REACH[transport]
+            )
 
     def remote(self) -> Iterator[Finding]:
         """Clients over TCP, against the released rlmesh's."""
         for num_lanes in _REMOTE_LANES:
             case = f"{num_lanes} lanes, {TCP}" if num_lanes > 1 else f"1 lane, {TCP}"
-            way = Way.VECTOR if num_lanes > 1 else Way.SINGLE
-            hosting = Hosting(CARTPOLE, num_lanes)
-            ours = self._ours(hosting, TCP, way)
-            others = [*self._released(hosting, way), *self._grpc(hosting)]
+            mode = Mode.VECTOR if num_lanes > 1 else Mode.SINGLE
+            server_spec = ServerSpec(CARTPOLE, num_lanes)
+            ours = self._ours(server_spec, TCP, mode)
+            others = [*self._released(server_spec, mode), *self._grpc(server_spec)]
             found = self._run(Row.REMOTE, case, [ours, *others])
             reach = _ONE_LANE_REACH if num_lanes == 1 else None
             yield self._against(Row.REMOTE, case, found, ours, reach)
 
     def evaluation(self) -> Iterator[Finding]:
         """A function evaluated over TCP, against the released rlmesh's native loop."""
-        case, hosting = f"a function, 1 lane, {TCP}", Hosting(CARTPOLE, 1)
-        ours = self._ours(hosting, TCP, Way.EVALUATION)
-        others = [*self._released(hosting, Way.EVALUATION), *self._grpc(hosting)]
+        case, server_spec = f"a function, 1 lane, {TCP}", ServerSpec(CARTPOLE, 1)
+        ours = self._ours(server_spec, TCP, Mode.EVALUATION)
+        others = [*self._released(server_spec, Mode.EVALUATION), *self._grpc(server_spec)]
         found = self._run(Row.EVALUATION, case, [ours, *others])
         yield self._against(Row.EVALUATION, case, found, ours, _EVALUATION_REACH)
 
     def frames(self) -> Iterator[Finding]:
         """Large observations through shared memory, against the process itself."""
         case = f"84x84x4 uint8, {_FRAME_LANES} lanes"
-        hosting = Hosting(FRAMES, _FRAME_LANES)
-        ours = self._ours(hosting, MEMORY)
-        found = self._run(Row.FRAMES, case, [ours, *self._local(hosting)])
+        server_spec = ServerSpec(FRAMES, _FRAME_LANES)
+        ours = self._ours(server_spec, MEMORY)
+        found = self._run(Row.FRAMES, case, [ours, *self._local(server_spec)])
         yield self._against(Row.FRAMES, case, found, ours, _FRAMES_REACH)
 
     def stragglers(self) -> Iterator[Finding]:
         """Sessions that do not wait for one another, against all lanes in lockstep."""
         case = f"{_SESSIONS} sessions of {_SESSION_LANES} lanes"
-        hosting = Hosting(STRAGGLERS, _SESSION_LANES)
+        server_spec = ServerSpec(STRAGGLERS, _SESSION_LANES)
         ours, lockstep = (
-            Contender(
+            Target(
                 name,
-                self._drive(way, transport=TRANSPORTS[MEMORY]),
-                (hosting,),
+                self._client_spec(mode, transport=TRANSPORTS[MEMORY]),
+                (server_spec,),
                 num_sessions=_SESSIONS,
             )
-            for name, way in ((OURS, Way.SESSIONS), (_LOCKSTEP, Way.VECTOR))
+            for name, mode in ((OURS, Mode.SESSIONS), (_LOCKSTEP, Mode.VECTOR))
         )
-        alone = Contender(_ALONE, self._drive(Way.SYNC, env=STRAGGLERS, num_envs=_SESSION_LANES))
+        alone = Target(
+            _ALONE, self._client_spec(Mode.SYNC, env=STRAGGLERS, num_envs=_SESSION_LANES)
+        )
         found = self._run(Row.STRAGGLERS, case, [ours, lockstep, alone])
         # What the mean step of one session allows, times the sessions.
         limit = Spread(tuple(_SESSIONS * value for value in found[_ALONE].values))
@@ -182,12 +194,12 @@ class _Bench:
 
     def catch(self) -> Iterator[Finding]:
         """The same small game by another protocol."""
-        case, hosting = f"Catch, 1 lane, {TCP}", Hosting(CATCH, 1)
-        ours = self._ours(hosting, TCP, Way.SINGLE)
+        case, server_spec = f"Catch, 1 lane, {TCP}", ServerSpec(CATCH, 1)
+        ours = self._ours(server_spec, TCP, Mode.SINGLE)
         sides = [ours]
         if Peer.DM_ENV_RPC in self._plan.peers:
-            drive, peer = self._drive(Way.SINGLE), self._installations.dm_env_rpc
-            sides.append(dm_env_rpc_contender(_DM_ENV_RPC, drive, hosting, peer))
+            client_spec, peer = self._client_spec(Mode.SINGLE), self._installations.dm_env_rpc
+            sides.append(dm_env_rpc_target(_DM_ENV_RPC, client_spec, server_spec, peer))
         found = self._run(Row.CATCH, case, sides)
         yield self._against(Row.CATCH, case, found, ours, None)
 
@@ -195,13 +207,13 @@ class _Bench:
         """The protocol's own client with our server, and ours with many lanes in one stream."""
         if Peer.DM_ENV_RPC not in self._plan.peers:
             return
-        one, many = Hosting(CATCH, 1), Hosting(CATCH, _VECTOR_LANES)
-        drive, peer = self._drive(Way.SINGLE), self._installations.dm_env_rpc
-        stock = dm_env_rpc_contender(f"{OURS}, stock client", drive, one, peer, server="")
-        noop = dm_env_rpc_contender(
-            _NOOP, drive, one, peer, server="stepping/dm_env_rpc_noop_server.py"
+        one, many = ServerSpec(CATCH, 1), ServerSpec(CATCH, _VECTOR_LANES)
+        client_spec, peer = self._client_spec(Mode.SINGLE), self._installations.dm_env_rpc
+        stock = dm_env_rpc_target(f"{OURS}, stock client", client_spec, one, peer, server="")
+        noop = dm_env_rpc_target(
+            _NOOP, client_spec, one, peer, server="stepping/dm_env_rpc_noop_server.py"
         )
-        ours = Contender(f"{OURS}, one batched join", self._drive(Way.BATCHED), (many,))
+        ours = Target(f"{OURS}, one batched join", self._client_spec(Mode.BATCHED), (many,))
         found = self._run(Row.DM_ENV_RPC, "Catch", [stock, noop, ours])
         sides = {OURS: found[stock.name], _NOOP: found[_NOOP]}
         yield _finding(Row.DM_ENV_RPC, "stock client, 1 lane", sides, _DM_ENV_RPC_REACH)
@@ -211,38 +223,44 @@ class _Bench:
 
     # --- sides -------------------------------------------------------------------------
 
-    def _ours(self, hosting: Hosting, road: str, way: Way = Way.VECTOR) -> Contender:
-        is_socket = road == SOCKET
-        return Contender(
-            f"{OURS}, {road}",
-            self._drive(way, transport=TRANSPORTS[road]),
-            (Hosting(hosting.env, hosting.num_envs, hosting.env_kwargs, is_socket),),
+    def _ours(self, server_spec: ServerSpec, transport: str, mode: Mode = Mode.VECTOR) -> Target:
+        is_socket = transport == SOCKET
+        return Target(
+            f"{OURS}, {transport}",
+            self._client_spec(mode, transport=TRANSPORTS[transport]),
+            (ServerSpec(server_spec.env, server_spec.num_envs, server_spec.env_kwargs, is_socket),),
         )
 
-    def _local(self, hosting: Hosting) -> list[Contender]:
-        ways = {Peer.SYNC: (_SYNC, Way.SYNC), Peer.ASYNC: (_ASYNC, Way.ASYNC)}
+    def _local(self, server_spec: ServerSpec) -> list[Target]:
+        modes = {Peer.SYNC: (_SYNC, Mode.SYNC), Peer.ASYNC: (_ASYNC, Mode.ASYNC)}
         return [
-            Contender(name, self._drive(way, env=hosting.env, num_envs=hosting.num_envs))
-            for peer, (name, way) in ways.items()
+            Target(
+                name, self._client_spec(mode, env=server_spec.env, num_envs=server_spec.num_envs)
+            )
+            for peer, (name, mode) in modes.items()
             if peer in self._plan.peers
         ]
 
-    def _released(self, hosting: Hosting, way: Way) -> list[Contender]:
+    def _released(self, server_spec: ServerSpec, mode: Mode) -> list[Target]:
         if Peer.RELEASED not in self._plan.peers:
             return []
         peer = self._installations.released
-        return [released_contender(_RELEASED, self._drive(way), hosting, peer)]
+        return [released_target(_RELEASED, self._client_spec(mode), server_spec, peer)]
 
-    def _grpc(self, hosting: Hosting) -> list[Contender]:
+    def _grpc(self, server_spec: ServerSpec) -> list[Target]:
         if Peer.GRPC not in self._plan.peers:
             return []
-        return [grpc_contender(_GRPC, self._drive(Way.ECHO, num_envs=hosting.num_envs), hosting)]
+        return [
+            grpc_target(
+                _GRPC, self._client_spec(Mode.ECHO, num_envs=server_spec.num_envs), server_spec
+            )
+        ]
 
-    def _drive(
-        self, way: Way, *, transport: str = "grpc", env: str = CARTPOLE, num_envs: int = 1
-    ) -> Drive:
-        return Drive(
-            way,
+    def _client_spec(
+        self, mode: Mode, *, transport: str = "grpc", env: str = CARTPOLE, num_envs: int = 1
+    ) -> ClientSpec:
+        return ClientSpec(
+            mode,
             self._plan.warm_up_s,
             self._plan.seconds,
             transport=transport,
@@ -252,7 +270,7 @@ class _Bench:
 
     # --- measuring ---------------------------------------------------------------------
 
-    def _run(self, row: Row, case: str, sides: Sequence[Contender]) -> dict[str, Spread]:
+    def _run(self, row: Row, case: str, sides: Sequence[Target]) -> dict[str, Spread]:
         """Return what each side did, by its name."""
         record = Record(row, self._note)
         for repetition in range(self._plan.repetitions):
@@ -267,7 +285,7 @@ class _Bench:
         row: Row,
         case: str,
         found: Mapping[str, Spread],
-        ours: Contender,
+        ours: Target,
         reach: _Reach | None,
     ) -> Finding:
         """Compare one of our sides with all that are not ours."""

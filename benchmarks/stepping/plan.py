@@ -1,4 +1,4 @@
-"""What of stepping can be measured, against whom.
+"""Plan of a measurement of steps: its rows and peers.
 
 Standard library only: the command line needs it for its help.
 """
@@ -21,7 +21,7 @@ class Peer(enum.StrEnum):
     DM_ENV_RPC = "dm-env-rpc"
     """dm_env_rpc's own client, with a server made of its own library, and with ours."""
     GRPC = "grpc"
-    """Nobody: gRPC alone, the limit of what goes over it. A server that sends back what it gets."""
+    """gRPC alone, the limit of what it can transfer: a server that sends back what it gets."""
 
 
 class Row(enum.StrEnum):
@@ -47,12 +47,12 @@ PEERS: Mapping[Row, Collection[Peer]] = MappingProxyType(
         Row.DM_ENV_RPC: (Peer.DM_ENV_RPC,),
     }
 )
-"""With whom each row can be compared; stragglers are compared with waiting for them."""
+"""Peers of each row; stragglers are compared with waiting for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SteppingPlan:
-    """What is measured, against whom, how often and how long."""
+    """The cases, the peers, the repetitions and the durations."""
 
     rows: Sequence[Row] = tuple(Row)
     peers: Sequence[Peer] = tuple(Peer)

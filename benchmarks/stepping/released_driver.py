@@ -1,7 +1,7 @@
-"""What steps environments of the released rlmesh; runs in a virtual environment of its own.
+"""Steps environments of the released rlmesh; runs in a virtual environment of its own.
 
-``VENV/bin/python -I .../released_driver.py``, told by a ``Drive``. It must not import this package,
-which is not installed there.
+``VENV/bin/python -I .../released_driver.py``; reads a ``ClientSpec``. It must not import this
+package, which is not installed there.
 """
 
 import itertools
@@ -25,10 +25,10 @@ _NUM_ACTIONS = 256
 
 
 def _main() -> None:
-    drive = json.loads(sys.stdin.readline())
-    times = {"warm_up_s": drive["warm_up_s"], "seconds": drive["seconds"]}
-    (address,) = drive["addresses"]
-    match drive["way"]:
+    client_spec = json.loads(sys.stdin.readline())
+    times = {"warm_up_s": client_spec["warm_up_s"], "seconds": client_spec["seconds"]}
+    (address,) = client_spec["addresses"]
+    match client_spec["mode"]:
         case "single":
             _STOPWATCH["time_steps"](_single_step(RemoteEnv(address)), **times)
         case "vector":

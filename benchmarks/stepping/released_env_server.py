@@ -16,13 +16,13 @@ _STAY = runpy.run_path(str(Path(__file__).parents[1] / "control.py"))["stay"]
 
 
 def _main() -> None:
-    hosting = json.loads(sys.argv[1])
+    server_spec = json.loads(sys.argv[1])
     env: object
-    if hosting["num_envs"] == 1:
-        env = gymnasium.make(hosting["env"])
+    if server_spec["num_envs"] == 1:
+        env = gymnasium.make(server_spec["env"])
     else:
         # Its lanes in a list would step independently, each with a request of its own.
-        env = gymnasium.make_vec(hosting["env"], hosting["num_envs"], "sync")
+        env = gymnasium.make_vec(server_spec["env"], server_spec["num_envs"], "sync")
     with EnvServer(env, "127.0.0.1:0") as server:
         server.start()
         _STAY(server.address)

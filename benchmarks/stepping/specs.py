@@ -1,4 +1,4 @@
-"""What is hosted, and how it is stepped; both travel as JSON."""
+"""The server and the client of a measurement of steps; both are sent as JSON."""
 
 import enum
 import json
@@ -15,8 +15,8 @@ STRAGGLERS = "stragglers"
 
 
 @dataclass(frozen=True, slots=True)
-class Hosting:
-    """An endpoint."""
+class ServerSpec:
+    """An endpoint to serve."""
 
     env: str
     """A Gymnasium id, or ``STRAGGLERS``."""
@@ -37,7 +37,7 @@ class Hosting:
         return cls(**json.loads(line))
 
 
-class Way(enum.StrEnum):
+class Mode(enum.StrEnum):
     """How environments are stepped."""
 
     SYNC = "sync"
@@ -59,10 +59,10 @@ class Way(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Drive:
+class ClientSpec:
     """The work of a process that steps environments."""
 
-    way: Way
+    mode: Mode
     warm_up_s: float
     """Work before the measurement, which is not counted."""
     seconds: float
@@ -85,5 +85,7 @@ class Drive:
     @classmethod
     def from_line(cls, line: str) -> Self:
         """Return what ``to_line`` wrote."""
-        told = json.loads(line)
-        return cls(**{**told, "way": Way(told["way"]), "addresses": tuple(told["addresses"])})
+        fields = json.loads(line)
+        return cls(
+            **{**fields, "mode": Mode(fields["mode"]), "addresses": tuple(fields["addresses"])}
+        )

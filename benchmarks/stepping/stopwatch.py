@@ -1,7 +1,7 @@
 """How steps of environments are timed, the same on every side.
 
-Standard library only: scripts of other virtual environments use it, too. What is said and when
-stands in ``load.Order``.
+Standard library only: scripts of other virtual environments use it, too. The messages and when
+stands in ``load.ClientJob``.
 """
 
 import json
@@ -15,7 +15,7 @@ Step = Callable[[], int]
 
 
 def time_steps(step: Step, *, warm_up_s: float, seconds: float) -> None:
-    """Call ``step`` again and again, and tell the parent how often and how long each took."""
+    """Call ``step`` repeatedly, and send the parent how often and how long each took."""
     _wait_for_the_start()
     end_s = time.perf_counter() + warm_up_s
     while time.perf_counter() < end_s:
@@ -30,7 +30,7 @@ def time_steps(step: Step, *, warm_up_s: float, seconds: float) -> None:
         now_s = time.perf_counter()
         latencies_us.append(round((now_s - last_s) * 1e6))
         last_s = now_s
-    _tell_and_stay(
+    _send_and_stay(
         answers=answers,
         seconds=last_s - began_s,
         cpu_s=time.process_time() - cpu_s,
@@ -65,7 +65,7 @@ def time_threads(steps: Sequence[Step], *, warm_up_s: float, seconds: float) -> 
     answers, ended_s = sum(counts) - before, time.perf_counter()
     if failures:
         raise failures[0]
-    _tell_and_stay(
+    _send_and_stay(
         answers=answers,
         seconds=ended_s - began_s,
         cpu_s=time.process_time() - cpu_s,
@@ -98,7 +98,7 @@ def time_in_bulk(work: Callable[[int], int], *, warm_up_s: float, seconds: float
     began_s = time.perf_counter()
     answers = work(rounds)
     ended_s = time.perf_counter()
-    _tell_and_stay(
+    _send_and_stay(
         answers=answers,
         seconds=ended_s - began_s,
         cpu_s=time.process_time() - cpu_s,
@@ -112,9 +112,9 @@ def _wait_for_the_start() -> None:
         raise SystemExit("the parent has gone, or wants no measurement any more")
 
 
-def _tell_and_stay(**harvest: object) -> None:
-    """Tell the parent, and live until it has read what this process and its children worked."""
-    _say(**harvest)
+def _send_and_stay(**result: object) -> None:
+    """Send the parent the result, and live until it has read the processor time of this process."""
+    _say(**result)
     sys.stdin.read()
 
 

@@ -1,4 +1,4 @@
-"""Who steps what: the servers and the client of one measurement, and how they are run."""
+"""The servers and the client of one measurement, and how they are run."""
 
 import importlib.util
 import sys
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from benchmarks.load import Order
+from benchmarks.load import ClientJob
 from benchmarks.peers import Peer
 from benchmarks.processes import Reading, Server, measure
 from benchmarks.serving.targets import NOOP_STYLES
-from benchmarks.stepping.specs import Drive, Hosting
+from benchmarks.stepping.specs import ClientSpec, ServerSpec
 
 UNIT = "env-steps/s"
 OUR_SERVER = (sys.executable, "-m", "benchmarks.stepping.env_server")
@@ -18,21 +18,21 @@ _OUR_DRIVER = (sys.executable, "-m", "benchmarks.stepping.driver")
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class Target:
     """One side of a comparison."""
 
     name: str
     """For tables and programs."""
-    drive: Drive
-    """Without addresses: they are those of ``hostings``."""
-    hostings: Sequence[Hosting] = ()
+    client_spec: ClientSpec
+    """Without addresses: they are those of ``server_specs``."""
+    server_specs: Sequence[ServerSpec] = ()
     """Endpoints, each a process of its own; empty where environments are in the client's."""
     num_sessions: int = 1
     """With each endpoint."""
     server: Sequence[str] = OUR_SERVER
-    """What runs an endpoint; told its ``Hosting``."""
+    """Command of an endpoint; its last argument is the ``ServerSpec``."""
     client: Sequence[str] = _OUR_DRIVER
-    """What steps; told its ``Drive``."""
+    """Command of the client, which reads its ``ClientSpec``."""
 
     def measure(self) -> Reading:
         """Measure in fresh processes.
@@ -43,26 +43,30 @@ class Contender:
         with ExitStack() as stack:
             servers = [
                 stack.enter_context(
-                    Server(f"the server of {self.name}", [*self.server, hosting.to_line()])
+                    Server(f"the server of {self.name}", [*self.server, server_spec.to_line()])
                 )
-                for hosting in self.hostings
+                for server_spec in self.server_specs
             ]
             addresses = tuple(server.address for server in servers) * self.num_sessions
-            drive = replace(self.drive, addresses=addresses)
-            return measure([server.pid for server in servers], [self._order(drive)])
+            client_spec = replace(self.client_spec, addresses=addresses)
+            return measure([server.pid for server in servers], [self._job(client_spec)])
 
-    def _order(self, drive: Drive) -> Order:
-        return Order(self.client, drive.to_line(), drive.warm_up_s, drive.seconds)
+    def _job(self, client_spec: ClientSpec) -> ClientJob:
+        return ClientJob(
+            self.client, client_spec.to_line(), client_spec.warm_up_s, client_spec.seconds
+        )
 
 
-def grpc_contender(name: str, drive: Drive, hosting: Hosting) -> Contender:
+def grpc_target(name: str, client_spec: ClientSpec, server_spec: ServerSpec) -> Target:
     """Return gRPC alone, on the loop on which this package serves."""
     loop = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
     server = (sys.executable, "-m", "benchmarks.serving.noop_server", NOOP_STYLES[0], loop)
-    return Contender(name, drive, (hosting,), server=server)
+    return Target(name, client_spec, (server_spec,), server=server)
 
 
-def released_contender(name: str, drive: Drive, hosting: Hosting, peer: Peer) -> Contender:
+def released_target(
+    name: str, client_spec: ClientSpec, server_spec: ServerSpec, peer: Peer
+) -> Target:
     """Return the released rlmesh, client and server.
 
     Raises:
@@ -72,23 +76,23 @@ def released_contender(name: str, drive: Drive, hosting: Hosting, peer: Peer) ->
         peer.command("stepping/released_env_server.py"),
         peer.command("stepping/released_driver.py"),
     )
-    return Contender(name, drive, (hosting,), server=server, client=client)
+    return Target(name, client_spec, (server_spec,), server=server, client=client)
 
 
-def dm_env_rpc_contender(
+def dm_env_rpc_target(
     name: str,
-    drive: Drive,
-    hosting: Hosting,
+    client_spec: ClientSpec,
+    server_spec: ServerSpec,
     peer: Peer,
     *,
     server: str = "stepping/dm_env_rpc_server.py",
-) -> Contender:
+) -> Target:
     """Return dm_env_rpc's own client.
 
     Args:
         name: For tables.
-        drive: What it does.
-        hosting: What the server hosts.
+        client_spec: What it does.
+        server_spec: What the server hosts.
         peer: Where dm_env_rpc is installed.
         server: A script that runs there, too; by default one made of dm_env_rpc's own library.
             Empty: ours.
@@ -98,4 +102,4 @@ def dm_env_rpc_contender(
     """
     client = peer.command("stepping/dm_env_rpc_driver.py")
     command = peer.command(server) if server else OUR_SERVER
-    return Contender(name, drive, (hosting,), server=command, client=client)
+    return Target(name, client_spec, (server_spec,), server=command, client=client)

@@ -29,7 +29,7 @@ function readArguments() {
       lanes: { type: 'string', default: '8' }, // of each route
       episodes: { type: 'string', default: '100' }, // in all
       seed: { type: 'string', default: '0' }, // of the first episode; the next one has the next
-      'token-file': { type: 'string' }, // others can read a command line
+      'token-file': { type: 'string' }, // other users can read a command line
     },
   });
   if (positionals.length !== 1) throw new Error(`name one address: ${USAGE}`);
@@ -59,7 +59,7 @@ class Episode {
     this.observation = this.#env.reset(seed).observation;
   }
 
-  // What tells the policy whose observation it is, so that it can remember the episode.
+  // Identifies the episode of the observation, so that the policy can remember it.
   get slot() {
     const { lane, routeId, index, length } = this;
     return {

@@ -1,5 +1,5 @@
-// The environments of one session, in a thread of their own: a deadline holds whatever they
-// compute, and a result that comes too late has nobody to go to.
+// The environments of one session, in a thread of their own: a deadline holds however long
+// they compute, and a result that comes too late is dropped.
 
 import { parentPort, Worker, workerData } from 'node:worker_threads';
 

@@ -7,8 +7,8 @@
 //     await client.close();
 //
 // Nothing needs to be awaited before the next request is sent: requests of one route take effect
-// in the order of the calls, those of different routes do not wait for each other. Whatever fails
-// rejects the promise of its own call, with a PolicyError or, for a value that is not of its
+// in the order of the calls, those of different routes do not wait for each other. A request that
+// fails rejects the promise of its own call, with a PolicyError or, for a value that is not of its
 // space and for a slot that names no lane, with a ConformanceError. `timeoutMs` may be Infinity.
 
 import { randomUUID } from 'node:crypto';
@@ -133,7 +133,7 @@ export class PolicyClient {
 
   // Ends the session, after everything outstanding; not the service. May be called again.
   async close() {
-    await this.#ask('close', {}, CLOSE_TIMEOUT_MS).catch(() => {}); // it ends, whatever comes back
+    await this.#ask('close', {}, CLOSE_TIMEOUT_MS).catch(() => {}); // it ends in any case
     this.#fail(new PolicyError('CLOSED', 'the session is closed'));
     this.#stream.cancel();
     this.#channel.close();

@@ -1,4 +1,4 @@
-// The probe: an environment that shows on demand what the edition speaks about, as
+// The probe: an environment that shows on demand what the edition is about, as
 // rlmesh_ray/compliance/probe.py describes it. Replace it by your own simulator: a module whose
 // default export is a class like this one. reset, step and render may be async.
 

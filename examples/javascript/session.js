@@ -42,7 +42,7 @@ export class Session {
     Object.assign(this, { env, lanes, numLanes, policy, all: [...Array(numLanes).keys()] });
   }
 
-  // The response to a frame, whatever it holds. Wait for it before the next frame.
+  // The response to a frame, valid or not. Wait for it before the next frame.
   async answer(frame) {
     let requestId = '';
     try {
@@ -85,7 +85,7 @@ export class Session {
       this.#episodes[lane] = { id: randomUUID(), seed, start: Date.now(), steps: 0, reward: 0 };
     });
     this.#state = 'READY';
-    return this.#told(lanes, results, warnings);
+    return this.#reported(lanes, results, warnings);
   }
 
   async #step({ action, timeout_ms: timeoutMs, env_indices: chosen }) {
@@ -101,7 +101,7 @@ export class Session {
     const completed = this.all.filter((lane) => this.#accrue(lane, results[lane]));
     const records = completed.map((lane) => this.#end(lane, results[lane]));
     return {
-      ...this.#told(this.all, results, warnings),
+      ...this.#reported(this.all, results, warnings),
       rewards: results.map(({ reward }) => reward),
       terminated_mask: Buffer.from(results.map(({ terminated }) => Number(terminated))),
       truncated_mask: Buffer.from(results.map(({ truncated }) => Number(truncated))),
@@ -144,7 +144,7 @@ export class Session {
   }
 
   // What the answers to Reset and to Step share.
-  #told(lanes, results, warnings) {
+  #reported(lanes, results, warnings) {
     const infos = vectorInfos(this.all.map((lane) => results[lanes.indexOf(lane)]?.info));
     const news = warnings.filter(([key]) => !this.#warned.has(key) && this.#warned.add(key));
     if (news.length) infos[WARNING_KEY] = news.map(([, text]) => text);
@@ -199,7 +199,7 @@ function attempt(kind, type, run) {
   }
 }
 
-// Infos of each lane (or undefined) as a vector's: a list by key, and by _key who has it.
+// Infos of each lane (or undefined) as a vector's: a list by key, and by _key which lanes have it.
 function vectorInfos(byLane) {
   const vector = {};
   for (const key of new Set(byLane.flatMap((info) => Object.keys(info ?? {})))) {

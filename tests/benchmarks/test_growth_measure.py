@@ -3,23 +3,27 @@ from pathlib import Path
 import pytest
 
 from benchmarks.findings import Measurement
-from benchmarks.growth.measure import contenders, measure_growth
+from benchmarks.growth.measure import measure_growth, targets
 from benchmarks.growth.plan import FEW_POINTS, POINTS, Axis, GrowthPlan, case
 from benchmarks.growth.plot import draw
 from benchmarks.processes import Reading
-from benchmarks.stepping.specs import FRAMES, Way
-from benchmarks.stepping.targets import Contender
+from benchmarks.stepping.specs import FRAMES, Mode
+from benchmarks.stepping.targets import Target
 
 PLAN = GrowthPlan(is_sparse=True, repetitions=2)
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def durations(self: Contender) -> Reading:
-        lanes = self.drive.num_envs if self.drive.way is Way.SYNC else self.hostings[0].num_envs
+    def durations(self: Target) -> Reading:
+        lanes = (
+            self.client_spec.num_envs
+            if self.client_spec.mode is Mode.SYNC
+            else self.server_specs[0].num_envs
+        )
         return Reading(1.0, (lanes, 10 * lanes, 1000 * lanes), (), None, (1.0,), None)
 
-    monkeypatch.setattr(Contender, "measure", durations)
+    monkeypatch.setattr(Target, "measure", durations)
 
 
 def test_the_points_reach_as_far_as_they_shall() -> None:
@@ -39,34 +43,38 @@ def test_points_have_names_that_differ() -> None:
 
 
 def test_many_endpoints_have_as_many_lanes_as_the_process_itself() -> None:
-    memory, tcp, local = contenders(Axis.ENDPOINTS, 4, PLAN)
+    memory, tcp, local = targets(Axis.ENDPOINTS, 4, PLAN)
 
-    assert [len(each.hostings) for each in (memory, tcp, local)] == [4, 4, 0]
-    assert sum(hosting.num_envs for hosting in memory.hostings) == local.drive.num_envs == 32
-    assert (memory.drive.transport, tcp.drive.transport) == ("shared_memory", "tcp")
+    assert [len(each.server_specs) for each in (memory, tcp, local)] == [4, 4, 0]
+    assert (
+        sum(server_spec.num_envs for server_spec in memory.server_specs)
+        == local.client_spec.num_envs
+        == 32
+    )
+    assert (memory.client_spec.transport, tcp.client_spec.transport) == ("shared_memory", "tcp")
 
 
 def test_large_observations_are_the_same_on_all_sides() -> None:
-    memory, _, local = contenders(Axis.OBSERVATION, 4096, PLAN)
+    memory, _, local = targets(Axis.OBSERVATION, 4096, PLAN)
 
-    assert memory.hostings[0].env == local.drive.env == FRAMES
-    assert memory.hostings[0].env_kwargs == local.drive.env_kwargs
-    assert local.drive.env_kwargs["shape"] == (4096,)
+    assert memory.server_specs[0].env == local.client_spec.env == FRAMES
+    assert memory.server_specs[0].env_kwargs == local.client_spec.env_kwargs
+    assert local.client_spec.env_kwargs["shape"] == (4096,)
 
 
 def test_a_single_lane_is_stepped_as_such() -> None:
-    assert contenders(Axis.LANES, 1, PLAN)[0].drive.way is Way.SINGLE
-    assert contenders(Axis.LANES, 4, PLAN)[0].drive.way is Way.VECTOR
+    assert targets(Axis.LANES, 1, PLAN)[0].client_spec.mode is Mode.SINGLE
+    assert targets(Axis.LANES, 4, PLAN)[0].client_spec.mode is Mode.VECTOR
 
 
 @pytest.mark.usefixtures("measured")
 def test_the_median_step_counts() -> None:
-    told: list[Measurement] = []
+    measurements: list[Measurement] = []
 
-    (lanes,) = measure_growth(GrowthPlan([Axis.LANES], is_sparse=True), told.append)
+    (lanes,) = measure_growth(GrowthPlan([Axis.LANES], is_sparse=True), measurements.append)
 
     assert [each.sides["shared memory"].median for each in lanes] == [10, 320, 10240]
-    assert {each.unit for each in told} == {"us a vector step"}
+    assert {each.unit for each in measurements} == {"us a vector step"}
 
 
 @pytest.mark.usefixtures("measured")

@@ -106,10 +106,10 @@ def test_what_arrives_while_too_much_is_in_flight_is_asked_later_and_waits_from_
     assert route.unanswered() == ()
 
 
-def test_an_answer_that_nobody_asked_for_is_none() -> None:
+def test_an_answer_without_a_request_is_refused() -> None:
     route = open_route([])
 
-    with pytest.raises(BadAnswerError, match="nobody asked for"):
+    with pytest.raises(BadAnswerError, match="answer without a request"):
         route.answered()
 
 

@@ -28,20 +28,24 @@ def test_the_first_side_is_compared_with_each_other_one() -> None:
 
 
 def test_values_of_a_side_stand_in_the_order_of_their_repetitions() -> None:
-    told: list[Measurement] = []
-    record = Record("work", told.append)
+    measurements: list[Measurement] = []
+    record = Record("work", measurements.append)
 
     for repetition, value in enumerate((3.0, 1.0)):
         record.add("case", "ours", repetition, value, "1/s", reading(value, (10, 20)))
     record.add("other case", "ours", 0, 9.0, "1/s", reading(9.0))
 
     assert record.sides("case")["ours"].values == (3.0, 1.0)
-    assert [(each.repetition, each.value) for each in told] == [(0, 3.0), (1, 1.0), (0, 9.0)]
+    assert [(each.repetition, each.value) for each in measurements] == [
+        (0, 3.0),
+        (1, 1.0),
+        (0, 9.0),
+    ]
 
 
 def test_rates_have_the_processor_time_of_servers_and_clients_beside_them() -> None:
-    told: list[Measurement] = []
-    record = Record("work", told.append)
+    measurements: list[Measurement] = []
+    record = Record("work", measurements.append)
 
     for repetition, value in enumerate((3.0, 1.0)):
         record.add("case", "ours", repetition, value, "env-steps/s", reading(value))
@@ -53,7 +57,7 @@ def test_rates_have_the_processor_time_of_servers_and_clients_beside_them() -> N
         "quartiles": [375_000.0, 625_000.0],
         "values": [250_000.0, 750_000.0],
     }
-    assert [each.cpu_us for each in told] == [250_000.0, 750_000.0, None]
+    assert [each.cpu_us for each in measurements] == [250_000.0, 750_000.0, None]
     assert "cpu_us" not in record.sides("latency")["ours"].as_json()
 
 
@@ -66,14 +70,14 @@ def test_processor_time_is_told_only_where_the_system_tells_it_each_time() -> No
 
 
 def test_a_side_that_cannot_tell_durations_has_none() -> None:
-    told: list[Measurement] = []
-    record = Record("work", told.append)
+    measurements: list[Measurement] = []
+    record = Record("work", measurements.append)
 
     record.add("case", "ours", 0, 5.0, "1/s", reading(5.0))
     record.add("case", "theirs", 0, 5.0, "1/s", reading(5.0, (10,)))
 
-    assert told[0].latency_us is None
-    assert told[1].latency_us is not None
+    assert measurements[0].latency_us is None
+    assert measurements[1].latency_us is not None
 
 
 def test_a_measurement_in_which_nothing_happened_is_none() -> None:

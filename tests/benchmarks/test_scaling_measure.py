@@ -10,7 +10,7 @@ from benchmarks.findings import Measurement
 from benchmarks.scaling.control import control_findings
 from benchmarks.scaling.listener import Placed
 from benchmarks.scaling.membership import longest_pause_s, others_at_full_rate
-from benchmarks.scaling.plan import Part, Road, ScalingPlan, Setup, Simulation
+from benchmarks.scaling.plan import Part, ScalingPlan, Setup, Simulation, Transport
 from benchmarks.scaling.plot import draw
 from benchmarks.scaling.rates import rate_findings
 from benchmarks.scaling.report import caveats, places
@@ -68,9 +68,9 @@ def test_runners_get_only_endpoints_that_can_be_shared_evenly() -> None:
 
 
 def test_several_nodes_of_one_machine_do_without_its_memory() -> None:
-    assert Setup(2, 1).road is Road.MEMORY
-    assert Setup(2, 4).road is Road.MESSAGES
-    assert Setup(2, None).road is Road.FOUND
+    assert Setup(2, 1).transport is Transport.MEMORY
+    assert Setup(2, 4).transport is Transport.MESSAGES
+    assert Setup(2, None).transport is Transport.FOUND
 
 
 def test_names_of_setups_differ() -> None:

@@ -10,8 +10,8 @@ from benchmarks.peers import Peer as Installed
 from benchmarks.processes import Reading
 from benchmarks.stepping.measure import Installations, measure
 from benchmarks.stepping.plan import Peer, Row, SteppingPlan, rows_of
-from benchmarks.stepping.specs import Way
-from benchmarks.stepping.targets import Contender
+from benchmarks.stepping.specs import Mode
+from benchmarks.stepping.targets import Target
 from rlmesh_ray.errors import ConfigurationError
 
 HERE = Path(__file__)
@@ -36,15 +36,15 @@ SPEEDS = {
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[Contender]:
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
     """Who was measured, in order; each at its speed."""
-    asked: list[Contender] = []
+    asked: list[Target] = []
 
-    def speed(self: Contender) -> Reading:
+    def speed(self: Target) -> Reading:
         asked.append(self)
         return Reading(SPEEDS[self.name], (), (), None, (1.0,), None)
 
-    monkeypatch.setattr(Contender, "measure", speed)
+    monkeypatch.setattr(Target, "measure", speed)
     return asked
 
 
@@ -54,7 +54,7 @@ def findings(*rows: Row, peers: Sequence[Peer] = tuple(Peer)) -> list[Finding]:
     return [finding for each in found for finding in each]
 
 
-def test_each_road_of_a_vector_environment_has_its_own_goal(measured: list[Contender]) -> None:
+def test_each_road_of_a_vector_environment_has_its_own_goal(measured: list[Target]) -> None:
     memory, tcp, messages, socket = findings(Row.VECTOR)
 
     assert (memory.case, memory.is_met) == ("64 lanes, shared memory", True)
@@ -64,12 +64,12 @@ def test_each_road_of_a_vector_environment_has_its_own_goal(measured: list[Conte
     assert memory.comparisons["/ gym async"].median == 9.5
     # The process itself is measured once for all four.
     assert [each.name for each in measured].count("gym sync") == 2
-    transports = [each.drive.transport for each in measured[:4]]
+    transports = [each.client_spec.transport for each in measured[:4]]
     assert transports == ["shared_memory", "tcp", "grpc", "grpc"]
-    assert [each.hostings[0].is_socket for each in measured[:4]] == [False, False, False, True]
+    assert [each.server_specs[0].is_socket for each in measured[:4]] == [False, False, False, True]
 
 
-def test_sides_take_turns(measured: list[Contender]) -> None:
+def test_sides_take_turns(measured: list[Target]) -> None:
     findings(Row.EVALUATION)
 
     names = [each.name for each in measured]
@@ -79,17 +79,17 @@ def test_sides_take_turns(measured: list[Contender]) -> None:
     assert names[3] != first[0]
 
 
-def test_what_goes_over_grpc_stands_beside_grpc_alone(measured: list[Contender]) -> None:
+def test_what_goes_over_grpc_stands_beside_grpc_alone(measured: list[Target]) -> None:
     (finding,) = findings(Row.EVALUATION, peers=[Peer.GRPC])
 
     (alone,) = [each for each in measured if each.name == "gRPC alone"][:1]
-    assert alone.drive.way is Way.ECHO
+    assert alone.client_spec.mode is Mode.ECHO
     assert finding.comparisons["/ gRPC alone"].median == 0.32
     assert finding.goal is None
 
 
 def test_a_peer_that_was_not_chosen_is_neither_measured_nor_a_goal(
-    measured: list[Contender],
+    measured: list[Target],
 ) -> None:
     (frames,) = findings(Row.FRAMES, peers=[Peer.ASYNC])
 
@@ -109,7 +109,7 @@ def test_only_the_single_lane_has_a_goal_against_the_released_one() -> None:
 
 
 def test_stragglers_are_held_against_waiting_and_against_the_mean_of_the_environment(
-    measured: list[Contender],
+    measured: list[Target],
 ) -> None:
     (finding,) = findings(Row.STRAGGLERS, peers=[])
 
@@ -128,17 +128,17 @@ def test_the_other_protocol_is_there_for_information() -> None:
 
 
 def test_dm_env_rpc_is_measured_with_its_own_client_and_with_ours(
-    measured: list[Contender], tmp_path: Path
+    measured: list[Target], tmp_path: Path
 ) -> None:
     stock, batched = findings(Row.DM_ENV_RPC)
 
     assert stock.comparisons["/ no-op server"].median == 0.8
     assert (stock.is_met, batched.is_met) == (True, False)
     assert batched.comparisons["/ stock client, 1 lane"].median == 10.0
-    assert {each.hostings[0].num_envs for each in measured} == {1, 64}
+    assert {each.server_specs[0].num_envs for each in measured} == {1, 64}
 
 
-def test_without_dm_env_rpc_nothing_of_it_is_measured(measured: list[Contender]) -> None:
+def test_without_dm_env_rpc_nothing_of_it_is_measured(measured: list[Target]) -> None:
     assert findings(Row.DM_ENV_RPC, peers=[Peer.SYNC]) == []
     assert not measured
 
@@ -153,7 +153,7 @@ def test_rows_are_those_in_which_the_chosen_peers_take_part() -> None:
     ("row", "remedy"), [(Row.REMOTE, "make here/.ready"), (Row.CATCH, "make there/.ready")]
 )
 def test_what_is_missing_is_said_before_anything_is_measured(
-    row: Row, remedy: str, measured: list[Contender]
+    row: Row, remedy: str, measured: list[Target]
 ) -> None:
     nowhere = Path("nowhere/python")
     missing = Installations(
@@ -167,7 +167,7 @@ def test_what_is_missing_is_said_before_anything_is_measured(
     assert not measured
 
 
-def test_what_nobody_needs_may_be_missing(measured: list[Contender]) -> None:
+def test_what_nobody_needs_may_be_missing(measured: list[Target]) -> None:
     nowhere = Installed("the one", Path("nowhere/python"), "")
     plan = SteppingPlan([Row.VECTOR, Row.REMOTE], [Peer.SYNC], repetitions=1)
 

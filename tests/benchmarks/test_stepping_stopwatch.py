@@ -17,7 +17,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
 
 
-def told(capsys: Capture) -> list[dict[str, Any]]:
+def printed(capsys: Capture) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -31,17 +31,17 @@ def test_steps_are_counted_after_the_warm_up_and_each_is_timed(capsys: Capture) 
 
     time_steps(step, warm_up_s=0.005, seconds=0.005)
 
-    ready, begun, harvest = told(capsys)
+    ready, begun, result = printed(capsys)
     assert (ready, begun) == ({"ready": True}, {"begun": True})
-    assert harvest["answers"] == 8 * len(harvest["latencies_us"])
-    assert 0 < len(harvest["latencies_us"]) < calls
-    assert harvest["seconds"] >= 0.005
+    assert result["answers"] == 8 * len(result["latencies_us"])
+    assert 0 < len(result["latencies_us"]) < calls
+    assert result["seconds"] >= 0.005
 
 
 def test_a_step_longer_than_the_measurement_is_waited_for(capsys: Capture) -> None:
     time_steps(lambda: 1, warm_up_s=0.0, seconds=1e-9)
 
-    assert told(capsys)[-1]["answers"] == 1
+    assert printed(capsys)[-1]["answers"] == 1
 
 
 def test_threads_are_counted_together(capsys: Capture) -> None:
@@ -55,7 +55,7 @@ def test_threads_are_counted_together(capsys: Capture) -> None:
     time_threads([step, step], warm_up_s=0.001, seconds=0.3)
     over.append(1)
 
-    assert told(capsys)[-1]["answers"] > 0
+    assert printed(capsys)[-1]["answers"] > 0
 
 
 def test_a_thread_that_fails_is_no_measurement() -> None:
@@ -75,7 +75,7 @@ def test_bulk_work_is_done_in_one_piece(capsys: Capture) -> None:
 
     time_in_bulk(work, warm_up_s=0.002, seconds=0.002)
 
-    assert told(capsys)[-1]["answers"] == 10 * pieces[-1]
+    assert printed(capsys)[-1]["answers"] == 10 * pieces[-1]
     assert pieces[0] == 1
 
 

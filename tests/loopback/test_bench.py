@@ -33,8 +33,8 @@ def bench(*arguments: str) -> int:
 
 def load(server: ModelServer, **more: Any) -> Load:
     port = int(server.address.rpartition(":")[2])
-    told: dict[str, Any] = {"routes": ("a", "b"), "rows": 2, "warm_up_s": 0.05, "seconds": 0.1}
-    return Load(port=port, **{"dialect": "ours", **told, **more})
+    work: dict[str, Any] = {"routes": ("a", "b"), "rows": 2, "warm_up_s": 0.05, "seconds": 0.1}
+    return Load(port=port, **{"dialect": "ours", **work, **more})
 
 
 def push_right(observations: Any) -> Any:
@@ -92,7 +92,7 @@ def test_options_before_the_subject_are_not_lost_silently() -> None:
 @pytest.mark.parametrize("is_one_stream", [False, True])
 def test_a_reading_has_what_the_clients_saw(is_one_stream: bool) -> None:
     with ModelServer(push_right) as server:
-        reading = measure([os.getpid()], [load(server, is_one_stream=is_one_stream).order()])
+        reading = measure([os.getpid()], [load(server, is_one_stream=is_one_stream).job()])
 
     assert reading.answers_per_s > 0
     assert len(reading.latencies_us) >= 2
@@ -101,7 +101,7 @@ def test_a_reading_has_what_the_clients_saw(is_one_stream: bool) -> None:
 
 def test_an_open_loop_is_answered_at_the_rate_of_its_arrivals() -> None:
     with ModelServer(push_right) as server:
-        reading = measure([os.getpid()], [load(server, arrivals_per_s=200.0, seconds=1.0).order()])
+        reading = measure([os.getpid()], [load(server, arrivals_per_s=200.0, seconds=1.0).job()])
 
     # A closed loop would ask thousands of times; 14 standard deviations above the schedule.
     assert 0 < reading.answers_per_s < 400
@@ -117,8 +117,8 @@ def test_in_an_open_loop_a_server_that_stalls_is_waited_for_to_the_end() -> None
 
     with ModelServer(stalls) as server:
         try:
-            told = load(server, arrivals_per_s=1_000.0, seconds=0.5)
-            reading = measure([os.getpid()], [told.order()])
+            work = load(server, arrivals_per_s=1_000.0, seconds=0.5)
+            reading = measure([os.getpid()], [work.job()])
         finally:
             may_go_on.set()
 
@@ -140,7 +140,7 @@ def test_errors_are_no_measurement(arrivals_per_s: float | None) -> None:
         ModelServer(broken) as server,
         pytest.raises(EndpointError, match=r"nothing was measured: .*answered with .*no weights"),
     ):
-        measure([os.getpid()], [load(server, arrivals_per_s=arrivals_per_s).order()])
+        measure([os.getpid()], [load(server, arrivals_per_s=arrivals_per_s).job()])
 
 
 @pytest.mark.parametrize("arrivals_per_s", [CLOSED, OPEN])
@@ -153,16 +153,16 @@ def test_a_route_that_is_refused_is_no_measurement(arrivals_per_s: float | None)
         ModelServer(Choosy(push_right)) as server,
         pytest.raises(EndpointError, match=r"a route was refused: .*no lanes of this kind"),
     ):
-        measure([os.getpid()], [load(server, arrivals_per_s=arrivals_per_s).order()])
+        measure([os.getpid()], [load(server, arrivals_per_s=arrivals_per_s).job()])
 
 
 @pytest.mark.parametrize("arrivals_per_s", [CLOSED, OPEN])
 def test_a_server_that_goes_is_no_measurement(arrivals_per_s: float | None) -> None:
     with ModelServer(push_right) as server:
-        told = load(server, arrivals_per_s=arrivals_per_s)
+        work = load(server, arrivals_per_s=arrivals_per_s)
 
     with pytest.raises(EndpointError, match=r"nothing was measured: .*ended the stream"):
-        measure([os.getpid()], [told.order()])
+        measure([os.getpid()], [work.job()])
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
@@ -177,7 +177,7 @@ def test_chatter_is_not_taken_for_an_answer() -> None:
         Process("the server", [sys.executable, "-c", "print('hello')"]) as process,
         pytest.raises(EndpointError, match="hello"),
     ):
-        process.hear()
+        process.receive()
 
 
 def test_a_process_cleans_up_before_it_ends(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_process_cleans_up_before_it_ends(tmp_path: Path) -> None:
     )
 
     with Process("the server", [sys.executable, "-c", script]) as process:
-        process.hear()
+        process.receive()
 
     assert cleaned.exists()
 
@@ -198,7 +198,7 @@ def test_a_process_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
     script = "import time; print('{}', flush=True); time.sleep(60)"
 
     with Process("the server", [sys.executable, "-c", script]) as process:
-        process.hear()
+        process.receive()
 
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
