@@ -24,6 +24,7 @@ from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
 from rlmesh_ray.cli.options.common import (
     ENVIRONMENT,
     DebugFlag,
+    EnvArgument,
     EnvKwargs,
     JsonFlag,
     parse_env_kwargs,
@@ -42,13 +43,6 @@ _SEED = 1
 _QUIET_LOAD = 0.35
 """Load average per core above which the machine counts as busy."""
 
-EnvArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="ENV",
-        help="A Gymnasium id, also as module:Env-v0, or module:factory of your own code.",
-    ),
-]
 LanesOption = Annotated[
     int, typer.Option("--num-envs", min=1, rich_help_panel=ENVIRONMENT, help="Lanes of the vector.")
 ]

@@ -23,7 +23,7 @@ from rlmesh_ray.cli.options.common import (
     client_tls,
     read_token,
 )
-from rlmesh_ray.dialects.registry import client_dialect, runner_dialect
+from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import (
     AccessDeniedError,
     EndpointError,
@@ -173,19 +173,16 @@ def _require_edition(address: str) -> None:
     Raises:
         typer.BadParameter: ``address`` names one; the error names the alternative.
     """
-    dialect = client_dialect(address) or runner_dialect(address)
+    dialect = client_dialect(address)
     if dialect is None:
         return
-    if dialect.runner_scheme:
-        remedy = dialect.refusal(address)
-    else:
-        suite = dialect.compliance_suite
-        own = f", and the dialect's own compliance tests ({suite}) check a server of it"
-        remedy = (
-            f"{program()} inspect {address} shows what is served there{own if suite else ''}; an "
-            "endpoint of this package answers the edition on the same port: "
-            f"{program()} check {address.rpartition('://')[2]}"
-        )
+    suite = dialect.compliance_suite
+    own = f", and the dialect's own compliance tests ({suite}) check a server of it"
+    remedy = (
+        f"{program()} inspect {address} shows what is served there{own if suite else ''}; an "
+        "endpoint of this package answers the edition on the same port: "
+        f"{program()} check {address.rpartition('://')[2]}"
+    )
     raise typer.BadParameter(f"check knows edition 2026.06 only; {remedy}", param_hint="ADDRESS")
 
 

@@ -35,11 +35,7 @@ from rlmesh_ray.cli.options.common import (
 )
 from rlmesh_ray.cli.views.episodes_file import episodes_file
 from rlmesh_ray.cli.views.evaluation_view import EvaluationView, show_result
-from rlmesh_ray.errors import (
-    AccessDeniedError,
-    ContractMismatchError,
-    EndpointError,
-)
+from rlmesh_ray.errors import AccessDeniedError, ContractMismatchError, EndpointError
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.protocol.address import looks_like_address
 

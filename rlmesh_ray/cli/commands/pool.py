@@ -11,10 +11,10 @@ import typer
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import (
-    POOL,
     SECURITY,
     DebugFlag,
     JsonFlag,
+    RayAddressOption,
     TlsCertificate,
     TlsFromRay,
     TlsKey,
@@ -43,16 +43,6 @@ SecretOption = Annotated[
         show_default=f"the token in {POOL_TOKEN_VARIABLE}",
     ),
 ]
-RayOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ray-address",
-        metavar="ADDRESS",
-        rich_help_panel=POOL,
-        help="The Ray cluster of the trainings, as ray.init takes it.",
-        show_default="RAY_ADDRESS, or the cluster on this machine",
-    ),
-]
 EndpointAuthorityOption = Annotated[
     Path | None,
     file_option(
@@ -74,7 +64,7 @@ def pool(  # noqa: PLR0913  # the command line; every option stands alone
     tls_client_ca: TlsClientAuthority = None,
     tls_from_ray: TlsFromRay = False,
     endpoint_tls_ca: EndpointAuthorityOption = None,
-    ray_address: RayOption = None,
+    ray_address: RayAddressOption = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:

@@ -15,6 +15,7 @@ from rlmesh_ray.cli.options.common import (
     LIMITS,
     SECURITY,
     DebugFlag,
+    EnvArgument,
     EnvKwargs,
     JsonFlag,
     TlsCertificate,
@@ -66,13 +67,6 @@ if TYPE_CHECKING:
     from rlmesh_ray.server.env_server import EnvServer
 
 
-EnvArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="ENV",
-        help="A Gymnasium id, also as module:Env-v0, or module:factory of your own code.",
-    ),
-]
 LanesOption = Annotated[
     int,
     typer.Option(

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.local_ray import joined_ray, require_rllib
-from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag
+from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag, RayAddressOption
 from rlmesh_ray.cli.views.status_view import EndpointStatus, as_fields, in_order, tables
 
 _PERIOD_S = 3.0  # how often endpoints report
@@ -27,15 +27,6 @@ _WITHOUT_RAY = (
     "rlmesh-ray inspect ADDRESS"
 )
 
-RayAddressOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="The Ray cluster, as ray.init takes it.",
-        show_default="RAY_ADDRESS, or the cluster on this machine",
-    ),
-]
 WatchFlag = Annotated[
     bool,
     typer.Option(

@@ -116,6 +116,23 @@ EditionText = Annotated[
 ]
 
 
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="ADDRESS",
+        rich_help_panel=CONNECTION,
+        help="The Ray cluster, as ray.init takes it.",
+        show_default="RAY_ADDRESS, or the cluster on this machine",
+    ),
+]
+EnvArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENV",
+        help="A Gymnasium id, also as module:Env-v0, or module:factory of your own code.",
+    ),
+]
 EnvKwargs = Annotated[
     str | None,
     typer.Option(

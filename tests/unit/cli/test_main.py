@@ -159,7 +159,7 @@ def test_the_version_is_printed(capsys: Capture) -> None:
         ),
         (
             ["check", "rllink://127.0.0.1:1"],
-            ["2026.06 only", "configure_rllink(config, address="],
+            ["names no endpoint", "configure_rllink(config, address="],
         ),
         (["inspect", "rllink://127.0.0.1:1"], ["no endpoint", "configure_rllink(config, address="]),
         (["inspect", "127.0.0.1"], ["'127.0.0.1' is not an address"]),

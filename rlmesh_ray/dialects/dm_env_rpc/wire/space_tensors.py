@@ -12,12 +12,7 @@ import numpy as np
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import TensorSpec
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import Array, DataType, data_type_of
 from rlmesh_ray.spaces.leaves import Leaf, Path
-from rlmesh_ray.spaces.spec import (
-    BoxSpec,
-    DiscreteSpec,
-    MultiBinarySpec,
-    MultiDiscreteSpec,
-)
+from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec
 
 ACTION = "action"
 OBSERVATION = "observation"
