@@ -77,7 +77,7 @@ def test_a_schema_that_was_taken_out_is_noticed(copied_schemas: Path) -> None:
     assert "differs: rlmesh/model/v1/service_pb2.pyi\n" in result.stderr
 
 
-def test_a_schema_that_does_not_compile_is_told(copied_schemas: Path) -> None:
+def test_a_schema_that_does_not_compile_is_reported(copied_schemas: Path) -> None:
     edit(copied_schemas, "env/v1/contract.proto", "uint32 num_envs = 6;", "uint32 num_envs = ;")
 
     result = generate("--check", "--schemas", copied_schemas)
@@ -124,7 +124,7 @@ def test_a_breaking_change_is_noticed(copied_schemas: Path, old: str, new: str) 
     assert "contract.proto" in result.stdout
 
 
-def test_a_new_field_breaks_nobody(copied_schemas: Path) -> None:
+def test_a_new_field_breaks_no_reader(copied_schemas: Path) -> None:
     edit(
         copied_schemas,
         "env/v1/contract.proto",

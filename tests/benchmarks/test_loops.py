@@ -134,7 +134,7 @@ def test_the_warm_up_is_forgotten() -> None:
     assert (tally.latencies_us, tally.lags_us) == ([], [])
 
 
-def test_what_the_client_itself_is_late_is_told_and_counts_as_waiting(
+def test_the_delay_of_the_client_itself_is_reported_and_counts_as_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = 10.003
@@ -150,7 +150,7 @@ def test_what_the_client_itself_is_late_is_told_and_counts_as_waiting(
 
 
 class Clock:
-    """Time that passes by a 64th of a second whenever somebody looks."""
+    """Time that passes by a 64th of a second at each look."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -61,7 +61,7 @@ def test_rates_have_the_processor_time_of_servers_and_clients_beside_them() -> N
     assert "cpu_us" not in record.sides("latency")["ours"].as_json()
 
 
-def test_processor_time_is_told_only_where_the_system_tells_it_each_time() -> None:
+def test_processor_time_is_reported_only_where_the_system_has_it_each_time() -> None:
     record = Record("work", lambda _: None)
     record.add("case", "ours", 0, 3.0, "1/s", reading(3.0))
     record.add("case", "ours", 1, 3.0, "1/s", replace(reading(3.0), server_cores=None))

@@ -94,20 +94,20 @@ def test_a_quiet_machine_needs_no_caveat() -> None:
     assert caveats([FINDING], [QUIET]) == []
 
 
-def test_other_programs_are_told_of() -> None:
+def test_other_programs_are_reported() -> None:
     (caveat,) = caveats([], [replace(QUIET, other_cores=0.6), replace(QUIET, other_cores=0.8)])
 
     assert "0.7 cores" in caveat
     assert "quiet machine" in caveat
 
 
-def test_a_client_at_its_limit_is_told_of() -> None:
+def test_a_client_at_its_limit_is_reported() -> None:
     (caveat,) = caveats([], [replace(QUIET, client_cores=(0.3, 0.97))])
 
     assert "messages, 8 routes (noop)" in caveat
 
 
-def test_a_client_that_holds_the_faster_noop_server_back_is_told_of() -> None:
+def test_a_client_that_slows_the_faster_noop_server_is_reported() -> None:
     one, two = Spread((10.0,)), Spread((13.0,))
     sides = {"1 client process": one, "2 client processes": two}
     fast = Finding("no-op server", "generator", "messages/s", sides, {TWO_CLIENTS: Spread((1.3,))})
@@ -119,7 +119,7 @@ def test_a_client_that_holds_the_faster_noop_server_back_is_told_of() -> None:
     assert "--client-processes 2" in caveat
 
 
-def test_an_open_loop_that_was_late_itself_is_told_of() -> None:
+def test_an_open_loop_that_was_late_itself_is_reported() -> None:
     late = Finding("latency", LAG, "us", {"rlmesh-ray": Spread((2500.0,))})
 
     (caveat,) = caveats([late], [])

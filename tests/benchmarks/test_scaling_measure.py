@@ -172,7 +172,7 @@ def test_others_who_stop_for_a_while_are_back_when_they_are_back() -> None:
     assert longest_pause_s(trace, {0}, 3.0) == pytest.approx(1.5)
 
 
-def test_others_who_stay_slow_are_told_from_those_that_recover() -> None:
+def test_sessions_that_stay_slow_are_distinguished_from_those_that_recover() -> None:
     trace = sorted([*steps(1, -2.0, 0.0, 0.02), *steps(1, 0.0, 5.0, 0.04)])
 
     found = others_at_full_rate(trace, lost={0})
@@ -181,7 +181,7 @@ def test_others_who_stay_slow_are_told_from_those_that_recover() -> None:
     assert found.after_s == pytest.approx(trace[-1][0] - 1.0)
 
 
-# --- what is told ------------------------------------------------------------------------
+# --- reports -----------------------------------------------------------------------------
 
 
 def test_nothing_is_doubted_where_everything_was_as_asked() -> None:
@@ -190,13 +190,13 @@ def test_nothing_is_doubted_where_everything_was_as_asked() -> None:
     assert caveats([PLACED], [MEASURED], plan) == []
 
 
-def test_nodes_of_one_machine_are_told_from_machines() -> None:
+def test_nodes_of_one_machine_are_distinguished_from_machines() -> None:
     (doubt,) = caveats([], [], ScalingPlan(endpoints=(1,), nodes=(2,)))
 
     assert "on this one machine" in doubt
 
 
-def test_endpoints_that_are_not_where_they_were_asked_for_are_told() -> None:
+def test_endpoints_that_are_not_where_they_were_asked_for_are_reported() -> None:
     plan = ScalingPlan(endpoints=(1, 4), nodes=(4,))
     placed = replace(PLACED, case=Setup(4, 4).case, num_nodes=4, endpoints_by_node=(3, 1))
 
@@ -205,7 +205,7 @@ def test_endpoints_that_are_not_where_they_were_asked_for_are_told() -> None:
     assert any("on 2 node(s), asked for were 4" in doubt for doubt in found)
 
 
-def test_a_runner_that_is_the_limit_is_told() -> None:
+def test_a_runner_that_is_the_limit_is_reported() -> None:
     plan = ScalingPlan(endpoints=(1,), nodes=(1,))
     busy = replace(MEASURED, client_cores=(0.3, 0.9))
 

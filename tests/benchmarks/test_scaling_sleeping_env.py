@@ -33,7 +33,7 @@ def test_observations_have_the_size_that_was_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("slept")
-def test_observations_are_copies_that_nobody_else_holds() -> None:
+def test_observations_are_copies_without_other_owners() -> None:
     simulator = Simulator(num_envs=1)
     first, _ = simulator.reset()
     first[:] = 0.0

@@ -35,12 +35,12 @@ def test_clients_have_connections_of_their_own_when_they_shall() -> None:
     assert [load.connections for load in apart] == [32, 32]
 
 
-def test_a_rival_that_is_not_installed_is_told_with_the_remedy() -> None:
+def test_a_rival_that_is_not_installed_is_reported_with_the_remedy() -> None:
     with pytest.raises(ConfigurationError, match=r"make \.venvs/released/\.ready"):
         Bench(released_python=Path("nowhere/python")).start(Side.RELEASED)
 
 
-def test_a_rival_that_is_not_installed_is_told_before_anything_is_measured() -> None:
+def test_a_rival_that_is_not_installed_is_reported_before_anything_is_measured() -> None:
     measured: list[Measurement] = []
     plan = Plan(rivals=(Side.NOOP, Side.RELEASED))
     bench = Bench(released_python=Path("nowhere/python"))

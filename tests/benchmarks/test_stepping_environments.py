@@ -10,7 +10,7 @@ from benchmarks.stepping.environments import Stragglers, environment, local_vect
 from benchmarks.stepping.specs import CATCH, FRAMES, STRAGGLERS
 
 
-def test_frames_are_copies_that_nobody_else_holds() -> None:
+def test_frames_are_copies_without_other_owners() -> None:
     env = gymnasium.make(FRAMES, shape=(3, 3), step_s=0.0)
     first, _ = env.reset()
     first[:] = 0
@@ -30,7 +30,7 @@ def test_a_game_of_catch_takes_as_many_steps_as_the_board_has_rows_below_the_fir
     assert abs(float(steps[-1][1])) == 1.0
 
 
-def test_whoever_stands_below_the_ball_catches_it() -> None:
+def test_a_paddle_below_the_ball_catches_it() -> None:
     game = CatchGame(0)
     ball = int(np.argmax(game.begin()[0]))
 

@@ -54,7 +54,7 @@ def findings(*rows: Row, peers: Sequence[Peer] = tuple(Peer)) -> list[Finding]:
     return [finding for each in found for finding in each]
 
 
-def test_each_road_of_a_vector_environment_has_its_own_goal(measured: list[Target]) -> None:
+def test_each_transport_of_a_vector_environment_has_its_own_goal(measured: list[Target]) -> None:
     memory, tcp, messages, socket = findings(Row.VECTOR)
 
     assert (memory.case, memory.is_met) == ("64 lanes, shared memory", True)
@@ -167,7 +167,7 @@ def test_what_is_missing_is_said_before_anything_is_measured(
     assert not measured
 
 
-def test_what_nobody_needs_may_be_missing(measured: list[Target]) -> None:
+def test_parts_that_are_not_needed_may_be_missing(measured: list[Target]) -> None:
     nowhere = Installed("the one", Path("nowhere/python"), "")
     plan = SteppingPlan([Row.VECTOR, Row.REMOTE], [Peer.SYNC], repetitions=1)
 

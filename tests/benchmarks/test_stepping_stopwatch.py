@@ -1,4 +1,4 @@
-"""What is told of steps that are timed; nothing depends on how fast the clock goes."""
+"""Output of the stopwatch; nothing depends on how fast the clock goes."""
 
 import io
 import json

@@ -1,6 +1,6 @@
 """An environment whose observations prove what was done to it: a hash chain over its actions.
 
-Whoever has two observations and the action between them can tell whether they belong together: the
+Two observations and the action between them show whether they belong together: the
 later one holds a hash over the former one's and the action. So a step that was lost, done twice,
 answered with another one's answer, or stitched to another episode shows in the next observation.
 """

@@ -26,7 +26,7 @@ class History:
         self._lock = threading.Lock()
 
     def began(self, lane: str, observation: Iterable[float]) -> None:
-        """An episode has begun: a reset, of whatever kind, was answered."""
+        """An episode has begun: a reset of any kind was answered."""
         self._write(lane, "began", observation=observation)
 
     def continued(self, lane: str, observation: Iterable[float]) -> None:
@@ -58,7 +58,7 @@ class History:
         self._write(lane, "marked", number=number, observation=observation)
 
     def lost(self, lane: str, cause: str) -> None:
-        """The client was told that the lane's episode is over without its end."""
+        """The client got the news that the lane's episode is over without its end."""
         self._write(lane, "lost", cause=cause)
 
     def predicted(self, lane: str, observation: Iterable[float], action: int) -> None:

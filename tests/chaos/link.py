@@ -51,7 +51,7 @@ def lacking() -> str:
 class Link:
     """A namespace with one address, which only this machine reaches, while ``close`` is not called.
 
-    Both ends dies with this process, whatever ends it.
+    Both end with this process, however it ends.
 
     Args:
         seed: Of what becomes of the packets.

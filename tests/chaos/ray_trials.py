@@ -223,7 +223,7 @@ class PredictingClient:
 
     Args:
         gateway: Where it asks.
-        history: Is told of the answers.
+        history: Gets the answers.
         num_predictions: Of a session.
         seed: Of what is observed.
     """
@@ -314,19 +314,19 @@ def _fleet(**options: Any) -> EnvFleet:
 
 def _places(fleet: EnvFleet) -> set[str]:
     """Wait until all endpoints serve; return the ids of the nodes that they are on."""
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def are_there() -> bool:
         try:
             asked = [actor.describe.remote() for actor in fleet.actors]
-            told[:] = ray.get(asked, timeout=TIMEOUT_S)
+            reported[:] = ray.get(asked, timeout=TIMEOUT_S)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
             return False
         return True
 
     if not eventually(are_there, _START_S):
         raise TimeoutError(f"the fleet's endpoints do not serve after {_START_S:g} s")
-    return {each["node_id"] for each in told}
+    return {each["node_id"] for each in reported}
 
 
 def _are_elsewhere(fleet: EnvFleet, node_id: str) -> bool:
@@ -346,7 +346,7 @@ def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
 
 
 def _expect_no_failure(client: RunnerClient, history: History) -> None:
-    """Whatever was taken from the runner, it was asked for it: nothing has broken."""
+    """The runner was asked for all that was taken from it: nothing has broken."""
     for name in client.failures():
         history.wrong(f"the runner counts {name}")
 

@@ -1,4 +1,4 @@
-"""RLlib's EnvRunners as clients of trials: what they return is told to the history."""
+"""RLlib's EnvRunners as clients of trials: the history gets what they return."""
 
 import warnings
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class RunnerClient:
 
     Args:
         place: The endpoint's address, or a fleet.
-        history: Is told of the episodes.
+        history: Gets the episodes.
         is_multi_agent: Whether the endpoint serves a ``Pair``.
         lockstep: See ``configure``.
         num_sessions: How many the runner opens.

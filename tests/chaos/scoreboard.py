@@ -63,9 +63,9 @@ def result_line(row: Row, verdict: Verdict, resumed_s: Sequence[float], run: str
         run: When it was, and by which command.
     """
     resumed = f"{np.quantile(resumed_s, 0.95):.2f}" if len(resumed_s) else "-"
-    told = "; ".join([run, *verdict.notes])
+    reported = "; ".join([run, *verdict.notes])
     counts = (verdict.num_faults, verdict.num_steps, verdict.num_episodes, verdict.num_lost)
-    return _line((*_keys(row), *counts, len(verdict.violations), resumed, told))
+    return _line((*_keys(row), *counts, len(verdict.violations), resumed, reported))
 
 
 def line_of_none(row: Row, reason: str, run: str) -> str:

@@ -115,17 +115,19 @@ def soak(row: Row, num_minutes: int, history: History, seed: int) -> list[float]
             for usage in usages:
                 usage.look()
             threading.Event().wait(duration_s / _NUM_SAMPLES)
-        told = [json.loads(client.communicate(timeout=LIMIT_S)[0]) for client in (steady, visiting)]
+        reported = [
+            json.loads(client.communicate(timeout=LIMIT_S)[0]) for client in (steady, visiting)
+        ]
     finally:
         endpoint.stop()
-    num_sessions = sum(each["num_sessions"] for each in told)
-    for problem in (problem for each in told for problem in each["problems"]):
+    num_sessions = sum(each["num_sessions"] for each in reported)
+    for problem in (problem for each in reported for problem in each["problems"]):
         history.wrong(problem)
     for usage in usages:
         for problem in usage.problems(num_sessions / duration_s * 3600):
             history.wrong(problem)
         history.note(usage.summary())
-    num_steps = sum(each["num_steps"] for each in told)
+    num_steps = sum(each["num_steps"] for each in reported)
     for _ in range(num_minutes):
         history.fault(row.fault)
     history.note(f"{num_steps} steps in {num_sessions} sessions")
@@ -174,12 +176,12 @@ def main(arguments: Sequence[str]) -> None:
     stepper, end_s = Stepper(int(seed)), time.monotonic() + float(duration_s)
     while time.monotonic() < end_s:
         stepper.visit(address, int(num_steps), end_s)
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "num_steps": stepper.num_steps,
         "num_sessions": stepper.num_sessions,
         "problems": stepper.problems[:20],
     }
-    sys.stdout.write(json.dumps(told))
+    sys.stdout.write(json.dumps(reported))
 
 
 if __name__ == "__main__":

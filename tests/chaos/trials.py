@@ -96,7 +96,7 @@ class OpenDirectConnections:
         return any(number > since.get(direct, 0) for direct, number in self.num_sent().items())
 
     def cut(self) -> None:
-        """Cut them all, as the endpoint does, whatever their clients are doing."""
+        """Cut them all, as the endpoint does, also while their clients are at work."""
         for direct in list(self._known):
             direct._worker.hang_up()
 
@@ -106,7 +106,7 @@ class Trials:
 
     Args:
         row: Which.
-        history: Is told of the faults.
+        history: Gets the faults.
         seed: Of the moments.
     """
 

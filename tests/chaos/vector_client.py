@@ -1,4 +1,4 @@
-"""RemoteVectorEnvs as clients of trials: what they see is told to the history."""
+"""RemoteVectorEnvs as clients of trials: the history gets what they see."""
 
 import threading
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ class VectorClient:
 
     Args:
         address: Of the endpoint.
-        history: Is told what is seen.
+        history: Gets what is seen.
         seed: Of the actions.
         token: What it shows.
         name: What the names of its lanes begin with.

@@ -187,7 +187,7 @@ def make_key(path: Path) -> None:
 
 
 def install_all_but_the_project(folder: Path) -> None:
-    """Make the virtual environment that lacks only this project, and a pip that asks nobody.
+    """Make the virtual environment that lacks only this project, and a pip without an index.
 
     The packages are those of the running interpreter, by reference; its own project is not
     among them where that is installed to be edited.

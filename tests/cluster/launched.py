@@ -81,7 +81,7 @@ class LaunchedCluster:
         ]
 
     def status_for_a_stranger(self) -> str:
-        """Return what the head answers to somebody in the network who has no token."""
+        """Return what the head answers to a client in the network without a token."""
         asked = subprocess.run(
             self._laptop.command("ray", "status", "--address", f"{_HEAD}:6379"),
             stdout=subprocess.PIPE,

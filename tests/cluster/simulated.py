@@ -84,5 +84,5 @@ class SimulatedCluster:
 def _environment(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # it has just ended, or is somebody else's
+    except OSError:  # it has just ended, or is another user's
         return b""

@@ -83,7 +83,7 @@ def test_the_gateway_on_kubernetes_is_reached_by_its_service_and_reads_its_own_t
     assert [each["name"] for each in init["volumeMounts"]] == [
         volume["name"] for volume in pod["spec"]["volumes"]
     ]
-    # The copy is what the example is told, in the folder that both containers have.
+    # The example gets the copy, in the folder that both containers have.
     assert mount in init["volumeMounts"]
     assert token_file == init["command"][-1]
     assert Path(token_file).parent == Path(mount["mountPath"])

@@ -117,15 +117,15 @@ def test_training_goes_on_when_a_node_is_lost_and_uses_its_replacement(
         )
     )
     first = reports.next()
-    told = [reports.next()]
+    reported = [reports.next()]
 
     cluster.lose_a_node()
-    while None not in nodes(told[-1]):
-        told.append(reports.next())
-    lost = {was for was, now in zip(nodes(first), nodes(told[-1]), strict=True) if now is None}
+    while None not in nodes(reported[-1]):
+        reported.append(reports.next())
+    lost = {was for was, now in zip(nodes(first), nodes(reported[-1]), strict=True) if now is None}
     without = [reports.next() for _ in range(5)]
     cluster.replace_it()
-    told += without + reports.rest()
+    reported += without + reports.rest()
 
     assert len(set(nodes(first))) == cluster.num_nodes
     if isinstance(cluster, LaunchedCluster):
@@ -133,13 +133,13 @@ def test_training_goes_on_when_a_node_is_lost_and_uses_its_replacement(
     assert len(lost) == 1
     assert first["runner"] not in lost
     assert without[-1]["iteration"] == without[0]["iteration"] + 4
-    assert all(report["gaps"] == 0 for report in told)
-    for report in told:
+    assert all(report["gaps"] == 0 for report in reported)
+    for report in reported:
         assert report["steps"] == report["reported_steps"] >= report["iteration"] * BATCH
-    replacement = set(nodes(told[-1])) - set(nodes(first))
+    replacement = set(nodes(reported[-1])) - set(nodes(first))
     assert len(replacement) == 1
-    assert len(set(nodes(told[-1]))) == cluster.num_nodes
-    assert all(each["num_sessions"] for each in told[-1]["endpoints"])
+    assert len(set(nodes(reported[-1]))) == cluster.num_nodes
+    assert all(each["num_sessions"] for each in reported[-1]["endpoints"])
 
 
 def test_a_cluster_that_is_taken_down_leaves_no_process(cluster: AnyCluster) -> None:

@@ -318,13 +318,13 @@ class RenamesTheOtherLanes(Sabotage):
 class TellsAllEpisodesAtClose(Sabotage):
     def __init__(self, memory: dict[str, Any]) -> None:
         super().__init__(memory)
-        self.told: list[EpisodeRecord] = []
+        self.reported: list[EpisodeRecord] = []
 
     def response(self, response: Any) -> Iterable[Any]:
         if isinstance(response, StepDone):
-            self.told += response.completed_episodes
+            self.reported += response.completed_episodes
         if isinstance(response, Closed):
-            response = replace(response, final_episodes=(*response.final_episodes, *self.told))
+            response = replace(response, final_episodes=(*response.final_episodes, *self.reported))
         return [response]
 
 
@@ -510,8 +510,8 @@ def does_not_warn_about(pattern: str) -> type[Sabotage]:
     class DoesNotWarn(Sabotage):
         def response(self, response: Any) -> Iterable[Any]:
             if isinstance(response, StepDone | ResetDone):
-                told = [text for text in _warnings(response) if not re.search(pattern, text)]
-                response = _with_warnings(response, told)
+                reported = [text for text in _warnings(response) if not re.search(pattern, text)]
+                response = _with_warnings(response, reported)
             return [response]
 
     DoesNotWarn.__name__ = f"does_not_warn_about({pattern!r})"
@@ -573,12 +573,12 @@ class WarnsUnderAnotherKey(Sabotage):
 
 
 class WarnsAgainAndAgain(Sabotage):
-    told: list[str] = []  # noqa: RUF012  # replaced, never changed
+    reported: list[str] = []  # noqa: RUF012  # replaced, never changed
 
     def response(self, response: Any) -> Iterable[Any]:
         if isinstance(response, StepDone):
-            self.told = _warnings(response) or self.told
-            response = _with_warnings(response, self.told)
+            self.reported = _warnings(response) or self.reported
+            response = _with_warnings(response, self.reported)
         return [response]
 
 
@@ -758,14 +758,14 @@ def _with_records(response: Any, changes: Callable[[EpisodeRecord], dict[str, An
 
 
 def _warnings(response: StepDone | ResetDone) -> list[str]:
-    told = response.infos.get(WARNING_KEY, [])
-    assert isinstance(told, list)
-    return told
+    reported = response.infos.get(WARNING_KEY, [])
+    assert isinstance(reported, list)
+    return reported
 
 
-def _with_warnings(response: Any, told: list[str]) -> Any:
+def _with_warnings(response: Any, reported: list[str]) -> Any:
     infos = {key: value for key, value in response.infos.items() if key != WARNING_KEY}
-    return replace(response, infos={**infos, WARNING_KEY: told} if told else infos)
+    return replace(response, infos={**infos, WARNING_KEY: reported} if reported else infos)
 
 
 def _doubled(record: EpisodeRecord) -> dict[str, Any]:

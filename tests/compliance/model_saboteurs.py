@@ -167,8 +167,8 @@ class InsistsOnItsIds(Sabotage):
     def _is_strange(self, request: Any) -> bool:
         if not isinstance(request, RouteRequest):
             return False
-        told = (request.context.session_id, request.context.request_id)
-        return told != (self.own, request.request_id)
+        reported = (request.context.session_id, request.context.request_id)
+        return reported != (self.own, request.request_id)
 
 
 class ActsOutsideTheSpace(Sabotage):
@@ -250,7 +250,7 @@ class HidesThatItSwaps(SwapsPredictions):
 
 
 class ClosesAtOnce(Sabotage):
-    """Answers Close before what is outstanding, which nobody gets any more."""
+    """Answers Close before what is outstanding, which is dropped."""
 
     def early(self, request: Any) -> Iterable[Any]:
         return [ModelClosed(request.request_id), None] if isinstance(request, CloseModel) else []

@@ -34,7 +34,7 @@ def cartpole() -> Any:
         yield server
 
 
-def test_every_clause_of_an_env_endpoint_is_told(
+def test_every_clause_of_an_env_endpoint_is_reported(
     cartpole: EnvServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     *findings, result = check(capsys, cartpole.address, code=0)
@@ -78,7 +78,7 @@ def test_people_see_the_clauses_in_the_order_of_the_text(
     assert "0 broken" in shown
 
 
-def test_an_address_where_nobody_listens_is_an_error_and_no_finding(
+def test_an_address_where_nothing_listens_is_an_error_and_no_finding(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with socket.socket() as taken:

@@ -56,6 +56,6 @@ def test_what_a_handshake_offered_holds_for_who_has_its_session_id(server: EnvSe
     answer = EnvSubject(ConnectOptions(server.address)).shake_hands(capabilities=offered)
     metadata = ((capabilities.SESSION_METADATA_KEY, answer.capabilities[capabilities.SESSION]),)
 
-    for _ in range(2):  # whoever comes back with the same id still has what it offered
+    for _ in range(2):  # a client that comes back with the same id still has what it offered
         assert isinstance(draws(server.address, metadata), np.ndarray)
     assert isinstance(draws(server.address, ()), list)

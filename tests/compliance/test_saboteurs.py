@@ -104,9 +104,11 @@ def test_a_server_that_makes_no_sense_is_reported_on_to_the_end(
 
 
 @pytest.mark.slow
-# An endpoint that ends with its first session breaks whatever is checked after it.
+# An endpoint that ends with its first session breaks all that is checked after it.
 @pytest.mark.parametrize("clause", sorted({*env_saboteurs.SABOTEURS} - {"shutdown.distinct"}))
-def test_whoever_breaks_one_clause_is_accused_of_few_others(clause: str, probe: EnvServer) -> None:
+def test_a_server_that_breaks_one_clause_is_accused_of_few_others(
+    clause: str, probe: EnvServer
+) -> None:
     with TamperingServer(probe.address, "env", env_saboteurs.SABOTEURS[clause]) as server:
         findings = list(
             check_env(EnvSubject(ConnectOptions(server.address), may_ask_shutdown=True))

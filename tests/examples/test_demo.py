@@ -58,7 +58,7 @@ def test_a_goal_that_is_missed_fails_the_demo(tmp_path: Path) -> None:
 # One seed takes another course on another processor: so several, none of which may miss.
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_goal_is_reached_whatever_the_seed(seed: int, tmp_path: Path) -> None:
+def test_the_goal_is_reached_with_every_seed(seed: int, tmp_path: Path) -> None:
     done = demo("--seed", str(seed), folder=tmp_path)
 
     assert done.returncode == 0, done.stdout + done.stderr

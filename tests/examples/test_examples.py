@@ -22,7 +22,7 @@ def run(name: str, *arguments: str, folder: Path, token: str = "") -> str:
         text=True,
         timeout=280,
         cwd=folder,
-        # Whatever Ray runs on this machine is somebody else's.
+        # A Ray that runs on this machine is not the test's.
         env={**os.environ, "RAY_ADDRESS": "local", "RLMESH_RAY_TOKEN": token},
         check=False,
     )

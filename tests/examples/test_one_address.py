@@ -40,7 +40,7 @@ def test_programs_use_replicas_by_one_address_and_a_token_from_a_file(
         stdout=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        # Whatever Ray runs on this machine is somebody else's.
+        # A Ray that runs on this machine is not the test's.
         env={**os.environ, "RAY_ADDRESS": "local", "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     try:
@@ -64,7 +64,7 @@ def test_programs_use_replicas_by_one_address_and_a_token_from_a_file(
 
 
 @pytest.mark.ray
-def test_what_cannot_be_served_is_told_in_one_line(tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
     (tmp_path / "token").chmod(0o600)
     done = subprocess.run(

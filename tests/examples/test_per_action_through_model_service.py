@@ -25,7 +25,7 @@ def start() -> Iterator[Start]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                # Whatever Ray runs on this machine is somebody else's.
+                # A Ray that runs on this machine is not the test's.
                 env={**os.environ, "RAY_ADDRESS": "local", "RLMESH_RAY_TOKEN": "s3cret"},
             )
         )
@@ -52,5 +52,5 @@ def test_rllib_learns_from_who_only_asks_and_reports(start: Start) -> None:
     returns = [float(line.split()[-1]) for line in iterations]
     assert len(returns) == 14, errors
     assert max(returns) > 3 * returns[0]
-    told, errors = simulator.communicate(timeout=30)
-    assert "the training is over" in told, errors
+    reported, errors = simulator.communicate(timeout=30)
+    assert "the training is over" in reported, errors

@@ -50,7 +50,7 @@ def example(machine: Machine, folder: Path) -> Iterator[tuple["subprocess.Popen[
         stderr=subprocess.DEVNULL,
         text=True,
         cwd=folder,
-        # Whatever Ray runs on this machine is somebody else's.
+        # A Ray that runs on this machine is not the test's.
         env={**os.environ, "RAY_ADDRESS": "local"},
     ) as process:
         try:

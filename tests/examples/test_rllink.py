@@ -28,7 +28,7 @@ def start(name: str, *arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Whatever Ray runs on this machine is somebody else's.
+        # A Ray that runs on this machine is not the test's.
         env={**os.environ, "RAY_ADDRESS": "local", "RLMESH_RAY_TOKEN": "s3cret"},
     )
 
@@ -56,5 +56,5 @@ def test_rllib_learns_from_simulators(
     assert len(returns) == 14, errors
     assert max(returns) > 3 * returns[0]
     for process in processes[1:]:
-        told, errors = process.communicate(timeout=30)
-        assert "the training is over" in told, errors
+        reported, errors = process.communicate(timeout=30)
+        assert "the training is over" in reported, errors

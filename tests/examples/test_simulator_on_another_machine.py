@@ -122,7 +122,7 @@ def train(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=240,
         cwd=folder,
-        # Whatever Ray runs on this machine is somebody else's.
+        # A Ray that runs on this machine is not the test's.
         env={**os.environ, "RAY_ADDRESS": "local"},
         check=False,
     )
@@ -145,7 +145,7 @@ def test_it_trains_over_the_network(machine: Machine, folder: Path) -> None:
     assert "iteration 1: mean return" in done.stdout
 
 
-def test_a_wrong_token_is_told_in_one_line(machine: Machine, folder: Path) -> None:
+def test_a_wrong_token_is_reported_in_one_line(machine: Machine, folder: Path) -> None:
     with simulator(machine, folder) as address:
         done = train(address, "--token-file", "wrong-token", folder=folder)
 

@@ -30,7 +30,7 @@ def test_train_on_dm_env_rpc(tmp_path: Path) -> None:
             text=True,
             timeout=280,
             cwd=tmp_path,
-            # Whatever Ray runs on this machine is somebody else's.
+            # A Ray that runs on this machine is not the test's.
             env={**os.environ, "RAY_ADDRESS": "local"},
             check=False,
         )
@@ -38,6 +38,6 @@ def test_train_on_dm_env_rpc(tmp_path: Path) -> None:
         assert peer.settings("create_world") == [{"level": "cave"}] * 3  # one to ask for the spaces
     assert done.returncode == 0, done.stderr
     # Three moves earn 100 and the place that each has led to.
-    told = re.search(r"iteration 1: mean return ([\d.]+)", done.stdout)
-    assert told is not None, done.stdout
-    assert 294.0 <= float(told[1]) <= 306.0
+    reported = re.search(r"iteration 1: mean return ([\d.]+)", done.stdout)
+    assert reported is not None, done.stdout
+    assert 294.0 <= float(reported[1]) <= 306.0

@@ -21,7 +21,7 @@ def test_two_agents(tmp_path: Path) -> None:
         text=True,
         timeout=280,
         cwd=tmp_path,
-        # Whatever Ray runs on this machine is somebody else's.
+        # A Ray that runs on this machine is not the test's.
         env={**os.environ, "RAY_ADDRESS": "local"},
         check=False,
     )

@@ -20,7 +20,7 @@ def follow_the_pole(observations: Any) -> Any:
     return (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)
 
 
-def told(*addresses: str) -> list[str]:
+def reported(*addresses: str) -> list[str]:
     """Run the example; return its lines."""
     command = [PYTHON, ROOT / "examples" / "with_released_rlmesh.py", *addresses]
     options = ["--episodes", str(EPISODES)]
@@ -51,4 +51,4 @@ def in_gymnasium() -> list[str]:
 
 def test_the_example_runs_the_same_episodes_with_its_own_policy_and_with_ours() -> None:
     with EnvServer("CartPole-v1") as env, ModelServer(follow_the_pole) as model:
-        assert told(env.address) == told(env.address, model.address) == in_gymnasium()
+        assert reported(env.address) == reported(env.address, model.address) == in_gymnasium()

@@ -41,10 +41,10 @@ def registry_request_seeds() -> Iterator[bytes]:
 def registry_report(data: bytes) -> None:
     """Read what an endpoint tells of itself."""
     try:
-        told = parse_report(data)
+        reported = parse_report(data)
     except CodecError:
         return
-    assert parse_report(pack_report(told)) == told
+    assert parse_report(pack_report(reported)) == reported
 
 
 def registry_report_seeds() -> Iterator[bytes]:

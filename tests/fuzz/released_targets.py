@@ -216,8 +216,8 @@ def infos(data: bytes) -> None:
     _read_infos(own, (0,), 1)
 
 
-def _read_infos(told: dict[str, Any], lanes: tuple[int, ...], num_lanes: int) -> None:
-    found = as_vector_infos(told, lanes, num_lanes)
+def _read_infos(reported: dict[str, Any], lanes: tuple[int, ...], num_lanes: int) -> None:
+    found = as_vector_infos(reported, lanes, num_lanes)
     for lane in range(num_lanes):
         lane_info(found, lane)
         success_of(found, lane)

@@ -1,4 +1,4 @@
-"""Sessions whose steps take a direct road."""
+"""Sessions whose steps take a direct connection."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ NOTHING = [np.zeros(1, np.int64)]
 def served(
     env: Any, transport: str = "shared_memory", *, step_timeout_s: float = 30.0, **options: Any
 ) -> Iterator[EnvClient]:
-    """Yield a session whose lanes have been reset, and which has a road."""
+    """Yield a session whose lanes have been reset, and which has a direct connection."""
     with EnvServer(env, **options) as server, session(server, transport, step_timeout_s) as client:
         yield client
 

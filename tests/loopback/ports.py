@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import grpc
 
-# Below those that the system hands out, to whoever binds port 0 or connects: between two servers
-# of a test nobody else gets it by chance. Processes with neighbouring ids have a hundred each.
+# Below those that the system hands out, to programs that bind port 0: between two servers
+# of a test no other program gets it by chance. Processes with neighbouring ids have a hundred each.
 _numbers = itertools.count()
 _first = 20_000 + os.getpid() % 100 * 100
 

@@ -126,7 +126,7 @@ def test_no_call_of_any_protocol_is_answered_to_strangers(
         tokens(RIGHT)
         calls.entered.clear()
         workers = worker_pids()
-        # A new call is tried without anybody thinking of it; so is one that nobody serves.
+        # A new call is tried without a change here; so is one that is not served.
         for path in [*calls.paths, "/no.such/Call", "/"]:
             for metadata in STRANGERS.values():
                 code, _, answers = ended_with(channel, path, metadata)
@@ -160,13 +160,13 @@ def test_all_protocols_of_the_port_are_among_the_calls_that_were_tried(calls: Se
         } <= set(calls.paths)
 
 
-class Nobody:
+class NoSimulators:
     """Notes who was let in."""
 
     def __init__(self) -> None:
         self.admitted: list[str] = []
 
-    def admit(self, peer: str, dialect: object) -> "Nobody":
+    def admit(self, peer: str, dialect: object) -> "NoSimulators":
         self.admitted.append(peer)
         return self
 
@@ -181,7 +181,7 @@ def test_rllink_lets_no_stranger_in_either(
     tokens: Callable[..., TokenFile], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    host = Nobody()
+    host = NoSimulators()
     server = RLlinkServer(host, token=tokens(RIGHT, ROTATED_OUT, "s3cret-probe probe"))
     server.start()
     try:
@@ -321,7 +321,7 @@ def test_a_rotation_under_many_calls_fails_none(tokens: Callable[..., TokenFile]
             while not is_over.is_set():
                 assert check_health(ConnectOptions(model, source)).is_serving
                 counts[number] += 1
-        except Exception as error:  # noqa: BLE001  # told below
+        except Exception as error:  # noqa: BLE001  # reported below
             failures.append(error)
 
     with model_server(source) as server, ThreadPoolExecutor(100) as pool:
@@ -397,7 +397,11 @@ def test_a_token_beside_no_token_is_refused(kind: str) -> None:
 def _make(kind: str, **options: Any) -> object:
     if kind == "env":
         return EnvServer("CartPole-v1", **options)
-    return ModelServer(zeros, **options) if kind == "model" else RLlinkServer(Nobody(), **options)
+    return (
+        ModelServer(zeros, **options)
+        if kind == "model"
+        else RLlinkServer(NoSimulators(), **options)
+    )
 
 
 @pytest.mark.parametrize("kind", ["env", "model"])
@@ -415,7 +419,7 @@ def test_an_endpoint_may_listen_without_a_token_and_logs_a_warning(
 def test_an_rllink_port_may_listen_without_a_token_and_logs_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    server = RLlinkServer(Nobody(), address="0.0.0.0:0", no_token=True)
+    server = RLlinkServer(NoSimulators(), address="0.0.0.0:0", no_token=True)
     server.start()
     try:
         _, _, port = server.address.rpartition(":")

@@ -52,7 +52,7 @@ def calls(served: tuple[EnvServer, ServedCalls]) -> ServedCalls:
         [(b"cookie", b"authorization=Bearer s3cret")],
     ],
 )
-def test_a_token_in_another_form_lets_nobody_in(
+def test_a_token_in_another_form_admits_no_client(
     headers: Headers, server: EnvServer, calls: ServedCalls
 ) -> None:
     assert call_by_hand(server.address, CHECK, headers) != OK

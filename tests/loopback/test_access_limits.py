@@ -1,4 +1,4 @@
-"""What a client may take of an endpoint: silence, calls, metadata; and who else suffers from it."""
+"""Limits of one client: idle connections, calls, metadata; and their effect on other clients."""
 
 import contextlib
 import re
@@ -48,11 +48,11 @@ def zeros(observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
 
 
-# --- silence ---------------------------------------------------------------------------
+# --- idle connections ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
-def test_a_silent_session_ends_and_its_client_is_told(transport: str) -> None:
+def test_an_idle_session_ends_and_its_client_gets_the_reason(transport: str) -> None:
     with EnvServer("CartPole-v1", idle_timeout_s=1.5) as server:
         env = EnvClient(ConnectOptions(server.address), transport=transport)
         env.reset()
@@ -199,7 +199,7 @@ def test_who_has_shaken_hands_may_take_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def undisturbed() -> Iterator[EnvServer]:
-    """Yield an endpoint on which somebody else is at work, who notices nothing until the end."""
+    """Yield an endpoint with another client at work, which notices nothing until the end."""
     failures: list[Exception] = []
     is_over = threading.Event()
     num_steps = [0]
@@ -211,7 +211,7 @@ def undisturbed() -> Iterator[EnvServer]:
                 while not is_over.is_set():
                     env.step(np.zeros(2, np.int64))
                     num_steps[0] += 1
-        except Exception as error:  # noqa: BLE001  # told below
+        except Exception as error:  # noqa: BLE001  # reported below
             failures.append(error)
 
     with EnvServer("CartPole-v1", num_envs=2, max_sessions=2) as server:
@@ -233,7 +233,7 @@ def where(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def test_many_half_open_connections_disturb_nobody(undisturbed: EnvServer) -> None:
+def test_many_half_open_connections_disturb_no_other_client(undisturbed: EnvServer) -> None:
     with contextlib.ExitStack() as lines:
         for number in range(200):
             line = lines.enter_context(socket.create_connection(where(undisturbed.address), 10.0))
@@ -243,7 +243,7 @@ def test_many_half_open_connections_disturb_nobody(undisturbed: EnvServer) -> No
         assert check_health(ConnectOptions(undisturbed.address)).is_serving
 
 
-def test_streams_that_are_opened_and_reset_disturb_nobody(undisturbed: EnvServer) -> None:
+def test_streams_that_are_opened_and_reset_disturb_no_other_client(undisturbed: EnvServer) -> None:
     with plain_channel(undisturbed.address) as channel:
         join = channel.stream_stream(ENV_JOIN)
         for _ in range(300):
@@ -265,7 +265,7 @@ def test_giant_metadata_are_refused_unread(undisturbed: EnvServer) -> None:
         assert answers == []
 
 
-def test_garbage_disturbs_nobody(undisturbed: EnvServer) -> None:
+def test_garbage_disturbs_no_other_client(undisturbed: EnvServer) -> None:
     noise = np.random.default_rng(0).bytes(100_000)
     for _ in range(20):
         with socket.create_connection(where(undisturbed.address), 10.0) as line:
@@ -279,7 +279,7 @@ def test_garbage_disturbs_nobody(undisturbed: EnvServer) -> None:
             ended_with(channel, path, body=noise)
 
 
-def test_a_slow_sender_disturbs_nobody(undisturbed: EnvServer) -> None:
+def test_a_slow_sender_disturbs_no_other_client(undisturbed: EnvServer) -> None:
     greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
     with socket.create_connection(where(undisturbed.address), 10.0) as line:
         for byte in greeting:
@@ -478,7 +478,7 @@ def test_large_messages_and_bombs_cost_a_policys_endpoint_little_memory(
         assert server.peak_bytes() - before <= 6 * LIMIT_BYTES + SLACK_BYTES
 
 
-def test_who_asks_for_more_than_an_endpoint_takes_is_told_the_limit_and_how_to_raise_it() -> None:
+def test_too_large_a_request_is_refused_with_the_limit_and_how_to_raise_it() -> None:
     wide = contract_of_width(2000)  # of 64 bytes each
     with ModelServer(zeros, max_message_bytes=2**16) as server:
         model = RemoteModel(server.address)

@@ -1,6 +1,6 @@
 """Nothing that a client sends can name a module, a path or a class, whichever field it stands in.
 
-The server and its workers run with an audit hook, which notes whatever Python imports, opens,
+The server and its workers run with an audit hook, which notes all that Python imports, opens,
 compiles or runs in which the client's text occurs; and that text is the name of a module that could
 be imported, and leaves a trace.
 """
@@ -239,6 +239,6 @@ def test_the_trace_shows_what_the_operator_names(tmp_path: Path, trace: Path) ->
     script = 'from rlmesh_ray import EnvServer; EnvServer("canary_module:CartPole-v1").start()'
     subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, timeout=60)
 
-    told = trace.read_text()
-    assert "import" in told
-    assert "it was imported" in told
+    reported = trace.read_text()
+    assert "import" in reported
+    assert "it was imported" in reported

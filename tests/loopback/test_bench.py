@@ -42,7 +42,7 @@ def push_right(observations: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_rows_are_measured_and_told_as_json(capsys: Capture) -> None:
+def test_rows_are_measured_and_reported_as_json(capsys: Capture) -> None:
     code = bench("serving", "--json", "--only", "rows", *TINY)
 
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -123,7 +123,7 @@ def test_in_an_open_loop_a_server_that_stalls_is_waited_for_to_the_end() -> None
             may_go_on.set()
 
     assert reading.answers_per_s == 0.0
-    # Of Poisson's 550 on average, 512 may be in flight; whoever came first has waited longest.
+    # Of Poisson's 550 on average, 512 may be in flight; the first ones have waited longest.
     assert len(reading.latencies_us) > 400
     assert max(reading.latencies_us) > 0.5e6
 

@@ -331,8 +331,11 @@ def test_several_endpoints_share_the_work_and_the_episodes_go_to_a_file(
 
 def test_an_endpoint_that_dies_leaves_what_is_finished(folder: Path) -> None:
     arguments = ["--episodes", "100000", "--reconnect-timeout", "0.2", "--output", "kept.jsonl"]
-    with started("serve-env", "CartPole-v1", "--num-envs", "2", folder=folder) as (server, told):
-        names = ["--env", told["address"], "--model", "own_policy:balance"]
+    with started("serve-env", "CartPole-v1", "--num-envs", "2", folder=folder) as (
+        server,
+        reported,
+    ):
+        names = ["--env", reported["address"], "--model", "own_policy:balance"]
         with subprocess.Popen(
             [*COMMAND, "evaluate", *names, *arguments, "--json"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -349,11 +352,11 @@ def test_an_endpoint_that_dies_leaves_what_is_finished(folder: Path) -> None:
     assert process.returncode == 1
     assert {episode["event"] for episode in episodes} == {"episode"}
     assert events((folder / "kept.jsonl").read_text()) == episodes
-    assert (lost["event"], lost["role"], lost["address"]) == ("lost", "env", told["address"])
+    assert (lost["event"], lost["role"], lost["address"]) == ("lost", "env", reported["address"])
     assert unfinished["event"] == "unfinished"
     assert unfinished["episodes"] == len(episodes)
     assert error["type"] == "EvaluationInterruptedError"
-    assert told["address"] in error["message"]
+    assert reported["address"] in error["message"]
     assert f"{len(episodes)} of 100000 episodes" in errors
 
 
@@ -398,7 +401,7 @@ def test_inspect_tells_what_an_endpoint_is(folder: Path, here: Run) -> None:
 
 def test_inspect_shows_the_open_sessions_of_an_environment(here: Run) -> None:
     with EnvServer("CartPole-v1", num_envs=2) as server:
-        nobody = here("inspect", server.address, "--sessions").stdout
+        empty = here("inspect", server.address, "--sessions").stdout
         env = RemoteVectorEnv(server.address)
         env.reset(seed=1)
         env.step(np.zeros(2, np.int64))
@@ -409,7 +412,7 @@ def test_inspect_shows_the_open_sessions_of_an_environment(here: Run) -> None:
     with ModelServer(lambda observations: observations) as model:
         refused = here("inspect", model.address, "--sessions", code=2).stderr
 
-    assert "no session is open" in nobody
+    assert "no session is open" in empty
     assert number["count"] == 1
     assert event["event"] == "session"
     assert event["address"] == server.address
@@ -422,7 +425,7 @@ def test_inspect_shows_the_open_sessions_of_an_environment(here: Run) -> None:
 
 
 class Leaning:
-    """A policy of somebody's own, for CartPole alone, whose weights can be replaced."""
+    """A policy of the operator's own code, for CartPole alone, whose weights can be replaced."""
 
     traits = PolicyTraits(
         observation_space=from_gymnasium(gymnasium.spaces.Box(-1.0, 1.0, (4,))),
@@ -529,11 +532,11 @@ def through_dm_env_rpc(address: str) -> str:
 def test_dm_env_rpc_is_spoken_where_the_address_says_so(folder: Path, here: Run) -> None:
     with EnvServer("CartPole-v1", num_envs=2, max_sessions=3) as server:
         address = through_dm_env_rpc(server.address)
-        told = events(here("inspect", address, "--json").stdout)
+        reported = events(here("inspect", address, "--json").stdout)
         shown = here("inspect", address)
         evaluated = here(*evaluation(address, "own_policy:balance"), "--json")
 
-    assert [(one["service"], one["generation"], one["env"]) for one in told] == [
+    assert [(one["service"], one["generation"], one["env"]) for one in reported] == [
         ("env", "dm_env_rpc.v1", "CartPole-v1")
     ]
     assert "dm_env_rpc.v1" in shown.stdout + shown.stderr
@@ -687,7 +690,7 @@ def test_a_service_that_does_not_speak_dm_env_rpc_is_named(here: Run) -> None:
 
 
 @pytest.mark.slow  # it is waited for, as a server that has just been started
-def test_nobody_who_speaks_dm_env_rpc_is_told(here: Run) -> None:
+def test_an_absent_dm_env_rpc_server_is_named(here: Run) -> None:
     fails(here, ["inspect", "dm_env_rpc://127.0.0.1:9"], "127.0.0.1:9", "nothing answers")
 
 
@@ -751,7 +754,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Event], Path
          "--stop-iters", "2", "--stop-return", "1000", "--seed", "1",
          "--checkpoint-dir", "made", "--json"],
         capture_output=True, text=True, timeout=280, cwd=folder, check=False,
-        # Whatever Ray runs on this machine is somebody else's.
+        # A Ray that runs on this machine is not the test's.
         env={**environment(), "RAY_ADDRESS": "local"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -786,7 +789,7 @@ def test_what_remote_runners_say_of_lost_sessions_is_shown_for_debugging(folder:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_training_that_is_told_to_stop_keeps_what_was_trained_and_says_so(folder: Path) -> None:
+def test_a_training_that_is_interrupted_keeps_what_was_trained_and_says_so(folder: Path) -> None:
     with EnvServer("CartPole-v1", num_envs=8) as server:
         process = subprocess.Popen(
             [*COMMAND, "train", server.address, "--checkpoint-dir", "made", "--json"],
@@ -815,16 +818,16 @@ def test_a_training_that_is_told_to_stop_keeps_what_was_trained_and_says_so(fold
 def test_train_tells_how_it_goes_and_where_the_files_are(
     trained: tuple[list[Event], Path],
 ) -> None:
-    told, folder = trained
+    reported, folder = trained
 
-    kinds = [event["event"] for event in told]
+    kinds = [event["event"] for event in reported]
     assert kinds == ["ray", "training", "progress", "progress", "result"]
-    assert told[0]["started"] is True
-    assert len(told[1]["endpoints"]) == 2
-    assert [event["iteration"] for event in told[2:4]] == [1, 2]
-    assert told[3]["env_steps"] > told[2]["env_steps"] > 0
-    assert told[2]["time_left_s"] == pytest.approx(told[2]["wall_s"])
-    assert told[4]["reached"] is False
+    assert reported[0]["started"] is True
+    assert len(reported[1]["endpoints"]) == 2
+    assert [event["iteration"] for event in reported[2:4]] == [1, 2]
+    assert reported[3]["env_steps"] > reported[2]["env_steps"] > 0
+    assert reported[2]["time_left_s"] == pytest.approx(reported[2]["wall_s"])
+    assert reported[4]["reached"] is False
     assert (folder / "checkpoint" / "rllib_checkpoint.json").is_file()
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
@@ -853,7 +856,7 @@ def test_a_folder_that_is_no_checkpoint_names_the_one_inside(
 # That a fleet fails with the cause, and that causes become one line, is tested in parts, too.
 @pytest.mark.slow
 @pytest.mark.ray
-def test_train_on_an_unknown_environment_is_told_in_one_line(
+def test_train_on_an_unknown_environment_is_reported_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
@@ -865,7 +868,9 @@ def test_train_on_an_unknown_environment_is_told_in_one_line(
 
 
 @pytest.mark.ray
-def test_train_on_nothing_is_told_in_one_line(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_on_nothing_is_reported_in_one_line(
+    here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
 
     done = here("train", "CartPole-v1", code=1)

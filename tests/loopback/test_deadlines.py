@@ -123,7 +123,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("fault", [Fault.HANG, Fault.SPIN])
-def test_a_deadline_is_kept_whatever_the_environment_does(fault: Fault) -> None:
+def test_a_deadline_is_kept_however_the_environment_behaves(fault: Fault) -> None:
     with (
         EnvServer(lambda: FaultyEnv(fault, at_step=2), step_grace_s=0.0) as server,
         closing(Session(server)) as session,
@@ -146,7 +146,7 @@ def test_a_deadline_is_kept_whatever_the_environment_does(fault: Fault) -> None:
 
 
 class Slow(gymnasium.Env[Any, Any]):
-    """Observes its step count; hangs when told so, for as long as ``gate`` is not opened."""
+    """Observes its step count; hangs on request, for as long as ``gate`` is not opened."""
 
     observation_space = spaces.Discrete(1000)
     action_space = spaces.Discrete(2)
@@ -272,7 +272,7 @@ class Reader(gymnasium.Env[Any, Any]):
         return self._count, float(len(action)), False, False, {}
 
 
-def test_a_frozen_worker_that_reads_nothing_holds_nobody_up() -> None:
+def test_a_frozen_worker_that_reads_nothing_delays_no_other_session() -> None:
     with (
         EnvServer(Reader, step_grace_s=FOREVER_S) as server,
         closing(Session(server)) as session,
@@ -307,7 +307,7 @@ class Stammering(Slow):
             pass
 
 
-def test_half_a_reply_holds_nobody_up(gate: Path) -> None:
+def test_half_a_reply_delays_no_other_session(gate: Path) -> None:
     with (
         EnvServer(lambda: Stammering(str(gate)), step_grace_s=0.0) as server,
         closing(Session(server)) as session,
@@ -376,7 +376,7 @@ AT_THE_RESET_TOO = (Fault.RAISE, Fault.EXIT, Fault.HANG)
         for at_step in (0, 1)
     ],
 )
-def test_whatever_breaks_is_told_and_the_same_stream_goes_on(
+def test_every_failure_is_reported_and_the_same_stream_goes_on(
     breakable: Session, fault: Fault, at_step: int
 ) -> None:
     code, trace = CODES_AND_TRACES[fault]
@@ -517,7 +517,7 @@ def test_an_environment_that_never_starts_is_given_up_after_start_timeout_s(
 
 
 class HangingReset(Slow):
-    """Hangs in the reset that is told so."""
+    """Hangs in the reset whose options say so."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         outcome = super().reset(seed=seed, options=options)
@@ -528,7 +528,7 @@ class HangingReset(Slow):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_reset_that_hangs_keeps_its_deadline_whatever_a_start_may_take(gate: Path) -> None:
+def test_a_reset_that_hangs_keeps_its_deadline_however_long_a_start_may_take(gate: Path) -> None:
     with EnvServer(lambda: HangingReset(str(gate)), step_grace_s=0.0) as server:
         client = EnvClient(ConnectOptions(server.address))
         with closing(client):

@@ -1,4 +1,4 @@
-"""Steps on a direct road keep every rule that steps as messages keep."""
+"""Steps on a direct connection keep every rule that steps as messages keep."""
 
 import contextlib
 import dataclasses
@@ -73,7 +73,7 @@ class Curious(EchoEnv):
 
 
 @pytest.mark.parametrize("spin", [False, True])
-def test_spin_reaches_the_worker_and_the_client_whatever_the_environment_says(
+def test_spin_reaches_the_worker_and_the_client_past_the_environment_variable(
     transport: str, spin: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLMESH_RAY_SPIN", str(int(not spin)))
@@ -95,7 +95,7 @@ def test_spin_reaches_the_worker_and_the_client_whatever_the_environment_says(
         assert server._pool.spin is spin
 
 
-def test_no_step_takes_the_direct_road_of_a_session_whose_stream_has_ended(
+def test_no_step_takes_the_direct_connection_of_a_session_whose_stream_has_ended(
     transport: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -112,7 +112,7 @@ def test_no_step_takes_the_direct_road_of_a_session_whose_stream_has_ended(
 
 
 def test_thousands_of_lanes_step_directly_as_soon_as_they_are_reset(transport: str) -> None:
-    # What the worker is told of their episodes is more than its socket takes at once.
+    # The episodes that the worker gets are more than its socket takes at once.
     with served(functools.partial(Many, 6000), transport) as client:
         for count in (1, 2):
             assert set(array(client.step([np.zeros(6000, np.int64)])).ravel()) == {count}
@@ -178,7 +178,7 @@ def test_a_worker_that_does_not_come_to_a_step_misses_its_deadline(transport: st
         client.close()
 
 
-def test_a_step_that_nobody_answers_takes_its_time_and_a_second_at_most(
+def test_a_step_without_an_answer_takes_its_timeout_and_a_second_at_most(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1e6
@@ -220,13 +220,13 @@ def test_who_sends_while_another_thread_receives_waits_for_it(
         assert array(client.receive_step(sending.result(30.0))).item() == 2
 
 
-def test_a_timeout_may_be_as_long_as_somebody_likes(transport: str) -> None:
+def test_a_timeout_may_be_as_long_as_the_caller_likes(transport: str) -> None:
     with served(Lifelike, transport, step_timeout_s=1e15) as client:
         assert array(client.step(NOTHING)).item() == 1
         assert has_direct_connection(client)
 
 
-def test_statistics_tell_when_a_client_has_left_its_road(transport: str) -> None:
+def test_statistics_show_when_a_client_has_left_its_direct_connection(transport: str) -> None:
     with EnvServer(Lifelike) as server, session(server, transport) as client:
         client.step(NOTHING)
         assert server.statistics().transports == {transport: 1}
@@ -242,7 +242,7 @@ class SlowToTell(Lifelike):
         return eventually(Path(gate).exists, 600.0)
 
 
-def test_after_a_call_that_is_late_no_step_takes_the_direct_road(
+def test_after_a_call_that_is_late_no_step_takes_the_direct_connection(
     transport: str, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -340,7 +340,7 @@ def test_requests_that_are_refused_after_a_failure_keep_no_reset_away() -> None:
         assert array(client.step(NOTHING)).item() == 1
 
 
-def test_a_call_that_raises_leaves_the_direct_road_open(transport: str) -> None:
+def test_a_call_that_raises_leaves_the_direct_connection_open(transport: str) -> None:
     with served(Lifelike, transport, allow_calls=("nothing",)) as client:
         client.step(NOTHING)
         with pytest.raises(RemoteEnvError, match="nothing"):
@@ -351,7 +351,7 @@ def test_a_call_that_raises_leaves_the_direct_road_open(transport: str) -> None:
         assert num_messages(client) == before
 
 
-def test_a_road_that_was_lost_is_replaced_but_not_for_ever(transport: str) -> None:
+def test_a_lost_direct_connection_is_replaced_but_not_for_ever(transport: str) -> None:
     with served(Lifelike, transport) as client:
         for count in range(1, 5):
             direct = client._direct_connector.connection()
@@ -400,13 +400,13 @@ def test_episodes_are_accounted_as_they_are_of_messages() -> None:
     def account(transport: str) -> list[Any]:
         client = EnvClient(ConnectOptions(server.address), transport=transport)
         ids = [client.reset(seeds=[5, 6]).episode_ids]
-        told = []
+        reported = []
         for actions in ([0, 0], [1, 0], [0, 0], [0, 1]):
             result = client.step([np.array(actions)])
-            told.append(result.completed_episodes)
+            reported.append(result.completed_episodes)
             ids.append(result.episode_ids)
         ids.append(client.reset(lanes=[0]).episode_ids)
-        told.append(client.step([np.array([1, 1])]).completed_episodes)
+        reported.append(client.step([np.array([1, 1])]).completed_episodes)
         client.close()
         known = {own: f"{row}{lane}" for row, one in enumerate(ids) for lane, own in enumerate(one)}
         records = [
@@ -419,7 +419,7 @@ def test_episodes_are_accounted_as_they_are_of_messages() -> None:
                 )
                 for one in each
             ]
-            for each in told
+            for each in reported
         ]
         return [records, [[bool(own) for own in each] for each in ids]]
 
@@ -475,7 +475,7 @@ def test_a_partial_reset_keeps_the_observations_of_the_other_lanes(transport: st
     with EnvServer("CartPole-v1", num_envs=3) as server:
         client = EnvClient(ConnectOptions(server.address), transport=transport)
         before = array(client.reset(seeds=[1, 2, 3]))
-        client.step([np.zeros(3, np.int64)])  # gets the road
+        client.step([np.zeros(3, np.int64)])  # gets the direct connection
         stepped = array(client.step([np.zeros(3, np.int64)]))
         after = array(client.reset(seeds=[9], lanes=[1]))
         client.close()
@@ -518,7 +518,7 @@ def test_a_step_whose_line_is_cut_before_it_is_answered_is_executed_once(transpo
         client = EnvClient(ConnectOptions(server.address), transport=transport)
         for _ in range(10):
             pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
-            client.step(NOTHING)  # gets the road
+            client.step(NOTHING)  # gets the direct connection
             os.kill(pid, signal.SIGSTOP)
             step = client.send_step(NOTHING)
             direct = client._direct_connector.connection()
@@ -536,7 +536,7 @@ def test_a_step_whose_line_is_cut_before_it_is_answered_is_executed_once(transpo
     ("fault", "code"),
     [(Fault.RAISE, "INTERNAL"), (Fault.EXIT, "CRASHED"), (Fault.SEGFAULT, "CRASHED")],
 )
-def test_a_failing_step_is_told_as_ever_and_a_reset_starts_over(
+def test_a_failing_step_is_reported_as_usual_and_a_reset_starts_over(
     transport: str, fault: Fault, code: str
 ) -> None:
     with served(lambda: FaultyEnv(fault, at_step=2), transport) as client:
@@ -609,7 +609,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("fault", [Fault.HANG, Fault.SPIN])
-def test_a_deadline_is_kept_whatever_the_environment_does(
+def test_a_deadline_is_kept_however_the_environment_behaves(
     transport: str, fault: Fault, impatient: Callable[[], Any]
 ) -> None:
     with served(lambda: FaultyEnv(fault, at_step=2), transport, step_grace_s=0.0) as client:
@@ -627,7 +627,7 @@ def test_a_deadline_is_kept_whatever_the_environment_does(
         assert has_direct_connection(client)
 
 
-def test_a_worker_that_finishes_late_serves_on_and_its_result_reaches_nobody(
+def test_a_worker_that_finishes_late_serves_on_and_its_result_is_dropped(
     transport: str, tmp_path: Path, impatient: Callable[[], Any]
 ) -> None:
     gate = tmp_path / "gate"
@@ -697,7 +697,7 @@ def test_a_draining_endpoint_answers_the_step_in_progress(transport: str, tmp_pa
         gate.touch()
 
         assert client.receive_step(step).observation[0] == [1.0]
-        with pytest.raises(EndpointError):  # a few more may be taken until the road is cut
+        with pytest.raises(EndpointError):  # a few more may be taken until the connection is cut
             assert [client.step(NOTHING) for _ in range(10_000)] == []
         stopping.result(60.0)
 
@@ -714,7 +714,7 @@ assert peers[84].recv(1) == b"", "the last one that has to go"
 """
 
 
-def test_nonsense_on_a_road_costs_its_sender_s_session_at_most(transport: str) -> None:
+def test_nonsense_on_a_direct_connection_costs_its_sender_s_session_at_most(transport: str) -> None:
     with EnvServer(Lifelike) as server, session(server, transport) as client:
         client.step(NOTHING)
         direct = client._direct_connector.connection()

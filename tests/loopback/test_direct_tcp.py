@@ -54,7 +54,7 @@ def steps_directly(client: EnvClient) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _nobody_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_peer_was_warned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_connector, "_warned_addresses", set())
 
 
@@ -88,9 +88,9 @@ class Film(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         return self._observe(float(action.sum())), 1.0, False, False, {}
 
-    def _observe(self, told: float) -> Any:
+    def _observe(self, reported: float) -> Any:
         noise = self.np_random.random(500_000)
-        noise[0] = told / 1e6
+        noise[0] = reported / 1e6
         return {"a": self.np_random.integers(0, 256, 3_000_001, np.uint8), "b": noise}
 
 
@@ -198,7 +198,7 @@ def test_over_tcp_actions_come_into_the_block_when_their_step_is_executed() -> N
 
 
 def said(port: int, *words: bytes) -> bytes:
-    """Return what the endpoint has said to somebody before it hung up."""
+    """Return what the endpoint has sent to a client before it hung up."""
     with socket.create_connection(("127.0.0.1", port)) as peer:
         peer.settimeout(60.0)
         heard = b""
@@ -279,15 +279,15 @@ def test_a_client_shows_nothing_to_another_endpoint() -> None:
 
 
 def assert_steps_are_messages(client: EnvClient, caplog: pytest.LogCaptureFixture) -> str:
-    """Step until the log has told why there is no connection; return what it says."""
+    """Step until the log has the reason why there is no connection; return it."""
     client.reset()
 
-    def has_told() -> bool:
+    def has_reported() -> bool:
         client.step(NOTHING)
         return bool(caplog.messages)
 
     with caplog.at_level(logging.INFO, "rlmesh_ray.transport.direct_connector"):
-        assert eventually(has_told)
+        assert eventually(has_reported)
         client.reset()
         client.step(NOTHING)
     assert client._direct_connector.transport == "grpc"
@@ -301,7 +301,7 @@ def closed_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_a_port_that_cannot_be_reached_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_port_that_cannot_be_reached_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     port = closed_port()
     with EnvServer(Lifelike, transport="tcp", data_advertise=port) as server:
         client = EnvClient(ConnectOptions(server.address))
@@ -311,7 +311,7 @@ def test_a_port_that_cannot_be_reached_is_told_of_once(caplog: pytest.LogCapture
     assert "--data-advertise" in message
 
 
-def test_who_insists_is_told_that_a_port_cannot_be_reached() -> None:
+def test_a_client_that_requires_tcp_gets_an_error_for_a_port_that_cannot_be_reached() -> None:
     with EnvServer(Lifelike, data_advertise=closed_port()) as server:
         client = EnvClient(ConnectOptions(server.address), transport="tcp")
         client.reset()
@@ -333,7 +333,7 @@ def test_behind_a_gateway_steps_are_messages(caplog: pytest.LogCaptureFixture) -
     assert "it is behind a gateway" in message
 
 
-def test_who_is_let_in_by_no_endpoint_is_told_why_and_of_no_port() -> None:
+def test_a_client_that_no_endpoint_admits_gets_the_reason_and_no_port() -> None:
     with EnvServer(Lifelike) as server:
         client = EnvClient(ConnectOptions(server.address), transport="tcp")
         client._direct_connector._request_ticket = functools.partial(
@@ -420,7 +420,7 @@ def test_a_data_address_that_is_in_use_is_refused_and_leaves_nothing_behind() ->
 
 
 @pytest.mark.parametrize(
-    ("address", "data_address", "is_told"),
+    ("address", "data_address", "is_reported"),
     [
         ("127.0.0.1:0", "[::1]:0", True),
         ("127.0.0.1:0", "localhost:0", False),
@@ -429,11 +429,13 @@ def test_a_data_address_that_is_in_use_is_refused_and_leaves_nothing_behind() ->
     ],
 )
 def test_a_data_address_at_another_host_is_in_the_log(
-    address: str, data_address: str, is_told: bool, caplog: pytest.LogCaptureFixture
+    address: str, data_address: str, is_reported: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     EnvServer(Lifelike, address=address, data_address=data_address, no_token=True)
 
-    assert any("will not find data_address" in each.message for each in caplog.records) is is_told
+    assert (
+        any("will not find data_address" in each.message for each in caplog.records) is is_reported
+    )
 
 
 def test_the_data_port_may_be_that_of_the_endpoint_at_another_address() -> None:

@@ -1,4 +1,4 @@
-"""Our client where a dm_env_rpc server, or whoever uses the client, does what nobody expects."""
+"""Our client where a dm_env_rpc server, or the user of the client, does something unexpected."""
 
 import contextlib
 import logging
@@ -73,7 +73,7 @@ def test_a_shared_world_that_is_lost_is_created_anew_for_all() -> None:
 
 @pytest.mark.parametrize("kind", ["create_world", "join_world", "reset", "step"])
 @pytest.mark.parametrize("code", [CUT, SILENT])
-def test_a_server_that_goes_away_anywhere_is_told_in_our_words(kind: str, code: int) -> None:
+def test_a_server_that_goes_away_at_any_point_raises_our_errors(kind: str, code: int) -> None:
     def play(peer: Peer) -> None:
         with contextlib.closing(client(peer, wait_s=0.3)) as env:
             env.reset()
@@ -84,7 +84,7 @@ def test_a_server_that_goes_away_anywhere_is_told_in_our_words(kind: str, code: 
 
 
 class Repeater:
-    """Passes on what a dm_env_rpc server answers, and once, when it is told to, twice.
+    """Passes on what a dm_env_rpc server answers, and once, on request, twice.
 
     Args:
         address: Of the server, HOST:PORT.
@@ -204,9 +204,11 @@ def test_a_session_that_is_left_after_an_answer_too_many_says_so_and_leaves_its_
             env.close()
 
         assert peer.kinds()[-2:] == ["leave_world", "destroy_world"]
-        [told] = [one.getMessage() for one in caplog.records if one.name.startswith("rlmesh_ray")]
-        assert "lane 0: " in told
-        assert "sent more answers than there were requests" in told
+        [reported] = [
+            one.getMessage() for one in caplog.records if one.name.startswith("rlmesh_ray")
+        ]
+        assert "lane 0: " in reported
+        assert "sent more answers than there were requests" in reported
 
 
 def test_answers_to_requests_in_flight_are_none_too_many() -> None:
@@ -300,8 +302,8 @@ def test_a_lane_alone_goes_on_after_a_refusal() -> None:
 
 def test_an_action_that_cannot_travel_leaves_no_lane_ahead_of_the_others() -> None:
     say = pb.TensorSpec(name="say", dtype=pb.STRING)
-    told = specs({**MOVE, 4: say}, {2: spec("place.seed", np.int64)})
-    with Peer(Conduct(specs=told)) as peer:
+    reported = specs({**MOVE, 4: say}, {2: spec("place.seed", np.int64)})
+    with Peer(Conduct(specs=reported)) as peer:
         env = client(peer)
         env.reset()
         num_steps = peer.kinds().count("step")
@@ -386,7 +388,7 @@ def test_answers_out_of_order_end_the_session() -> None:
         env.close()
 
 
-def test_observations_that_nobody_asked_for_are_left_alone() -> None:
+def test_observations_that_were_not_requested_are_left_alone() -> None:
     def babble(step: Any) -> None:
         step.observations[2**64 - 1].floats.array.append(1)
         step.observations[99].shape.append(-7)
@@ -437,7 +439,7 @@ def test_a_server_without_tls_is_not_waited_for() -> None:
         assert time.monotonic() - begun_s < 10.0
 
 
-def test_a_server_of_another_service_is_told_apart() -> None:
+def test_a_server_of_another_service_is_recognized() -> None:
     with (
         ModelServer(lambda observations: observations) as server,
         pytest.raises(EndpointUnreachableError, match=r"does not speak dm_env_rpc.*dm-env-rpc\]"),

@@ -118,7 +118,7 @@ def test_evaluate_dials_with_settings(cart_poles: EnvServer, settings: DmEnvRpcS
 
 
 class Collection(gymnasium.Env[Any, Any]):
-    """Has a part of every kind, and shows what it is told to do."""
+    """Has a part of every kind, and shows its actions."""
 
     observation_space = spaces.Dict(
         {
@@ -163,16 +163,18 @@ def test_exact_spaces_and_values_come_through(collection: RemoteVectorEnv) -> No
         assert_identical(lane, Collection().reset(seed=seed)[0])
 
     action = collection.action_space.sample()
-    told = collection.step(action)
+    reported = collection.step(action)
     # What travels at a wider dtype arrives at its own.
-    assert told[0]["z.half"].dtype == np.float16
-    np.testing.assert_array_equal(told[0]["z.half"], action["z.half"])
-    np.testing.assert_array_equal(told[0]["reward"], action["reward"])
-    assert told[0]["words"] == action["words"]
-    assert told[1].tolist() == [0.25, 0.25]
+    assert reported[0]["z.half"].dtype == np.float16
+    np.testing.assert_array_equal(reported[0]["z.half"], action["z.half"])
+    np.testing.assert_array_equal(reported[0]["reward"], action["reward"])
+    assert reported[0]["words"] == action["words"]
+    assert reported[1].tolist() == [0.25, 0.25]
 
 
-def test_an_environment_that_raises_is_told_and_can_be_reset(collection: RemoteVectorEnv) -> None:
+def test_an_environment_that_raises_is_reported_and_can_be_reset(
+    collection: RemoteVectorEnv,
+) -> None:
     collection.reset(seed=1)
     action = {**collection.action_space.sample(), "words": ("a", "c")}
     with pytest.raises(RemoteEnvError, match="do not say that") as caught:

@@ -207,7 +207,7 @@ def test_a_reset_in_the_middle_ends_the_sequence_there() -> None:
         (Conduct(specs=with_discount(), discount=0.99), {}, True),
     ],
 )
-def test_ends_are_told_from_cuts(
+def test_ends_are_distinguished_from_cuts(
     conduct: Conduct, settings: dict[str, Any], is_disconnected: bool
 ) -> None:
     with Peer(conduct) as peer:
@@ -378,8 +378,8 @@ def test_values_out_of_range_are_delivered_and_warned_about_once(
         *_, third = env.step(move)
         env.close()
 
-    [told] = first[WARNING_KEY]
-    assert "observation.place.at: 10.0 is above 9.0 (lane 0, element (0,))" in told
+    [reported] = first[WARNING_KEY]
+    assert "observation.place.at: 10.0 is above 9.0 (lane 0, element (0,))" in reported
     assert second[WARNING_KEY] == ["reward: inf is not finite (lane 0)"]
     assert WARNING_KEY not in third
 
@@ -506,7 +506,7 @@ def test_a_server_that_starts_late_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"batched": True}, {"asks_contract": False}])
-def test_nobody_there_is_told_when_the_time_is_up(more: dict[str, Any]) -> None:
+def test_an_absent_server_is_reported_when_the_time_is_up(more: dict[str, Any]) -> None:
     settings = DmEnvRpcSettings(num_envs=1, **more)
     with pytest.raises(EndpointUnreachableError, match="nothing answers there"):
         RemoteVectorEnv(
@@ -518,7 +518,7 @@ def test_nobody_there_is_told_when_the_time_is_up(more: dict[str, Any]) -> None:
     ("code", "error"),
     [(INVALID, RemoteEnvError), (PERMISSION_DENIED, AccessDeniedError)],
 )
-def test_a_final_refusal_is_told_at_once(code: int, error: type[Exception]) -> None:
+def test_a_final_refusal_is_reported_at_once(code: int, error: type[Exception]) -> None:
     with Peer(Conduct(refusals={"join_world": [code]})) as peer:
         with pytest.raises(error, match="no join_world now"):
             vector(peer, 1)
@@ -555,7 +555,7 @@ def test_a_join_without_an_answer_ends_at_the_deadline() -> None:
         vector(peer, 1, wait_s=0.3)
 
 
-def test_a_world_may_let_nobody_in_until_all_are_there() -> None:
+def test_a_world_may_admit_no_agent_until_all_are_there() -> None:
     with Peer(Conduct(quorum=3)) as peer:
         env = vector(peer, 3, one_world=True)
         env.reset()
@@ -563,7 +563,7 @@ def test_a_world_may_let_nobody_in_until_all_are_there() -> None:
         env.close()
 
 
-def test_nobody_else_carries_batches() -> None:
+def test_no_other_client_sends_batches() -> None:
     with Peer() as peer, pytest.raises(ConfigurationError, match="publishes no rlmesh"):
         RemoteVectorEnv(peer.address, dm_env_rpc=DmEnvRpcSettings(batched=True))
 
@@ -619,7 +619,7 @@ def test_there_are_no_calls_into_environments() -> None:
             env.reset()
 
 
-def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_its_name_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         sys.modules, "rlmesh_ray.dialects.dm_env_rpc.client.env_session_client", None
     )

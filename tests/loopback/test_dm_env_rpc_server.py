@@ -439,7 +439,7 @@ def test_a_token_is_asked_for() -> None:
         pytest.param(Fault.NAN, marks=pytest.mark.slow),
     ],
 )
-def test_an_environment_that_fails_is_told_and_replaced(fault: Fault) -> None:
+def test_an_environment_that_fails_is_reported_and_replaced(fault: Fault) -> None:
     with EnvServer(lambda: FaultyEnv(fault, 2)) as server, DmStream(server.address) as stream:
         stream.join(stream.create())
         stream.step()
@@ -491,7 +491,7 @@ def test_the_worlds_of_a_client_that_vanishes_end(count: EnvServer) -> None:
     other.join(name).step()
 
     stream.close()
-    assert other.step()[0] == RUNNING  # somebody still needs it
+    assert other.step()[0] == RUNNING  # another agent still needs it
     other.send(**other.step_request())
     other.close()
 
@@ -515,7 +515,7 @@ def test_a_world_outlives_an_agent_that_vanishes_in_the_middle_of_a_step() -> No
         assert creator.ask(step={}).step.state == RUNNING
 
 
-def test_whatever_comes_is_answered_and_the_stream_goes_on(count: EnvServer) -> None:
+def test_every_frame_is_answered_and_the_stream_goes_on(count: EnvServer) -> None:
     chance = random.Random(4)
     with DmStream(count.address) as stream:
         name = stream.create()
@@ -552,7 +552,7 @@ def pb_kind(frame: bytes) -> str | None:
 
 
 @pytest.mark.slow
-def test_a_draining_endpoint_lets_nobody_in_and_waits_for_who_is() -> None:
+def test_a_draining_endpoint_admits_no_session_and_waits_for_the_open_ones() -> None:
     with EnvServer(Count) as server, DmStream(server.address) as stream:
         stream.join(stream.create())
 
@@ -573,7 +573,7 @@ def ended(stream: DmStream) -> None:
 
 
 @pytest.mark.parametrize("how", ["finishes", "vanishes"])
-def test_worlds_that_nobody_has_joined_end_with_their_stream(count: EnvServer, how: str) -> None:
+def test_worlds_that_no_agent_has_joined_end_with_their_stream(count: EnvServer, how: str) -> None:
     assert eventually(lambda: count.num_sessions == 0)
     streams = [DmStream(count.address) for _ in range(DEFAULT_MAX_SESSIONS)]
     names = [stream.create() for stream in streams]
@@ -919,7 +919,7 @@ def test_properties_as_the_extension_has_them(count: EnvServer) -> None:
         with pytest.raises(PermissionError):
             extension["rlmesh.version"] = "2"
         with pytest.raises(ValueError, match="Property value error"):
-            extension["rlmesh.world.missing_actions"] = "whatever"
+            extension["rlmesh.world.missing_actions"] = "unknown"
         with pytest.raises(KeyError):
             extension.list("rlmesh.nothing")
         extension["rlmesh.world.missing_actions"] = "default"

@@ -23,7 +23,7 @@ FOR_EVER = 1000
 
 
 class Patient(gymnasium.Env[Any, Any]):
-    """Shows its process and its steps; takes as many tenths of a second as it is told to.
+    """Shows its process and its steps; takes as many tenths of a second as its action says.
 
     Args:
         begun: A file that gets a byte when something that takes time has begun.
@@ -98,7 +98,9 @@ def test_a_worker_that_dies_between_steps_ends_the_sequences_of_all_lanes(pair: 
         assert shown["observation"][0] != process
 
 
-def test_who_vanishes_in_a_step_of_its_own_takes_nobody_along(pair: EnvServer, begun: Path) -> None:
+def test_a_client_that_vanishes_in_its_own_step_ends_no_other_session(
+    pair: EnvServer, begun: Path
+) -> None:
     before = begun.read_text()
     with DmStream(pair.address) as creator, DmStream(pair.address) as other:
         name = creator.create()
@@ -116,7 +118,7 @@ def test_who_vanishes_in_a_step_of_its_own_takes_nobody_along(pair: EnvServer, b
         assert other.step()[0] == RUNNING
 
 
-def test_a_step_that_nobody_waits_for_any_more_is_given_up(pair: EnvServer, begun: Path) -> None:
+def test_a_step_that_is_not_awaited_any_more_is_given_up(pair: EnvServer, begun: Path) -> None:
     before = begun.read_text()
     with DmStream(pair.address) as creator:
         name = creator.create()
@@ -151,7 +153,7 @@ def test_an_answer_that_is_there_does_not_wait_for_what_another_agent_wants(
         assert first.stepped(first.receive())[0] == RUNNING
 
 
-def test_without_a_name_nobody_gets_into_a_world_that_a_stream_has_created() -> None:
+def test_without_a_name_no_other_stream_joins_a_world_that_a_stream_has_created() -> None:
     class Pair:
         """Two agents."""
 

@@ -70,7 +70,7 @@ def refusal_of_join(address: str, path: str, frame: bytes) -> grpc.RpcError:
 
 @pytest.mark.parametrize("service", [ENV, MODEL])
 @pytest.mark.parametrize(("spoken", "other"), [(PROTOCOL_V1, WIRE_V1), (WIRE_V1, PROTOCOL_V1)])
-def test_whoever_speaks_another_generation_is_told_which_ones_are_spoken(
+def test_a_client_of_another_generation_gets_the_enabled_ones(
     service: str, spoken: str, other: str
 ) -> None:
     server: EnvServer | ModelServer
@@ -136,7 +136,7 @@ def test_a_shutdown_is_answered_in_the_form_it_came_in(frames: Any, is_allowed: 
     assert ("allow_shutdown" in answer.message) != is_allowed
 
 
-def test_nobody_stops_an_endpoint_in_a_generation_that_it_does_not_speak() -> None:
+def test_no_client_stops_an_endpoint_in_a_dialect_that_is_not_enabled() -> None:
     with ModelServer(zeros, allow_shutdown=True, dialects=[PROTOCOL_V1]) as server:
         request = released_env.pack_shutdown_request("the day is over")
         frame = tell(server.address, MODEL + "Shutdown", request)
@@ -148,7 +148,7 @@ def test_nobody_stops_an_endpoint_in_a_generation_that_it_does_not_speak() -> No
     assert answer.message.startswith(f"this endpoint does not speak {WIRE_V1}")
 
 
-def test_lanes_that_reset_within_a_step_are_for_nobody_who_does_not_know_it() -> None:
+def test_lanes_that_reset_within_a_step_are_refused_to_clients_that_do_not_know_it() -> None:
     def make() -> SyncVectorEnv:
         envs = [lambda: gymnasium.make("CartPole-v1")] * 2
         return SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -223,7 +223,7 @@ def test_wrong_options_are_refused_with_the_choices() -> None:
         EnvServer("CartPole-v1", autoreset="same_step")
 
 
-def test_a_vector_that_resets_itself_cannot_be_told_not_to() -> None:
+def test_a_vector_that_resets_itself_has_no_other_mode() -> None:
     def make() -> SyncVectorEnv:
         return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
 

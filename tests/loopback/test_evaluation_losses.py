@@ -47,7 +47,7 @@ def lean(observations: NDArray[Any]) -> NDArray[np.int64]:
 
 @functools.cache
 def in_process(index: int) -> EpisodeResult:
-    """What episode ``index`` must be, whatever happens to endpoints."""
+    """What episode ``index`` must be, even if endpoints are lost."""
     env = gymnasium.make("CartPole-v1")
     observation, _ = env.reset(seed=SEED + index)
     total, length, terminated, truncated = 0.0, 0, False, False
@@ -402,7 +402,7 @@ def test_a_policy_that_dies_costs_no_episode() -> None:
         EnvServer("CartPole-v1", num_envs=2) as first,
         EnvServer("CartPole-v1", num_envs=2) as second,
         # It is asked for the second time before it dies, and does not answer: else it might have
-        # finished its part by then, and nobody would miss it.
+        # finished its part by then, and it would not be missed.
         ModelServer(meeting(barrier, then=lambda: is_stopped.wait(30))) as mortal,
         ModelServer(meeting(barrier, then=stop_the_mortal)) as other,
     ):
@@ -491,7 +491,7 @@ def test_an_environment_that_hangs_once_is_asked_once_more(
 # --- ends ------------------------------------------------------------------------------
 
 
-def test_where_nobody_is_left_the_finished_episodes_are_kept() -> None:
+def test_without_an_endpoint_left_the_finished_episodes_are_kept() -> None:
     with EnvServer("CartPole-v1", num_envs=2) as server:
         record = Record(lambda: server.stop(0.0), after=4)
         with pytest.raises(EvaluationInterruptedError) as caught:
@@ -526,7 +526,7 @@ def test_an_open_session_that_breaks_is_not_opened_again() -> None:
     assert len(caught.value.episodes) >= 3
 
 
-def test_an_episode_that_kills_whoever_runs_it_is_given_up() -> None:
+def test_an_episode_that_kills_its_endpoints_is_given_up() -> None:
     with (
         EnvServer(lambda: FaultyEnv(Fault.EXIT, at_step=3)) as server,
         pytest.raises(EvaluationInterruptedError, match="episode 0 was interrupted 2 times"),
@@ -612,14 +612,14 @@ def test_an_endpoint_that_was_never_there_does_not_stop_the_others() -> None:
     assert [(loss.address, loss.episodes) for loss in record.losses] in ([], [("127.0.0.1:1", ())])
 
 
-def test_where_none_is_there_it_is_told_at_once() -> None:
+def test_where_none_is_there_it_is_reported_at_once() -> None:
     with pytest.raises(EndpointUnreachableError, match=r"127.0.0.1:1: nothing answers"):
         evaluate("127.0.0.1:1", lean, episodes=1)
     with pytest.raises(EvaluationInterruptedError, match=r"127.0.0.1:1: nothing answers"):
         evaluate(["127.0.0.1:1", "127.0.0.1:2"], lean, episodes=1)
 
 
-def test_whoever_watches_may_stop_it() -> None:
+def test_a_watcher_may_stop_it() -> None:
     def stop() -> None:
         raise EndpointUnreachableError("of my own")
 

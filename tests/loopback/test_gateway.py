@@ -49,7 +49,7 @@ FRONT = "the gateway's own"
 
 
 class Camera(gymnasium.Env[Any, Any]):
-    """Observes 5 MB of noise; raises on action 1; can be told a word."""
+    """Observes 5 MB of noise; raises on action 1; a call can set its word."""
 
     observation_space = spaces.Box(0, 255, (5_000_000,), np.uint8)
     action_space = spaces.Discrete(2)

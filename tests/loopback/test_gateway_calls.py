@@ -141,9 +141,9 @@ def test_a_status_passes_with_its_words_and_trailing_metadata(channel: grpc.Chan
 
     assert error.code() is grpc.StatusCode.DATA_LOSS
     assert error.details() == "no mood for it: ä"
-    told = [tuple(pair) for pair in error.trailing_metadata()]
-    assert ("why", "mood") in told
-    assert ("bits-bin", b"\xff\0") in told
+    reported = [tuple(pair) for pair in error.trailing_metadata()]
+    assert ("why", "mood") in reported
+    assert ("bits-bin", b"\xff\0") in reported
 
 
 def test_what_no_endpoint_knows_is_refused_as_there(channel: grpc.Channel) -> None:
@@ -271,7 +271,7 @@ def test_a_call_that_names_a_session_is_taken_to_no_endpoint_that_does_not_know_
 
 
 def test_an_endpoint_that_takes_another_token_is_left_alone(toys: list[Toy]) -> None:
-    stranger = Target("a", 1, toys[0].target.address, "of somebody else")
+    stranger = Target("a", 1, toys[0].target.address, "of another endpoint")
     with (
         GatewayServer(lambda: [stranger]) as gateway,
         connect_options(gateway) as channel,
@@ -285,9 +285,9 @@ def test_an_endpoint_that_takes_another_token_is_left_alone(toys: list[Toy]) -> 
 
 
 def test_an_endpoint_that_does_not_answer_is_passed_over(toys: list[Toy]) -> None:
-    nobody = Target("nobody", 1, "127.0.0.1:1")
+    absent = Target("absent", 1, "127.0.0.1:1")
     with (
-        GatewayServer(lambda: [nobody, toys[0].target]) as gateway,
+        GatewayServer(lambda: [absent, toys[0].target]) as gateway,
         connect_options(gateway) as channel,
     ):
         assert list(stream(channel, "Name")) == [b"a"]
@@ -296,17 +296,19 @@ def test_an_endpoint_that_does_not_answer_is_passed_over(toys: list[Toy]) -> Non
 
 @pytest.mark.parametrize(
     ("targets", "words"),
-    [([], "no endpoint behind"), ([Target("nobody", 1, "127.0.0.1:1")], "none of the 1 endpoints")],
+    [([], "no endpoint behind"), ([Target("absent", 1, "127.0.0.1:1")], "none of the 1 endpoints")],
 )
-def test_without_endpoints_clients_and_probes_are_told(targets: list[Target], words: str) -> None:
+def test_without_endpoints_clients_and_probes_get_the_reason(
+    targets: list[Target], words: str
+) -> None:
     with GatewayServer(lambda: targets) as gateway, connect_options(gateway) as channel:
         error = failure(stream(channel, "Echo"))
 
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert words in error.details()
-        told = check_health(ConnectOptions(gateway.address))
-        assert told.status is HealthStatus.NOT_SERVING
-        assert words in told.reason
+        reported = check_health(ConnectOptions(gateway.address))
+        assert reported.status is HealthStatus.NOT_SERVING
+        assert words in reported.reason
 
 
 def test_endpoints_that_come_later_are_found(toys: list[Toy]) -> None:
@@ -337,11 +339,11 @@ def test_an_endpoint_that_is_listed_no_more_keeps_its_calls_and_gets_no_others(
         assert during == [b"a"]
 
 
-def test_while_nobody_can_list_the_endpoints_those_that_are_known_serve(toys: list[Toy]) -> None:
+def test_while_the_endpoints_cannot_be_listed_the_known_ones_serve(toys: list[Toy]) -> None:
     answers: list[Callable[[], list[Target]]] = [lambda: [toys[0].target]]
 
     def broken() -> list[Target]:
-        raise ConfigurationError("nobody knows")
+        raise ConfigurationError("the fleet is gone")
 
     with GatewayServer(lambda: answers[0]()) as gateway, connect_options(gateway) as channel:
         answers[0] = broken
@@ -351,12 +353,12 @@ def test_while_nobody_can_list_the_endpoints_those_that_are_known_serve(toys: li
 
 def test_who_cannot_list_endpoints_says_why() -> None:
     def broken() -> list[Target]:
-        raise ConfigurationError("nobody knows")
+        raise ConfigurationError("the fleet is gone")
 
     with GatewayServer(broken) as gateway, connect_options(gateway) as channel:
         error = failure(stream(channel, "Echo"))
 
-    assert "nobody knows" in error.details()
+    assert "the fleet is gone" in error.details()
 
 
 def test_a_stopped_gateway_ends_its_calls_and_not_the_endpoints(toys: list[Toy]) -> None:
@@ -412,7 +414,7 @@ def test_the_watch_goes_on_after_a_look_that_failed(
         assert eventually(lambda: gateway.health().is_serving)
 
 
-def test_a_line_that_nobody_uses_is_closed_and_opened_again(
+def test_an_unused_upstream_is_closed_and_opened_again(
     toys: list[Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_upstreams, "_IDLE_S", 1.5)

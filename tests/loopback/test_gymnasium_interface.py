@@ -305,7 +305,7 @@ def test_what_is_no_address_yet_is_named_with_what_makes_it_one(name: str, remed
 
 
 class Named(gymnasium.Env[Any, Any]):
-    """Its infos say with which seed it has been reset; fails when it is told to."""
+    """Its infos say with which seed it has been reset; fails on request."""
 
     observation_space = gymnasium.spaces.Discrete(2)
     action_space = gymnasium.spaces.Discrete(2)
@@ -316,7 +316,7 @@ class Named(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         if action:
-            raise ValueError("told to fail")
+            raise ValueError("asked to fail")
         return 0, 0.0, False, False, {}
 
 
@@ -337,7 +337,7 @@ def test_after_an_error_lanes_without_a_seed_are_reset_as_well() -> None:
     with EnvServer(Named, num_envs=2) as server:
         env = RemoteVectorEnv(server.address)
         env.reset()
-        with pytest.raises(RemoteEnvError, match="told to fail"):
+        with pytest.raises(RemoteEnvError, match="asked to fail"):
             env.step(np.array([0, 1]))
 
         _, infos = env.reset(seed=[None, 4])
@@ -423,7 +423,7 @@ def test_an_action_outside_its_domain_is_named_with_its_lane(remote: RemoteVecto
         ("127.0.0.1:1", {"edition_text": 5}, "edition_text=5 must be text"),
     ],
 )
-def test_what_nobody_can_dial_is_named(
+def test_addresses_that_cannot_be_dialed_are_named(
     kind: Any, address: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RlmeshError, match=message):
@@ -465,9 +465,9 @@ class Duel:
         return {"scout": 0, "carrier": 1}, {}
 
     def step(self, actions: Any) -> Any:
-        nobody = dict.fromkeys(self.possible_agents, False)
+        none_ended = dict.fromkeys(self.possible_agents, False)
         rewards = dict.fromkeys(self.possible_agents, 1.0)
-        return {"scout": 0, "carrier": 1}, rewards, {"__all__": False, **nobody}, nobody, {}
+        return {"scout": 0, "carrier": 1}, rewards, {"__all__": False, **none_ended}, none_ended, {}
 
     def close(self) -> None:
         """Hold nothing."""

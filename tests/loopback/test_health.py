@@ -154,17 +154,17 @@ def test_the_reason_reaches_who_asks_however_long_it_is() -> None:
     served.stop()
 
 
-def test_a_probe_that_raises_tells_that_nobody_is_served() -> None:
+def test_a_probe_that_raises_reports_not_serving() -> None:
     def probe() -> Health:
         raise OSError("the device is gone")
 
     served = endpoint(probe)
 
-    told = check_health(ConnectOptions(served.address))
+    reported = check_health(ConnectOptions(served.address))
 
-    assert told.status is HealthStatus.NOT_SERVING
-    assert told.reason == "the health probe raised OSError: the device is gone"
-    assert served.health() == Health(False, told.reason)
+    assert reported.status is HealthStatus.NOT_SERVING
+    assert reported.reason == "the health probe raised OSError: the device is gone"
+    assert served.health() == Health(False, reported.reason)
     served.stop()
 
 
@@ -196,7 +196,7 @@ def test_watches_that_were_left_are_not_kept(monkeypatch: pytest.MonkeyPatch) ->
     with plain_channel(served.address) as channel:
         next(Plain(channel).watch())
     while asked.acquire(timeout=0.5):
-        pass  # whoever still watches asks again and again
+        pass  # a watcher that is left asks repeatedly
 
     served.stop()
 
@@ -250,7 +250,7 @@ def hold_loop() -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.parametrize("make", [env_server, model_server])
-def test_health_is_told_without_the_loop_and_tells_of_one_that_is_held(
+def test_health_is_reported_without_the_loop_and_names_one_that_is_held(
     make: Callable[[], EnvServer | ModelServer],
     hold_loop: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -310,7 +310,7 @@ def test_a_held_loop_keeps_no_server_from_stopping(
 # --- draining --------------------------------------------------------------------------
 
 
-def test_a_draining_env_endpoint_finishes_what_it_has_and_takes_nobody_else(
+def test_a_draining_env_endpoint_finishes_its_sessions_and_admits_no_other(
     aside: ThreadPoolExecutor,
 ) -> None:
     with EnvServer("CartPole-v1") as server, plain_channel(server.address) as channel:
@@ -333,7 +333,7 @@ def test_a_draining_env_endpoint_finishes_what_it_has_and_takes_nobody_else(
         assert draining.result(20.0)
 
 
-def test_a_draining_model_endpoint_finishes_what_it_has_and_takes_nobody_else() -> None:
+def test_a_draining_model_endpoint_finishes_its_sessions_and_admits_no_other() -> None:
     with ModelServer(zeros) as server:
         model = RemoteModel(server.address)
         model.configure_route(contract_of(gymnasium.make("CartPole-v1")))
@@ -436,7 +436,7 @@ def model_session(address: str) -> None:
 @pytest.mark.parametrize(
     ("make", "session"), [(env_server, env_session), (model_server, model_session)]
 )
-def test_a_drain_under_load_breaks_nothing_and_is_told_before_anybody_is_refused(
+def test_a_drain_under_load_breaks_nothing_and_is_reported_before_a_client_is_refused(
     make: Callable[[], EnvServer | ModelServer],
     session: Callable[[str], None],
     aside: ThreadPoolExecutor,
@@ -529,7 +529,7 @@ def test_an_answer_that_makes_no_sense_is_unknown_health(answer: bytes) -> None:
     assert health.status is HealthStatus.UNKNOWN
 
 
-def test_an_address_where_nobody_answers_is_unreachable() -> None:
+def test_an_address_without_an_answer_is_unreachable() -> None:
     health = check_health(ConnectOptions("127.0.0.1:9"))
 
     assert health.status is HealthStatus.UNREACHABLE
@@ -553,19 +553,19 @@ def test_a_unix_socket_tells_its_health(tmp_path: Any) -> None:
 
 
 class Inspect:
-    """The command, in this process; programs read ``told``."""
+    """The command, in this process; programs read ``reported``."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
         self._capsys = capsys
         self._patch = patch
-        self.told: dict[str, Any] = {}
+        self.reported: dict[str, Any] = {}
         self.errors = ""
 
     def __call__(self, *arguments: str, token: str = "") -> int:
         self._patch.setenv("RLMESH_RAY_TOKEN", token)
         code = main(["inspect", *arguments, "--json"])
         output, self.errors = self._capsys.readouterr()
-        self.told = json.loads(output)
+        self.reported = json.loads(output)
         return code
 
 
@@ -578,28 +578,28 @@ def test_inspect_is_a_probe_for_containers(inspect: Inspect) -> None:
     with EnvServer("CartPole-v1") as server:
         assert inspect("--health", server.address) == 0
         expected = {"event": "health", "address": server.address, "status": "SERVING", "reason": ""}
-        assert inspect.told == expected
+        assert inspect.reported == expected
 
         server.drain(0.0)
 
         assert inspect("--health", server.address) == 1
-        assert inspect.told["status"] == "NOT_SERVING"
+        assert inspect.reported["status"] == "NOT_SERVING"
         assert "not serving (it is draining" in inspect.errors
     assert inspect("--health", server.address) == 1
-    assert inspect.told["status"] == "UNREACHABLE"
+    assert inspect.reported["status"] == "UNREACHABLE"
 
 
 def test_a_probe_for_containers_shows_the_token(inspect: Inspect) -> None:
     with EnvServer("CartPole-v1", token="secret") as server:
         assert inspect("--health", server.address, token="secret") == 0
         assert inspect("--health", server.address, token="other") == 1
-        assert inspect.told["type"] == "AccessDeniedError"
+        assert inspect.reported["type"] == "AccessDeniedError"
 
 
 def test_inspect_shows_the_health_with_everything_else(inspect: Inspect) -> None:
     with EnvServer("CartPole-v1") as server:
         assert inspect(server.address) == 0
 
-    assert inspect.told["health"] == "SERVING"
-    assert inspect.told["service"] == "env"
+    assert inspect.reported["health"] == "SERVING"
+    assert inspect.reported["service"] == "env"
     assert "serving" in inspect.errors

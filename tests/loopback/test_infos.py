@@ -1,4 +1,4 @@
-"""Whatever an environment puts into its infos: the session goes on."""
+"""The session goes on with all infos of an environment."""
 
 import contextlib
 import enum

@@ -94,7 +94,7 @@ def test_frames_come_back_in_order(serve: Serve) -> None:
     assert [stream.receive(5.0) for _ in range(3)] == [b"a", b"b", b"c"]
 
 
-def test_frames_that_nobody_waits_for_are_found_without_waiting(serve: Serve) -> None:
+def test_frames_that_are_not_awaited_are_found_without_waiting(serve: Serve) -> None:
     written = Event()
 
     def twice(requests: Iterator[bytes], _context: Any) -> Iterator[bytes]:
@@ -238,7 +238,7 @@ def test_one_thread_may_send_while_another_waits(serve: Serve) -> None:
     assert received == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_stream_that_nobody_reads_answers_the_servers_pings(serve: Serve) -> None:
+def test_a_stream_that_is_not_read_answers_the_servers_pings(serve: Serve) -> None:
     is_gone = Event()
 
     def wait(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:

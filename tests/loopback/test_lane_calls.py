@@ -37,7 +37,7 @@ ALLOWED = ("set_task", "task", "steps", "fail", "die", "hang", "hoard", "missing
 
 
 class Tasked(gymnasium.Env[Any, Any]):
-    """Observes its task. An action other than 0 waits until somebody opens the other end."""
+    """Observes its task. An action other than 0 waits until the test opens the other end."""
 
     observation_space = spaces.Discrete(100)
     action_space = spaces.Discrete(2)
@@ -248,7 +248,7 @@ def test_no_client_gets_round_the_list(client: EnvClient, name: str) -> None:
     assert len(answer.message) < 400
 
 
-def test_nobody_reaches_the_lanes_of_another(client: EnvClient) -> None:
+def test_no_client_reaches_the_lanes_of_another(client: EnvClient) -> None:
     client.reset()
     token = client._metadata[0]
 
@@ -292,7 +292,7 @@ def test_a_closed_session_is_not_called(client: EnvClient) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_endpoint_is_told_by_the_first_call(endpoint: EnvServer, client: EnvClient) -> None:
+def test_the_first_call_reports_a_full_endpoint(endpoint: EnvServer, client: EnvClient) -> None:
     client.reset()
     other, third = (EnvClient(client._connect_options) for _ in range(2))
     other.reset()
@@ -337,7 +337,7 @@ def test_a_call_that_hangs_is_answered_and_a_reset_starts_over(
     assert list(client.reset().observation[0]) == [0, 0, 0]
 
 
-def test_after_a_call_that_was_late_no_new_direct_road_lets_a_step_pass(
+def test_after_a_call_that_was_late_no_new_direct_connection_lets_a_step_pass(
     pipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with EnvServer(lambda: Tasked(str(pipe)), allow_calls=ALLOWED) as server:

@@ -152,7 +152,7 @@ def test_infos_without_measure_are_bounded_and_hold_no_neighbour_up(
     assert slowest_s < MAX_LATENCY_S
 
 
-def test_what_was_left_out_is_told_in_the_infos(server: EnvServer) -> None:
+def test_what_was_left_out_is_reported_in_the_infos(server: EnvServer) -> None:
     with closing(Raw(server)) as talkative:
         talkative.ask(Reset("reset", (), {"row": "a long list", "scale": 1}))
         response = pb.JoinResponse.FromString(talkative.step())

@@ -49,11 +49,11 @@ def log_of_a_session(*options: str, **variables: str) -> str:
 
 def check(log: str) -> None:
     lines: list[dict[str, Any]] = [json.loads(line) for line in log.splitlines()]
-    told = {line["event"]: line for line in lines if "event" in line}
-    assert [*told] == ["serving", "session_begins", "session_ends", "stopped"]
-    assert len({line["endpoint_id"] for line in told.values()}) == 1
-    assert told["session_ends"]["steps"] == 1
-    assert told["session_ends"]["session"] == told["session_begins"]["session"] != ""
+    reported = {line["event"]: line for line in lines if "event" in line}
+    assert [*reported] == ["serving", "session_begins", "session_ends", "stopped"]
+    assert len({line["endpoint_id"] for line in reported.values()}) == 1
+    assert reported["session_ends"]["steps"] == 1
+    assert reported["session_ends"]["session"] == reported["session_begins"]["session"] != ""
 
 
 def test_every_line_is_an_object_if_programs_ask_for_that() -> None:

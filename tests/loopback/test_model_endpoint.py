@@ -332,9 +332,7 @@ def live_through_a_route(address: str) -> None:
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, StopIteration])
 @pytest.mark.parametrize("place", ["check_contract", "predict", "forget"])
-def test_a_policy_that_wants_to_leave_takes_nobody_with_it(
-    place: str, kind: type[BaseException]
-) -> None:
+def test_a_policy_that_exits_ends_no_session(place: str, kind: type[BaseException]) -> None:
     error = pytest.raises(RemoteModelError, match=f"raised {kind.__name__}: enough")
     with ModelServer(Leaving(place, kind)) as leaving, ModelServer(sign) as other:
         for _ in range(2):
@@ -471,12 +469,12 @@ def test_only_the_right_token_opens_the_endpoint() -> None:
         RemoteModel(server.address, token="right").close()
 
 
-def test_an_env_client_at_a_model_endpoint_is_told_so(server: ModelServer) -> None:
+def test_an_env_client_at_a_model_endpoint_gets_an_error(server: ModelServer) -> None:
     with pytest.raises(EndpointUnreachableError, match="environment or a model"):
         RemoteEnv(server.address)
 
 
-def test_a_route_is_configured_from_whatever_has_a_contract() -> None:
+def test_a_route_is_configured_from_anything_with_a_contract() -> None:
     with (
         ModelServer(lambda batch: np.zeros(len(batch), np.int64)) as server,
         RemoteModel(server.address) as model,

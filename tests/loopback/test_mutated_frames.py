@@ -157,7 +157,7 @@ def _env_frames() -> list[bytes]:
 
 
 def _is_slow(frame: bytes) -> bool:
-    """Return whether the probe would sleep, which is nobody's fault and takes seconds."""
+    """Return whether the probe would sleep, which is no fault and takes seconds."""
     request = wire.parse_request(frame)
     if isinstance(request, Reset):
         return request.options.get("command") == ProbeCommand.SLEEP

@@ -82,7 +82,7 @@ def _wait_for(gate: str) -> None:
 
 
 def begun(gate: Path) -> Path:
-    """Return the file that tells that somebody waits for ``gate``."""
+    """Return the file that shows that an environment waits for ``gate``."""
     return gate.with_suffix(".begun")
 
 
@@ -176,7 +176,7 @@ def test_a_picture_waits_for_the_step_in_progress(transport: str, tmp_path: Path
         pending = client.send_step(NOTHING)
         assert eventually(begun(gate).exists)
         drawing = pool.submit(observer.render, name)
-        assert only(observer).num_steps == 0  # what is noted down waits for nobody
+        assert only(observer).num_steps == 0  # the counters wait for no reader
         gate.touch()
 
         assert array(client.receive_step(pending)).item() == 1
@@ -232,11 +232,11 @@ def test_the_oldest_session_comes_first_and_closed_ones_are_gone() -> None:
 
 def test_a_list_tells_nothing_that_opens_a_session() -> None:
     with observed(Drawn, "shared_memory") as (client, observer):
-        told = observer._ask(wire.LIST, b"")
-        (seen,) = wire.parse_sessions(told)
+        reported = observer._ask(wire.LIST, b"")
+        (seen,) = wire.parse_sessions(reported)
 
         assert len(client._session_id) > len(seen.name) > 0
-        assert client._session_id.encode() not in told
+        assert client._session_id.encode() not in reported
         assert seen.name not in client._session_id
 
 
@@ -306,7 +306,7 @@ def test_what_cannot_be_drawn_is_refused_with_the_reason() -> None:
         EndpointObserver("nowhere")
 
 
-def test_who_asks_too_often_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_asks_too_often_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observer_service, "MAX_A_SECOND", 0)
     with (
         EnvServer(Drawn) as server,

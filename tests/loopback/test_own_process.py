@@ -55,14 +55,14 @@ def test_a_fork_leaves_the_sessions_of_its_parent_alone(transport: str) -> None:
         EnvServer("CartPole-v1", num_envs=2) as env_server,
         ModelServer(lambda rows: [1] * len(rows)) as model_server,
     ):
-        told = ran(FORK, env_server.address, model_server.address, transport)
+        reported = ran(FORK, env_server.address, model_server.address, transport)
         env = RemoteVectorEnv(env_server.address)
         env.reset(seed=0)
         env.step([1, 1])
         expected = env.step([1, 1])[0].tolist()
         env.close()
 
-    assert told.stdout == f"0 {expected}\n", told.stderr
+    assert reported.stdout == f"0 {expected}\n", reported.stderr
 
 
 FORK_IN_A_WORLD = """
@@ -90,9 +90,9 @@ print(status)
 
 def test_so_it_is_over_dm_env_rpc() -> None:
     with EnvServer("CartPole-v1") as server:
-        told = ran(FORK_IN_A_WORLD, f"dm_env_rpc://{server.address}")
+        reported = ran(FORK_IN_A_WORLD, f"dm_env_rpc://{server.address}")
 
-    assert told.stdout == "0\n", told.stderr
+    assert reported.stdout == "0\n", reported.stderr
 
 
 def ran(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -53,7 +53,7 @@ RESET = wire.pack_request(Reset("1", (1, 2), {"level": [1, {"b": 2}]}, 10_000))
 
 
 class RawStream:
-    """A Join that sends whatever it is told to."""
+    """A Join that sends any frames."""
 
     def __init__(self, address: str, path: str, session_id: str | None = None) -> None:
         options = [("grpc.max_send_message_length", -1)]
@@ -181,7 +181,7 @@ def same_step() -> Iterator[EnvServer]:
 
 
 @pytest.mark.parametrize("offered", [None, (), (capabilities.NDARRAY,)])
-def test_same_step_is_served_to_nobody_who_has_not_offered_it(
+def test_same_step_is_not_served_to_clients_that_have_not_offered_it(
     same_step: EnvServer, offered: tuple[str, ...] | None
 ) -> None:
     session_id = None if offered is None else shake_hands(same_step, *offered)
@@ -196,7 +196,7 @@ def test_same_step_is_served_to_nobody_who_has_not_offered_it(
     stream.close()
 
 
-def test_same_step_is_served_to_whoever_has_offered_it(same_step: EnvServer) -> None:
+def test_same_step_is_served_to_clients_that_have_offered_it(same_step: EnvServer) -> None:
     session_id = shake_hands(same_step, capabilities.SAME_STEP)
     stream = RawStream(same_step.address, ENV + "Join", session_id)
 
@@ -224,7 +224,7 @@ def test_a_client_of_another_edition_text_is_served_where_the_operator_accepts_i
     assert answers == [False, True, False, True]
 
 
-def test_an_edition_text_that_nobody_knows_is_refused_at_once() -> None:
+def test_an_unknown_edition_text_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="b4"):
         EnvServer("CartPole-v1", accept_edition_texts=["rlmesh-0.1.0b4"])
     with pytest.raises(ConfigurationError, match="b4"):
@@ -248,7 +248,7 @@ def shake_hands(server: EnvServer, *offered: str) -> str:
 
 
 @pytest.mark.parametrize("offered", [(), (capabilities.POLICY,)])
-def test_what_a_policy_is_is_told_to_whoever_asks(offered: tuple[str, ...]) -> None:
+def test_what_a_policy_is_is_shown_on_request(offered: tuple[str, ...]) -> None:
     offer = model_wire.pack_handshake_request(
         make_handshake_request("peer", "1", dict.fromkeys(offered, ""))
     )
@@ -338,16 +338,18 @@ def test_a_client_that_only_sends_is_made_to_wait() -> None:
     async def converse() -> tuple[int, int]:
         policy, told = as_policy(slow), Audience()
         host = ModelHost(policy, BatchCollector(policy, 64))
+        policy, reported = as_policy(slow), Audience()
+        host = ModelHost(policy, BatchEngine(policy, 64))
         service = ModelService(host, ServiceOptions(), Drain())
-        serving = asyncio.ensure_future(service.join(requests(), told))
-        await told.is_configured.wait()  # the route is there, the first Predict is stuck
+        serving = asyncio.ensure_future(service.join(requests(), reported))
+        await reported.is_configured.wait()  # the route is there, the first Predict is stuck
         for _ in range(10 * num_total):
             await asyncio.sleep(0)
         num_taken_while_stuck = num_taken
         go_on.set()
         await serving
         host.close()
-        return num_taken_while_stuck, told.num_answered
+        return num_taken_while_stuck, reported.num_answered
 
     num_taken_while_stuck, num_answered = asyncio.run(converse())
 
@@ -376,7 +378,7 @@ def test_requests_of_one_route_that_come_in_a_flood_are_answered_in_their_order(
             stream.ask(opening)
             stream.send(flood)
             answers = [stream.receive() for _ in flood]
-            told = [model_wire.parse_response(answer or b"") for answer in answers]
-            assert [answer.request_id for answer in told] == numbers
-            assert {type(answer) for answer in told} == {Predicted}
+            reported = [model_wire.parse_response(answer or b"") for answer in answers]
+            assert [answer.request_id for answer in reported] == numbers
+            assert {type(answer) for answer in reported} == {Predicted}
         assert server.statistics().items == 3 * len(flood)

@@ -53,11 +53,11 @@ SECRET = "s3cret"
 
 
 class Book:
-    """Notes what the registrar does, and objects where it is told to."""
+    """Notes what the registrar does, and raises an error on request."""
 
     def __init__(self) -> None:
         self.events: queue.Queue[tuple[str, ...]] = queue.Queue()
-        self.told: queue.Queue[tuple[str, EnvStatistics]] = queue.Queue()
+        self.reported: queue.Queue[tuple[str, EnvStatistics]] = queue.Queue()
         self.present: dict[str, str] = {}
         self.incarnations: dict[str, int] = {}
         self.objection: RlmeshError | None = None
@@ -82,7 +82,7 @@ class Book:
         self.events.put(("remove", endpoint_id))
 
     def note(self, endpoint_id: str, statistics: EnvStatistics) -> None:
-        self.told.put((endpoint_id, statistics))
+        self.reported.put((endpoint_id, statistics))
 
     def next(self) -> tuple[str, ...]:
         return self.events.get(timeout=20.0)
@@ -110,11 +110,11 @@ def connect_options(
 def registration(
     pool: RegistrarOptions, port: int = 5555, host: str = "127.0.0.1", **more: Any
 ) -> Iterator[tuple[Registration, "queue.Queue[RegistrationAccepted]"]]:
-    told: queue.Queue[RegistrationAccepted] = queue.Queue()
+    reported: queue.Queue[RegistrationAccepted] = queue.Queue()
     with Registration(
-        pool, host=host, port=port, version="1", on_registered=told.put, **more
+        pool, host=host, port=port, version="1", on_registered=reported.put, **more
     ) as started:
-        yield started, told
+        yield started, reported
 
 
 def failure(started: Registration) -> RlmeshError:
@@ -141,11 +141,11 @@ def said(caplog: pytest.LogCaptureFixture, words: str) -> bool:
 
 
 def test_an_endpoint_is_in_the_pool_while_it_is_connected(registrar: Registrar, book: Book) -> None:
-    with registration(connect_options(registrar)) as (_, told):
-        assert told.get(timeout=20.0) == RegistrationAccepted(1, "127.0.0.1:5555")
+    with registration(connect_options(registrar)) as (_, reported):
+        assert reported.get(timeout=20.0) == RegistrationAccepted(1, "127.0.0.1:5555")
         assert book.next() == ("enter", "sim-1", "127.0.0.1:5555")
         assert registrar.num_endpoints == 1
-    # Nothing has to be waited for: whoever has left is out.
+    # Nothing has to be waited for: an endpoint that has left is out.
     assert book.present == {}
     assert registrar.num_endpoints == 0
 
@@ -162,9 +162,9 @@ def test_an_endpoint_tells_again_and_again_what_it_has_done(
         note_step(lanes, 1000, 2, 0)
         return pack_report(counts.statistics())
 
-    with registration(connect_options(registrar), report=report) as (_, told):
-        told.get(timeout=20.0)
-        first, second = (book.told.get(timeout=20.0) for _ in range(2))
+    with registration(connect_options(registrar), report=report) as (_, reported):
+        reported.get(timeout=20.0)
+        first, second = (book.reported.get(timeout=20.0) for _ in range(2))
 
     assert (first[0], second[0]) == ("sim-1", "sim-1")
     assert 0 < first[1].lane_steps < second[1].lane_steps
@@ -179,16 +179,16 @@ def test_an_endpoint_that_cannot_tell_what_it_has_done_stays_in(
     monkeypatch.setattr(registration_module, "_REPORT_EVERY_S", 0.01)
 
     def report() -> bytes:
-        raise ValueError("nobody has expected this")
+        raise ValueError("an unexpected error")
 
-    with registration(connect_options(registrar), report=report) as (_, told):
-        told.get(timeout=20.0)
-        assert said(caplog, "nobody has expected this")
+    with registration(connect_options(registrar), report=report) as (_, reported):
+        reported.get(timeout=20.0)
+        assert said(caplog, "an unexpected error")
         assert registrar.num_endpoints == 1
-        assert book.told.empty()
+        assert book.reported.empty()
 
 
-def test_a_book_that_cannot_note_what_is_told_says_so_and_sends_nobody_away(
+def test_a_registry_that_cannot_store_reports_logs_that_and_keeps_its_endpoints(
     registrar: Registrar,
     book: Book,
     monkeypatch: pytest.MonkeyPatch,
@@ -198,19 +198,19 @@ def test_a_book_that_cannot_note_what_is_told_says_so_and_sends_nobody_away(
     monkeypatch.setattr(registrar_module, "_REPORTS_APART_S", 0.0)
     sound, note = pack_report(EnvCounters().statistics()), book.note
 
-    def note_only_once_it_was_said(endpoint_id: str, told: EnvStatistics) -> None:
+    def note_only_once_it_was_said(endpoint_id: str, reported: EnvStatistics) -> None:
         if "the ledger is full" not in caplog.text:
             raise ValueError("the ledger is full")
-        note(endpoint_id, told)
+        note(endpoint_id, reported)
 
     monkeypatch.setattr(book, "note", note_only_once_it_was_said)
     with registration(connect_options(registrar), report=lambda: sound):
-        assert book.told.get(timeout=20.0)[0] == "sim-1"
+        assert book.reported.get(timeout=20.0)[0] == "sim-1"
         assert registrar.num_endpoints == 1
     assert "cannot be recorded" in caplog.text
 
 
-def test_whoever_tells_nonsense_or_too_much_stays_in_and_is_not_heard(
+def test_an_endpoint_that_reports_nonsense_or_too_much_stays_in_and_its_report_is_ignored(
     registrar: Registrar, book: Book
 ) -> None:
     sound = pack_report(EnvCounters().statistics())
@@ -223,23 +223,23 @@ def test_whoever_tells_nonsense_or_too_much_stays_in_and_is_not_heard(
 
     assert book.next()[0] == "enter"
     assert book.next() == ("remove", "sim-1")  # all that was said has been read by then
-    assert book.told.qsize() <= 5
+    assert book.reported.qsize() <= 5
 
 
 def test_an_endpoint_that_does_not_name_its_host_is_where_it_comes_from(
     registrar: Registrar, book: Book
 ) -> None:
-    with registration(connect_options(registrar), host="") as (_, told):
-        assert told.get(timeout=20.0).address == "127.0.0.1:5555"
+    with registration(connect_options(registrar), host="") as (_, reported):
+        assert reported.get(timeout=20.0).address == "127.0.0.1:5555"
 
 
 def test_an_endpoint_that_comes_back_elsewhere_is_another_incarnation(
     registrar: Registrar, book: Book
 ) -> None:
-    with registration(connect_options(registrar), port=5555) as (_, told):
-        told.get(timeout=20.0)
-    with registration(connect_options(registrar), port=6666) as (_, told):
-        assert told.get(timeout=20.0) == RegistrationAccepted(2, "127.0.0.1:6666")
+    with registration(connect_options(registrar), port=5555) as (_, reported):
+        reported.get(timeout=20.0)
+    with registration(connect_options(registrar), port=6666) as (_, reported):
+        assert reported.get(timeout=20.0) == RegistrationAccepted(2, "127.0.0.1:6666")
         assert book.present == {"sim-1": "127.0.0.1:6666"}
 
 
@@ -258,12 +258,12 @@ def test_an_endpoint_comes_back_by_itself_to_a_registrar_that_restarts(
 ) -> None:
     caplog.set_level(logging.WARNING)
     first = Registrar("games", book, address=free_address(), secret=SECRET).start()
-    with registration(connect_options(first)) as (_, told):
-        told.get(timeout=20.0)
+    with registration(connect_options(first)) as (_, reported):
+        reported.get(timeout=20.0)
         first.stop()
         assert said(caplog, "the connection to the registrar has broken; trying again")
         with Registrar("games", book, address=first.address, secret=SECRET):
-            assert told.get(timeout=20.0).incarnation == 2
+            assert reported.get(timeout=20.0).incarnation == 2
 
 
 def test_an_endpoint_waits_for_a_registrar_that_is_not_there_yet(
@@ -272,10 +272,10 @@ def test_an_endpoint_waits_for_a_registrar_that_is_not_there_yet(
     caplog.set_level(logging.WARNING)
     early = Registrar("games", book, address=free_address(), secret=SECRET).start()
     early.stop()
-    with registration(connect_options(early)) as (started, told):
+    with registration(connect_options(early)) as (started, reported):
         assert said(caplog, "nothing answers there; check the address and that the server runs")
         with Registrar("games", book, address=early.address, secret=SECRET):
-            told.get(timeout=20.0)
+            reported.get(timeout=20.0)
         started.require_not_failed()
 
 
@@ -304,22 +304,22 @@ def test_leaving_while_the_registrar_still_looks_leaves_nothing_behind(
     with registration(connect_options(registrar)):
         pass
     book.gate.set()
-    with registration(connect_options(registrar, "sim-2")) as (_, told):
-        told.get(timeout=20.0)
+    with registration(connect_options(registrar, "sim-2")) as (_, reported):
+        reported.get(timeout=20.0)
         assert eventually(lambda: set(book.present) == {"sim-2"})
 
 
-def test_an_endpoint_stays_in_when_what_it_is_told_can_be_told_to_nobody(
+def test_an_endpoint_stays_in_when_its_callback_raises(
     registrar: Registrar, book: Book, caplog: pytest.LogCaptureFixture
 ) -> None:
     def tell(_registered: RegistrationAccepted) -> None:
-        raise BrokenPipeError("nobody reads this")
+        raise BrokenPipeError("the reader is gone")
 
     pool = connect_options(registrar)
     with Registration(pool, host="127.0.0.1", port=5555, on_registered=tell) as started:
-        assert said(caplog, "nobody reads this")
-        with registration(connect_options(registrar, "sim-2")) as (_, told):
-            told.get(timeout=20.0)
+        assert said(caplog, "the reader is gone")
+        with registration(connect_options(registrar, "sim-2")) as (_, reported):
+            reported.get(timeout=20.0)
 
             started.require_not_failed()
             assert book.incarnations == {"sim-1": 1, "sim-2": 1}
@@ -343,8 +343,8 @@ def test_endpoints_that_have_gone_are_not_checked_and_checks_stay_limited(
         assert eventually(lambda: registrar.num_streams == 0)
         assert book.num_checks == 2
         book.gate.set()
-        with registration(connect_options(registrar, "stays")) as (_, told):
-            told.get(timeout=20.0)
+        with registration(connect_options(registrar, "stays")) as (_, reported):
+            reported.get(timeout=20.0)
 
             # The six that had gone before their check were not checked.
             assert book.num_checks == 3
@@ -354,13 +354,13 @@ def test_endpoints_that_have_gone_are_not_checked_and_checks_stay_limited(
 # --- two with one id -----------------------------------------------------------------------
 
 
-def test_of_two_with_one_id_the_newer_one_is_in_and_the_older_one_is_told(
+def test_of_two_with_one_id_the_newer_one_is_in_and_the_older_one_gets_the_reason(
     registrar: Registrar, book: Book
 ) -> None:
-    with registration(connect_options(registrar), port=5555) as (older, told):
-        told.get(timeout=20.0)
-        with registration(connect_options(registrar), port=6666) as (newer, told_newer):
-            assert told_newer.get(timeout=20.0).incarnation == 2
+    with registration(connect_options(registrar), port=5555) as (older, reported):
+        reported.get(timeout=20.0)
+        with registration(connect_options(registrar), port=6666) as (newer, newer_reports):
+            assert newer_reports.get(timeout=20.0).incarnation == 2
 
             assert "another endpoint, at 127.0.0.1:6666, has registered as 'sim-1'" in str(
                 failure(older)
@@ -368,17 +368,17 @@ def test_of_two_with_one_id_the_newer_one_is_in_and_the_older_one_is_told(
             newer.require_not_failed()
             older.close()
             assert book.present == {"sim-1": "127.0.0.1:6666"}
-            assert told.empty()
+            assert reported.empty()
 
 
 def test_one_that_was_cut_off_does_not_take_the_id_from_who_has_got_it_since(
     registrar: Registrar, book: Book
 ) -> None:
-    with registration(connect_options(registrar), port=6666) as (_, told):
-        told.get(timeout=20.0)
+    with registration(connect_options(registrar), port=6666) as (_, reported):
+        reported.get(timeout=20.0)
         assert book.next()[0] == "enter"
-    with registration(connect_options(registrar), port=7777) as (newer, told):
-        assert told.get(timeout=20.0).incarnation == 2
+    with registration(connect_options(registrar), port=7777) as (newer, reported):
+        assert reported.get(timeout=20.0).incarnation == 2
         channel, call = raw_visit(
             registrar, wire.pack_registration(dataclasses.replace(arrival(), former_incarnation=1))
         )
@@ -391,9 +391,9 @@ def test_one_that_was_cut_off_does_not_take_the_id_from_who_has_got_it_since(
         assert book.present == {"sim-1": "127.0.0.1:7777"}
 
 
-def test_whoever_is_refused_replaces_nobody(registrar: Registrar, book: Book) -> None:
-    with registration(connect_options(registrar)) as (older, told):
-        told.get(timeout=20.0)
+def test_a_refused_endpoint_replaces_none(registrar: Registrar, book: Book) -> None:
+    with registration(connect_options(registrar)) as (older, reported):
+        reported.get(timeout=20.0)
         book.objection = ConfigurationError("another contract")
         with registration(connect_options(registrar), port=6666) as (newer, _):
             failure(newer)
@@ -452,7 +452,7 @@ def test_an_empty_secret_is_refused_before_anything_is_dialed() -> None:
         RegistrarOptions("127.0.0.1:7070", "games", "sim-1", "")
 
 
-def test_a_wrong_pool_is_told_by_name(registrar: Registrar, book: Book) -> None:
+def test_a_wrong_pool_is_reported_by_name(registrar: Registrar, book: Book) -> None:
     with registration(connect_options(registrar, pool="toys")) as (started, _):
         found = failure(started)
 
@@ -461,20 +461,20 @@ def test_a_wrong_pool_is_told_by_name(registrar: Registrar, book: Book) -> None:
     assert book.events.empty()
 
 
-def test_an_unusable_address_is_told(registrar: Registrar) -> None:
+def test_an_unusable_address_is_reported(registrar: Registrar) -> None:
     with registration(connect_options(registrar), host="0.0.0.0") as (started, _):
         assert "--advertise HOST:PORT" in str(failure(started))
 
 
-def test_what_the_pool_cannot_reach_is_told_and_tried_again(
+def test_an_endpoint_that_the_pool_cannot_reach_is_reported_and_tried_again(
     registrar: Registrar, book: Book, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     book.objection = EndpointUnreachableError("the pool cannot reach it", "127.0.0.1:5555")
-    with registration(connect_options(registrar)) as (_, told):
+    with registration(connect_options(registrar)) as (_, reported):
         assert said(caplog, "the pool cannot reach it; trying again")
         book.objection = None
-        told.get(timeout=20.0)
+        reported.get(timeout=20.0)
 
 
 def test_a_full_pool_takes_the_next_one_when_another_leaves(
@@ -487,10 +487,10 @@ def test_a_full_pool_takes_the_next_one_when_another_leaves(
             place = registration(connect_options(registrar, f"sim-{number}"))
             others.enter_context(place)[1].get(timeout=20.0)
         stack.enter_context(others)
-        _, told = stack.enter_context(registration(connect_options(registrar, "late")))
+        _, reported = stack.enter_context(registration(connect_options(registrar, "late")))
         assert said(caplog, "the pool is full: it has 3 endpoints")
         others.close()
-        told.get(timeout=20.0)
+        reported.get(timeout=20.0)
 
 
 def test_an_endpoint_is_no_registrar(caplog: pytest.LogCaptureFixture) -> None:
@@ -522,12 +522,12 @@ def raw_visit(registrar: Registrar, *frames: bytes, ends: bool = False) -> tuple
     """Dial the registrar; say ``frames`` and then nothing, or end."""
     own = connect_options(registrar).connect_options()
     channel = own.open()
-    silence = threading.Event()
+    no_answer = threading.Event()
 
     def words() -> Iterator[bytes]:
         yield from frames
         if not ends:
-            silence.wait(30.0)
+            no_answer.wait(30.0)
 
     return channel, channel.stream_stream(wire.ATTEND)(words(), metadata=own.metadata)
 
@@ -540,7 +540,7 @@ def raw_visit(registrar: Registrar, *frames: bytes, ends: bool = False) -> tuple
         ((b"",), "'games', not ''"),
     ],
 )
-def test_who_says_nothing_sensible_is_told_and_ends(
+def test_a_client_that_sends_nonsense_gets_an_error_and_ends(
     registrar: Registrar, book: Book, frames: tuple[bytes, ...], words: str
 ) -> None:
     channel, call = raw_visit(registrar, *frames, ends=not frames)
@@ -567,8 +567,8 @@ def test_who_says_nothing_at_all_loses_the_place(
 
 
 def test_a_message_that_is_too_long_ends_its_own_call_only(registrar: Registrar) -> None:
-    with registration(connect_options(registrar)) as (started, told):
-        told.get(timeout=20.0)
+    with registration(connect_options(registrar)) as (started, reported):
+        reported.get(timeout=20.0)
         channel, call = raw_visit(registrar, bytes(wire.MAX_REQUEST_BYTES + 1))
         with pytest.raises(grpc.RpcError) as caught:
             next(call)
@@ -580,7 +580,7 @@ def test_a_message_that_is_too_long_ends_its_own_call_only(registrar: Registrar)
         assert registrar.num_endpoints == 1
 
 
-def test_many_come_and_go_at_once_and_nobody_is_left(book: Book) -> None:
+def test_many_come_and_go_at_once_and_no_session_is_left(book: Book) -> None:
     with Registrar("games", book, secret=SECRET) as registrar:
         with contextlib.ExitStack() as stack:
             for number in range(40):
@@ -670,14 +670,14 @@ def test_serve_env_registers_and_leaves_the_pool_before_it_stops(
         registered = started.event()
         env = RemoteEnv(started.address, token=endpoint_token(SECRET, "games", "sim-1"))
         env.reset()
-        while (told := book.told.get(timeout=20.0)[1]).resets == 0:
+        while (reported := book.reported.get(timeout=20.0)[1]).resets == 0:
             pass
         started.process.send_signal(signal.SIGINT)
         stopped = started.event()
         code = started.process.wait(timeout=20)
         env.close()
 
-    assert told.sessions.open == 1
+    assert reported.sessions.open == 1
     assert registered == {
         "event": "registered",
         "pool": "games",
@@ -839,16 +839,16 @@ def test_an_endpoint_of_another_program_is_in_the_pool_while_it_answers(
         (["games@127.0.0.1:7070", "[::]:5000"], "is no address that clients can dial"),
     ],
 )
-def test_what_register_cannot_use_is_told_without_options_that_it_lacks(
+def test_what_register_cannot_use_is_named_without_options_that_it_lacks(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["register", *arguments])
 
     assert code == 2
-    told = capsys.readouterr().err
-    assert words in told
-    assert "--register" not in told
-    assert "--advertise" not in told
+    reported = capsys.readouterr().err
+    assert words in reported
+    assert "--register" not in reported
+    assert "--advertise" not in reported
 
 
 def test_register_says_that_it_waits_for_an_endpoint_that_does_not_answer_yet() -> None:
@@ -861,11 +861,11 @@ def test_register_says_that_it_waits_for_an_endpoint_that_does_not_answer_yet() 
         ) as process:
             assert process.stdout is not None
             assert process.stderr is not None
-            told = json.loads(process.stdout.readline())
+            reported = json.loads(process.stdout.readline())
             said = process.stderr.readline()
             process.send_signal(signal.SIGINT)
 
-    assert (told["event"], told["address"]) == ("awaited", address)
+    assert (reported["event"], reported["address"]) == ("awaited", address)
     assert f"nothing answers at {address} yet" in said
     assert process.returncode == 0
 
@@ -881,7 +881,7 @@ def test_register_says_that_it_waits_for_an_endpoint_that_does_not_answer_yet() 
         (["--advertise", "192.0.2.7:0"], "add --register"),
     ],
 )
-def test_options_that_make_no_sense_are_told(
+def test_options_that_make_no_sense_are_refused(
     options: list[str],
     words: str,
     capsys: pytest.CaptureFixture[str],

@@ -1,6 +1,6 @@
 """Our clients speak the released generation where an endpoint knows no other.
 
-The endpoints are ours, told to speak one generation, and scripted ones that refuse. With the
+The endpoints are ours, with one dialect enabled, and scripted ones that refuse. With the
 released package itself: tests/peers/test_our_clients_on_released_servers.py.
 """
 
@@ -65,7 +65,7 @@ CONTRACT = EnvContract(
 )
 
 
-# --- the same to whoever holds a session -----------------------------------------------------
+# --- the same for all clients ----------------------------------------------------------------
 
 
 def test_a_single_environment_is_the_same_in_both_generations() -> None:
@@ -91,20 +91,20 @@ def test_lanes_are_the_same_in_both_generations(autoreset: str) -> None:
     for generation in (PROTOCOL_V1, WIRE_V1):
         with EnvServer(World, num_envs=3, autoreset=autoreset, dialects=[generation]) as server:
             remote = RemoteVectorEnv(server.address)
-            traces.append(list(_lanes_told(remote)))
+            traces.append(list(_lane_traces(remote)))
             remote.close()
 
     assert_identical(traces[1], traces[0])
     assert any(entry[2].any() or entry[3].any() for entry in traces[0] if len(entry) == 5)
 
 
-def _lanes_told(remote: RemoteVectorEnv) -> Iterator[Any]:
+def _lane_traces(remote: RemoteVectorEnv) -> Iterator[Any]:
     """Step three lanes of World, and reset those that have ended where they do not do it."""
     is_disabled = remote.metadata["autoreset_mode"] is gymnasium.vector.AutoresetMode.DISABLED
     yield remote.reset(seed=3, options={"steps": 1})
     for batch in world.batches(3, 7):
-        *told, terminated, truncated, infos = remote.step(batch)
-        yield (*told, terminated, truncated, infos)
+        *reported, terminated, truncated, infos = remote.step(batch)
+        yield (*reported, terminated, truncated, infos)
         ended = terminated | truncated
         if is_disabled and ended.any():
             yield remote.reset(seed=7, options={"reset_mask": ended})
@@ -149,7 +149,7 @@ def _first_above_two(rows: Any) -> Any:
 
 
 def test_models_act_alike_in_both_generations() -> None:
-    told = []
+    reported = []
     env = gymnasium.make_vec("CartPole-v1", 2)
     observations = np.arange(8, dtype=np.float32).reshape(2, 4)
     for generation in (PROTOCOL_V1, WIRE_V1):
@@ -160,14 +160,14 @@ def test_models_act_alike_in_both_generations() -> None:
             RemoteModel(server.address) as model,
         ):
             model.configure_route(env)
-            told.append([model.predict(observations).tolist()])
+            reported.append([model.predict(observations).tolist()])
             for step, reset in enumerate([True, False, True]):
                 slots = Slots([0, 1], ["a", "b"], [step] * 2, [reset] * 2)
-                told[-1].append(model.predict(observations, slots=slots).tolist())
+                reported[-1].append(model.predict(observations, slots=slots).tolist())
             telemetry = model.last_telemetry()
             model.close_route()
 
-    assert told[0] == told[1] == [[0, 1]] * 4
+    assert reported[0] == reported[1] == [[0, 1]] * 4
     assert telemetry is not None
     assert telemetry.forward_s > 0
 
@@ -335,7 +335,9 @@ def test_who_understands_only_the_second_question_says_why_not(
         EnvClient(ConnectOptions(serve(replies(first, REFUSED))))
 
 
-def test_who_understands_neither_is_told_with_the_first_answer(serve: Callable[..., str]) -> None:
+def test_a_client_of_neither_dialect_gets_the_reason_with_the_first_answer(
+    serve: Callable[..., str],
+) -> None:
     odd = grpc.StatusCode.INVALID_ARGUMENT
 
     with pytest.raises(EndpointLostError, match=r"INTERNAL: no sense \(INTERNAL\)"):

@@ -305,7 +305,7 @@ def test_the_stream_ends_well_after_what_nothing_can_mend_and_its_place_is_free(
             assert isinstance(session.reset(), ResetDone)
 
 
-def test_whoever_vanishes_leaves_a_free_place() -> None:
+def test_a_client_that_vanishes_leaves_a_free_place() -> None:
     with EnvServer(Moody, max_sessions=1) as server:
         for _ in range(2):
             with ReleasedJoin(server.address) as session:
@@ -343,7 +343,7 @@ def test_a_deadline_is_met_while_the_environment_is_still_at_it(tmp_path: Path) 
     ):
         session.reset(ids=("e",))
         late = session.ask(Step("late", actions(server, WAIT), DEADLINE_MS))
-        # Nobody has let it go on until now.
+        # The test has not let it go on until now.
         gate.write_text("go on")
         early = session.step(actions(server, GO))
         session.reset(3)
@@ -355,7 +355,7 @@ def test_a_deadline_is_met_while_the_environment_is_still_at_it(tmp_path: Path) 
     assert shown(server, done, 1) == [4.0]
 
 
-def test_infos_that_cannot_be_told_cost_nothing_but_themselves(single: EnvServer) -> None:
+def test_infos_that_cannot_be_encoded_cost_nothing_but_themselves(single: EnvServer) -> None:
     with ReleasedJoin(single.address) as session:
         session.reset()
         odd = session.step(actions(single, ODD_INFO))
@@ -376,13 +376,13 @@ def test_values_out_of_range_are_delivered_with_a_warning(single: EnvServer) -> 
     assert warning["detail"].startswith("$: ")
 
 
-def test_pictures_are_told_and_lanes_that_are_not_there_refused(lanes: EnvServer) -> None:
+def test_pictures_are_sent_and_lanes_that_are_not_there_refused(lanes: EnvServer) -> None:
     with ReleasedJoin(lanes.address) as session:
         before = session.ask(Render("r0"))
         session.reset(10)
         one = session.ask(Render("r1", env_indices=(1,)))
         everyone = session.ask(Render("r2"))
-        nobody = session.ask(Render("r3", env_indices=(3,)))
+        refused_lane = session.ask(Render("r3", env_indices=(3,)))
         done = session.step(actions(lanes, GO, GO, GO))
 
     assert isinstance(before, Rendered)
@@ -390,7 +390,7 @@ def test_pictures_are_told_and_lanes_that_are_not_there_refused(lanes: EnvServer
     assert one.png.startswith(PNG_BEGINS)
     assert everyone.png.startswith(PNG_BEGINS)
     assert one.png != everyone.png
-    assert (nobody.code.name, nobody.is_recoverable) == ("INVALID_ACTION", True)
+    assert (refused_lane.code.name, refused_lane.is_recoverable) == ("INVALID_ACTION", True)
     assert isinstance(done, StepDone)
 
 
@@ -409,12 +409,12 @@ def test_answers_tell_what_they_took(single: EnvServer) -> None:
     with ReleasedJoin(single.address) as session:
         session.reset()
         frame = session.ask_frame(wire.pack_request(Step("s", actions(single, GO))))
-        told = pb.JoinResponse.FromString(frame)
+        reported = pb.JoinResponse.FromString(frame)
         refused = pb.JoinResponse.FromString(session.ask_frame(b"\x2a\x01x"))
 
-    parts = (told.queue_ns, told.decode_ns, told.user_ns, told.encode_ns)
+    parts = (reported.queue_ns, reported.decode_ns, reported.user_ns, reported.encode_ns)
     assert min(parts) > 0
-    assert sum(parts) == told.endpoint_total_ns
+    assert sum(parts) == reported.endpoint_total_ns
     assert refused.endpoint_total_ns > 0
     assert refused.user_ns == 0
 
@@ -480,16 +480,16 @@ def test_the_longest_texts_arrive() -> None:
     assert list(lengths) == [20_000] * 3
 
 
-def test_what_single_lanes_can_do_is_told(
+def test_what_single_lanes_can_do_is_reported(
     single: EnvServer, vector: EnvServer, lanes: EnvServer
 ) -> None:
-    told = [shake_hands(server.address) for server in (single, vector, lanes)]
+    reported = [shake_hands(server.address) for server in (single, vector, lanes)]
 
-    assert [answer.capabilities for answer in told] == [
+    assert [answer.capabilities for answer in reported] == [
         {"subset_step": "true"},
         {},
         {"subset_step": "true"},
     ]
-    assert [answer.contract for answer in told] == [
+    assert [answer.contract for answer in reported] == [
         contract_of(server) for server in (single, vector, lanes)
     ]

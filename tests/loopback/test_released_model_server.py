@@ -186,7 +186,7 @@ class Counting:
         self.states: EpisodeStates[list[int]] = EpisodeStates(lambda: [0])
         self.checked: list[str] = []
         self.refusals: list[Exception] = []
-        """What it raises next, in whatever method."""
+        """What it raises next, in any method."""
 
     def check_contract(self, contract: EnvContract) -> None:
         self._maybe_refuse()
@@ -272,13 +272,13 @@ def test_a_handshake_without_a_common_edition_is_refused(server: ModelServer) ->
 
 def test_headers_come_before_the_first_word(server: ModelServer) -> None:
     # Else a client that waits for them would wait for ever.
-    silence: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    no_answer: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     with plain_channel(server.address) as channel:
-        frames = iter(silence.get, None)
+        frames = iter(no_answer.get, None)
         call = channel.stream_stream(MODEL_JOIN)(frames, timeout=PATIENCE_S)
 
         assert call.initial_metadata() is not None
-        silence.put(None)
+        no_answer.put(None)
 
 
 def test_a_stream_that_says_nothing_ends_well(server: ModelServer) -> None:
@@ -307,13 +307,13 @@ def test_an_adapter_acts_and_its_answers_carry_their_context() -> None:
 
 
 def test_every_answer_tells_what_it_took(runtime: Runtime) -> None:
-    def told(make: Callable[[str], AnyAdapterRequest]) -> ModelTimings:
+    def reported(make: Callable[[str], AnyAdapterRequest]) -> ModelTimings:
         runtime.send(make)
         return wire.parse_timings(runtime.join.receive() or b"")
 
-    resolved = told(resolve())
-    predicted = told(predict("a", ["e", "f"], 1, 2))
-    together = told(grouped(("a", ["e"], [1]), ("b", ["e"], [1])))
+    resolved = reported(resolve())
+    predicted = reported(predict("a", ["e", "f"], 1, 2))
+    together = reported(grouped(("a", ["e"], [1]), ("b", ["e"], [1])))
 
     assert (resolved.user_ns, resolved.in_flight) == (None, 1)
     assert resolved.endpoint_total_ns
@@ -340,7 +340,7 @@ def test_a_torch_module_acts_as_it_does_in_process() -> None:
     assert actions == expected.tolist()
 
 
-def test_what_is_wrong_with_a_request_is_told_and_the_session_goes_on(runtime: Runtime) -> None:
+def test_what_is_wrong_with_a_request_is_reported_and_the_session_goes_on(runtime: Runtime) -> None:
     runtime.resolve()
     invalid = ModelErrorCode.INVALID_REQUEST
     wrong: list[tuple[Any, ModelErrorCode, str]] = [
@@ -377,7 +377,7 @@ def test_a_frame_that_is_none_is_answered_in_band(runtime: Runtime) -> None:
     assert runtime.act("a", ["e"], 1) == [1]
 
 
-def test_a_policy_that_refuses_an_environment_is_told_at_resolve(
+def test_a_policy_that_refuses_an_environment_is_reported_at_resolve(
     runtime: Runtime, policy: Counting
 ) -> None:
     policy.refusals = [ContractMismatchError("not this one")]
@@ -389,7 +389,9 @@ def test_a_policy_that_refuses_an_environment_is_told_at_resolve(
     assert isinstance(runtime.resolve(), AdapterResolved)
 
 
-def test_a_policy_that_raises_is_told_with_its_trace(runtime: Runtime, policy: Counting) -> None:
+def test_a_policy_that_raises_is_reported_with_its_trace(
+    runtime: Runtime, policy: Counting
+) -> None:
     runtime.resolve()
     policy.refusals = [ValueError("not today")]
 
@@ -590,7 +592,7 @@ def test_ends_of_what_is_not_there_are_none(runtime: Runtime) -> None:
     assert isinstance(runtime.ask(release("a")), AdapterReleased)
 
 
-def test_a_policy_that_does_not_forget_is_told_of_and_may_be_asked_again(
+def test_a_policy_that_does_not_forget_is_reported_and_may_be_asked_again(
     runtime: Runtime, policy: Counting
 ) -> None:
     runtime.resolve()
@@ -750,7 +752,7 @@ def test_a_stream_may_begin_with_any_request(
 @pytest.mark.parametrize(
     ("dialects", "reaches"), [((PROTOCOL_V1,), False), ((WIRE_V1,), True), (None, True)]
 )
-def test_an_endpoint_may_be_told_what_to_speak(
+def test_the_dialects_of_an_endpoint_may_be_chosen(
     dialects: tuple[str, ...] | None, reaches: bool, policy: Counting
 ) -> None:
     with ModelServer(policy, dialects=dialects) as server:

@@ -48,7 +48,7 @@ PONG = b'00000016{"type": "PONG"}'
 
 
 class Trainer:
-    """Answers at once, but for what is told to wait; notes what it has been told."""
+    """Answers at once, but for requests that shall wait; records its requests."""
 
     def __init__(self) -> None:
         self.received: list[m.Request] = []
@@ -69,7 +69,7 @@ class Trainer:
             case m.GetConfig():
                 return m.SetConfig(500, True)
             case m.LogReturns():
-                raise RemoteProtocolError("nobody has asked for it")
+                raise RemoteProtocolError("it was not requested")
             case m.StartEpisode():
                 raise ZeroDivisionError
             case m.Episodes(wants_state=False):
@@ -237,7 +237,7 @@ def test_who_waits_when_the_port_is_closed_is_not_left_waiting(trainer: Trainer)
     assert trainer.present == 0
 
 
-def test_a_slow_sender_is_cut_off_and_harms_nobody(
+def test_a_slow_sender_is_cut_off_and_harms_no_other_client(
     serve: Callable[..., str], trainer: Trainer
 ) -> None:
     address = serve(limits=RLlinkLimits(frame_timeout_s=1.5))
@@ -248,14 +248,14 @@ def test_a_slow_sender_is_cut_off_and_harms_nobody(
 
         for _ in range(20):
             assert client.get_state().weights_seq_no == 3
-        told = everything(slow)
+        reported = everything(slow)
 
-        assert b"not complete 1.5 s after it began" in told
+        assert b"not complete 1.5 s after it began" in reported
         assert client.get_state().weights_seq_no == 3
     trainer.wait_until(lambda: trainer.present == 0)
 
 
-def test_whoever_says_nothing_at_first_is_cut_off(serve: Callable[..., str]) -> None:
+def test_a_client_that_sends_nothing_at_first_is_cut_off(serve: Callable[..., str]) -> None:
     with connect_options(serve(limits=RLlinkLimits(frame_timeout_s=0.1))) as silent:
         assert everything(silent) == b""
 
@@ -288,21 +288,21 @@ def test_a_client_that_takes_no_answers_is_cut_off(
         (b"00000000", b"0 bytes"),
         (b"00000003abc", b"no dialect"),
         (b"00000002{}", b"type is missing"),
-        (framed(JSON.pack_request(m.LogReturns("e", 1.0))), b"nobody has asked for it"),
+        (framed(JSON.pack_request(m.LogReturns("e", 1.0))), b"it was not requested"),
         (framed(RAY.pack_request(m.Ping())), b"keep to the dialect"),
     ],
 )
-def test_who_breaks_a_rule_is_told_and_cut_off(
+def test_a_client_that_breaks_a_rule_gets_the_reason_and_is_cut_off(
     frame: bytes, why: bytes, serve: Callable[..., str], trainer: Trainer
 ) -> None:
     with connect_options(serve()) as line:
         line.sendall(PING + frame)
 
-        told = everything(line)
+        reported = everything(line)
 
-    assert told.startswith(PONG)
-    assert b'{"type": "ERROR", "message": "' in told
-    assert why in told
+    assert reported.startswith(PONG)
+    assert b'{"type": "ERROR", "message": "' in reported
+    assert why in reported
     trainer.wait_until(lambda: trainer.present == 0)
 
 
@@ -335,7 +335,7 @@ def test_who_shows_the_token_is_let_in(serve: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "other", "s3cre", "ä", "\ud800"])
-def test_who_shows_no_token_is_told_and_cut_off(
+def test_a_client_without_a_token_gets_the_reason_and_is_cut_off(
     token: str | None, serve: Callable[..., str], trainer: Trainer
 ) -> None:
     with pytest.raises(RemoteError, match="wants a token"):
@@ -370,7 +370,7 @@ def test_a_port_that_other_machines_can_reach_needs_a_token(trainer: Trainer) ->
 
 
 @pytest.mark.parametrize("num_frames", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_damaged_frames_stop_nobody(
+def test_damaged_frames_stop_no_server(
     num_frames: int, serve: Callable[..., str], trainer: Trainer
 ) -> None:
     address = serve(limits=RLlinkLimits(frame_timeout_s=5.0, max_message_bytes=4096))
@@ -385,7 +385,7 @@ def test_damaged_frames_stop_nobody(
     with RLlinkClient(address) as bystander:
         for number in range(num_frames):
             frames = good[chance.choice((JSON, RAY))]
-            # One a connection: whoever has sent a wrong one is not listened to any more.
+            # One a connection: after a wrong one the server reads no more.
             with connect_options(address) as line, contextlib.suppress(OSError):
                 line.sendall(frames[0] + damaged(chance.choice(frames), chance))
                 line.shutdown(socket.SHUT_WR)
@@ -416,14 +416,14 @@ def test_a_simulator_imports_nothing_heavy_before_it_has_a_model() -> None:
 # --- the client --------------------------------------------------------------------------
 
 
-def test_the_client_says_when_nobody_listens() -> None:
+def test_the_client_says_when_nothing_listens() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         with pytest.raises(EndpointUnreachableError, match="start the training first"):
             RLlinkClient(f"127.0.0.1:{closed.getsockname()[1]}")
 
 
-def test_the_client_does_not_wait_for_somebody_who_accepts_and_says_nothing() -> None:
+def test_the_client_does_not_wait_for_a_server_that_accepts_and_sends_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
 
@@ -431,7 +431,7 @@ def test_the_client_does_not_wait_for_somebody_who_accepts_and_says_nothing() ->
             RLlinkClient(address, connect_timeout_s=0.1)
 
 
-def test_who_only_sends_learns_that_nobody_listens_any_more(serve: Callable[..., str]) -> None:
+def test_a_client_that_only_sends_notices_the_end_of_the_server(serve: Callable[..., str]) -> None:
     with RLlinkClient(serve(limits=RLlinkLimits(frame_timeout_s=1.5))) as client:
 
         def go_on() -> None:
@@ -439,11 +439,11 @@ def test_who_only_sends_learns_that_nobody_listens_any_more(serve: Callable[...,
             while time.monotonic() < deadline_s:
                 client.log_returns("e", 1.0)
 
-        with pytest.raises(RemoteError, match="nobody has asked for it"):
+        with pytest.raises(RemoteError, match="it was not requested"):
             go_on()
 
 
-def test_an_agent_says_when_it_is_not_told_what_actions_are(serve: Callable[..., str]) -> None:
+def test_an_agent_says_when_it_does_not_know_what_actions_are(serve: Callable[..., str]) -> None:
     with RLlinkClient(serve()) as client:
         for make in (RemoteAgent, LocalAgent):
             with pytest.raises(ConfigurationError, match="the server"):
@@ -489,7 +489,7 @@ def test_the_client_says_that_the_training_has_ended(trainer: Trainer) -> None:
             client.get_state()
 
 
-def test_a_server_stops_at_whatever_moment(trainer: Trainer) -> None:
+def test_a_server_stops_at_any_moment(trainer: Trainer) -> None:
     for _ in range(40):
         server = RLlinkServer(trainer)
         server.start()

@@ -1,4 +1,4 @@
-"""Whatever the autoreset mode of an endpoint, its lanes can be driven as if it were SAME_STEP."""
+"""The lanes of an endpoint of any autoreset mode can be driven as if it were SAME_STEP."""
 
 import contextlib
 from collections.abc import Callable

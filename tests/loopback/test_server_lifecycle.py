@@ -32,7 +32,7 @@ class Exits(gymnasium.Env[Any, Any]):
 
     def __init__(self, gate: str = "") -> None:
         if gate and os.path.exists(gate):
-            with open(gate):  # until somebody opens the other end
+            with open(gate):  # until the test opens the other end
                 pass
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:

@@ -200,7 +200,7 @@ def test_requests_of_a_client_that_has_gone_are_never_run(gate: Gate) -> None:
         assert server.statistics().cancelled == 1
 
 
-def test_each_route_s_answers_keep_its_order_whatever_the_batches() -> None:
+def test_each_route_s_answers_keep_its_order_in_all_batches() -> None:
     gate = Gate(is_open=True)
     with ModelServer(gate, max_batch_rows=3) as server:
 
@@ -269,7 +269,7 @@ def test_lanes_that_the_policy_refuses_take_no_room(monkeypatch: pytest.MonkeyPa
 
 
 class Remembering:
-    """A policy that knows every route on which it has acted, until it is told to forget it."""
+    """A policy that knows every route on which it has acted, until the route is closed."""
 
     def __init__(self, gate: Gate | None = None) -> None:
         self.known: set[str] = set()
@@ -361,7 +361,7 @@ def test_what_a_client_that_vanishes_has_running_is_forgotten_after_it_has_run(
         leaving.close()
 
 
-def test_all_routes_of_a_session_end_whatever_the_policy_raises_about_some() -> None:
+def test_all_routes_of_a_session_end_even_if_the_policy_raises_for_some() -> None:
     policy = Remembering()
     policy.refusals = [ConfigurationError("never"), ValueError("no"), PolicyError("not now")]
     with ModelServer(policy) as server:
@@ -580,7 +580,7 @@ class Unspeakable(Exception):
 
 
 @pytest.mark.parametrize("error", [Unspeakable, lambda: ValueError("x" * 2**24)])
-def test_whatever_a_policy_raises_is_an_answer_and_the_session_goes_on(
+def test_every_exception_of_a_policy_is_an_answer_and_the_session_goes_on(
     error: Callable[[], Exception],
 ) -> None:
     def choose(observations: Any) -> Any:
@@ -715,7 +715,7 @@ def test_weights_are_swapped_between_batches_and_no_request_is_lost() -> None:
 
         assert server.policy_version == num_versions
     for history in histories:
-        # The version that is told is that of the weights that acted, and none goes back.
+        # The reported version is that of the weights that acted, and none goes back.
         assert all(action == version for version, action in history)
         assert history == sorted(history)
         assert history[-1] == (num_versions, num_versions)
@@ -947,7 +947,7 @@ def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_quick_at_once")
-def test_health_is_told_while_a_policy_holds_the_serving_loop_and_by_grpc_afterwards(
+def test_health_is_reported_while_a_policy_holds_the_serving_loop_and_by_grpc_afterwards(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy_health, "_BLOCKED_REPORT_S", PATIENCE_S)
@@ -956,10 +956,10 @@ def test_health_is_told_while_a_policy_holds_the_serving_loop_and_by_grpc_afterw
         assert "the policy has not come back" in server.health().reason
         gate.may_pass.set()
 
-        told = check_health(ConnectOptions(server.address))
+        reported = check_health(ConnectOptions(server.address))
 
-    assert told.status is HealthStatus.NOT_SERVING
-    assert "the policy has just held all sessions" in told.reason
+    assert reported.status is HealthStatus.NOT_SERVING
+    assert "the policy has just held all sessions" in reported.reason
 
 
 @pytest.mark.usefixtures("_quick_at_once")
@@ -980,7 +980,7 @@ def test_nothing_that_has_its_time_takes_longer_while_a_policy_holds_the_serving
 
 
 @pytest.mark.slow
-def test_serve_model_ends_when_it_is_told_to_though_the_policy_holds_the_serving_loop(
+def test_serve_model_ends_by_a_signal_though_the_policy_holds_the_serving_loop(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "holding.py").write_text(

@@ -82,7 +82,7 @@ Behaviour = Callable[[Any], Response]
 
 
 class Peer:
-    """A server that answers what it is told to and remembers what it was asked.
+    """A server with scripted answers that remembers its requests.
 
     Args:
         wire: ``env_wire`` or ``model_wire``.
@@ -253,11 +253,11 @@ def test_the_stream_carries_the_session_id_that_the_handshake_gave(
     assert server.join_metadata[0][capabilities.SESSION_METADATA_KEY] == "id-7"
 
 
-@pytest.mark.parametrize("told", [{}, {"org.example.quantum.v9": "yes", "": "\n"}])
+@pytest.mark.parametrize("reported", [{}, {"org.example.quantum.v9": "yes", "": "\n"}])
 def test_capabilities_that_are_absent_or_unknown_change_nothing(
-    peer: Callable[..., Peer], told: dict[str, str]
+    peer: Callable[..., Peer], reported: dict[str, str]
 ) -> None:
-    server = peer(dataclasses.replace(YES, capabilities=told))
+    server = peer(dataclasses.replace(YES, capabilities=reported))
 
     client = EnvClient(ConnectOptions(server.address))
     client.reset()
@@ -306,7 +306,7 @@ def test_the_text_that_the_user_names_is_presented_and_accepted_back(
 
 
 @pytest.mark.parametrize("client", [RemoteEnv, RemoteVectorEnv, RemoteModel])
-def test_an_edition_text_that_nobody_knows_is_refused_before_anything_is_dialed(
+def test_an_unknown_edition_text_is_refused_before_anything_is_dialed(
     client: Callable[..., object],
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"rlmesh-0\.1\.0b3, or the text's sha256"):
@@ -365,7 +365,7 @@ def test_what_was_sent_before_the_error_is_still_answered(peer: Callable[..., Pe
     client.close()
 
 
-def test_close_waits_for_its_own_answer_behind_those_that_nobody_waited_for(
+def test_close_waits_for_its_own_answer_behind_those_that_were_not_awaited(
     peer: Callable[..., Peer],
 ) -> None:
     def behave(request: Any) -> Response:

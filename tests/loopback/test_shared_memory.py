@@ -34,17 +34,17 @@ from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Lifelike
 
 
-def test_who_leaves_before_a_road_is_given_leaves_nothing_to_the_next_session(
+def test_a_client_that_leaves_before_its_direct_connection_leaves_nothing_to_the_next_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     send_descriptors = DirectHandle.send_descriptors
 
-    def to_nobody(direct: DirectHandle, to: socket.socket, greeting: bytes) -> None:
+    def to_no_peer(direct: DirectHandle, to: socket.socket, greeting: bytes) -> None:
         monkeypatch.setattr(DirectHandle, "send_descriptors", send_descriptors)
         raise BrokenPipeError
 
     with EnvServer(Lifelike, max_sessions=1) as server:
-        monkeypatch.setattr(DirectHandle, "send_descriptors", to_nobody)
+        monkeypatch.setattr(DirectHandle, "send_descriptors", to_no_peer)
         first = EnvClient(ConnectOptions(server.address))
         pid: Any = first.reset().infos["pid"]
         assert [array(first.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
@@ -59,7 +59,7 @@ def test_who_leaves_before_a_road_is_given_leaves_nothing_to_the_next_session(
             assert [array(second.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_worker_that_was_given_a_road_too_late_goes_on_without_it() -> None:
+def test_a_worker_that_was_given_a_direct_connection_too_late_goes_on_without_it() -> None:
     with EnvServer(Lifelike, step_grace_s=600.0) as server:
         client = EnvClient(ConnectOptions(server.address))
         pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
@@ -88,7 +88,7 @@ def test_spaces_with_text_travel_as_messages() -> None:
             RemoteEnv(server.address, transport="shared_memory")
 
 
-def test_who_insists_is_told_when_the_endpoint_gives_none() -> None:
+def test_a_client_that_requires_a_transport_gets_an_error_when_the_endpoint_gives_none() -> None:
     with EnvServer(Lifelike) as server:
         client = EnvClient(ConnectOptions(server.address), transport="shared_memory")
         client._direct_connector._session_id = "0" * 32
@@ -134,7 +134,7 @@ except ConfigurationError as error:
     assert "in another container or on another machine" in refused
 
 
-def test_memory_that_a_client_got_cannot_be_shrunk_and_is_nobody_else_s() -> None:
+def test_memory_that_a_client_got_cannot_be_shrunk_and_is_its_own() -> None:
     with EnvServer(Lifelike, max_sessions=1) as server:
         first = EnvClient(ConnectOptions(server.address))
         first.reset()
@@ -232,16 +232,16 @@ def test_a_session_without_a_reset_gets_nothing_at_the_broker() -> None:
 
 @contextlib.contextmanager
 def silent_connections(server: EnvServer, count: int) -> Iterator[list[socket.socket]]:
-    """Connect to the endpoint's socket for roads, and say nothing."""
+    """Connect to the endpoint's socket for direct connections, and send nothing."""
     with contextlib.ExitStack() as owned:
         peers = [owned.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(count)]
         for peer in peers:
             peer.settimeout(20.0)
-            peer.connect(socket_for_roads(server))
+            peer.connect(socket_for_direct_connections(server))
         yield peers
 
 
-def socket_for_roads(server: EnvServer) -> bytes:
+def socket_for_direct_connections(server: EnvServer) -> bytes:
     name = shake_hands(ConnectOptions(server.address)).capabilities[capabilities.SHARED_MEMORY]
     where = wire.socket_address(name)
     assert where is not None
@@ -253,7 +253,7 @@ def is_open(peer: socket.socket) -> bool:
     return not select.select([peer], [], [], 0.0)[0]
 
 
-def test_silent_connections_keep_nobody_from_shared_memory() -> None:
+def test_silent_connections_keep_no_client_from_shared_memory() -> None:
     with (
         EnvServer(Lifelike) as server,
         silent_connections(server, 65),
@@ -315,7 +315,7 @@ def test_a_client_of_the_same_user_is_not_given_up_for_a_hundred_of_another(
     patient_broker: None,
 ) -> None:
     with EnvServer(Lifelike) as server, silent_connections(server, 1) as (ours,):
-        script = [sys.executable, "-c", OTHER_USER, socket_for_roads(server).hex()]
+        script = [sys.executable, "-c", OTHER_USER, socket_for_direct_connections(server).hex()]
         subprocess.run(script, timeout=60, check=True)
 
         assert is_open(ours)

@@ -132,7 +132,7 @@ def test_a_shutdown_that_does_not_decode_stops_nothing(path: str) -> None:
         assert not server.wait(0.0)
 
 
-def test_requests_that_a_stopping_endpoint_does_not_take_are_not_dropped_in_silence(
+def test_requests_that_a_stopping_endpoint_does_not_take_are_answered(
     pipes: tuple[Path, Path],
 ) -> None:
     gate, bell = pipes

@@ -1,4 +1,4 @@
-"""What an endpoint says that it has done is what was done to it, over whatever road."""
+"""An endpoint's statistics agree with what its clients did, over every transport."""
 
 import contextlib
 import functools

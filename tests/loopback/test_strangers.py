@@ -1,4 +1,4 @@
-"""Who else may answer at an address: each is told apart, by what gRPC says about real ones."""
+"""Other programs that may answer at an address, each recognized by the errors of gRPC."""
 
 import http.server
 import shutil
@@ -151,7 +151,7 @@ def test_a_message_that_is_too_large_is_no_full_endpoint(
     ("status", "error"),
     [("RESOURCE_EXHAUSTED", CapacityError), ("PERMISSION_DENIED", AccessDeniedError)],
 )
-def test_a_status_says_why_nobody_is_let_in(
+def test_a_status_says_why_no_session_is_admitted(
     connect_options: ConnectOptions, status: str, error: type[EndpointError]
 ) -> None:
     channel = connect_options.open()

@@ -1,6 +1,6 @@
 """A trajectory that comes through an endpoint is the in-process one, bit for bit.
 
-By both roads: as messages, and through shared memory where the spaces allow it.
+Over both transports: as messages, and through shared memory where the spaces allow it.
 """
 
 from typing import Any
@@ -69,7 +69,7 @@ TAXI = next(env_id for env_id in ("Taxi-v4", "Taxi-v3") if env_id in gymnasium.r
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", TAXI])
-def test_gymnasiums_own_environments_survive_the_road(env_id: str) -> None:
+def test_gymnasiums_own_environments_survive_the_transport(env_id: str) -> None:
     local = gymnasium.make_vec(env_id, NUM_LANES, "sync")
 
     with EnvServer(env_id, num_envs=NUM_LANES) as server:

@@ -172,7 +172,7 @@ def test_a_partial_reset_leaves_the_other_lanes_alone(start: Start) -> None:
     assert infos_of(reply)["_length"].tolist() == [False, True, False]
 
 
-def test_the_last_infos_of_ended_lanes_are_told(start: Start) -> None:
+def test_the_last_infos_of_ended_lanes_are_reported(start: Start) -> None:
     worker = start(lambda: EchoEnv(SPACES["discrete"], max_length=1), 2)
     ask(worker, ResetCommand())
 
@@ -230,7 +230,7 @@ def test_infos_that_cannot_be_pickled_become_text(start: Start) -> None:
         (Fault.KEYBOARD_INTERRUPT, "KeyboardInterrupt"),
     ],
 )
-def test_what_the_environment_raises_is_told_and_the_worker_lives(
+def test_what_the_environment_raises_is_reported_and_the_worker_lives(
     start: Start, fault: Fault, message: str
 ) -> None:
     worker = start(lambda: FaultyEnv(fault, at_step=1))
@@ -254,7 +254,7 @@ def test_what_the_environment_raises_is_told_and_the_worker_lives(
         (Fault.SEGFAULT, "was killed by SIGSEGV", "Fatal Python error: Segmentation fault"),
     ],
 )
-def test_the_death_of_the_worker_is_told(
+def test_the_death_of_the_worker_is_reported(
     start: Start, fault: Fault, status: str, fault_log: str
 ) -> None:
     worker = start(lambda: FaultyEnv(fault))
@@ -664,7 +664,7 @@ def test_a_failed_start_leaks_no_descriptors() -> None:
 
 
 @pytest.mark.parametrize(("name", "num_made"), [("eventfd", 0), ("eventfd", 1), ("dup", 0)])
-def test_a_road_that_descriptors_run_out_for_keeps_none(
+def test_a_direct_connection_that_descriptors_run_out_for_keeps_none(
     start: Start, name: str, num_made: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = start("CartPole-v1")
@@ -687,7 +687,7 @@ def test_a_road_that_descriptors_run_out_for_keeps_none(
 
 
 @pytest.mark.parametrize("fault", ["too few", "no memory", "no TCP"])
-def test_a_road_that_a_worker_cannot_take_is_refused_and_leaves_nothing(
+def test_a_direct_connection_that_a_worker_cannot_take_is_refused_and_leaves_nothing(
     start: Start, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = start("CartPole-v1")

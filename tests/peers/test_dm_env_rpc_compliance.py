@@ -150,7 +150,7 @@ class Creating:
     invalid_world_settings: ClassVar[dict[str, Any]] = {
         "levelName": tensor_utils.pack_tensor(1),
         "seed": tensor_utils.pack_tensor(-1),
-        "missing_actions": tensor_utils.pack_tensor("whatever"),
+        "missing_actions": tensor_utils.pack_tensor("unknown"),
     }
 
     @property
@@ -169,7 +169,7 @@ class Creating:
 
 
 class Joining(Connected):
-    """Nobody is joined yet."""
+    """No agent has joined yet."""
 
     invalid_join_settings: ClassVar[dict[str, Any]] = {
         "class": tensor_utils.pack_tensor("wizard"),

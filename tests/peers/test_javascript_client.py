@@ -291,7 +291,7 @@ await client.configureRoute('b', contract);
 
 
 def talk(address: str, script: str) -> list[Any]:
-    """Run ``script`` with a client of ``address``; return what it told."""
+    """Run ``script`` with a client of ``address``; return its output."""
     done = node("--input-type=module", "-e", PRELUDE + script, address)
     assert (done.returncode, done.stderr) == (0, "")
     return said(done.stdout)
@@ -314,9 +314,9 @@ def test_a_wrong_request_is_rejected_and_the_session_goes_on() -> None:
     await tell(ask('a', 1));
     """
     with ModelServer(Balancing()) as server:
-        told = talk(server.address, script)
+        reported = talk(server.address, script)
 
-    answers = [(one["code"], one["message"]) for one in told[:5]]
+    answers = [(one["code"], one["message"]) for one in reported[:5]]
     assert answers[0] == ("NOT_CONFIGURED", "route 'nowhere' is not configured")
     assert answers[1][0] == "INVALID_REQUEST"
     assert "balances poles only" in answers[1][1]
@@ -325,17 +325,17 @@ def test_a_wrong_request_is_rejected_and_the_session_goes_on() -> None:
     assert answers[3][0] == "INVALID_REQUEST"
     assert answers[4][0] == "INVALID_REQUEST"
     assert "num_envs = 2" in answers[4][1]
-    assert all(one["isRecoverable"] for one in told[:5])
-    assert [one["name"] for one in told[:5]] == ["PolicyError"] * 5
-    assert [one["name"] for one in told[5:7]] == ["ConformanceError"] * 2
-    assert told[5]["message"] == "observation: has 3 elements, not 4"
-    assert told[6]["message"] == "observation: is NaN"
-    assert told[7]["actions"] == [1, 0]
-    assert told[8:10] == ["done", "done"]
-    assert told[10]["code"] == "CLOSED"
+    assert all(one["isRecoverable"] for one in reported[:5])
+    assert [one["name"] for one in reported[:5]] == ["PolicyError"] * 5
+    assert [one["name"] for one in reported[5:7]] == ["ConformanceError"] * 2
+    assert reported[5]["message"] == "observation: has 3 elements, not 4"
+    assert reported[6]["message"] == "observation: is NaN"
+    assert reported[7]["actions"] == [1, 0]
+    assert reported[8:10] == ["done", "done"]
+    assert reported[10]["code"] == "CLOSED"
 
 
-def test_bytes_of_another_size_are_told_with_both_numbers() -> None:
+def test_bytes_of_another_size_are_reported_with_both_numbers() -> None:
     script = """
     const lying = { ...box(-9, 9, [4]), spec: box(-9, 9, [5]).spec };
     await client.configureRoute('c', { ...contract, observationSpace: lying });
@@ -343,10 +343,10 @@ def test_bytes_of_another_size_are_told_with_both_numbers() -> None:
     await client.close();
     """
     with ModelServer(Balancing()) as server:
-        [told] = talk(server.address, script)
+        [reported] = talk(server.address, script)
 
-    assert told["code"] == "INVALID_REQUEST"
-    assert "32 bytes, expected 40" in told["message"]
+    assert reported["code"] == "INVALID_REQUEST"
+    assert "32 bytes, expected 40" in reported["message"]
 
 
 def test_errors_are_printed_with_their_names() -> None:
@@ -454,9 +454,9 @@ def test_responses_in_completion_order_find_their_requests() -> None:
     await client.close();
     """
     with scripted(join) as address:
-        told = talk(address, script)
+        reported = talk(address, script)
 
-    assert [one["actions"] for one in told] == [[1, 0], [0, 1], [1, 0]]
+    assert [one["actions"] for one in reported] == [[1, 0], [0, 1], [1, 0]]
 
 
 def test_a_deadline_rejects_its_request_only_and_a_late_answer_is_ignored() -> None:
@@ -474,11 +474,11 @@ def test_a_deadline_rejects_its_request_only_and_a_late_answer_is_ignored() -> N
     await client.close();
     """
     with scripted(join) as address:
-        told = talk(address, script)
+        reported = talk(address, script)
 
-    assert (told[0]["code"], told[0]["message"]) == ("TIMEOUT", "no answer within 20 ms")
-    assert told[0]["isRecoverable"] is True
-    assert told[1]["actions"] == [1, 0]
+    assert (reported[0]["code"], reported[0]["message"]) == ("TIMEOUT", "no answer within 20 ms")
+    assert reported[0]["isRecoverable"] is True
+    assert reported[1]["actions"] == [1, 0]
 
 
 def test_a_slot_that_names_no_lane_is_not_sent() -> None:
@@ -532,9 +532,9 @@ def test_a_deadline_beyond_the_longest_timer_is_no_short_one() -> None:
     await client.close();
     """
     with scripted(join) as address:
-        told = talk(address, script)
+        reported = talk(address, script)
 
-    assert told == ["done", {"actions": [1], "telemetry": None}, "done"] * 3
+    assert reported == ["done", {"actions": [1], "telemetry": None}, "done"] * 3
 
 
 def test_a_deadline_that_is_no_time_is_refused_and_changes_nothing() -> None:
@@ -564,7 +564,7 @@ def test_a_deadline_that_is_no_time_is_refused_and_changes_nothing() -> None:
     assert asked == [ConfigureRoute, ConfigureRoute, Predict, CloseModel]
 
 
-def test_what_an_address_or_a_contract_lacks_is_told() -> None:
+def test_what_an_address_or_a_contract_lacks_is_reported() -> None:
     asked: list[type] = []
 
     script = """
@@ -619,10 +619,12 @@ def test_after_an_error_that_ends_the_session_only_close_is_sent() -> None:
     await client.close();
     """
     with scripted(join) as address:
-        told = talk(address, script)
+        reported = talk(address, script)
 
     expected = ("INTERNAL", "broken", False)
-    assert [(one["code"], one["message"], one["isRecoverable"]) for one in told] == [expected] * 3
+    assert [(one["code"], one["message"], one["isRecoverable"]) for one in reported] == [
+        expected
+    ] * 3
     assert asked == [ConfigureRoute, ConfigureRoute, Predict, CloseModel]
 
 
@@ -659,10 +661,10 @@ def test_the_end_of_the_stream_rejects_everything_outstanding(
     for (const one of [...both, ask('a', 1), client.close()]) await tell(one);
     """
     with scripted(join) as address:
-        *told, closed = talk(address, script)
+        *reported, closed = talk(address, script)
 
-    assert [one["code"] for one in told] == [code] * 3
-    assert all(one["message"].startswith(says) and not one["isRecoverable"] for one in told)
+    assert [one["code"] for one in reported] == [code] * 3
+    assert all(one["message"].startswith(says) and not one["isRecoverable"] for one in reported)
     assert closed == "done"
 
 
@@ -677,10 +679,12 @@ def test_an_answer_of_another_kind_or_size_is_malformed() -> None:
                 yield Predicted(request.request_id, request.context, b"\0" * 24)
 
     with scripted(join) as address:
-        told = talk(address, "for (const r of ['a', 'b']) await tell(ask(r, 1));\nclient.close();")
+        reported = talk(
+            address, "for (const r of ['a', 'b']) await tell(ask(r, 1));\nclient.close();"
+        )
 
-    assert told[0]["message"] == "close_route does not answer predict"
-    assert told[1]["message"] == "action: has 3 lanes, not 2"
+    assert reported[0]["message"] == "close_route does not answer predict"
+    assert reported[1]["message"] == "action: has 3 lanes, not 2"
 
 
 def test_the_server_s_telemetry_comes_with_the_actions() -> None:
@@ -700,10 +704,10 @@ def test_the_server_s_telemetry_comes_with_the_actions() -> None:
             yield frame.SerializeToString()
 
     with scripted(join) as address:
-        [told] = talk(address, "await tell(ask('a', 1));\nclient.close();")
+        [reported] = talk(address, "await tell(ask('a', 1));\nclient.close();")
         done = drive(address, "--routes", "1", "--lanes", "2", "--episodes", "2")
 
-    assert told["telemetry"] == {
+    assert reported["telemetry"] == {
         "policyVersion": 3,
         "queueMs": 1.5,
         "forwardMs": 2**33 / 1e6,
@@ -788,7 +792,9 @@ def test_a_server_that_goes_away_ends_the_simulator_with_an_error() -> None:
         (["127.0.0.1:1"], 1, "127.0.0.1:1: nothing answers there"),
     ],
 )
-def test_wrong_arguments_are_told_in_one_line(arguments: list[str], code: int, says: str) -> None:
+def test_wrong_arguments_are_reported_in_one_line(
+    arguments: list[str], code: int, says: str
+) -> None:
     done = drive(*arguments)
 
     assert (done.returncode, done.stdout) == (code, "")

@@ -242,7 +242,7 @@ def test_the_lock_file_names_no_registry() -> None:
         (["--env", "nowhere.js"], "cannot load nowhere.js"),
     ],
 )
-def test_wrong_options_are_told_in_one_line(arguments: list[str], says: str) -> None:
+def test_wrong_options_are_reported_in_one_line(arguments: list[str], says: str) -> None:
     command = [str(NODE), str(SOURCE / "server.js"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
 

@@ -85,7 +85,9 @@ def test_values_of_every_space_arrive_bit_for_bit(name: str) -> None:
 
     assert remote.observation_space == local.observation_space
     assert remote.action_space == local.action_space
-    assert_identical(world.told(local.observation_space, first), _told(local, local.reset(seed=5)))
+    assert_identical(
+        world.reported(local.observation_space, first), _reported(local, local.reset(seed=5))
+    )
     for seen, sent in zip(observed, echo.samples(name, 4), strict=True):
         _assert_same(local.observation_space, seen, sent)
 
@@ -119,8 +121,8 @@ def _batches(kind: str, name: str) -> list[Any]:
     return batches
 
 
-def _told(env: echo.Echo, start: tuple[Any, Any]) -> Any:
-    return world.told(env.observation_space, start[0])
+def _reported(env: echo.Echo, start: tuple[Any, Any]) -> Any:
+    return world.reported(env.observation_space, start[0])
 
 
 def _assert_same(space: gymnasium.Space[Any], seen: Any, sent: Any) -> None:
@@ -220,18 +222,18 @@ def test_lanes_of_its_vectors_cannot_be_reset_alone() -> None:
         remote.close()
 
 
-def test_episodes_are_those_of_the_edition_whatever_it_counts() -> None:
+def test_episodes_are_those_of_the_edition_even_if_the_environment_counts_others() -> None:
     with endpoint("Trouble", "vector", 2) as address:
         client = EnvClient(ConnectOptions(address))
         first = client.reset(seeds=[3, 4])
-        told = [
+        reported = [
             client.step([np.array([Deed.SUCCEED if step == 1 else Deed.STEP, Deed.STEP])])
             for step in range(2 * PLAIN_STEPS + 2)
         ]
         again = client.reset()
         client.close()
 
-    episodes = [episode for result in told for episode in result.completed_episodes]
+    episodes = [episode for result in reported for episode in result.completed_episodes]
     assert [episode.episode_id for episode in episodes] == list(first.episode_ids)
     assert [(each.step_count, each.seed) for each in episodes] == [(2, 3), (PLAIN_STEPS, 4)]
     assert [each.cumulative_reward for each in episodes] == [3.0, 15.0]
@@ -240,12 +242,12 @@ def test_episodes_are_those_of_the_edition_whatever_it_counts() -> None:
         (False, True),
     ]
     assert episodes[0].final_info["is_success"] is True
-    assert [result.episode_ids for result in told[:2]] == [
+    assert [result.episode_ids for result in reported[:2]] == [
         first.episode_ids,
         ("", first.episode_ids[1]),
     ]
-    assert {result.episode_ids for result in told[PLAIN_STEPS:]} == {("", "")}
-    assert sum(result.terminated.sum() + result.truncated.sum() for result in told) > 2
+    assert {result.episode_ids for result in reported[PLAIN_STEPS:]} == {("", "")}
+    assert sum(result.terminated.sum() + result.truncated.sum() for result in reported) > 2
     assert len({*first.episode_ids, *again.episode_ids}) == 4
 
 
@@ -478,16 +480,16 @@ def test_the_command_line_evaluates_its_model_in_its_environment(model: str) -> 
 def test_the_command_line_shows_what_is_spoken_where(model: str) -> None:
     with endpoint("World", "lanes", 2) as theirs, EnvServer("CartPole-v1") as ours:
         shown = command_line("inspect", theirs)
-        told = [
+        reported = [
             json.loads(command_line("inspect", "--json", address).stdout)
             for address in (theirs, ours.address, model)
         ]
 
-    assert [each["generations"] for each in told] == [
+    assert [each["generations"] for each in reported] == [
         ["rlmesh-wire-v1"],
         ["rlmesh.protocol.v1", "rlmesh-wire-v1", "dm_env_rpc.v1"],
         ["rlmesh-wire-v1"],
     ]
-    assert [each["service"] for each in told] == ["env", "env", "model"]
-    assert told[0]["server_version"] == "0.1.0"
+    assert [each["service"] for each in reported] == ["env", "env", "model"]
+    assert reported[0]["server_version"] == "0.1.0"
     assert "rlmesh-wire-v1" in shown.stdout

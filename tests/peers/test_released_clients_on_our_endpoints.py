@@ -45,14 +45,14 @@ def served(name: str, **options: Any) -> EnvServer:
     return EnvServer(functools.partial(make, name), **options)
 
 
-def as_it_has_them(told: Any) -> Any:
+def as_it_has_them(reported: Any) -> Any:
     """Return observations and infos as its clients give them, without its own keys."""
-    if isinstance(told, dict):
+    if isinstance(reported, dict):
         own = {"episode_ids", "completed_episodes"}
-        return {key: as_it_has_them(part) for key, part in told.items() if key not in own}
-    if isinstance(told, list | tuple):
-        return ["uint8" if part == "int8" else as_it_has_them(part) for part in told]
-    return told
+        return {key: as_it_has_them(part) for key, part in reported.items() if key not in own}
+    if isinstance(reported, list | tuple):
+        return ["uint8" if part == "int8" else as_it_has_them(part) for part in reported]
+    return reported
 
 
 def cartpole_episodes(seeds: list[int]) -> list[dict[str, Any]]:
@@ -80,15 +80,15 @@ def test_its_client_sees_our_environment_as_it_is_in_process(framework: str) -> 
     start: dict[str, Any] = {"seed": 3, "options": {"steps": 1}}
 
     with served("World") as server:
-        told = drive(
+        reported = drive(
             "drive_env", "play", address=server.address, kind="env", framework=framework, **start
         )
 
     expected = world.play(local, World.observation_space, world.actions(5, 7), **start)
-    assert as_it_has_them(told["trace"]) == as_it_has_them(expected)
+    assert as_it_has_them(reported["trace"]) == as_it_has_them(expected)
     assert sum(len(entry) == 2 for entry in expected) >= 3, "two episodes must end on the way"
-    assert told["frame"] == local.render().tolist()
-    assert (told["num_envs"], told["edition"]) == (1, "2026.06")
+    assert reported["frame"] == local.render().tolist()
+    assert (reported["num_envs"], reported["edition"]) == (1, "2026.06")
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -97,17 +97,17 @@ def test_its_client_sees_our_vector_as_it_is_in_process(framework: str, seed: An
     local = SyncVectorEnv([World] * 2)
 
     with served("World", num_envs=2) as server:
-        told = drive(
+        reported = drive(
             "drive_env", "play", address=server.address, kind="vector", framework=framework,
             seed=seed,
         )  # fmt: skip
 
     # One seed for a vector is that of the first lane; it counts up from there.
     expected = world.play(local, World.observation_space, world.batches(2, 7), seed=seed)
-    assert as_it_has_them(told["trace"]) == as_it_has_them(expected)
+    assert as_it_has_them(reported["trace"]) == as_it_has_them(expected)
     assert any(True in entry[2] + entry[3] for entry in expected if len(entry) > 2)
-    assert told["metadata"]["autoreset_mode"] == "AutoresetMode.NEXT_STEP"
-    assert told["num_envs"] == 2
+    assert reported["metadata"]["autoreset_mode"] == "AutoresetMode.NEXT_STEP"
+    assert reported["num_envs"] == 2
 
 
 @pytest.mark.parametrize("kind", ["env", "vector"])
@@ -118,7 +118,7 @@ def test_every_kind_of_space_keeps_every_bit(kind: str) -> None:
             name: stack.enter_context(served(f"echo:{name}", num_envs=num_lanes)).address
             for name in echo.SPACES
         }
-        told = [
+        reported = [
             drive("drive_env", "echoes", addresses=addresses, kind=kind, framework=framework)
             for framework in FRAMEWORKS
         ]
@@ -128,9 +128,10 @@ def test_every_kind_of_space_keeps_every_bit(kind: str) -> None:
         first = lanes[0] if kind == "env" else echo.batched(name, lanes)
         sent = echo.samples(name, 4) if kind == "env" else echo.batches(name, 2, 2)
         expected = [
-            world.told(space, echo.with_unsigned_flags(space, value)) for value in [first, *sent]
+            world.reported(space, echo.with_unsigned_flags(space, value))
+            for value in [first, *sent]
         ]
-        for seen in told:
+        for seen in reported:
             # As text, in which zero keeps its sign.
             assert json.dumps(seen[name]) == json.dumps(expected), name
 
@@ -152,9 +153,9 @@ def test_a_space_that_it_lacks_is_refused_by_its_client(
     space: spaces.Space[Any], reason: str
 ) -> None:
     with EnvServer(functools.partial(Static, space)) as server:
-        told = drive("drive_env", "refused", address=server.address, kind="env")
+        reported = drive("drive_env", "refused", address=server.address, kind="env")
 
-        assert reason in told
+        assert reason in reported
         with RemoteEnv(server.address) as ours:
             assert ours.observation_space == space
 
@@ -178,8 +179,8 @@ def trouble() -> Iterator[EnvServer]:
 def deeds(server: EnvServer | str, *doings: Any, **options: Any) -> list[Any]:
     """Let its client do one thing after another in Trouble; return what came of each."""
     address = server if isinstance(server, str) else server.address
-    told: list[Any] = drive("drive_env", "deeds", address=address, doings=doings, **options)
-    return told
+    reported: list[Any] = drive("drive_env", "deeds", address=address, doings=doings, **options)
+    return reported
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def deeds(server: EnvServer | str, *doings: Any, **options: Any) -> list[Any]:
         (99, "ValueError", "not in range"),
     ],
 )
-def test_its_client_is_told_of_a_failure_and_goes_on(
+def test_its_client_gets_a_failure_and_goes_on(
     trouble: EnvServer, deed: int, kind: str, text: str
 ) -> None:
     _, failed, again, step = deeds(trouble, None, deed, {"seed": 7}, Deed.STEP)
@@ -295,7 +296,7 @@ def test_a_process_that_dies_costs_an_episode_and_its_own_server_its_life(
     assert [doing["error"] for doing in theirs[1:]] == ["ConnectionError"] * 3
 
 
-def test_who_asks_for_our_health_is_told_and_its_own_server_does_not_know(
+def test_a_health_request_gets_our_state_and_not_that_of_the_own_server(
     trouble: EnvServer, its_own: str
 ) -> None:
     assert check_health(ConnectOptions(trouble.address)).status is HealthStatus.SERVING
@@ -313,10 +314,10 @@ def test_two_of_its_clients_have_an_environment_each() -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"
 
-        told = deeds(server, {"seed": 5}, Deed.STEP)
+        reported = deeds(server, {"seed": 5}, Deed.STEP)
 
         assert server.num_sessions == 1
-        assert told[1][0] == [5.0, 1.0]
+        assert reported[1][0] == [5.0, 1.0]
 
 
 def test_a_client_of_its_that_vanishes_gives_its_place_free() -> None:
@@ -358,13 +359,13 @@ def test_it_reaches_a_unix_socket(tmp_path: Path) -> None:
         ({"token": "secret"}, "env", "requires a token"),
     ],
 )
-def test_its_client_is_told_why_it_does_not_fit(
+def test_its_client_gets_the_reason_why_it_does_not_fit(
     options: dict[str, Any], kind: str, reason: str
 ) -> None:
     with served("Trouble", **options) as server:
-        told = drive("drive_env", "refused", address=server.address, kind=kind)
+        reported = drive("drive_env", "refused", address=server.address, kind=kind)
 
-    assert reason in told
+    assert reason in reported
 
 
 @pytest.mark.parametrize("allowed", [False, True])
@@ -379,9 +380,9 @@ def test_its_owner_may_shut_us_down_if_we_allow_it(allowed: bool) -> None:
 def test_an_environment_that_resets_within_the_step_is_refused_with_the_reason() -> None:
     vector = functools.partial(SyncVectorEnv, [Trouble] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     with EnvServer(vector) as server:
-        told = drive("drive_env", "refused", address=server.address, kind="vector")
+        reported = drive("drive_env", "refused", address=server.address, kind="vector")
 
-    assert "SAME_STEP" in told
+    assert "SAME_STEP" in reported
 
 
 def test_ten_thousand_steps_leave_nothing_behind() -> None:
@@ -427,24 +428,24 @@ def run(server: EnvServer, model: str, **options: Any) -> Any:
 
 def test_its_loop_plays_the_episodes_that_the_environment_has_in_process() -> None:
     with served("CartPole-v1") as server:
-        told = run(server, "Balance", seeds=[0, 1, 2])
+        reported = run(server, "Balance", seeds=[0, 1, 2])
 
-    assert told["episodes"] == cartpole_episodes([0, 1, 2])
+    assert reported["episodes"] == cartpole_episodes([0, 1, 2])
 
 
 def test_its_loop_drives_lanes_each_by_itself() -> None:
     with served("CartPole-v1", num_envs=3, autoreset="disabled") as server:
-        told = run(server, "Balance", seeds=[0, 1, 2, 3, 4, 5])
+        reported = run(server, "Balance", seeds=[0, 1, 2, 3, 4, 5])
 
-    by_seed = sorted(told["episodes"], key=lambda episode: episode["seed"])
+    by_seed = sorted(reported["episodes"], key=lambda episode: episode["seed"])
     assert by_seed == cartpole_episodes([0, 1, 2, 3, 4, 5])
 
 
 def test_its_loop_drives_a_vector_that_resets_itself() -> None:
     with served("Trouble", num_envs=2) as server:
-        told = run(server, "Stubborn", episodes=5)
+        reported = run(server, "Stubborn", episodes=5)
 
-    assert told["episodes"] == [
+    assert reported["episodes"] == [
         {"seed": None, "steps": 5, "reward": 15.0, "terminated": False, "truncated": True,
          "success": None}
     ] * 5  # fmt: skip
@@ -461,18 +462,18 @@ def test_its_loop_learns_of_success_and_cuts_episodes_off() -> None:
 
 def test_its_loop_times_us() -> None:
     with served("Trouble") as server:
-        told = run(server, "Stubborn")
+        reported = run(server, "Stubborn")
 
     for metric in ("total", "decode", "user", "encode", "queue"):
-        assert f"env.step endpoint.{metric}" in told["metrics"]
+        assert f"env.step endpoint.{metric}" in reported["metrics"]
 
 
 def test_its_loop_tells_why_the_environment_failed() -> None:
     with served("Trouble") as server:
-        told = run(server, "Stubborn", settings={"action": Deed.RAISE})
+        reported = run(server, "Stubborn", settings={"action": Deed.RAISE})
 
-    assert told["error"] == "EnvironmentException"
-    assert "the robot fell over" in told["text"]
+    assert reported["error"] == "EnvironmentException"
+    assert "the robot fell over" in reported["text"]
 
 
 # --- everybody at once ---------------------------------------------------------------------

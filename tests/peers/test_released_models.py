@@ -110,9 +110,9 @@ def run(model: str, env: str, **options: Any) -> Any:
 
 def test_our_policy_acts_for_its_runtime_as_it_does_in_process(cartpole: str) -> None:
     with ModelServer(follow_the_pole) as server:
-        told = run(server.address, cartpole, seeds=[0, 1])
+        reported = run(server.address, cartpole, seeds=[0, 1])
 
-    assert told["episodes"] == cartpole_episodes([0, 1])
+    assert reported["episodes"] == cartpole_episodes([0, 1])
 
 
 def test_our_policy_acts_in_an_environment_that_its_own_server_has() -> None:
@@ -120,16 +120,16 @@ def test_our_policy_acts_in_an_environment_that_its_own_server_has() -> None:
         ModelServer(follow_the_pole) as server,
         serving("serve_env", "CartPole-v1", "single", 1) as env,
     ):
-        told = run(server.address, env, seeds=[0])
+        reported = run(server.address, env, seeds=[0])
 
-    assert told["episodes"] == cartpole_episodes([0])
+    assert reported["episodes"] == cartpole_episodes([0])
 
 
 def test_an_execution_horizon_does_not_change_what_our_policy_does(cartpole: str) -> None:
     with ModelServer(follow_the_pole) as server:
-        told = run(server.address, cartpole, seeds=[0], execution_horizon=4)
+        reported = run(server.address, cartpole, seeds=[0], execution_horizon=4)
 
-    assert told["episodes"] == cartpole_episodes([0])
+    assert reported["episodes"] == cartpole_episodes([0])
 
 
 def test_our_policy_remembers_as_long_as_its_episodes_last(cartpole: str) -> None:
@@ -144,7 +144,7 @@ def test_our_policy_remembers_as_long_as_its_episodes_last(cartpole: str) -> Non
     assert ours == {"edition": "2026.06", "actions": [1, 0, 1, 1, 0, 1, 0, 1, 0]}
 
 
-def test_it_is_told_what_went_wrong_and_the_server_goes_on(cartpole: str) -> None:
+def test_it_gets_the_error_and_the_server_goes_on(cartpole: str) -> None:
     def moody(observations: Any) -> Any:
         if abs(observations[0, 0]) < 1e-9:
             raise RuntimeError("no idea")
@@ -155,10 +155,10 @@ def test_it_is_told_what_went_wrong_and_the_server_goes_on(cartpole: str) -> Non
         EnvServer(functools.partial(make, "Trouble")) as trouble,
     ):
         failed = run(server.address, trouble.address)
-        told = run(server.address, cartpole, seeds=[0])
+        reported = run(server.address, cartpole, seeds=[0])
 
     assert failed["error"] == "RuntimeError"
-    assert told["episodes"] == cartpole_episodes([0])
+    assert reported["episodes"] == cartpole_episodes([0])
 
 
 @pytest.mark.parametrize(
@@ -169,12 +169,12 @@ def test_it_is_told_what_went_wrong_and_the_server_goes_on(cartpole: str) -> Non
         (lambda observations: np.zeros((len(observations), 3)), "shape"),
     ],
 )
-def test_it_is_told_how_our_policy_failed(cartpole: str, policy: Any, text: str) -> None:
+def test_it_gets_the_failure_of_our_policy(cartpole: str, policy: Any, text: str) -> None:
     with ModelServer(policy) as server:
-        told = run(server.address, cartpole)
+        reported = run(server.address, cartpole)
 
-    assert told["error"] == "RuntimeError"
-    assert text in told["text"]
+    assert reported["error"] == "RuntimeError"
+    assert text in reported["text"]
 
 
 def test_its_clients_share_batches_with_each_other_and_with_ours(cartpole: str) -> None:
@@ -187,7 +187,7 @@ def test_its_clients_share_batches_with_each_other_and_with_ours(cartpole: str) 
     ):
         ours.configure_route(gymnasium.make("CartPole-v1"))
         for _ in range(2):
-            # As many episodes as nobody waits for: both act when the gate is reached.
+            # Episodes without a waiting client: both act when the gate is reached.
             running = {"model": server.address, "env": cartpole, "episodes": 10_000}
             theirs.enter_context(driving("drive_model", "run_remote", **running))
         try:
@@ -225,7 +225,7 @@ SPEC = EnvContract(
 
 
 def predict(env_id: str, *falls: float) -> AdapterPredict:
-    """Ask for one row a pole, which falls as told."""
+    """Ask for one row a pole, which falls in the given direction."""
     observations = np.array([[0, 0, fall, 0] for fall in falls], np.float32)
     return AdapterPredict(
         env_id,
@@ -248,14 +248,16 @@ def ask_in_groups(address: str, *groups: AdapterPredict) -> list[Any]:
         )
         stream.close()
     assert isinstance(grouped, GroupedPredicted)
-    return [result_of(group, told) for group, told in zip(groups, grouped.results, strict=True)]
+    return [
+        result_of(group, reported) for group, reported in zip(groups, grouped.results, strict=True)
+    ]
 
 
-def result_of(group: AdapterPredict, told: AdapterPredicted | ModelFailed) -> Any:
+def result_of(group: AdapterPredict, reported: AdapterPredicted | ModelFailed) -> Any:
     """Return the actions of one group, or the code of its error."""
-    if isinstance(told, ModelFailed):
-        return told.code
-    (actions,) = told.actions
+    if isinstance(reported, ModelFailed):
+        return reported.code
+    (actions,) = reported.actions
     (column,) = values.decode_batch(SPEC.action_space, actions, len(group.episodes))
     assert isinstance(column, np.ndarray)
     return column.tolist()
@@ -274,7 +276,7 @@ def test_groups_are_answered_as_its_own_server_does_but_in_one_batch() -> None:
     assert (statistics.batches, statistics.rows) == (1, 5)
 
 
-def test_a_group_that_nobody_resolved_is_refused_by_its_name() -> None:
+def test_a_group_that_was_not_resolved_is_refused_by_its_name() -> None:
     groups = [predict("a", -1), predict("nobody's", 1)]
 
     with ModelServer(follow_the_pole) as server:

@@ -78,7 +78,7 @@ def test_its_environments_are_those_of_gymnasium(server: str) -> None:
     assert any(row[2] for row in expected[0])
 
 
-def test_its_time_limits_are_told_from_ends(server: str) -> None:
+def test_its_time_limits_are_distinguished_from_ends(server: str) -> None:
     def swing(observation: Any) -> Any:
         return np.zeros((len(observation), 1), np.float32)
 

@@ -153,14 +153,14 @@ def test_our_client_samples_for_rays_runner(start: Start) -> None:
         ended = m.Chunk(obs[2:], np.array([1, 1]), np.ones(2), True, False, "mine", outputs)
         after_two = client.exchange([ended])
 
-    assert config.pickled_config  # bytes, which nobody here has looked into
+    assert config.pickled_config  # bytes, which are not read here
     assert (state.weights_seq_no, after_one.weights_seq_no) == (0, 1)
     for name, values in state.weights.items():
         assert np.allclose(after_one.weights[name], values + 1)
         assert np.allclose(after_two.weights[name], values + 2)
     assert process.stdout is not None
-    told = (line for line in process.stdout if line.startswith("["))  # Ray's server prints, too
-    (first,), (second,) = json.loads(next(told)), json.loads(next(told))
+    reported = (line for line in process.stdout if line.startswith("["))  # Ray's server prints, too
+    (first,), (second,) = json.loads(next(reported)), json.loads(next(reported))
     assert (first["id"], first["length"], first["is_done"]) == ("mine", 2, False)
     assert (second["return"], second["is_done"]) == (2.0, True)
     assert second["last_obs"] == [16, 17, 18, 19]
@@ -241,7 +241,7 @@ def learn(config: PPOConfig, connect: Callable[[str], object], goal: float) -> f
         train_batch_size_per_learner=2000, minibatch_size=250, num_epochs=8, lr=1e-3, gamma=0.99,
         entropy_coeff=0.0,
     )  # fmt: skip
-    # Other tests of this process may have started one; one on this machine is somebody else's.
+    # Other tests of this process may have started one; one on this machine is not the test's.
     is_own = not ray.is_initialized()
     if is_own:
         ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)

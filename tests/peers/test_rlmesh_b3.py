@@ -1,7 +1,7 @@
 """A real peer: the published rlmesh 0.1.0b3 drives our endpoints, our clients drive its own.
 
 It lives in a virtual environment of its own, which ``make`` builds. b3 implements an earlier text
-of the edition, so each side has to be told to accept the other's. Where b3 does otherwise than
+of the edition, so each side needs the option to accept the other's. Where b3 does otherwise than
 the text, the text counts for us. What it is known to do otherwise:
 
 * The id of an episode that has ended stands in the response of the ending Step, and in
@@ -42,8 +42,8 @@ def seen(address: str, kind: str) -> dict[str, Any]:
     """Let b3's clients drive an endpoint; return what they saw."""
     done = drive(address, kind)
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    reported: dict[str, Any] = json.loads(done.stdout)
+    return reported
 
 
 def lanes_apart(trace: list[Any], num_lanes: int) -> list[Any]:
@@ -230,16 +230,16 @@ def test_the_command_line_inspects_it(b3_env: str) -> None:
 
 def test_its_client_sees_our_environment_as_it_is_in_process() -> None:
     with EnvServer(World, accept_edition_texts=[EDITION_TEXT]) as server:
-        told = seen(server.address, "env")
+        reported = seen(server.address, "env")
 
     local = World()
     expected = world.play(
         local, World.observation_space, world.actions(5, 7), seed=3, options={"steps": 1}
     )
-    assert told["id"] == "World"
-    assert told["metadata"] == local.metadata
-    assert lanes_apart(told["trace"], 1) == [[*rest, [info]] for *rest, info in expected]
-    assert told["frame"] == local.render().tolist()
+    assert reported["id"] == "World"
+    assert reported["metadata"] == local.metadata
+    assert lanes_apart(reported["trace"], 1) == [[*rest, [info]] for *rest, info in expected]
+    assert reported["frame"] == local.render().tolist()
 
 
 @pytest.fixture(scope="module")
@@ -269,9 +269,9 @@ def test_its_client_sees_the_episode_ids_of_the_text(seen_by_b3: dict[str, Any])
 
 def test_its_model_runs_in_our_environment() -> None:
     with EnvServer("CartPole-v1", accept_edition_texts=[EDITION_TEXT]) as server:
-        told = seen(server.address, "model")
+        reported = seen(server.address, "model")
 
-    assert told["returns"] == cartpole_returns([0, 1])
+    assert reported["returns"] == cartpole_returns([0, 1])
 
 
 def test_its_clients_are_refused_unless_the_operator_accepts_their_text() -> None:

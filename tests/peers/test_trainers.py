@@ -34,7 +34,7 @@ SOON = [
 pytestmark = pytest.mark.slow
 
 
-def told(script: str, *arguments: str) -> Any:
+def reported(script: str, *arguments: str) -> Any:
     """Run one of the scripts; return what it prints."""
     assert (EXTRA / "stable_baselines3").exists(), (
         "run `make .venvs/trainers/.ready` first (`make test-slow` does)"
@@ -62,7 +62,7 @@ def each_environment(lanes: Iterable[tuple[int, str]]) -> list[Any]:
 
 
 def sb3(task: str, **arguments: Any) -> Any:
-    return told("train_sb3", task, json.dumps(arguments))
+    return reported("train_sb3", task, json.dumps(arguments))
 
 
 def served(env_id: str, num_envs: int, kind: str) -> EnvServer:
@@ -166,7 +166,9 @@ def test_torchrl_sees_what_it_sees_of_local_environments(
     arguments = {"num_envs": num_envs, "env_id": env_id, "mode": mode, "num_steps": 210}
 
     with served(env_id, num_envs, kind) as server:
-        ours, theirs = told("train_torchrl", json.dumps({"address": server.address, **arguments}))
+        ours, theirs = reported(
+            "train_torchrl", json.dumps({"address": server.address, **arguments})
+        )
 
     assert ours == theirs
     dones = np.array(ours[-1][1])
@@ -197,6 +199,6 @@ class Filmed(gymnasium.Env[Any, Any]):
 
 def test_gymnasiums_recorder_films_an_episode_of_all_lanes(tmp_path: Path) -> None:
     with EnvServer(Filmed, num_envs=2) as server:
-        videos = told("record_video", server.address, str(tmp_path / "videos"))
+        videos = reported("record_video", server.address, str(tmp_path / "videos"))
 
     assert videos == {"rl-video-episode-0.mp4": [6, 96, 32]}  # the lanes side by side

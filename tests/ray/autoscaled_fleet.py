@@ -89,7 +89,7 @@ def start_head(folder: Path) -> str:
             "--disable-usage-stats",
             f"--autoscaling-config={config}",
         ],
-        # The older of Ray's two autoscalers: the newer one has to be told more than this.
+        # The older of Ray's two autoscalers: the newer one needs more settings than this.
         env={
             **os.environ,
             "RAY_FAKE_CLUSTER": "1",
@@ -120,7 +120,7 @@ def end_all(folder: Path) -> None:
 def _has(process: Path, mark: bytes) -> bool:
     try:
         return process.name.isdigit() and mark in (process / "environ").read_bytes()
-    except OSError:  # it has just ended, or is somebody else's
+    except OSError:  # it has just ended, or is another user's
         return False
 
 
@@ -133,8 +133,8 @@ def run() -> None:
     """Start a fleet, scale it up and down, and stop it."""
 
     def say(what: str, **facts: object) -> None:
-        told = {"what": what, "nodes": num_nodes(), **facts}
-        print(json.dumps(told), flush=True)  # noqa: T201  # this is a program
+        reported = {"what": what, "nodes": num_nodes(), **facts}
+        print(json.dumps(reported), flush=True)  # noqa: T201  # this is a program
 
     say("before")
     options = {"resources": {"simulator": 1}}

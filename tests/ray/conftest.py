@@ -15,7 +15,7 @@ from tests.ray.lost_endpoints import Fleet
 # Small networks on few cores: more threads would wait for each other most of the time.
 torch.set_num_threads(1)
 
-# Warnings of third parties that nobody here can mend; everything else stays an error.
+# Warnings of third parties that cannot be mended here; everything else stays an error.
 THIRD_PARTY_WARNINGS = [
     "ignore::DeprecationWarning:ray.*",
     "ignore::FutureWarning:ray.*",
@@ -63,7 +63,7 @@ def fleets_of_configs_end() -> Iterator[None]:
 
 def _start_ray() -> None:
     ray.init(
-        "local",  # whatever Ray runs on this machine is somebody else's
+        "local",  # a Ray that runs on this machine is not the test's
         num_cpus=16,  # logical: tests place more actors than this machine has cores
         include_dashboard=False,
         log_to_driver=False,

@@ -11,7 +11,7 @@ LOG_VARIABLE = "STAIRS_LOG"
 
 
 def logged_stairs(**_kwargs: object) -> Stairs:
-    """Return stairs of six steps that log where the process was told to."""
+    """Return stairs of six steps that log to the file of the process."""
     return Stairs(log=Path(os.environ[LOG_VARIABLE]), length=6)
 
 

@@ -23,10 +23,10 @@ _ENV = "CartPole-v1"
 
 @ray.remote(num_cpus=0)
 class Runner:
-    """Claims seats and uses them, where it is."""
+    """Claims assignments and uses them, where it is."""
 
     def sit(self, resolver: Any, session: str, index: int) -> str:
-        """Open an environment on a seat; return the endpoint's id."""
+        """Open an environment at an assigned endpoint; return the endpoint's id."""
         assignment = resolver.assign(session, index, ray.get_runtime_context().get_node_id())
         env = RemoteVectorEnv(assignment.address, token=assignment.token)
         env.reset(seed=0)
@@ -64,8 +64,8 @@ class Nodes:
 
     def records(self, fleet: EnvFleet) -> list[Any]:
         """Return what the registry knows of a fleet's endpoints."""
-        told = ray.get(find_registry().overview.remote())
-        by_id = {each.record.endpoint_id: each.record for each in told}
+        reported = ray.get(find_registry().overview.remote())
+        by_id = {each.record.endpoint_id: each.record for each in reported}
         return [by_id[each] for each in fleet.resolver.endpoint_ids]
 
     def where(self, fleet: EnvFleet) -> list[str]:
@@ -96,7 +96,7 @@ class Nodes:
 
 
 def try_named_nodes(nodes: Nodes) -> None:
-    """Endpoints are where they were told to be, and stay there."""
+    """Endpoints are where they were placed, and stay there."""
     with EnvFleet(_ENV, num_endpoints=2, placement=[nodes.ids["head"]]) as fleet:
         nodes.sit(fleet, "left", 0)
         say("named nodes", nodes=nodes.where(fleet))
@@ -109,7 +109,7 @@ def try_spread(nodes: Nodes) -> None:
 
 
 def try_near(nodes: Nodes) -> None:
-    """Endpoints come to whoever claims them first, unless somebody uses them already."""
+    """Endpoints come to the first runner that claims them, unless they are in use."""
     with nodes.fleet_on_head(3) as fleet:
         say("started", nodes=nodes.where(fleet))
         env = RemoteVectorEnv(fleet.addresses[2], token=fleet.tokens[2])
@@ -124,8 +124,8 @@ def try_near(nodes: Nodes) -> None:
         say("in use", nodes=nodes.where(fleet))
         nodes.sit(fleet, "head", 1)
         nodes.sit(fleet, "right", 1)
-        told = [each.incarnation for each in nodes.records(fleet)]
-        say("settled", nodes=nodes.where(fleet), incarnations=told)
+        reported = [each.incarnation for each in nodes.records(fleet)]
+        say("settled", nodes=nodes.where(fleet), incarnations=reported)
         ray.kill(fleet.actors[0], no_restart=False)
         assert eventually(lambda: nodes.records(fleet)[0].incarnation == 3)
         say("restarted", nodes=nodes.where(fleet))

@@ -118,9 +118,9 @@ class ReportingSimulator:
                 np.array([lane.is_truncated for lane in lanes]),
             )
             actions = self._model.predict(sent, slots=self._slots(lanes))
-            told = self._model.last_telemetry()
-            assert told is not None
-            self.versions.append(told.policy_version)
+            reported = self._model.last_telemetry()
+            assert reported is not None
+            self.versions.append(reported.policy_version)
             for number, env in enumerate(envs):
                 if ended[number]:
                     lanes[number] = self._begin(env, None)

@@ -103,7 +103,7 @@ class Simulators:
         thread.start()
 
     def hang_up(self) -> None:
-        """Let all connections break, in the middle of whatever is going on."""
+        """Let all connections break, in the middle of a request."""
         for client in self._clients:
             with contextlib.suppress(OSError):
                 client._connection().shutdown(socket.SHUT_RDWR)

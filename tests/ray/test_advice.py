@@ -490,7 +490,7 @@ def check_modules(
     observation: spaces.Space[Any] = BOX,
     action: spaces.Space[Any] | None = None,
 ) -> None:
-    """Check for two agents: one as told, and one that has nothing special."""
+    """Check for two agents: one with the given settings, and one with none."""
     observations = from_gymnasium(spaces.Dict(odd=observation, even=BOX))
     assert isinstance(observations, DictSpec)
     of_two = EnvContract(
@@ -653,7 +653,7 @@ def test_spaces_that_are_no_arrays_are_named() -> None:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def reported(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Return what has been logged about the fast path since the last call, all of it at INFO."""
     caplog.set_level(logging.INFO, logger="rlmesh_ray.rllib")
 
@@ -668,36 +668,38 @@ def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 @pytest.mark.usefixtures("local_ray")
 def test_driver_and_runner_log_whether_they_take_the_fast_path(
-    told: Callable[[], list[str]],
+    reported: Callable[[], list[str]],
 ) -> None:
     with EnvServer("CartPole-v1", num_envs=2) as server:
         config = configure(PPOConfig().env_runners(num_env_runners=0), server.address)
-        assert told() == ["runners will take the fast path, as far as this config can tell by now"]
+        assert reported() == [
+            "runners will take the fast path, as far as this config can tell by now"
+        ]
         runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
         assert runner.fast_path_disabled_reason == "nothing has been sampled yet"
 
         runner.sample(num_timesteps=4)
         runner.sample(num_timesteps=4)
 
-        assert told() == ["worker 0: the fast path is on"]
+        assert reported() == ["worker 0: the fast path is on"]
         assert runner.fast_path_disabled_reason is None
         assert runner.get_metrics()[LANES_AS_ARRAYS].peek() == 1.0
 
         runner.sample(num_timesteps=4, random_actions=True, force_reset=True)
 
         why = "actions are drawn at random"
-        assert told() == [f"worker 0: the fast path is off: {why}"]
+        assert reported() == [f"worker 0: the fast path is off: {why}"]
         assert runner.fast_path_disabled_reason == why
         assert runner.get_metrics()[LANES_AS_ARRAYS].peek() == 0.0
         runner.stop()
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_a_runner_knows_what_was_set_after_configure(told: Callable[[], list[str]]) -> None:
+def test_a_runner_knows_what_was_set_after_configure(reported: Callable[[], list[str]]) -> None:
     with EnvServer("CartPole-v1", num_envs=2) as server:
         config = configure(PPOConfig().env_runners(num_env_runners=0), server.address)
         config.callbacks(Watching)
-        assert [sentence.split(",")[0] for sentence in told()] == [
+        assert [sentence.split(",")[0] for sentence in reported()] == [
             "runners will take the fast path"
         ]
 
@@ -707,14 +709,14 @@ def test_a_runner_knows_what_was_set_after_configure(told: Callable[[], list[str
         configure(config, server.address)
 
     why = "Watching has a callback on_episode_step"
-    assert told() == [
+    assert reported() == [
         f"worker 0: the fast path is off: {why}",
         f"runners will not take the fast path: {why}",
     ]
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_the_fast_path_can_be_turned_off(told: Callable[[], list[str]]) -> None:
+def test_the_fast_path_can_be_turned_off(reported: Callable[[], list[str]]) -> None:
     with EnvServer("CartPole-v1", num_envs=2) as server:
         config = PPOConfig().env_runners(num_env_runners=0)
         configure(config, server.address, fast_path=False)
@@ -725,7 +727,7 @@ def test_the_fast_path_can_be_turned_off(told: Callable[[], list[str]]) -> None:
 
     assert runner.fast_path_disabled_reason == FAST_PATH_IS_OFF
     assert metrics[LANES_AS_ARRAYS].peek() == 0.0
-    assert told() == [
+    assert reported() == [
         f"runners will not take the fast path: {FAST_PATH_IS_OFF}",
         f"worker 0: the fast path is off: {FAST_PATH_IS_OFF}",
     ]

@@ -249,7 +249,7 @@ def test_trials_of_tune_share_a_fleet_that_outlives_them(tmp_path: Path) -> None
             ),
         ).fit()
 
-        # Whatever was in a trial's placement group has ended with it.
+        # All actors of a trial's placement group have ended with it.
         after = [ray.get(actor.describe.remote())["pid"] for actor in fleet.actors]
 
     assert after == before

@@ -62,11 +62,11 @@ def test_a_watched_runner_tells_who_gave_a_step_before_and_after_the_stroke(
 
     begun_s = time.time()
     assert begun_s < runner.settle(2, 5) < time.time()
-    told = runner.watch(stroke, runner._assignments.endpoint_of(1), 5, 0.05)
+    reported = runner.watch(stroke, runner._assignments.endpoint_of(1), 5, 0.05)
     runner.stop()
 
-    assert told["lost"] == [1]
-    steps, back_s = told["steps"], told["back_s"]
+    assert reported["lost"] == [1]
+    steps, back_s = reported["steps"], reported["back_s"]
     assert {session for at_s, session in steps if at_s < 0.0} == {0, 1}
     assert back_s > 0.0
     assert back_s in [at_s for at_s, session in steps if session == 1]
@@ -97,14 +97,14 @@ def test_wrong_sizes_are_refused_before_anything_is_started(capsys: Capture) -> 
     assert capsys.readouterr().out == ""
 
 
-def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
+def test_a_cluster_that_is_not_there_is_reported_at_once() -> None:
     with pytest.raises(ConfigurationError, match=r"cannot use the Ray at 127\.0\.0\.1:1"):
         require_listener("127.0.0.1:1")
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_scaling_is_measured_drawn_and_told(capsys: Capture, tmp_path: Path) -> None:
+def test_scaling_is_measured_drawn_and_reported(capsys: Capture, tmp_path: Path) -> None:
     plot = tmp_path / "scaling.png"
 
     result = bench(

@@ -224,7 +224,7 @@ def test_endpoints_leave_the_runners_room(
 
 @pytest.fixture(scope="module")
 def full_fleet() -> Iterator[EnvFleet]:
-    """An endpoint that has a CPU, as it is without being told otherwise."""
+    """An endpoint that has a CPU, as it is by default."""
     with EnvFleet("CartPole-v1") as fleet:
         yield fleet
 
@@ -232,10 +232,10 @@ def full_fleet() -> Iterator[EnvFleet]:
 def test_runners_that_never_find_room_beside_the_fleet_are_refused(full_fleet: EnvFleet) -> None:
     with pytest.raises(
         ConfigurationError, match=r"wait without end.* need 17 CPU, .* are 16"
-    ) as told:
+    ) as reported:
         configure(ppo().env_runners(num_env_runners=16), full_fleet)
 
-    assert "env_runners(num_env_runners=15) fits" in str(told.value)
+    assert "env_runners(num_env_runners=15) fits" in str(reported.value)
 
 
 def test_evaluation_runners_and_learners_count_as_well(full_fleet: EnvFleet) -> None:

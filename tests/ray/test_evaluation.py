@@ -33,7 +33,7 @@ def lean(observations: NDArray[Any]) -> NDArray[np.int64]:
 
 
 @pytest.mark.slow
-def test_the_result_is_what_one_process_gets_whoever_dies() -> None:
+def test_the_result_is_what_one_process_gets_even_if_endpoints_die() -> None:
     with EnvFleet("CartPole-v1", num_endpoints=2, num_envs=2, num_cpus=0.1) as fleet:
         alone = evaluate(fleet, lean, episodes=EPISODES, seed=5)
         victim = ray.get(fleet.actors[0].describe.remote())["pid"]
@@ -130,7 +130,7 @@ def test_a_policy_that_fails_is_reported_as_such() -> None:
 
 
 @pytest.mark.slow
-def test_replicas_that_are_away_are_waited_for_and_nobody_is_taken_for_them() -> None:
+def test_replicas_that_are_away_are_waited_for_and_not_replaced_by_others() -> None:
     with (
         EnvServer("CartPole-v1", num_envs=2) as env,
         ModelFleet(switch_policy(), name="evaluated", num_replicas=2, num_cpus=0.1) as models,

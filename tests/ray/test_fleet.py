@@ -255,7 +255,7 @@ def test_a_model_service_actor_names_a_wrong_checkpoint() -> None:
 def test_the_registry_lives_where_only_the_cluster_s_own_end_reaches_it() -> None:
     before = ray.cluster_resources()["node:__internal_head__"]
 
-    ray.get(shared_registry().lookup.remote("nobody"))
+    ray.get(shared_registry().lookup.remote("absent"))
 
     # A little of what only the head has is taken.
     assert ray.available_resources()["node:__internal_head__"] < before

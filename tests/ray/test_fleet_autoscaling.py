@@ -21,8 +21,8 @@ def test_an_autoscaler_brings_nodes_for_a_fleet_that_grows_and_takes_them_when_i
         check=True,
     )
 
-    told = [json.loads(each) for each in done.stdout.splitlines() if each.startswith("{")]
-    counts = [(each["what"], each["nodes"], each.get("endpoints")) for each in told]
+    reported = [json.loads(each) for each in done.stdout.splitlines() if each.startswith("{")]
+    counts = [(each["what"], each["nodes"], each.get("endpoints")) for each in reported]
     assert counts == [
         ("before", 1, None),
         ("started", 2, 1),
@@ -31,5 +31,5 @@ def test_an_autoscaler_brings_nodes_for_a_fleet_that_grows_and_takes_them_when_i
         ("shrunk", 2, 1),
         ("stopped", 1, None),
     ]
-    assert told[1]["may_grow"]
-    assert "raise start_timeout_s" in told[3]["error"]
+    assert reported[1]["may_grow"]
+    assert "raise start_timeout_s" in reported[3]["error"]

@@ -41,7 +41,7 @@ def is_gone(pid: int) -> bool:
 
 
 def addresses(fleet: EnvFleet) -> list[str]:
-    """Return them, or none when nobody can tell them just now."""
+    """Return them, or none while they are not known."""
     try:
         return fleet.addresses
     except EndpointUnreachableError:
@@ -72,17 +72,17 @@ def test_what_is_stopped_while_it_grows_says_so(fleet: EnvFleet) -> None:
             errors.append(error)
 
     growing = threading.Thread(target=grow)
-    keeper = find_fleet_manager(fleet.resolver.fleet)
+    manager = find_fleet_manager(fleet.resolver.fleet)
     growing.start()
     next_id = f"{fleet.resolver.fleet}-2"
-    assert eventually(lambda: ray.get(keeper.actors.remote([next_id])))
+    assert eventually(lambda: ray.get(manager.actors.remote([next_id])))
     fleet.stop()
     growing.join()
 
     assert "has been stopped" in str(errors[0])
 
 
-def test_a_fleet_whose_keeper_has_died_says_what_to_do(fleet: EnvFleet) -> None:
+def test_a_fleet_whose_manager_has_died_says_what_to_do(fleet: EnvFleet) -> None:
     there = pids(fleet)
 
     ray.kill(find_fleet_manager(fleet.resolver.fleet))
@@ -101,7 +101,7 @@ def test_a_fleet_that_is_sent_somewhere_says_what_to_send_instead(fleet: EnvFlee
         cloudpickle.dumps(fleet)
 
 
-def test_an_endpoint_that_goes_gets_nobody_from_a_registry_that_is_restarted(
+def test_an_endpoint_that_goes_gets_no_session_from_a_registry_that_is_restarted(
     fleet: EnvFleet,
 ) -> None:
     stays, goes = fleet.resolver.endpoint_ids
@@ -111,11 +111,11 @@ def test_an_endpoint_that_goes_gets_nobody_from_a_registry_that_is_restarted(
 
     restart_registry()
 
-    def told() -> dict[str, Any]:
+    def reported() -> dict[str, Any]:
         there = ray.get(find_registry().overview.remote())
         return {each.record.endpoint_id: each for each in there}
 
-    assert eventually(lambda: {stays, goes} <= told().keys() and told()[goes].is_retiring)
+    assert eventually(lambda: {stays, goes} <= reported().keys() and reported()[goes].is_retiring)
     members = ray.get(find_registry().members.remote(fleet.resolver.fleet))
     assert [each.endpoint_id for each in members] == [stays]
     env.close()
@@ -155,7 +155,7 @@ def test_an_endpoint_that_cannot_serve_at_once_after_a_restart_does_later(
         RemoteVectorEnv(fleet.addresses[0], token=fleet.tokens[0]).close()
 
 
-def test_a_failure_is_told_while_others_wait_for_room() -> None:
+def test_a_failure_is_reported_while_other_requests_wait_for_room() -> None:
     # Who waited for all of them would exceed the time that a test has.
     with pytest.raises(EnvStartError, match="NoSuchEnv"):
         EnvFleet("NoSuchEnv-v0", num_endpoints=3, num_cpus=8, start_timeout_s=600)  # of 16
@@ -185,5 +185,5 @@ def test_an_endpoint_whose_environment_does_not_end_goes_all_the_same(local_ray:
 
 
 def children(pid: int) -> list[int]:
-    told = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for path in told for child in path.read_text().split()]
+    reported = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in reported for child in path.read_text().split()]

@@ -47,7 +47,7 @@ def test_an_endpoint_is_brought_once(tried: Tried) -> None:
     assert tried["settled"]["incarnations"] == [2, 1, 1]
 
 
-def test_an_endpoint_that_somebody_uses_is_brought_nowhere(tried: Tried) -> None:
+def test_an_endpoint_in_use_is_not_moved(tried: Tried) -> None:
     assert tried["in use"]["nodes"] == ["right", "head", "head"]
 
 

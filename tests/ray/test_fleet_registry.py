@@ -31,8 +31,8 @@ def fleet(local_ray: None) -> Iterator[EnvFleet]:
 
 
 def records(fleet: EnvFleet) -> list[Any]:
-    told = ray.get(find_registry().overview.remote())
-    return [each.record for each in told if each.record.fleet == fleet.resolver.fleet]
+    reported = ray.get(find_registry().overview.remote())
+    return [each.record for each in reported if each.record.fleet == fleet.resolver.fleet]
 
 
 def open_env(address: str, token: str | None) -> RemoteVectorEnv:
@@ -75,16 +75,16 @@ def test_a_token_opens_its_own_endpoint_and_no_other(fleet: EnvFleet) -> None:
     assert fleet.resolver.secret not in repr(fleet.resolver)
 
 
-def test_a_seat_opens_the_endpoint_that_it_names(fleet: EnvFleet) -> None:
-    assignment = fleet.resolver.assign("seats/0", 1, "")
+def test_an_assignment_opens_the_endpoint_that_it_names(fleet: EnvFleet) -> None:
+    assignment = fleet.resolver.assign("sessions/0", 1, "")
 
     assert (assignment.address, assignment.endpoint_id) == (
         fleet.addresses[1],
         fleet.resolver.endpoint_ids[1],
     )
     open_env(assignment.address, assignment.token).close()
-    assert ray.get(fleet.resolver.rebalance({"seats/0": assignment.endpoint_id})) == ()
-    fleet.resolver.release(["seats/0"])
+    assert ray.get(fleet.resolver.rebalance({"sessions/0": assignment.endpoint_id})) == ()
+    fleet.resolver.release(["sessions/0"])
 
 
 def test_a_registry_that_is_restarted_fills_up_again_with_the_same_incarnations(
@@ -103,7 +103,7 @@ def test_a_registry_that_is_restarted_fills_up_again_with_the_same_incarnations(
     open_env(fleet.addresses[0], fleet.tokens[0]).close()
 
 
-def test_nobody_is_moved_while_a_restarted_registry_does_not_know_who_is_there(
+def test_no_session_is_moved_while_a_restarted_registry_does_not_know_its_endpoints(
     fleet: EnvFleet,
 ) -> None:
     restart_registry()
@@ -189,7 +189,7 @@ def test_nothing_is_left_of_a_fleet_whose_driver_ends_without_stopping_it() -> N
     ) as driver:
         assert driver.stdout is not None
         assert driver.stdin is not None
-        # Ray's warnings come on the same stdout, whatever a driver asks for.
+        # Ray's warnings come on the same stdout, also if a driver asks for something else.
         pids = json.loads(next(line for line in driver.stdout if line.startswith("[")))
         workers = [child for pid in pids for child in children(pid)]
         assert len(workers) >= 2
@@ -200,5 +200,5 @@ def test_nothing_is_left_of_a_fleet_whose_driver_ends_without_stopping_it() -> N
 
 
 def children(pid: int) -> list[int]:
-    told = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for path in told for child in path.read_text().split()]
+    reported = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in reported for child in path.read_text().split()]

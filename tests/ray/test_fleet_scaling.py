@@ -124,7 +124,9 @@ def test_an_endpoint_that_goes_does_not_wait_for_ever(fleet: EnvFleet) -> None:
 
 
 @pytest.mark.slow
-def test_who_comes_after_others_have_gone_is_somebody_else(fleet: EnvFleet) -> None:
+def test_a_client_that_comes_after_others_have_gone_has_an_identity_of_its_own(
+    fleet: EnvFleet,
+) -> None:
     fleet.scale(2)
     gone = fleet.resolver.endpoint_ids[1]
     fleet.scale(1)
@@ -237,7 +239,7 @@ def test_an_endpoint_whose_end_overtakes_its_start_is_not_started(fleet: EnvFlee
     assert ray.get(fleet._manager.actors.remote([spec.endpoint_id])) == []
 
 
-def test_endpoints_that_nobody_waits_for_any_more_are_ended(
+def test_endpoints_that_are_not_awaited_any_more_are_ended(
     fleet: EnvFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     next_id = f"{fleet.resolver.fleet}-{fleet._num_started}"

@@ -57,7 +57,7 @@ def predict_for_ever(model: RemoteModel) -> None:
 
 
 def connect_again(gateway: Gateway) -> RemoteModel:
-    """Dial until somebody is there."""
+    """Dial until the gateway is there."""
     found: list[RemoteModel] = []
 
     def try_once() -> bool:

@@ -41,8 +41,8 @@ def ppo_on(fleet: EnvFleet) -> PPO:
 
 def num_sessions(fleet: EnvFleet) -> list[int]:
     """Return how many sessions each endpoint has; -1: it is away."""
-    told = get_outcomes([actor.describe.remote() for actor in fleet.actors])
-    return [each["num_sessions"] if isinstance(each, dict) else -1 for each in told]
+    reported = get_outcomes([actor.describe.remote() for actor in fleet.actors])
+    return [each["num_sessions"] if isinstance(each, dict) else -1 for each in reported]
 
 
 def wait_for_sessions(

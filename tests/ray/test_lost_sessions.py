@@ -317,6 +317,6 @@ def test_recovery_is_measured_and_printed_as_json() -> None:
         capture_output=True, text=True, timeout=280, check=True,
     )  # fmt: skip
 
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [event["kill"] for event in told if event["event"] == "recovery"] == [1, 2]
-    assert told[-1]["is_complete"]
+    reported = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["kill"] for event in reported if event["event"] == "recovery"] == [1, 2]
+    assert reported[-1]["is_complete"]

@@ -236,7 +236,7 @@ def test_what_a_list_cannot_hold_is_named_with_the_remedy(element: Any) -> None:
         configure(ppo(), ["127.0.0.1:1", element])
 
 
-def test_a_factory_that_endpoints_cannot_import_is_told_in_one_line(
+def test_a_factory_that_endpoints_cannot_import_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(write_package(tmp_path, "3.0"))
@@ -251,7 +251,7 @@ def test_a_factory_that_endpoints_cannot_import_is_told_in_one_line(
     monkeypatch.delitem(sys.modules, "toy_world")
 
 
-def test_resources_and_labels_that_nobody_has_are_named() -> None:
+def test_resources_and_labels_that_no_node_has_are_named() -> None:
     options = {"resources": {"simulator": 2}, "label_selector": {"kind": "arm"}}
 
     with pytest.raises(CapacityError, match=r"2 simulator, .*0 of 0 simulator free.*'kind': 'arm'"):
@@ -259,7 +259,7 @@ def test_resources_and_labels_that_nobody_has_are_named() -> None:
 
 
 @pytest.mark.slow
-def test_a_runtime_env_that_cannot_be_made_is_told_in_one_line() -> None:
+def test_a_runtime_env_that_cannot_be_made_is_reported_in_one_line() -> None:
     options = {"runtime_env": {"py_modules": ["file:///no/such/archive.zip"]}}
 
     with pytest.raises(EnvStartError, match=r"runtime_env .*archive\.zip") as caught:

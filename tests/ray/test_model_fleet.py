@@ -388,7 +388,7 @@ def test_a_fleet_is_found_from_another_driver_and_namespace(fleet: ModelFleet) -
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(version + 1), *fleet.addresses]
-    # Whoever sent the weights has gone; they have not.
+    # The sender of the weights has gone; they have not.
     kill(fleet.actors[0])
     ray.get(fleet.actors[0].address.remote())
     assert served_actions(fleet) == [1, 1]
@@ -493,7 +493,7 @@ def test_an_actor_that_cannot_serve_says_why(options: dict[str, Any], reason: st
 
 
 @pytest.mark.slow
-def test_a_fleet_pads_batches_and_ends_silent_sessions_as_its_replicas_are_told() -> None:
+def test_a_fleet_pads_batches_and_ends_idle_sessions_as_configured() -> None:
     with (
         ModelFleet(
             num_rows_seen(), name="padded", buckets=[4], idle_timeout_s=2.0, num_cpus=0.1
@@ -520,7 +520,7 @@ def test_a_policy_without_weights_cannot_be_given_any() -> None:
     ray.kill(actor)
 
 
-# --- the keeper of weights, without replicas -------------------------------------------
+# --- the weight store, without replicas ------------------------------------------------
 
 
 def newest(store: WeightStore) -> list[tuple[int, Any]]:
@@ -547,7 +547,7 @@ def test_a_rejected_offer_is_forgotten_and_its_number_is_not_given_again() -> No
     assert store.offer(None, 0, None, "third") == 7
 
 
-def test_a_keeper_is_offered_versions_that_there_can_be() -> None:
+def test_a_weight_store_takes_possible_versions_only() -> None:
     store = WeightStore()
     for version in (0, 1.5, math.nan, 2**63, True):
         with pytest.raises(ConfigurationError, match="must be an integer from 1 to"):

@@ -114,7 +114,7 @@ def test_sessions_move_while_other_sessions_are_sampled(fleets: Callable[..., Fl
     runner.stop()
 
 
-def test_in_lockstep_only_those_get_other_seats_that_are_to_move(
+def test_in_lockstep_only_the_sessions_to_move_get_other_assignments(
     fleets: Callable[..., Fleet],
 ) -> None:
     fleet = fleets(Stairs, Stairs, Stairs)
@@ -148,7 +148,7 @@ def test_whole_episodes_are_whole_in_spite_of_a_move(fleets: Callable[..., Fleet
     runner.stop()
 
 
-def test_a_seat_that_cannot_be_taken_at_once_is_tried_again(
+def test_an_assignment_that_cannot_be_used_at_once_is_tried_again(
     fleets: Callable[..., Fleet],
 ) -> None:
     fleet = fleets(Stairs, Stairs)
@@ -185,7 +185,7 @@ def test_what_was_called_is_called_again_where_a_session_goes(
     runner.stop()
 
 
-def test_a_runner_that_stops_gives_its_seats_back(fleets: Callable[..., Fleet]) -> None:
+def test_a_runner_that_stops_releases_its_assignments(fleets: Callable[..., Fleet]) -> None:
     fleet = fleets(Stairs, Stairs)
     runner = fleet.runner()
 

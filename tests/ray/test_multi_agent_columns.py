@@ -55,9 +55,9 @@ def test_a_contract_gives_the_agents_in_their_order() -> None:
 def test_a_contract_gives_the_ids_of_agents_that_are_no_strings() -> None:
     ids = [0, ["car", 1]]
 
-    told = contract(metadata={capabilities.MULTI_AGENT: {"agents": ["b", "a"], "ids": ids}})
+    reported = contract(metadata={capabilities.MULTI_AGENT: {"agents": ["b", "a"], "ids": ids}})
 
-    assert [(one.agent_id, one.key) for one in agents_of_lane(told)] == [
+    assert [(one.agent_id, one.key) for one in agents_of_lane(reported)] == [
         (0, "b"),
         (("car", 1), "a"),
     ]
@@ -172,8 +172,8 @@ RLLIBS_OWN: dict[str, Any] = {
 def test_rllibs_own_environments_are_served_as_they_are(name: str) -> None:
     lane, env = MultiAgentLane(RLLIBS_OWN[name]()), RLLIBS_OWN[name]()
 
-    told = contract_from_proto(contract_to_proto(describe(LaneVectorEnv([lane]), name)))
-    agents = agents_of_lane(told)
+    reported = contract_from_proto(contract_to_proto(describe(LaneVectorEnv([lane]), name)))
+    agents = agents_of_lane(reported)
 
     assert [agent.agent_id for agent in agents] == (["agents"] if "group" in name else [0, 1])
     lane.action_space.seed(1)

@@ -131,7 +131,7 @@ def assert_equal(mine: Any, other: Any) -> None:
         assert np.asarray(mine).dtype == np.asarray(other).dtype
 
 
-def told(flags: Mapping[str, bool], observation: Mapping[str, Any]) -> dict[str, bool]:
+def reported(flags: Mapping[str, bool], observation: Mapping[str, Any]) -> dict[str, bool]:
     """What a lane tells of ``flags``: no False of agents that are not there."""
     return {key: flag for key, flag in flags.items() if flag or key in {*observation, "__all__"}}
 
@@ -171,7 +171,7 @@ def test_lanes_give_what_rllibs_own_vector_gives(
                 expected_flags = others[lane]
                 if not has_ended[lane]:
                     flags = dict.fromkeys(observations[lane], False) | expected_flags
-                    expected_flags = told(flags, observations[lane])
+                    expected_flags = reported(flags, observations[lane])
                 assert mine[lane].items() >= expected_flags.items()
                 assert not any(mine[lane][key] for key in mine[lane].keys() - expected_flags)
             ended[lane] = {

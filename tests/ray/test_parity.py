@@ -107,12 +107,12 @@ class Talkative(TorchRLModule, ValueFunctionAPI):
         logits = self.policy(batch[Columns.OBS])
         match self.model_config["tells"]:
             case "nested":
-                told: dict[str, Any] = {"told": {"first": first, "all": batch[Columns.OBS]}}
+                reported: dict[str, Any] = {"told": {"first": first, "all": batch[Columns.OBS]}}
             case "changing":
-                told = {"told": first.int() if self.num_calls % 7 == 3 else first}
+                reported = {"told": first.int() if self.num_calls % 7 == 3 else first}
             case "for the environment":
-                told = {Columns.ACTIONS_FOR_ENV: logits.argmin(-1)}
-        return {Columns.ACTION_DIST_INPUTS: logits, **told}
+                reported = {Columns.ACTIONS_FOR_ENV: logits.argmin(-1)}
+        return {Columns.ACTION_DIST_INPUTS: logits, **reported}
 
     def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
         values: torch.Tensor = self.value(batch[Columns.OBS])
@@ -445,7 +445,7 @@ def samples(runner: SingleAgentEnvRunner) -> list[list[SingleAgentEpisode]]:
     return [*taken, runner.sample(num_timesteps=9, random_actions=True, force_reset=True)]
 
 
-def told(episodes: list[list[SingleAgentEpisode]]) -> list[list[dict[str, Any]]]:
+def reported(episodes: list[list[SingleAgentEpisode]]) -> list[list[dict[str, Any]]]:
     """Return all that episodes hold; ids become numbers, by which chunks still find together."""
     numbers: dict[str, int] = {}
 
@@ -527,7 +527,7 @@ def assert_same(
 
     actual = samples(ours)
 
-    assert_identical(told(actual), told(expected), "samples")
+    assert_identical(reported(actual), reported(expected), "samples")
     assert sum(episode.is_terminated for sample in expected for episode in sample) >= 2
     assert sum(episode.is_truncated for sample in expected for episode in sample) >= 2
     assert_identical(counted(ours.get_metrics()), expected_metrics, "metrics")
@@ -576,17 +576,17 @@ class Recorder(RLlibCallback):
         )
         self.calls.append(("on_environment_created", *seen))
 
-    def on_episode_created(self, **told: Any) -> None:
-        self._about_an_episode("on_episode_created", **told)
+    def on_episode_created(self, **reported: Any) -> None:
+        self._about_an_episode("on_episode_created", **reported)
 
-    def on_episode_start(self, **told: Any) -> None:
-        self._about_an_episode("on_episode_start", **told)
+    def on_episode_start(self, **reported: Any) -> None:
+        self._about_an_episode("on_episode_start", **reported)
 
-    def on_episode_step(self, **told: Any) -> None:
-        self._about_an_episode("on_episode_step", **told)
+    def on_episode_step(self, **reported: Any) -> None:
+        self._about_an_episode("on_episode_step", **reported)
 
-    def on_episode_end(self, *, prev_episode_chunks: Any, **told: Any) -> None:
-        self._about_an_episode("on_episode_end", **told)
+    def on_episode_end(self, *, prev_episode_chunks: Any, **reported: Any) -> None:
+        self._about_an_episode("on_episode_end", **reported)
         self.calls.append(("chunks before", tuple(len(chunk) for chunk in prev_episode_chunks)))
 
     def on_sample_end(self, *, samples: Any, **_: Any) -> None:

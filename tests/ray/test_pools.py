@@ -1,4 +1,4 @@
-"""Endpoints outside of Ray that register themselves, and trainings that take whatever is there."""
+"""Endpoints outside of Ray that register themselves, and trainings that use them."""
 
 import contextlib
 import json
@@ -72,12 +72,12 @@ def simulator(
     with EnvServer(env, token=token, **options) as server:
         host, _, port = server.address.rpartition(":")
         connect_options = RegistrarOptions(pool.address, pool.name, endpoint_id, SECRET, dial_tls)
-        report = partial(told_by, server)
+        report = partial(report_of, server)
         with Registration(connect_options, host=host, port=int(port), report=report):
             yield server
 
 
-def told_by(server: EnvServer) -> bytes:
+def report_of(server: EnvServer) -> bytes:
     return pack_report(server.statistics())
 
 
@@ -140,10 +140,10 @@ def test_endpoints_that_register_are_found_with_their_own_tokens(pool: EnvPool) 
         pool.wait(2)
         resolver = pool.resolver
 
-        seats = [resolver.assign(f"session-{n}", n, "") for n in range(2)]
+        assignments = [resolver.assign(f"session-{n}", n, "") for n in range(2)]
 
-        assert [assignment.address for assignment in seats] == [first.address, second.address]
-        assert [assignment.token for assignment in seats] == [
+        assert [assignment.address for assignment in assignments] == [first.address, second.address]
+        assert [assignment.token for assignment in assignments] == [
             endpoint_token(SECRET, pool.name, name) for name in "ab"
         ]
         assert SECRET not in repr(resolver)
@@ -163,11 +163,11 @@ def test_endpoints_tell_the_cluster_what_they_do(pool: EnvPool) -> None:
         for _ in range(5):
             env.step(np.zeros(2, np.int64))
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             seen = sighting("a")
             return seen is not None and seen.now.lane_steps == 10
 
-        assert eventually(is_told)
+        assert eventually(is_reported)
         seen = sighting("a").now
         assert (seen.steps, seen.resets, seen.sessions.open) == (5, 1, 1)
 
@@ -224,7 +224,7 @@ def test_an_endpoint_that_does_not_let_the_pool_in_is_kept_out(pool: EnvPool) ->
     assert "refuses its pool's token; serve it with the token that is derived" in str(error)
 
 
-def test_an_endpoint_that_cannot_be_reached_is_told_so(
+def test_an_endpoint_that_cannot_be_reached_is_reported_so(
     pool: EnvPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -265,7 +265,7 @@ def test_a_pool_that_was_not_started_is_not_found() -> None:
         ({"address": "192.0.2.1:7070", "token": SECRET}, AddressError, "cannot listen on"),
     ],
 )
-def test_a_pool_that_cannot_be_is_told_so(
+def test_an_impossible_pool_is_refused(
     settings: dict[str, Any], kind: type[RlmeshError], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
@@ -277,7 +277,7 @@ def test_a_pool_on_all_interfaces_tells_this_nodes_address() -> None:
         assert pool.address.startswith(f"{ray.util.get_node_ip_address()}:")
 
 
-def test_nobody_is_sent_to_the_endpoints_of_a_pool_that_was_stopped(own_pool: EnvPool) -> None:
+def test_no_session_is_sent_to_the_endpoints_of_a_pool_that_was_stopped(own_pool: EnvPool) -> None:
     with simulator(own_pool, "a"):
         own_pool.wait()
         resolver = own_pool.resolver
@@ -322,7 +322,7 @@ def test_a_registrar_comes_back_although_its_port_is_still_taken(own_pool: EnvPo
             held_until_s = time.monotonic() + 5.0
             assert eventually(lambda: time.monotonic() > held_until_s)
 
-        # Whoever has dialled too early has come more than once.
+        # An endpoint that has dialled too early has come more than once.
         assert eventually(lambda: [each.incarnation > 1 for each in own_pool.endpoints] == [True])
 
 
@@ -336,7 +336,7 @@ def test_a_pool_of_a_ray_that_has_ended_starts_no_other(monkeypatch: pytest.Monk
             _ = pool.endpoints
         pool.stop()
 
-    ray.get(actor.info.remote())  # which nobody has asked for anything
+    ray.get(actor.info.remote())  # without a request before
     ray.kill(actor)
 
 

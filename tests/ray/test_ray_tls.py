@@ -1,4 +1,4 @@
-"""One setting secures a fleet: where Ray uses TLS, so do its endpoints, and whoever dials them."""
+"""One setting secures a fleet: where Ray uses TLS, so do its endpoints and their clients."""
 
 import os
 import subprocess
@@ -73,8 +73,8 @@ def test_where_ray_uses_tls_its_endpoints_do_and_runners_know(tmp_path: Path) ->
     )
 
     assert done.returncode == 0, done.stderr[-4000:]
-    told = [line for line in done.stdout.splitlines() if not line.startswith("(")]
-    assert [line for line in told if line.startswith("refused")] == ["refused True"] * 2
-    assert "a client is let in" in told
-    assert "sampled 64" in told
-    assert "evaluated 2" in told
+    reported = [line for line in done.stdout.splitlines() if not line.startswith("(")]
+    assert [line for line in reported if line.startswith("refused")] == ["refused True"] * 2
+    assert "a client is let in" in reported
+    assert "sampled 64" in reported
+    assert "evaluated 2" in reported

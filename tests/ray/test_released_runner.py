@@ -124,6 +124,6 @@ def test_the_command_line_trains_on_its_server(tmp_path: Path) -> None:
         )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert told, "every iteration is told"
+    reported = [json.loads(line) for line in done.stdout.splitlines()]
+    assert reported, "every iteration is reported"
     assert (tmp_path / "run" / "checkpoint").exists()

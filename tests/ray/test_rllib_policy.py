@@ -393,9 +393,9 @@ def test_a_checkpoint_tells_the_observations_that_it_acts_on(
 ) -> None:
     run = trained("discrete")
 
-    told = RllibPolicy(run.checkpoint).traits.observation_space
+    reported = RllibPolicy(run.checkpoint).traits.observation_space
 
-    assert told == run.contract.observation_space
+    assert reported == run.contract.observation_space
 
 
 # --- what is no number -----------------------------------------------------------------

@@ -202,7 +202,7 @@ def test_lanes_that_ask_together_do_not_wait_for_each_other(
     assert sum(map(len, runner.sample())) == 6
 
 
-def test_who_asks_while_nobody_samples_waits_and_holds_up_nobody(listen: Listen) -> None:
+def test_a_request_without_a_sampling_runner_waits_and_delays_no_other(listen: Listen) -> None:
     runner = listen(configured(fragment=1))
     address = runner.service_address
     answered = threading.Event()
@@ -348,7 +348,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(listen: Listen) -> Non
         ({"mode": AutoresetMode.SAME_STEP}, "episodes lack their last observations"),
     ],
 )
-def test_who_cannot_be_learnt_from_is_told_why(
+def test_a_client_that_cannot_be_learnt_from_gets_the_reason(
     changed: dict[str, Any], why: str, service: str
 ) -> None:
     with RemoteModel(service) as model, pytest.raises(RemoteModelError, match=why):
@@ -384,7 +384,7 @@ def test_continuous_actions_are_answered_within_their_bounds(listen: Listen) -> 
     assert (episode.get_actions() < 3.0).any()  # kept as drawn, about 0
 
 
-def test_a_failing_module_is_told_of_and_the_episode_begins_anew(
+def test_a_failing_module_is_reported_and_the_episode_begins_anew(
     listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> Any:
@@ -403,7 +403,7 @@ def test_a_failing_module_is_told_of_and_the_episode_begins_anew(
         model.predict(report(ZEROS + 3, 3.0, terminated=True))
         chunks = runner.sample()
 
-    # Nobody knows what has led from 1 to 2.
+    # It is not known what has led from 1 to 2.
     assert [each.get_observations()[:, 0].tolist() for each in chunks] == [[0, 1], [2, 3]]
     assert [each.get_rewards().tolist() for each in chunks] == [[1], [3]]
 
@@ -482,7 +482,7 @@ def test_where_it_cannot_listen_is_said_on_the_driver() -> None:
         configured(service_address="unix:/tmp/x")
 
 
-def test_a_port_that_is_taken_is_told_of_and_the_other_is_closed(listen: Listen) -> None:
+def test_a_port_that_is_taken_is_reported_and_the_other_is_closed(listen: Listen) -> None:
     taken = listen(configured()).service_address
     other = free_address()
 

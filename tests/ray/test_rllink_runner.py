@@ -134,7 +134,7 @@ def test_continuous_actions_are_sent_within_their_bounds_and_kept_as_drawn(
 
 
 @BY_EITHER_WAY
-def test_off_policy_nobody_waits_for_weights(
+def test_off_policy_no_client_waits_for_weights(
     way: Any, listen: Listen, simulators: Simulators
 ) -> None:
     runner = listen(configured(DQNConfig()))
@@ -166,7 +166,7 @@ def test_whole_episodes_can_be_asked_for(listen: Listen, simulators: Simulators)
     )
 
 
-def test_nobody_waits_for_ever_where_nobody_is_connected(
+def test_no_request_waits_for_ever_where_no_simulator_is_connected(
     listen: Listen, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner = listen(configured(wait_s=0.2))
@@ -368,7 +368,7 @@ def test_what_cannot_work_is_said_on_the_driver(
         configured(**options)
 
 
-def test_runners_listen_for_strangers_if_they_are_told_to(
+def test_runners_listen_without_a_token_if_no_token_is_set(
     listen: Listen, simulators: Simulators
 ) -> None:
     runner = listen(configured(address="0.0.0.0:0", service_address="0.0.0.0:0", no_token=True))

@@ -74,7 +74,7 @@ def test_every_iteration_learns_from_steps_of_its_own_weights(build: Build) -> N
 
     assert [result["num_env_steps_sampled"] for result in results] == [128] * 3
     stale = [result["num_stale_env_steps_dropped_lifetime"] for result in results]
-    # Only what somebody brings late who was not there yet when the first sample was asked for.
+    # Only steps of a simulator that was not there yet when the first sample was asked for.
     assert stale[0] == 0
     assert stale[1] == stale[2] in (0, 64)
     assert [result["weights_seq_no"] for result in results] == [0, 1, 2]
@@ -164,5 +164,5 @@ def test_sac_learns_continuous_actions(build: Build) -> None:
     )
     config.rl_module(model_config={"fcnet_hiddens": [64]})
 
-    # Whoever draws at random is 2.7 off in the mean.
+    # A random draw is 2.7 off in the mean.
     assert best_return(build(config, "RLlinkAim-v0"), -0.5, 60) >= -0.5

@@ -40,7 +40,7 @@ class Episode:
 
 
 class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
-    """Begins episode i with ``FIRST_SEED + i``, whatever it is asked, and writes it all down."""
+    """Begins episode i with ``FIRST_SEED + i``, with any seed, and writes it all down."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)

@@ -142,10 +142,10 @@ def test_a_client_is_served_all_the_while_by_newer_and_newer_policies(tmp_path: 
     assert len(client.versions) >= seen
     assert client.versions == sorted(client.versions)
     assert len(set(client.versions)) > 2
-    told = result["served_policy"]
+    reported = result["served_policy"]
     # The fifth is on its way when the iteration tells; on a busy machine it has arrived by then.
-    assert told["policy_version"] == told["delivered"] in (4, 5)
-    assert (told["superseded"], told["failed"]) == (0, 0)
+    assert reported["policy_version"] == reported["delivered"] in (4, 5)
+    assert (reported["superseded"], reported["failed"]) == (0, 0)
     assert np.array_equal(served, actions_of(checkpoint, state))
     assert not np.array_equal(served, actions_of(checkpoint))
     without_filter = {**state, "env_to_module_connector": {}}
@@ -191,7 +191,7 @@ class Gone:
     policy_version = 0
 
     def set_weights(self, weights: object, version: int | None = None) -> int:
-        raise ConnectionError("there is no road to it")
+        raise ConnectionError("there is no route to it")
 
 
 def test_a_target_that_cannot_be_reached_does_not_end_the_training(
@@ -206,7 +206,7 @@ def test_a_target_that_cannot_be_reached_does_not_end_the_training(
     algorithm.stop()
 
     assert result["served_policy"]["failed"] >= 1
-    assert "ConnectionError: there is no road to it" in caplog.text
+    assert "ConnectionError: there is no route to it" in caplog.text
 
 
 def test_what_cannot_be_given_weights_is_refused() -> None:

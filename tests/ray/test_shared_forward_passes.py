@@ -62,14 +62,14 @@ def assert_each_action_is_its_observations_own(
         with torch.no_grad():
             output = runner.module._forward({Columns.OBS: torch.from_numpy(observations)})
         logits = np.asarray(output[Columns.ACTION_DIST_INPUTS])
-        told = {
+        reported = {
             name: np.asarray(episode.get_extra_model_outputs(name))
             for name in (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP)
         }
-        np.testing.assert_allclose(told[Columns.ACTION_DIST_INPUTS], logits, atol=1e-5)
+        np.testing.assert_allclose(reported[Columns.ACTION_DIST_INPUTS], logits, atol=1e-5)
         actions = np.asarray(episode.get_actions())
         chances = softmax(logits)[np.arange(len(episode)), actions]
-        np.testing.assert_allclose(told[Columns.ACTION_LOGP], np.log(chances), atol=1e-4)
+        np.testing.assert_allclose(reported[Columns.ACTION_LOGP], np.log(chances), atol=1e-4)
 
 
 def test_slots_that_wait_together_share_a_pass_and_leave_half_of_them_to_step(

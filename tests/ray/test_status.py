@@ -47,7 +47,7 @@ def endpoints(registry: Any) -> Iterator[Callable[..., Any]]:
         ray.get(registry.withdraw.remote(endpoint_id))
 
 
-def told(registry: Any, endpoint_id: str) -> Any:
+def reported(registry: Any, endpoint_id: str) -> Any:
     """Return what the registry knows of an endpoint."""
     found = ray.get(registry.overview.remote())
     return next((each for each in found if each.record.endpoint_id == endpoint_id), None)
@@ -108,7 +108,7 @@ def test_a_restarted_endpoint_says_so_and_counts_anew(
 
     ray.kill(env, no_restart=False)
 
-    assert eventually(lambda: told(registry, "seen/again").record.incarnation == 2)
+    assert eventually(lambda: reported(registry, "seen/again").record.incarnation == 2)
     assert eventually(lambda: _now(registry, "seen/again", "steps") == 0)
     (shown,) = [each for each in status() if each.get("endpoint_id") == "seen/again"]
     assert shown["restarts"] == 1
@@ -118,13 +118,13 @@ def test_an_endpoint_that_cannot_be_measured_keeps_its_lease(
     registry: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> Any:
-        raise ZeroDivisionError("nobody has expected this")
+        raise ZeroDivisionError("an unexpected error")
 
     def lease_left_s() -> float:
-        return float(told(registry, "seen/odd").lease_left_s)
+        return float(reported(registry, "seen/odd").lease_left_s)
 
     heartbeat = Heartbeat("seen/odd", "127.0.0.1:1", statistics=broken, period_s=0.05)
-    assert eventually(lambda: "nobody has expected this" in caplog.text)
+    assert eventually(lambda: "an unexpected error" in caplog.text)
     former_s, later_s = lease_left_s(), lease_left_s()
     while later_s < former_s:  # it gets less and less, unless it is renewed
         former_s, later_s = later_s, lease_left_s()
@@ -177,7 +177,7 @@ def test_an_actor_refuses_a_log_format_that_there_is_not(local_ray: None) -> Non
 
 
 def _now(registry: Any, endpoint_id: str, name: str) -> object:
-    statistics = told(registry, endpoint_id).statistics
+    statistics = reported(registry, endpoint_id).statistics
     return None if statistics is None else getattr(statistics.now, name)
 
 

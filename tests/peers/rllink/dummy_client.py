@@ -1,6 +1,6 @@
 """Ray's own example of a client, as it is in the wheel: CartPole, for ever. Takes the port.
 
-It draws from generators that nobody has seeded; here they are, so that what is learned from it is
+It draws from generators without a seed; here they are, so that what is learned from it is
 the same each time.
 """
 

@@ -27,7 +27,7 @@ def main() -> None:
     runner = EnvRunnerServerForExternalInference(config=config, worker_index=0)
     for number in range(1, num_samples + 1):
         episodes = runner.sample()
-        told = [
+        reported = [
             {
                 "id": episode.id_,
                 "length": len(episode),
@@ -38,7 +38,7 @@ def main() -> None:
             }
             for episode in episodes
         ]
-        print(json.dumps(told), flush=True)  # noqa: T201  # read by the test
+        print(json.dumps(reported), flush=True)  # noqa: T201  # read by the test
         state: dict[str, Any] = runner.module.get_state()
         state = {name: values + 1 for name, values in state.items()}
         runner.set_state({"rl_module": state, "weights_seq_no": number})

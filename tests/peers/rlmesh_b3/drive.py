@@ -41,8 +41,8 @@ def _model(address: str) -> dict[str, Any]:
 
 def main() -> None:
     address, kind = sys.argv[1:]
-    told = {"env": _env, "vector": _vector, "model": _model}[kind](address)
-    sys.stdout.write(json.dumps(told))
+    reported = {"env": _env, "vector": _vector, "model": _model}[kind](address)
+    sys.stdout.write(json.dumps(reported))
 
 
 main()

@@ -115,26 +115,26 @@ def play(env: Any, space: Any, actions: list[Any], **reset: Any) -> list[Any]:
         What happened, in a form that JSON keeps exactly.
     """
     observation, info = env.reset(**reset)
-    trace = [[told(space, observation), plain(info)]]
+    trace = [[reported(space, observation), plain(info)]]
     for action in actions:
         observation, reward, terminated, truncated, info = env.step(action)
         outcome = [plain(part) for part in (reward, terminated, truncated, info)]
-        trace.append([told(space, observation), *outcome])
+        trace.append([reported(space, observation), *outcome])
         if np.ndim(terminated) == 0 and (terminated or truncated):
             observation, info = env.reset()
-            trace.append([told(space, observation), plain(info)])
+            trace.append([reported(space, observation), plain(info)])
     return trace
 
 
-def told(space: gymnasium.Space[Any], value: Any) -> Any:
+def reported(space: gymnasium.Space[Any], value: Any) -> Any:
     """Return a value or batch of ``space`` for JSON: arrays with their dtype, the rest without.
 
     Numbers of Discrete spaces and strings come as arrays, lists or tuples, as each peer likes.
     """
     if isinstance(space, spaces.Dict):
-        return {key: told(part, value[key]) for key, part in space.spaces.items()}
+        return {key: reported(part, value[key]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return [told(part, value[index]) for index, part in enumerate(space.spaces)]
+        return [reported(part, value[index]) for index, part in enumerate(space.spaces)]
     if isinstance(space, spaces.Discrete | spaces.Text):
         return plain(value)
     return [str(value.dtype), value.tolist()]

@@ -24,7 +24,7 @@ def play(
     actions = world.actions(5, count) if kind == "env" else world.batches(2, count)
     trace = world.play(env, world.World.observation_space, actions, seed=seed, **reset)
     frame = env.render()
-    told = {
+    reported = {
         "id": env.env_contract.id,
         "num_envs": env.env_contract.num_envs,
         "metadata": {key: str(value) for key, value in env.metadata.items()},
@@ -33,21 +33,21 @@ def play(
         "trace": trace,
     }
     env.close()
-    return told
+    return reported
 
 
 def echoes(addresses: dict[str, str], kind: str, framework: str) -> dict[str, Any]:
     """Send values of each space; tell the first observation and what came back."""
-    told = {}
+    reported = {}
     for name, address in addresses.items():
         space = echo.SPACES[name]
         actions = echo.samples(name, 4) if kind == "env" else echo.batches(name, 2, 2)
         env = connect(address, kind, framework)
         seen = [env.reset(seed=5)[0]]
         seen += [env.step(echo.with_unsigned_flags(space, action))[0] for action in actions]
-        told[name] = [world.told(space, value) for value in seen]
+        reported[name] = [world.reported(space, value) for value in seen]
         env.close()
-    return told
+    return reported
 
 
 def returns_large(address: str) -> bool:
@@ -64,16 +64,16 @@ def returns_large(address: str) -> bool:
 def deeds(
     address: str, doings: list[Any], timeout_s: float | None = None, kind: str = "env"
 ) -> list[Any]:
-    """Do one thing after another with Trouble, whatever comes of it; tell what did.
+    """Do one thing after another with Trouble, also after errors; return the results.
 
     Args:
         doings: Of each: an action (a list of them for a vector), None for a reset, an object with
             the arguments of a reset, or ``"render INDEX"``.
     """
     env = connect(address, kind, request_timeout_seconds=timeout_s)
-    told = [_outcome(env, doing) for doing in doings]
+    reported = [_outcome(env, doing) for doing in doings]
     env.close()
-    return told
+    return reported
 
 
 def _outcome(env: Any, doing: Any) -> Any:
@@ -89,7 +89,7 @@ def _outcome(env: Any, doing: Any) -> Any:
                 came = [None if frame is None else np.asarray(frame).shape]
             case _:
                 came = env.step(np.array(doing) if isinstance(doing, list) else doing)
-    except Exception as error:  # noqa: BLE001  # whatever it is, the test judges it
+    except Exception as error:  # noqa: BLE001  # the test judges it
         took_s = time.monotonic() - began_s
         return {"error": type(error).__name__, "text": str(error), "took_s": took_s}
     return world.plain(came)
@@ -106,7 +106,7 @@ def stays(address: str, kind: str = "env") -> None:
 
 
 def steps(address: str) -> None:
-    """Step CartPole whenever told how often, and answer with the sum of all rewards."""
+    """Step CartPole as often as each line says, and answer with the sum of all rewards."""
     env = connect(address, "env")
     env.reset(seed=0)
     rewards = 0.0
@@ -146,9 +146,9 @@ TASKS: dict[str, Callable[..., Any]] = {
 
 def main() -> None:
     name, arguments = sys.argv[1:]
-    told = TASKS[name](**json.loads(arguments))
-    if told is not None:
-        sys.stdout.write(json.dumps(told))
+    reported = TASKS[name](**json.loads(arguments))
+    if reported is not None:
+        sys.stdout.write(json.dumps(reported))
 
 
 main()

@@ -16,12 +16,12 @@ from tests.peers.rlmesh_released.policies import MODELS
 
 def run(model: str, env: str, settings: dict[str, Any] | None = None, **options: Any) -> Any:
     """Let its native loop run one of its models in an endpoint's environment."""
-    return _told(lambda: MODELS[model](**(settings or {})).run(env, **options))
+    return _reported(lambda: MODELS[model](**(settings or {})).run(env, **options))
 
 
 def run_remote(model: str, env: str, **options: Any) -> Any:
     """Let its session loop run an endpoint's model in an endpoint's environment."""
-    return _told(lambda: rlmesh.run(rlmesh.RemoteModel(model), env, **options))
+    return _reported(lambda: rlmesh.run(rlmesh.RemoteModel(model), env, **options))
 
 
 def run_several(models: list[str], envs: list[str], **options: Any) -> Any:
@@ -55,10 +55,10 @@ def holds(model: str, env: str) -> None:
     sys.stdin.read()
 
 
-def _told(work: Callable[[], Any]) -> Any:
+def _reported(work: Callable[[], Any]) -> Any:
     try:
         result = work()
-    except Exception as error:  # noqa: BLE001  # whatever it is, the test judges it
+    except Exception as error:  # noqa: BLE001  # the test judges it
         return {"error": type(error).__name__, "text": str(error)}
     return {
         "episodes": [
@@ -83,9 +83,9 @@ TASKS: dict[str, Callable[..., Any]] = {
 
 def main() -> None:
     name, arguments = sys.argv[1:]
-    told = TASKS[name](**json.loads(arguments))
-    if told is not None:
-        sys.stdout.write(json.dumps(told))
+    reported = TASKS[name](**json.loads(arguments))
+    if reported is not None:
+        sys.stdout.write(json.dumps(reported))
 
 
 main()

@@ -49,7 +49,7 @@ SPACES: dict[str, spaces.Space[Any]] = {
 """Of every kind that both have."""
 
 LARGE = spaces.Box(0, 255, (1500, 1500, 3), np.uint8)
-"""Beyond the 4 MiB that gRPC takes unless it is told otherwise; ``echo:large``."""
+"""Beyond the 4 MiB that gRPC takes by default; ``echo:large``."""
 
 # What is easily lost on the way: the sign of zero, numbers too small to be normal, the largest.
 _EDGES = {

@@ -26,7 +26,7 @@ def test_the_first_interrupt_is_recorded_and_the_second_one_raised() -> None:
     noted: list[str] = []
     with (
         interrupt_on_sigterm(),
-        interrupts_noted(lambda: noted.append("told")) as has_come,
+        interrupts_noted(lambda: noted.append("noted")) as has_come,
     ):
         assert not has_come()
         signal.raise_signal(signal.SIGTERM)
@@ -34,7 +34,7 @@ def test_the_first_interrupt_is_recorded_and_the_second_one_raised() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
-    assert noted == ["told"]
+    assert noted == ["noted"]
 
 
 def test_an_ignored_signal_stays_ignored_in_the_block() -> None:

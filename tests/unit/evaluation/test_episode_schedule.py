@@ -110,7 +110,7 @@ def test_every_index_is_finished_exactly_once_after_any_loss(
         left = schedule.num_waiting + play.num_running
         assert left + len(play.finished) == num_episodes
         assert schedule.is_complete == (left == 0)
-    # Whatever happened, those who are left can finish the rest.
+    # The endpoints that are left can finish the rest.
     while not schedule.is_complete:
         for place, lane in itertools.product(range(3), range(3)):
             play.take(place, lane)

@@ -66,7 +66,7 @@ def test_episodes_are_equal_wherever_they_ran() -> None:
 
 
 @pytest.mark.parametrize(
-    ("infos", "told"),
+    ("infos", "reported"),
     [
         ({"is_success": np.array([True, False])}, [True, False]),
         (
@@ -102,8 +102,8 @@ def test_episodes_are_equal_wherever_they_ran() -> None:
         ),
     ],
 )
-def test_success_is_read_from_the_last_infos(infos: dict[str, Any], told: list[Any]) -> None:
-    assert [success_of(infos, lane) for lane in range(2)] == told
+def test_success_is_read_from_the_last_infos(infos: dict[str, Any], reported: list[Any]) -> None:
+    assert [success_of(infos, lane) for lane in range(2)] == reported
 
 
 def test_counters_are_kept_for_each_endpoint() -> None:

@@ -31,7 +31,7 @@ def test_other_seeds_are_refused_before_anything_is_dialed(
 
     for run in (evaluate, evaluate_on_ray):
         with pytest.raises(ConfigurationError, match=message):
-            run("nobody:1", "nobody:2", episodes=episodes, seed=seed)
+            run("absent:1", "absent:2", episodes=episodes, seed=seed)
 
 
 @pytest.mark.parametrize("number", [1.5, 2.0, True, "a", np.float64(1), np.bool_(True), [1]])
@@ -40,7 +40,7 @@ def test_an_option_that_is_no_whole_number_is_refused_by_name(name: str, number:
     arguments = {"episodes": 1, name: number}
 
     with pytest.raises(ConfigurationError, match=rf"^{name}=.* must be a whole number$"):
-        evaluate("nobody:1", "nobody:2", **arguments)
+        evaluate("absent:1", "absent:2", **arguments)
 
 
 def test_integers_of_numpy_are_whole_numbers_and_seeds_become_plain_ones() -> None:
@@ -59,7 +59,7 @@ def test_integers_of_numpy_are_whole_numbers_and_seeds_become_plain_ones() -> No
 @pytest.mark.parametrize("name", ["env_timeout_s", "model_timeout_s"])
 def test_an_option_that_is_no_time_above_zero_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"^{name}=.* finite .* seconds above 0$"):
-        evaluate("nobody:1", "nobody:2", episodes=1, **{name: value})
+        evaluate("absent:1", "absent:2", episodes=1, **{name: value})
 
 
 @pytest.mark.parametrize("value", [0.5, 60, np.float32(0.5), np.int64(60), Fraction(1, 2)])

@@ -125,7 +125,7 @@ def test_the_first_error_is_the_one_that_ended_the_session() -> None:
     assert caught.value.__cause__ is LOST
 
 
-def test_a_closed_session_says_that_it_is_closed_whatever_ended_it() -> None:
+def test_a_closed_session_says_that_it_is_closed_after_every_kind_of_end() -> None:
     session = env_session()
     session.fail(LOST)
     session.close()
@@ -169,7 +169,7 @@ def test_requests_are_unanswered_until_all_their_replies_have_come() -> None:
     assert not session.has_unanswered
 
 
-def test_an_environment_that_has_not_started_is_told_from_one_that_hangs() -> None:
+def test_an_environment_that_has_not_started_is_distinguished_from_one_that_hangs() -> None:
     starting = RemoteEnvError("TIMEOUT", f"{NOT_STARTED} 3 s", True)
 
     assert is_still_starting(starting)

@@ -66,8 +66,8 @@ def test_progress_has_the_first_failure_that_truncated_episodes_of_a_runner() ->
 
     history = list(train(config, stop_iters=3))
 
-    told = "lane 3: it gave nan"
-    assert [progress.first_failure for progress in history] == ["", told, told]
+    reported = "lane 3: it gave nan"
+    assert [progress.first_failure for progress in history] == ["", reported, reported]
     assert len(asked) == 1
 
 

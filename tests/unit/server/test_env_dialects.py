@@ -28,7 +28,7 @@ def plain(infos: object) -> object:
 
 
 @pytest.mark.parametrize(
-    ("lanes", "told"),
+    ("lanes", "reported"),
     [
         ((0, 1, 2), {"speed": [1.5, 2.5, 3.5], "_speed": [True, True, False]}),
         ((2, 1), {"speed": [3.5, 2.5], "_speed": [False, True]}),
@@ -36,15 +36,15 @@ def plain(infos: object) -> object:
         ((2,), {}),
     ],
 )
-def test_released_clients_are_told_of_the_lanes_that_they_have_named(
-    lanes: Sequence[int], told: dict[str, object]
+def test_released_clients_are_reported_the_lanes_that_they_have_named(
+    lanes: Sequence[int], reported: dict[str, object]
 ) -> None:
     infos = load_env_dialects()[WIRE_V1].infos(INFOS, lanes, 3)
 
-    assert plain(infos) == {**told, WARNING_KEY: MAPS}
+    assert plain(infos) == {**reported, WARNING_KEY: MAPS}
 
 
-def test_clients_of_the_edition_are_told_of_the_vector() -> None:
+def test_clients_of_the_edition_get_the_mode_of_the_vector() -> None:
     infos = load_env_dialects()[PROTOCOL_V1].infos(INFOS, (1,), 3)
 
     assert infos["speed"] is INFOS["speed"]

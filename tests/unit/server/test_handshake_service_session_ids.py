@@ -13,7 +13,7 @@ def offer(*names: str) -> HandshakeRequest:
 
 
 def test_an_offer_is_known_however_many_handshakes_come_after_it() -> None:
-    session_id = new_session_id(offer(capabilities.NUMBERED_REQUESTS, "of somebody else"))
+    session_id = new_session_id(offer(capabilities.NUMBERED_REQUESTS, "of another client"))
     others = {new_session_id(offer()) for _ in range(2000)}
 
     assert capabilities_of_session(session_id) == {capabilities.NUMBERED_REQUESTS}

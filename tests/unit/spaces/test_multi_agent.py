@@ -24,7 +24,7 @@ class Color(str, enum.Enum):  # noqa: UP042  # what people have
     RED = "red"
 
 
-class Seat(enum.IntEnum):
+class Side(enum.IntEnum):
     LEFT = 3
 
 
@@ -73,7 +73,7 @@ def test_a_client_has_all_ids_back_in_their_order(agent_ids: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("agent_id", "key"),
-    [(np.int64(4), "4"), (Color.RED, "red"), (Seat.LEFT, "3"), (np.str_("a"), "a")],
+    [(np.int64(4), "4"), (Color.RED, "red"), (Side.LEFT, "3"), (np.str_("a"), "a")],
 )
 def test_ids_of_other_classes_come_back_as_the_plain_ids_that_they_equal(
     agent_id: Any, key: str

@@ -74,8 +74,10 @@ def test_a_file_that_grows_too_large_is_named_and_keeps_whole_lines(tmp_path: Pa
         with pytest.raises(RlmeshError) as caught:
             file.add({"index": 2, "cause": "x" * 100})
 
-    told = str(caught.value)
-    assert told.startswith(f"cannot write {path}: File too large; it holds 2 episodes; make room")
+    reported = str(caught.value)
+    assert reported.startswith(
+        f"cannot write {path}: File too large; it holds 2 episodes; make room"
+    )
     lines = path.read_text().splitlines()
     assert [json.loads(line)["index"] for line in lines] == [0, 1]
 

@@ -128,11 +128,11 @@ def test_a_file_that_cannot_grow_costs_no_finished_episode(
     with room_for(500):
         assert main([*COMMAND, "--json", "--output", str(path)]) == 1
 
-    *told, unfinished, error = map(json.loads, capsys.readouterr().out.splitlines())
+    *reported, unfinished, error = map(json.loads, capsys.readouterr().out.splitlines())
     kept = [json.loads(line) for line in path.read_text().splitlines()]
-    assert kept == told[:-1]  # all but the one that had no room
+    assert kept == reported[:-1]  # all but the one that had no room
     assert unfinished["event"] == "unfinished"
-    assert unfinished["episodes"] == len(told)
+    assert unfinished["episodes"] == len(reported)
     assert error["type"] == "RlmeshError"
     assert error["message"].startswith(f"cannot write {path}: File too large")
 

@@ -63,8 +63,8 @@ def test_more_lost_sessions_are_reported(capsys: Capture) -> None:
     with TrainingView(Console(), StopCriteria(stop_iters=4)) as view:
         view.follow([progress(number, 1.0, lost) for number, lost in enumerate([0, 2, 2, 3], 1)])
 
-    told = [line for line in capsys.readouterr().out.splitlines() if "lost" in line]
-    assert [line.partition(";")[0] for line in told] == [
+    reported = [line for line in capsys.readouterr().out.splitlines() if "lost" in line]
+    assert [line.partition(";")[0] for line in reported] == [
         "2 session(s) lost so far",
         "3 session(s) lost so far",
     ]

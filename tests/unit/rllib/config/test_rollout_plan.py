@@ -90,11 +90,11 @@ def test_joined_directories_hand_each_session_to_the_one_that_owns_its_endpoint(
     ]
 
 
-def test_a_fixed_address_has_a_seat_for_every_session() -> None:
+def test_a_fixed_address_has_an_assignment_for_every_session() -> None:
     assert ADDRESSES.assign("a session", 1, "a node") == Assignment("127.0.0.1:2")
 
 
-def test_a_seat_with_a_token_of_its_own_is_dialed_with_that_one_and_no_other() -> None:
+def test_an_assignment_with_a_token_of_its_own_is_dialed_with_that_one_and_no_other() -> None:
     accesses = (Access("a", ClientTls()),)
     plan = RolloutPlan(ADDRESSES, CONTRACT, SessionLayout(1, 1, 1), access=accesses)
 

@@ -126,7 +126,7 @@ def everything_in(episode: SingleAgentEpisode) -> dict[str, Any]:
 @pytest.mark.parametrize("lookback", [0, 2])
 def test_a_made_episode_differs_in_nothing_from_a_constructed_one(lookback: int) -> None:
     length = 5 + lookback
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "observations": np.ones((length + 1, 2), np.float32),
         "infos": [{"step": step} for step in range(length + 1)],
         "actions": np.arange(length),
@@ -135,7 +135,7 @@ def test_a_made_episode_differs_in_nothing_from_a_constructed_one(lookback: int)
     extras = {"logp": np.zeros(length, np.float32)}
     expected = SingleAgentEpisode(
         "abc",
-        **{name: list(value) for name, value in told.items()},
+        **{name: list(value) for name, value in reported.items()},
         extra_model_outputs={name: list(value) for name, value in extras.items()},
         observation_space=OBSERVATIONS,
         action_space=ACTIONS,
@@ -144,7 +144,7 @@ def test_a_made_episode_differs_in_nothing_from_a_constructed_one(lookback: int)
     ).to_numpy()
     maker = EpisodeFactory(OBSERVATIONS, ACTIONS)
 
-    made = maker.make("abc", **told, extras=extras, lookback=lookback, t_started=lookback)
+    made = maker.make("abc", **reported, extras=extras, lookback=lookback, t_started=lookback)
 
     made.validate()
     assert_identical(everything_in(made), everything_in(expected), "episode")

@@ -21,8 +21,8 @@ def keep(job: object) -> None:
     raise AssertionError("it did not take long")
 
 
-class Told:
-    """A signal, and what makes it tell."""
+class Signal:
+    """A signal and its peer."""
 
     def __init__(self) -> None:
         self._eventfd = os.eventfd(0)
@@ -39,41 +39,43 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
-    told = Told()
-    yield told
-    told.close()
+def signal() -> Iterator[Signal]:
+    signal = Signal()
+    yield signal
+    signal.close()
 
 
-def test_a_job_runs_when_its_signal_arrives(completions: CompletionQueue[str], told: Told) -> None:
-    completions.watch(told.wakeup, "one", lambda: "done", keep)
+def test_a_job_runs_when_its_signal_arrives(
+    completions: CompletionQueue[str], signal: Signal
+) -> None:
+    completions.watch(signal.wakeup, "one", lambda: "done", keep)
 
     assert completions.take(0.0) is None
-    told.ring()
+    signal.ring()
     assert completions.take(None) == "done"
     assert completions.take(0.0) is None
 
 
 def test_a_descriptor_whose_number_was_reused_takes_no_job_away(
-    completions: CompletionQueue[str], told: Told
+    completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.watch(told.wakeup, "one", lambda: "done", keep)
-    completions.watch(told.wakeup, "other", lambda: "done, too", keep)
+    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    completions.watch(signal.wakeup, "other", lambda: "done, too", keep)
 
-    told.ring()
+    signal.ring()
 
     assert {completions.take(None), completions.take(None)} == {"done", "done, too"}
 
 
 def test_idle_work_runs_until_a_signal_arrives(
-    completions: CompletionQueue[str], told: Told
+    completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.watch(told.wakeup, "one", lambda: "done", keep)
+    completions.watch(signal.wakeup, "one", lambda: "done", keep)
     pieces = ["first", "second", "third"]
 
     def work() -> bool:
         if pieces.pop(0) == "second":
-            told.ring()
+            signal.ring()
         return True
 
     assert completions.take(None, work) == "done"
@@ -81,10 +83,10 @@ def test_idle_work_runs_until_a_signal_arrives(
 
 
 def test_take_waits_when_no_idle_work_is_left(
-    completions: CompletionQueue[str], told: Told
+    completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.watch(told.wakeup, "one", lambda: "done", keep)
-    thread = threading.Thread(target=told.ring)
+    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    thread = threading.Thread(target=signal.ring)
 
     def work() -> bool:
         if not thread.ident:
@@ -96,7 +98,7 @@ def test_take_waits_when_no_idle_work_is_left(
 
 
 def test_a_job_without_a_signal_for_long_is_handed_back_to_its_owner(
-    completions: CompletionQueue[str], told: Told, monkeypatch: pytest.MonkeyPatch
+    completions: CompletionQueue[str], signal: Signal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals_module, "_MAX_WATCH_S", 0.0)
     left: list[Job[str]] = []
@@ -105,7 +107,7 @@ def test_a_job_without_a_signal_for_long_is_handed_back_to_its_owner(
         left.append(job)
         completions.put("it took too long")
 
-    completions.watch(told.wakeup, "one", lambda: "done", hand_back)
+    completions.watch(signal.wakeup, "one", lambda: "done", hand_back)
 
     assert completions.take(None) == "it took too long"
     assert [job() for job in left] == ["done"]
@@ -113,14 +115,14 @@ def test_a_job_without_a_signal_for_long_is_handed_back_to_its_owner(
 
 
 def test_a_job_without_a_signal_for_long_is_handed_back_although_others_have_signals(
-    completions: CompletionQueue[str], told: Told, monkeypatch: pytest.MonkeyPatch
+    completions: CompletionQueue[str], signal: Signal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals_module, "_MAX_WATCH_S", 0.0)
-    silent = Told()
+    silent = Signal()
     left: list[Job[str]] = []
     completions.watch(silent.wakeup, "silent", lambda: "late", left.append)
-    completions.watch(told.wakeup, "one", lambda: "done", keep)
-    told.ring()
+    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    signal.ring()
 
     assert completions.take(None) == "done"
     assert [job() for job in left] == ["late"]
@@ -128,9 +130,9 @@ def test_a_job_without_a_signal_for_long_is_handed_back_although_others_have_sig
 
 
 def test_a_wait_for_signals_ends_when_a_thread_puts_a_result(
-    completions: CompletionQueue[str], told: Told
+    completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.watch(told.wakeup, "one", lambda: "done", keep)
+    completions.watch(signal.wakeup, "one", lambda: "done", keep)
     thread = threading.Thread(target=completions.put, args=("put",))
     thread.start()
 
@@ -140,42 +142,42 @@ def test_a_wait_for_signals_ends_when_a_thread_puts_a_result(
 
 
 def test_a_result_that_was_put_before_the_first_watch_is_not_lost(
-    completions: CompletionQueue[str], told: Told
+    completions: CompletionQueue[str], signal: Signal
 ) -> None:
     completions.put("put")
-    completions.watch(told.wakeup, "one", lambda: "done", keep)
-    told.ring()
+    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    signal.ring()
 
     assert [completions.take(None), completions.take(None)] == ["put", "done"]
 
 
 def test_each_take_runs_one_job(completions: CompletionQueue[str]) -> None:
-    several = [Told() for _ in range(3)]
-    for number, told in enumerate(several):
-        completions.watch(told.wakeup, number, lambda number=number: str(number), keep)  # type: ignore[misc]
-        told.ring()
+    several = [Signal() for _ in range(3)]
+    for number, signal in enumerate(several):
+        completions.watch(signal.wakeup, number, lambda number=number: str(number), keep)  # type: ignore[misc]
+        signal.ring()
 
     assert sorted(str(completions.take(None)) for _ in several) == ["0", "1", "2"]
-    for told in several:
-        told.close()
+    for signal in several:
+        signal.close()
 
 
 def test_a_peer_signals_by_its_end_and_not_by_its_data(
-    completions: CompletionQueue[str], told: Told
+    completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.watch(told.wakeup, "one", lambda: "done", keep)
-    told.peer.sendall(b"said, and not rung")
+    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    signal.peer.sendall(b"said, and not rung")
 
     assert completions.take(0.0) is None
-    told.peer.close()
+    signal.peer.close()
     assert completions.take(None) == "done"
 
 
 def test_a_job_that_is_no_longer_watched_belongs_to_the_caller(
-    completions: CompletionQueue[str], told: Told
+    completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.watch(told.wakeup, "one", lambda: "done", keep)
-    told.ring()
+    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    signal.ring()
 
     job = completions.unwatch("one")
     assert job is not None
@@ -184,8 +186,8 @@ def test_a_job_that_is_no_longer_watched_belongs_to_the_caller(
     assert completions.take(0.0) is None
 
 
-def test_a_thread_may_be_late(completions: CompletionQueue[str], told: Told) -> None:
-    completions.watch(told.wakeup, "one", lambda: "done", keep)
+def test_a_thread_may_be_late(completions: CompletionQueue[str], signal: Signal) -> None:
+    completions.watch(signal.wakeup, "one", lambda: "done", keep)
     completions.close()
     completions.close()
 
@@ -195,9 +197,9 @@ def test_a_thread_may_be_late(completions: CompletionQueue[str], told: Told) -> 
 def test_signals_found_at_once_need_no_further_wait(
     completions: CompletionQueue[str],
 ) -> None:
-    several = [Told() for _ in range(3)]
-    for number, told in enumerate(several):
-        completions.watch(told.wakeup, number, lambda number=number: str(number), keep)  # type: ignore[misc]
+    several = [Signal() for _ in range(3)]
+    for number, signal in enumerate(several):
+        completions.watch(signal.wakeup, number, lambda number=number: str(number), keep)  # type: ignore[misc]
     several[0].ring()
     several[2].ring()
 
@@ -206,17 +208,17 @@ def test_signals_found_at_once_need_no_further_wait(
     assert completions.is_ready
     assert completions.take(None) == "2"
     assert not completions.is_ready
-    for told in several:
-        told.close()
+    for signal in several:
+        signal.close()
 
 
 def test_an_unwatched_job_is_not_taken_although_its_signal_has_arrived(
     completions: CompletionQueue[str],
 ) -> None:
-    several = [Told() for _ in range(2)]
-    for number, told in enumerate(several):
-        completions.watch(told.wakeup, number, lambda number=number: str(number), keep)  # type: ignore[misc]
-        told.ring()
+    several = [Signal() for _ in range(2)]
+    for number, signal in enumerate(several):
+        completions.watch(signal.wakeup, number, lambda number=number: str(number), keep)  # type: ignore[misc]
+        signal.ring()
     completions.take(None)
 
     job = completions.unwatch(1)
@@ -225,8 +227,8 @@ def test_an_unwatched_job_is_not_taken_although_its_signal_has_arrived(
     assert job() == "1"
     assert not completions.is_ready
     assert completions.take(0.0) is None
-    for told in several:
-        told.close()
+    for signal in several:
+        signal.close()
 
 
 def test_a_result_that_was_put_is_ready(completions: CompletionQueue[str]) -> None:

@@ -27,7 +27,7 @@ class Clock:
 
 
 class Fleet:
-    """A directory that says what it is told to, and notes what it is asked.
+    """A resolver with scripted answers that records its requests.
 
     An answer is a list that is empty as long as it is not there.
     """
@@ -67,8 +67,8 @@ def poll(answer: list[Collection[str]]) -> Collection[str] | None:
     return answer[0] if answer else None
 
 
-def seats_at(*resolvers: EndpointResolver, clock: Clock | None = None) -> SessionAssignments:
-    """Return the seats of a runner that has one session with each endpoint, named a, b, c ..."""
+def assignments_at(*resolvers: EndpointResolver, clock: Clock | None = None) -> SessionAssignments:
+    """Return the assignments of a runner with one session at each endpoint, named a, b, c ..."""
     joined = CombinedResolver.of(resolvers)
     number = len(joined)
     plan = RolloutPlan(joined, CONTRACT, SessionLayout(number, 1, number))
@@ -80,9 +80,9 @@ def taken(assignments: SessionAssignments) -> list[Assignment]:
     return [assignments.get(number) for number in range(len(assignments.endpoints))]
 
 
-def test_a_session_keeps_the_seat_that_it_was_given() -> None:
+def test_a_session_keeps_its_assignment() -> None:
     fleet = Fleet("x", "y")
-    assignments = seats_at(fleet)
+    assignments = assignments_at(fleet)
 
     first, second = taken(assignments), taken(assignments)
 
@@ -91,9 +91,9 @@ def test_a_session_keeps_the_seat_that_it_was_given() -> None:
     assert fleet.asked == [("a", 0, "here"), ("b", 1, "here")]
 
 
-def test_a_session_that_has_lost_its_seat_claims_one_anew() -> None:
+def test_a_session_that_has_lost_its_assignment_asks_for_another() -> None:
     fleet = Fleet("x", "y")
-    assignments = seats_at(fleet)
+    assignments = assignments_at(fleet)
     taken(assignments)
     fleet.endpoint_ids = ["x", "z"]
 
@@ -104,9 +104,9 @@ def test_a_session_that_has_lost_its_seat_claims_one_anew() -> None:
     assert assignments.endpoint_of(1) == "z"
 
 
-def test_without_an_endpoint_there_is_no_seat() -> None:
+def test_without_an_endpoint_there_is_no_assignment() -> None:
     fleet = Fleet("x")
-    assignments = seats_at(fleet)
+    assignments = assignments_at(fleet)
     fleet.endpoint_ids = []
 
     with pytest.raises(EndpointUnreachableError):
@@ -118,7 +118,7 @@ def test_without_an_endpoint_there_is_no_seat() -> None:
 
 def test_a_directory_is_asked_at_once_and_then_after_two_seconds_at_the_earliest() -> None:
     clock, fleet = Clock(), Fleet("x", "y")
-    assignments = seats_at(fleet, clock=clock)
+    assignments = assignments_at(fleet, clock=clock)
     taken(assignments)
     fleet.asked.clear()
 
@@ -134,7 +134,7 @@ def test_a_directory_is_asked_at_once_and_then_after_two_seconds_at_the_earliest
 
 def test_no_request_follows_while_an_answer_is_awaited_unless_it_takes_very_long() -> None:
     clock, fleet = Clock(), Fleet("x")
-    assignments = seats_at(fleet, clock=clock)
+    assignments = assignments_at(fleet, clock=clock)
     taken(assignments)
 
     for now_s in (0.0, 5.0, 29.0, 30.0):
@@ -147,7 +147,7 @@ def test_no_request_follows_while_an_answer_is_awaited_unless_it_takes_very_long
 
 def test_without_a_registry_no_session_moves_until_it_is_back() -> None:
     clock, fleet = Clock(), Fleet("x")
-    assignments = seats_at(fleet, clock=clock)
+    assignments = assignments_at(fleet, clock=clock)
     taken(assignments)
     fleet.is_away = True
 
@@ -166,7 +166,7 @@ def test_a_resolver_may_answer_that_sessions_never_move() -> None:
         def rebalance(self, placed: Mapping[str, str]) -> None:
             return None
 
-    assignments = seats_at(Rigid("x"))
+    assignments = assignments_at(Rigid("x"))
     taken(assignments)
 
     assignments.request_rebalance()
@@ -176,7 +176,7 @@ def test_a_resolver_may_answer_that_sessions_never_move() -> None:
 
 def test_a_session_that_has_to_move_is_reported_once() -> None:
     fleet = Fleet("x", "y", "z")
-    assignments = seats_at(fleet)
+    assignments = assignments_at(fleet)
     taken(assignments)
     assignments.request_rebalance()
     fleet.answers[0].append(("a", "c", "unknown"))
@@ -185,9 +185,9 @@ def test_a_session_that_has_to_move_is_reported_once() -> None:
     assert assignments.sessions_to_move() == frozenset()
 
 
-def test_who_has_another_seat_by_now_does_not_move_again() -> None:
+def test_a_session_with_another_assignment_does_not_move_again() -> None:
     fleet = Fleet("x", "y")
-    assignments = seats_at(fleet)
+    assignments = assignments_at(fleet)
     taken(assignments)
     assignments.request_rebalance()
     assignments.drop([0, 1])
@@ -199,7 +199,7 @@ def test_who_has_another_seat_by_now_does_not_move_again() -> None:
 
 def test_each_directory_is_asked_for_its_own_sessions_and_answers_in_its_own_time() -> None:
     fleet, other = Fleet("x", "y"), Fleet("v")
-    assignments = seats_at(fleet, FixedAddressResolver(("127.0.0.1:1",)), other, fleet)
+    assignments = assignments_at(fleet, FixedAddressResolver(("127.0.0.1:1",)), other, fleet)
     taken(assignments)
     fleet.asked.clear()
     other.asked.clear()
@@ -237,9 +237,9 @@ def test_fixed_addresses_are_never_asked() -> None:
     assert assignments.sessions_to_move() == frozenset()
 
 
-def test_every_directory_gets_its_own_seats_back() -> None:
+def test_every_resolver_gets_its_own_assignments_back() -> None:
     fleet, other = Fleet("x", "y"), Fleet("v")
-    assignments = seats_at(fleet, other, fleet)
+    assignments = assignments_at(fleet, other, fleet)
     taken(assignments)
 
     assignments.release()
@@ -247,9 +247,9 @@ def test_every_directory_gets_its_own_seats_back() -> None:
     assert (fleet.released, other.released) == (["a", "b", "d", "e"], ["c"])
 
 
-def test_a_seat_that_comes_when_the_runner_has_stopped_is_given_back() -> None:
+def test_an_assignment_that_comes_when_the_runner_has_stopped_is_released() -> None:
     fleet = Fleet("x")
-    assignments = seats_at(fleet)
+    assignments = assignments_at(fleet)
     assignments.release()
     fleet.released.clear()
 

@@ -1,4 +1,4 @@
-"""Whatever a dm_env_rpc server sends, our client fails with errors of its own only."""
+"""After any bytes of a dm_env_rpc server our client fails with errors of its own only."""
 
 from typing import Any
 

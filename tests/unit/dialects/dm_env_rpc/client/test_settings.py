@@ -105,7 +105,7 @@ def test_details_that_do_not_decode_hide_no_refusal() -> None:
         frames.parse_answer(pb.EnvironmentResponse(error=status).SerializeToString())
 
 
-def test_codes_that_grpc_does_not_have_are_told_by_number() -> None:
+def test_codes_that_grpc_does_not_have_are_reported_by_number() -> None:
     status = status_pb2.Status(code=99, message="?")
 
     with pytest.raises(RemoteEnvError, match="CODE_99"):
@@ -205,7 +205,7 @@ def test_specs_that_stay_pass(now: Any) -> None:
     require_unchanged(agent(), now, "here", 0)
 
 
-def test_specs_that_change_are_told_apart() -> None:
+def test_specs_that_change_are_noticed() -> None:
     other, more, less = agent(shape=[3]), agent(), agent()
     more.actions[9].name = "jump"
     del less.observations[2]

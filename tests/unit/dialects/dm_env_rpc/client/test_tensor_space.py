@@ -221,7 +221,7 @@ def test_a_contract_of_something_else_is_not_exact() -> None:
     assert exact_space(space, tensor_specs(space, "observation", 3), "observation") is None
 
 
-def test_more_integers_than_anybody_chooses_are_numbers() -> None:
+def test_more_integers_than_a_menu_has_are_numbers() -> None:
     made = read(spec("action", DataType.INT8, (2**17,), 0, 1), reading=ACTIONS)
 
     assert made == spaces.Box(0, 1, (2**17,), np.int8)
@@ -234,7 +234,7 @@ def test_more_integers_than_anybody_chooses_are_numbers() -> None:
         {"shape": (2**20, 2**20)},
         {"dtype": DataType.STRING},
         {"dtype": DataType.INVALID},
-        {"name": "not told"},
+        {"name": "not named"},
     ],
 )
 def test_a_batch_tells_a_number_a_lane_beside_its_observations(flag: dict[str, Any]) -> None:
@@ -248,9 +248,9 @@ def test_a_batch_tells_a_number_a_lane_beside_its_observations(flag: dict[str, A
     ]
 
     def batch(flags: list[TensorSpec]) -> BatchedStream:
-        told = [*tensor_specs(contract.observation_space, "observation", 3), *flags]
+        reported = [*tensor_specs(contract.observation_space, "observation", 3), *flags]
         does = tensor_specs(contract.action_space, "action", 3)
-        specs = AgentSpecs(dict(enumerate(does)), dict(enumerate(told)))
+        specs = AgentSpecs(dict(enumerate(does)), dict(enumerate(reported)))
         return BatchedStream(JoiningAgent(0, specs=specs), contract, "seed", "here")
 
     batch(flags)

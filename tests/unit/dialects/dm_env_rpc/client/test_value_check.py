@@ -41,7 +41,7 @@ def test_values_within_their_space_are_nothing_to_tell(policy: ValidationMode) -
 
 
 @pytest.mark.parametrize("reward", [np.nan, np.inf, -np.inf])
-def test_by_default_each_is_told_once_and_counted_each_time(
+def test_by_default_each_is_reported_once_and_counted_each_time(
     reward: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = check()
@@ -64,7 +64,9 @@ def test_by_default_each_is_told_once_and_counted_each_time(
     assert "6 values out of range in this session" in caplog.messages[-1]
 
 
-def test_a_session_that_has_told_everything_needs_no_sum(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_session_that_has_reported_everything_needs_no_sum(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     one = check()
     one.check(columns(2.0))
     with caplog.at_level(logging.WARNING):
@@ -104,7 +106,7 @@ def test_off_does_not_look_at_ranges() -> None:
         (columns(kind=4), r"kind: 4 is below 5 \(lane 1\)"),
     ],
 )
-def test_what_no_value_of_the_space_can_be_is_refused_whatever_the_policy(
+def test_what_no_value_of_the_space_can_be_is_refused_with_every_validation_mode(
     policy: ValidationMode, bad: list[Any], reason: str
 ) -> None:
     with pytest.raises(RemoteEnvError, match=reason + ".*observations=") as caught:

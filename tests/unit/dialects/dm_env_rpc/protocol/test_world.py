@@ -177,7 +177,7 @@ def test_lanes_step_when_all_that_run_have_stepped() -> None:
     assert play.works[-1] == StepLanes({0: "action of 0", 1: "action of 1"})
 
 
-def test_a_lane_between_sequences_holds_nobody_up() -> None:
+def test_a_lane_between_sequences_delays_no_other_lane() -> None:
     play = Play((0, 1), resets_itself=True).join(0, 1)
     play.step(0, 1)
     play.step(0, 1, over=[1])
@@ -315,7 +315,7 @@ def test_a_world_reset_tells_those_who_run_once_and_its_caller_not_at_all() -> N
     assert state_of(play.step(1)[1]) is RUNNING
 
 
-def test_a_world_reset_waits_for_whoever_has_not_stepped() -> None:
+def test_a_world_reset_waits_for_agents_that_have_not_stepped() -> None:
     play = Play((0, 1), resets_itself=True).join(0, 1)
     play.step(0, 1)
 
@@ -328,7 +328,7 @@ def test_a_world_reset_waits_for_whoever_has_not_stepped() -> None:
     assert not play.world.is_pending(wait)
 
 
-def test_agents_between_sequences_are_not_told_of_a_world_reset() -> None:
+def test_agents_between_sequences_get_no_notice_of_a_world_reset() -> None:
     play = Play((0, 1), resets_itself=True).join(0, 1)
 
     wait = play.world.reset_world(0)

@@ -107,7 +107,7 @@ def test_what_is_not_known_is_refused_with_what_is(kind: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("missing_actions", "whatever"),
+        ("missing_actions", "unknown"),
         ("missing_actions", 1),
         ("min_agents", -1),
         ("timeout_s", np.nan),
@@ -140,7 +140,7 @@ def test_options_that_cannot_be_nested_are_refused(keys: tuple[str, ...]) -> Non
         create_settings(settings)
 
 
-def test_which_seat_an_agent_wants() -> None:
+def test_which_slot_an_agent_wants() -> None:
     settings = join_settings(tensors(lane=2, agent="cat", batched=False))
 
     assert settings == JoinSettings(2, "cat", is_batched=False)

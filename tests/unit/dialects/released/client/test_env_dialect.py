@@ -28,7 +28,7 @@ def contract(num_envs: int) -> EnvContract:
 
 
 class Session:
-    """A tongue, and an endpoint that says what the test wants.
+    """A client dialect, and an endpoint with scripted answers.
 
     Args:
         num_envs: Width.
@@ -97,8 +97,8 @@ def record(episode_id: str, lane: int) -> EpisodeRecord:
 def numbers(result: Any) -> list[int]:
     column, words = result.observation
     assert words == tuple(f"w{number}" for number in column.ravel())
-    told: list[int] = column.ravel().tolist()
-    return told
+    reported: list[int] = column.ravel().tolist()
+    return reported
 
 
 def test_every_reset_names_its_episodes() -> None:
@@ -113,7 +113,7 @@ def test_every_reset_names_its_episodes() -> None:
     assert session.answer_reset(second).episode_ids == second.episode_ids
 
 
-def test_a_partial_reset_is_told_with_the_other_lanes_as_they_were() -> None:
+def test_a_partial_reset_is_reported_with_the_other_lanes_as_they_were() -> None:
     session = Session(3)
     session.reset(first=10)
     session.answer_step(session.send_step(), first=20)
@@ -127,7 +127,7 @@ def test_a_partial_reset_is_told_with_the_other_lanes_as_they_were() -> None:
     assert result.episode_ids[0] == request.episode_ids[1]
 
 
-def test_what_a_caller_does_to_observations_is_not_told_later() -> None:
+def test_what_a_caller_does_to_observations_is_not_sent_later() -> None:
     session = Session(2)
     session.reset(first=10)
     result = session.answer_step(session.send_step(), first=20)
@@ -160,7 +160,7 @@ def test_a_lane_has_no_episode_from_its_end_to_its_reset() -> None:
     assert again.episode_ids[1] not in {"", *first}
 
 
-def test_only_records_of_tracked_episodes_are_told() -> None:
+def test_only_records_of_tracked_episodes_are_reported() -> None:
     session = Session(2)
     first = session.reset().episode_ids
     own = record(first[1], 1)
@@ -178,14 +178,14 @@ def test_only_records_of_tracked_episodes_are_told() -> None:
     assert cut_off.completed_episodes == ()
 
 
-def test_records_that_lie_are_not_told() -> None:
+def test_records_that_lie_are_not_reported() -> None:
     session = Session(2)
     first = session.reset().episode_ids
     runs_on, of_another_lane, own = record(first[0], 0), record(first[1], 0), record(first[1], 1)
 
-    told = session.step([1], (runs_on, of_another_lane, record("x", 2**32 - 1), own, own))
+    reported = session.step([1], (runs_on, of_another_lane, record("x", 2**32 - 1), own, own))
 
-    assert told.completed_episodes == (own,)
+    assert reported.completed_episodes == (own,)
 
 
 def test_a_step_names_what_an_autoreset_begins() -> None:
@@ -227,7 +227,7 @@ def test_requests_may_be_under_way_while_answers_come() -> None:
 def test_a_reset_that_fails_begins_nothing() -> None:
     session = Session(1)
     first = session.reset().episode_ids
-    failed = session.send_reset()  # answered with an error, which is not the tongue's affair
+    failed = session.send_reset()  # answered with an error, which the dialect does not handle
 
     assert session.step().episode_ids == first
     again = session.reset()
@@ -248,7 +248,7 @@ def test_no_two_autoresets_begin_an_episode_of_one_name() -> None:
     assert named[1] == named[2]
 
 
-def test_names_are_nobody_elses() -> None:
+def test_names_are_unique() -> None:
     one, other = (Session(2).send_reset().episode_ids for _ in range(2))
 
     assert not {*one} & {*other}
@@ -304,8 +304,8 @@ def test_the_account_is_that_of_a_plain_reference(moves: list[tuple[set[int], se
         expected = ["" if lane in ended else name for lane, name in enumerate(expected)]
         assert result.episode_ids == tuple(expected)
         if restarted:
-            told = session.reset(sorted(restarted)).episode_ids
+            reported = session.reset(sorted(restarted)).episode_ids
             for lane in restarted:
-                assert told[lane] not in {"", *expected}
-                expected[lane] = told[lane]
-            assert told == tuple(expected)
+                assert reported[lane] not in {"", *expected}
+                expected[lane] = reported[lane]
+            assert reported == tuple(expected)

@@ -124,7 +124,7 @@ def test_an_episode_that_begins_again_under_its_name_is_another_one() -> None:
         max_size=8,
     )
 )
-def test_no_two_rows_are_ever_of_one_episode_and_all_that_is_replaced_is_told(
+def test_no_two_rows_are_ever_of_one_episode_and_all_that_is_replaced_is_reported(
     batches: list[list[PredictSlot]],
 ) -> None:
     episodes = RowEpisodes()
@@ -133,13 +133,13 @@ def test_no_two_rows_are_ever_of_one_episode_and_all_that_is_replaced_is_told(
 
     for rows in batches:
         named, replaced = episodes.of(rows)
-        told = [each.episode_id for each in named]
-        assert len(set(told)) == len(told)
-        assert "" not in told
+        reported = [each.episode_id for each in named]
+        assert len(set(reported)) == len(reported)
+        assert "" not in reported
         before = {running[each.env_index] for each in rows if each.env_index in running}
-        assert before - set(told) == set(replaced)
+        assert before - set(reported) == set(replaced)
         over |= set(replaced)
-        running |= {each.env_index: name for each, name in zip(rows, told, strict=True)}
+        running |= {each.env_index: name for each, name in zip(rows, reported, strict=True)}
         assert len(set(running.values())) == len(running)
 
 
@@ -163,7 +163,7 @@ def test_a_route_is_an_adapter() -> None:
     assert isinstance(last, CloseParticipant)
 
 
-def test_what_is_over_is_told_before_the_prediction() -> None:
+def test_ended_episodes_are_reported_before_the_prediction() -> None:
     dialect, ids = ReleasedModelClientDialect("s"), map(str, itertools.count(1))
     data = dialect.encode(CONTRACT, [np.ones((1, 2), np.float32)], 1)
 
@@ -190,14 +190,14 @@ def test_the_first_actions_of_a_chunk_are_those_of_this_step() -> None:
     frame = wire.pack_response(AdapterPredicted("1", CONTEXT, tuple(steps)))
     timed = wire.with_timings(frame, ModelTimings(user_ns=2_000_000_000, queue_ns=500_000_000))
 
-    plain, told = dialect.read(frame), dialect.read(timed)
+    plain, reported = dialect.read(frame), dialect.read(timed)
 
-    (actions,) = dialect.actions(CONTRACT, told, 2)
+    (actions,) = dialect.actions(CONTRACT, reported, 2)
     np.testing.assert_array_equal(actions, [4, 5])
     assert plain.telemetry is None
-    assert told.telemetry is not None
-    assert (told.telemetry.forward_s, told.telemetry.queue_s) == (2.0, 0.5)
-    assert (told.telemetry.policy_version, told.telemetry.batch_rows) == (-1, 0)
+    assert reported.telemetry is not None
+    assert (reported.telemetry.forward_s, reported.telemetry.queue_s) == (2.0, 0.5)
+    assert (reported.telemetry.policy_version, reported.telemetry.batch_rows) == (-1, 0)
 
 
 def test_answers_without_actions_are_none() -> None:
@@ -218,7 +218,7 @@ def test_answers_without_actions_are_none() -> None:
 class SlowStream:
     """A stream to a model that works on everything that it has been sent when it answers.
 
-    It gives whoever asks the time to send too much.
+    It gives a client the time to send too much.
     """
 
     def __init__(self) -> None:
@@ -289,7 +289,7 @@ class SilentStream:
         self._is_over.set()
 
 
-def test_a_session_that_is_closing_is_closed_to_all_whatever_ends_its_stream() -> None:
+def test_a_session_that_is_closing_stays_closed_however_its_stream_ends() -> None:
     stream, dialect = SilentStream(), ReleasedModelClientDialect("s")
     exchange = ModelSessionStream(stream, dialect, "here")  # type: ignore[arg-type]  # a fake
     data = dialect.encode(CONTRACT, [np.ones((1, 2), np.float32)], 1)

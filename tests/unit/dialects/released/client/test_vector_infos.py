@@ -58,9 +58,9 @@ def test_infos_of_independent_lanes_are_joined_as_gymnasium_joins_them(
     infos: list[dict[str, Any]],
 ) -> None:
     lanes = range(len(infos))
-    told = {"final_info": infos, "_final_info": [False] * len(infos)}
+    reported = {"final_info": infos, "_final_info": [False] * len(infos)}
 
-    assert_identical(as_vector_infos(told, lanes, len(infos)), gymnasiums(infos))
+    assert_identical(as_vector_infos(reported, lanes, len(infos)), gymnasiums(infos))
 
 
 @given(INFOS)
@@ -81,7 +81,7 @@ PLAIN = st.recursive(
 
 
 @given(st.dictionaries(KEYS, PLAIN, max_size=4))
-def test_a_single_environment_gets_back_what_it_has_told(info: dict[str, Any]) -> None:
+def test_a_single_environment_gets_back_what_it_has_reported(info: dict[str, Any]) -> None:
     made = as_vector_infos(info, (0,), 1)
 
     assert_identical(lane_info(made, 0), info)
@@ -96,9 +96,9 @@ def test_a_single_environments_infos_are_those_of_a_vector_of_one() -> None:
 
 
 def test_lanes_that_were_reset_alone_stand_at_their_places() -> None:
-    told = {"final_info": [{"x": 5}, {"x": 7}], "_final_info": [True, True]}
+    reported = {"final_info": [{"x": 5}, {"x": 7}], "_final_info": [True, True]}
 
-    infos = as_vector_infos(told, (2, 0), 3)
+    infos = as_vector_infos(reported, (2, 0), 3)
     alone = as_vector_infos({"x": 4}, (1,), 3)
 
     assert_identical(infos, {"x": np.array([7, 0, 5]), "_x": np.array([True, False, True])})
@@ -106,9 +106,9 @@ def test_lanes_that_were_reset_alone_stand_at_their_places() -> None:
 
 
 def test_lanes_of_a_vector_that_were_reset_alone_stand_at_their_places() -> None:
-    told = {"x": [5, 0], "_x": [True, False], "name": ["a", "b"], "_name": [True, True]}
+    reported = {"x": [5, 0], "_x": [True, False], "name": ["a", "b"], "_name": [True, True]}
 
-    infos = as_vector_infos(told, (1, 2), 3)
+    infos = as_vector_infos(reported, (1, 2), 3)
 
     name = np.array([None, "a", "b"], object)
     assert_identical(
@@ -124,27 +124,27 @@ def test_lanes_of_a_vector_that_were_reset_alone_stand_at_their_places() -> None
 
 def test_arrays_of_lanes_become_one_array_where_they_have_one_shape() -> None:
     mask = [True, True]
-    told = {
+    reported = {
         "image": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]], "_image": mask,
         "ragged": [[1], [1, 2]], "_ragged": mask,
         "empty": [[], []], "_empty": mask,
         "mixed": [[1, "a"], [2, "b"]], "_mixed": mask,
     }  # fmt: skip
 
-    infos = as_vector_infos(told, TWO, 2)
+    infos = as_vector_infos(reported, TWO, 2)
 
     assert_identical(infos["image"], np.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]]))
     for key in ("ragged", "empty", "mixed"):
         entries = infos[key]
         assert isinstance(entries, np.ndarray)
         assert entries.dtype == object
-        assert entries.tolist() == told[key]
+        assert entries.tolist() == reported[key]
 
 
 def test_what_no_lane_is_named_for_stays_as_it_is() -> None:
-    told = {"steps": [1, 2, 3], "room": {"size": [4, 5], "_size": [True, True]}}
+    reported = {"steps": [1, 2, 3], "room": {"size": [4, 5], "_size": [True, True]}}
 
-    infos = as_vector_infos(told, TWO, 2)
+    infos = as_vector_infos(reported, TWO, 2)
 
     assert infos["steps"] == [1, 2, 3]
     room = infos["room"]
@@ -164,13 +164,13 @@ def test_lists_in_lists_without_end_become_no_array() -> None:
 
 
 @pytest.mark.parametrize("lanes", [(0,), TWO])
-def test_warnings_are_told_in_the_editions_words(lanes: tuple[int, ...]) -> None:
+def test_warnings_have_the_editions_words(lanes: tuple[int, ...]) -> None:
     warning = {"kind": "observation", "path": "$.cam.0", "detail": "$.cam.0: too bright"}
-    told: dict[str, Any] = {WARNING: [warning]}
+    reported: dict[str, Any] = {WARNING: [warning]}
     if len(lanes) > 1:
-        told |= {"final_info": [{WARNING: [warning]}, {"x": 1}], "_final_info": [False, False]}
+        reported |= {"final_info": [{WARNING: [warning]}, {"x": 1}], "_final_info": [False, False]}
 
-    infos = as_vector_infos(told, lanes, len(lanes))
+    infos = as_vector_infos(reported, lanes, len(lanes))
 
     assert infos[WARNING] == ["observation.cam.0: too bright"]
     assert set(infos) == ({WARNING} if len(lanes) == 1 else {WARNING, "x", "_x"})

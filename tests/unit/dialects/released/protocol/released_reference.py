@@ -20,7 +20,7 @@ class Running:
     num_steps: int = 0
     total_reward: float = 0.0
 
-    def told(self, cause: str) -> tuple[object, ...]:
+    def reported(self, cause: str) -> tuple[object, ...]:
         """Return what a record must say when the episode ends: ``t``, ``x`` or both."""
         return (
             self.lane,
@@ -33,8 +33,8 @@ class Running:
         )
 
 
-def told(record: EpisodeRecord) -> tuple[object, ...]:
-    """Return what ``record`` says, in the form of ``Running.told``."""
+def reported(record: EpisodeRecord) -> tuple[object, ...]:
+    """Return what ``record`` says, in the form of ``Running.reported``."""
     return (
         record.env_index,
         record.episode_id,
@@ -79,7 +79,7 @@ class ReleasedReference:
         for lane in own:
             running = self.lanes.get(lane)
             if running:
-                self.replaced = [*self.replaced, running.told("x")][-100:]
+                self.replaced = [*self.replaced, running.reported("x")][-100:]
         for position, lane in enumerate(own):
             seed = seeds[position] if seeds else None
             self.lanes[lane] = Running(lane, self._id(ids, position), seed)
@@ -92,7 +92,7 @@ class ReleasedReference:
         ends: Sequence[str],
         ids: Sequence[str],
     ) -> list[tuple[object, ...]] | None:
-        """Step ``lanes`` (none: all); return what is told of episodes, or None after a breach."""
+        """Step ``lanes`` (none: all); return the reported episodes, or None after a breach."""
         own = list(lanes) or list(range(self.num_lanes))
         due = [lane for lane in own if self.autoresets and self.lanes[lane] is None]
         if any(rewards[own.index(lane)] != 0 or ends[own.index(lane)] for lane in due):
@@ -107,12 +107,12 @@ class ReleasedReference:
                 running.num_steps += 1
                 running.total_reward += rewards[position]
                 if ends[position]:
-                    over.append(running.told(ends[position]))
+                    over.append(running.reported(ends[position]))
                     self.lanes[lane] = None
         return over
 
     def fail(self, kind: FailureKind, lanes: Sequence[int]) -> list[tuple[object, ...]]:
-        """Lose what a failure loses; return what is told of episodes."""
+        """Lose what a failure loses; return the reported episodes."""
         if kind in (FailureKind.BAD_ACTION, FailureKind.BAD_REQUEST):
             return []
         if kind is FailureKind.BAD_OBSERVATION:
@@ -121,13 +121,13 @@ class ReleasedReference:
         return self._cut_off(list(lanes) if is_own else list(range(self.num_lanes)))
 
     def end(self) -> list[tuple[object, ...]]:
-        """End the session; return what is told of episodes."""
+        """End the session; return the reported episodes."""
         self.is_over = True
         return [*self.replaced, *self._cut_off(list(range(self.num_lanes)))]
 
     def _cut_off(self, lanes: Sequence[int]) -> list[tuple[object, ...]]:
         lost = [self.lanes.pop(lane, None) for lane in lanes]
-        return [running.told("x") for running in lost if running]
+        return [running.reported("x") for running in lost if running]
 
     def _id(self, ids: Sequence[str], position: int) -> str:
         if position < len(ids) and ids[position]:

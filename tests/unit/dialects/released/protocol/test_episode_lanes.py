@@ -106,7 +106,7 @@ DEEDS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(DEEDS)
-def test_whatever_happens_running_episodes_have_a_lane_each_and_no_more_than_they_need(
+def test_running_episodes_always_have_a_lane_each_and_no_more_than_they_need(
     deeds: list[tuple[str, list[str]]],
 ) -> None:
     held = EpisodeLimit(4)

@@ -207,7 +207,7 @@ def test_an_adapter_is_resolved_in_the_edition_that_is_spoken_here(edition: str)
     assert len(stream.working) == 1
 
 
-def test_a_failure_is_told_under_the_client_s_id_with_all_that_is_known() -> None:
+def test_a_failure_is_reported_under_the_client_s_id_with_all_that_is_known() -> None:
     stream = Stream("a")
 
     stream.send(predict("r1"))

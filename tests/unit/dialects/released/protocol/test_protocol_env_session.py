@@ -328,11 +328,11 @@ def test_the_step_that_resets_a_lane_begins_an_episode_with_the_client_s_id() ->
     assert ended.episode_ids == ("", "b", "")
     assert rolled.completed_episodes == ()
     assert rolled.episode_ids == ("d", "b", "minted-0")
-    told = [
+    reported = [
         (record.episode_id, record.seed, record.step_count, record.cumulative_reward)
         for record in (*ended.completed_episodes, *again.completed_episodes)
     ]
-    assert told == [
+    assert reported == [
         ("a", 7, 1, 1.0),
         ("c", 9, 1, 3.0),
         ("d", None, 1, 4.0),
@@ -351,8 +351,8 @@ def test_an_environment_that_rolls_wrongly_ends_the_session(roll: StepOutcome) -
     assert (response.code, response.is_recoverable) == (EnvErrorCode.INTERNAL, False)
     assert "lane 0" in response.message
     # What has happened in the other lanes on that step does not count.
-    told = [(record.episode_id, record.step_count) for record in response.interrupted_episodes]
-    assert told == [("b", 1), ("c", 1)]
+    reported = [(record.episode_id, record.step_count) for record in response.interrupted_episodes]
+    assert reported == [("b", 1), ("c", 1)]
     assert session.state is SessionState.ABANDONED
 
 
@@ -378,8 +378,8 @@ def test_an_episode_that_a_reset_ends_comes_first_with_the_next_step() -> None:
     done = step(session, stepped("111", "..t"))
     after = step(session, stepped())
 
-    told = [(record.episode_id, record.step_count) for record in done.completed_episodes]
-    assert told == [("a", 1), ("b", 1), ("c", 1), ("d", 0), ("e", 0), ("f", 0), ("i", 1)]
+    reported = [(record.episode_id, record.step_count) for record in done.completed_episodes]
+    assert reported == [("a", 1), ("b", 1), ("c", 1), ("d", 0), ("e", 0), ("f", 0), ("i", 1)]
     assert [record.truncated for record in done.completed_episodes] == [True] * 6 + [False]
     assert not any(record.final_info for record in done.completed_episodes)
     assert after.completed_episodes == ()
@@ -398,10 +398,10 @@ def test_a_client_that_only_resets_fills_no_memory() -> None:
     for number in range(100):
         do(session, Reset("r", episode_ids=tuple(f"{number}-{lane}" for lane in range(3))))
 
-    told = [record.episode_id for record in step(session, stepped()).completed_episodes]
+    reported = [record.episode_id for record in step(session, stepped()).completed_episodes]
 
-    assert len(told) == 100
-    assert told[-1] == "98-2"
+    assert len(reported) == 100
+    assert reported[-1] == "98-2"
 
 
 def test_close_tells_of_what_runs_and_of_what_resets_have_ended() -> None:

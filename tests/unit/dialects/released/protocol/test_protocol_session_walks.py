@@ -15,6 +15,14 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from rlmesh_ray.protocol.outcomes import (
+    EnvOutcome,
+    Failure,
+    FailureKind,
+    RenderOutcome,
+    ResetOutcome,
+    StepOutcome,
+)
 
 from rlmesh_ray.dialects.released.protocol.rules import ENV_RULES
 from rlmesh_ray.protocol.env_rules import SessionState
@@ -36,7 +44,10 @@ from rlmesh_ray.protocol.messages import (
     Step,
     StepDone,
 )
-from tests.unit.dialects.released.protocol.released_reference import ReleasedReference, told
+from tests.unit.dialects.released.protocol.released_reference import (
+    ReleasedReference,
+    reported,
+)
 from tests.unit.protocol.counted_session import CountedSession
 
 NUM_LANES = 3
@@ -147,7 +158,7 @@ class ReleasedWalk(RuleBasedStateMachine):
             return
         assert isinstance(response, EnvFailed)
         assert not response.is_recoverable
-        assert [told(one) for one in response.interrupted_episodes] == self._reference.end()
+        assert [reported(one) for one in response.interrupted_episodes] == self._reference.end()
 
     @rule(is_meant=st.sampled_from([True] + 7 * [False]))
     def close(self, is_meant: bool) -> None:
@@ -159,7 +170,7 @@ class ReleasedWalk(RuleBasedStateMachine):
         response = self._session.receive(Close("r"), 0)
         assert isinstance(response, Closed)
         expected = [] if was_over else self._reference.end()
-        assert [told(one) for one in response.final_episodes] == expected
+        assert [reported(one) for one in response.final_episodes] == expected
 
     @precondition(lambda self: self._session.state is SessionState.CLOSED)
     @rule(kind=st.sampled_from(["next step", "together", "alone"]))
@@ -205,10 +216,10 @@ class ReleasedWalk(RuleBasedStateMachine):
         if over is None:
             assert isinstance(response, EnvFailed)
             assert (response.code, response.is_recoverable) == (EnvErrorCode.INTERNAL, False)
-            assert [told(one) for one in response.interrupted_episodes] == reference.end()
+            assert [reported(one) for one in response.interrupted_episodes] == reference.end()
             return
         assert isinstance(response, StepDone)
-        assert [told(one) for one in response.completed_episodes] == over
+        assert [reported(one) for one in response.completed_episodes] == over
         assert (response.env_indices, response.episode_ids) == (lanes, self._ids(lanes))
 
     def _ask(
@@ -230,7 +241,7 @@ class ReleasedWalk(RuleBasedStateMachine):
         assert isinstance(failed, EnvFailed)
         lanes: Sequence[int] = getattr(request, "env_indices", ())
         interrupted = self._reference.fail(failure, lanes)
-        assert [told(one) for one in failed.interrupted_episodes] == interrupted
+        assert [reported(one) for one in failed.interrupted_episodes] == interrupted
         assert failed.is_recoverable == (failure is not FailureKind.BAD_OBSERVATION)
         return None
 

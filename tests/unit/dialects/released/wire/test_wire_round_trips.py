@@ -212,7 +212,7 @@ ROUND_TRIPS: dict[str, tuple[Any, Any, Any]] = {
 @pytest.mark.parametrize("name", ROUND_TRIPS)
 @given(data=st.data())
 @settings(deadline=None, derandomize=True, max_examples=60)
-def test_whatever_can_be_said_comes_back_equal(name: str, data: st.DataObject) -> None:
+def test_every_message_comes_back_equal(name: str, data: st.DataObject) -> None:
     messages, pack, parse_ = ROUND_TRIPS[name]
     message = data.draw(messages)
 
@@ -229,7 +229,7 @@ def test_damage_to_any_frame_is_refused_or_read(name: str, data: st.DataObject) 
     try:
         read = parse_(frame)
     except CodecError:
-        assert "request" not in name, "a request is answered whatever it is"
+        assert "request" not in name, "every request is answered"
         return
 
     if not isinstance(read, m.MalformedRequest):
@@ -315,7 +315,7 @@ def test_texts_travel_as_a_count_their_lengths_and_their_bytes() -> None:
     assert frame[2:].hex() == "0100000000000000030000000000000068c3a9"
 
 
-def test_what_a_request_took_is_told_behind_its_answer() -> None:
+def test_the_duration_of_a_request_is_sent_behind_its_answer() -> None:
     frame = env.pack_response(m.Configured("r"))
 
     message = env_pb.JoinResponse.FromString(
@@ -323,8 +323,8 @@ def test_what_a_request_took_is_told_behind_its_answer() -> None:
     )
 
     assert env.parse_response(message.SerializeToString()) == m.Configured("r")
-    told = (message.endpoint_total_ns, message.decode_ns, message.user_ns, message.encode_ns)
-    assert told == (9, 1, 300, 2**40)
+    reported = (message.endpoint_total_ns, message.decode_ns, message.user_ns, message.encode_ns)
+    assert reported == (9, 1, 300, 2**40)
     assert message.HasField("queue_ns")
     assert not message.HasField("lane_skew_ns")
 
@@ -335,7 +335,7 @@ def test_what_a_request_took_is_told_behind_its_answer() -> None:
     )
 )
 @settings(deadline=None, derandomize=True, max_examples=40)
-def test_what_a_prediction_took_is_told_and_read(timings: a.ModelTimings) -> None:
+def test_the_duration_of_a_prediction_is_sent_and_read(timings: a.ModelTimings) -> None:
     frame = model.with_timings(model.pack_response(a.AdapterReleased("r")), timings)
 
     assert model.parse_timings(frame) == timings
@@ -370,7 +370,7 @@ def test_shutdown_comes_back_and_always_has_its_base() -> None:
     assert handshake.pack_shutdown_request() == b"\x0a\x00"
 
 
-def test_a_deadline_beyond_what_anybody_waits_is_none_that_overflows() -> None:
+def test_a_very_long_deadline_does_not_overflow() -> None:
     frame = env_pb.JoinRequest(request_id="r", step=env_pb.StepRequest(timeout_ms=2**64 - 1))
 
     request = env.parse_request(frame.SerializeToString())

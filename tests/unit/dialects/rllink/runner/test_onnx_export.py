@@ -69,8 +69,8 @@ class Made:
 
     def client(self, **changed: Any) -> OnnxPolicy:
         spaces = SampleSpaces(self.obs_space, self.action_space)
-        told = client_config(self.config, RLlinkPlan("127.0.0.1", 0), spaces, self.module, 10)
-        policy = OnnxPolicy(m.SetConfig(10, True, told.extras | changed), seed=1)
+        reported = client_config(self.config, RLlinkPlan("127.0.0.1", 0), spaces, self.module, 10)
+        policy = OnnxPolicy(m.SetConfig(10, True, reported.extras | changed), seed=1)
         extras = self.weights.extras
         policy.load(m.SetState(5, self.weights.onnx(self.model), extras=extras))
         return policy
@@ -259,13 +259,13 @@ def test_a_pickled_config_holds_neither_the_token_nor_our_runner(
     )
     plan = config.env_config["rlmesh_ray_rllink"]
 
-    told = client_config(
+    reported = client_config(
         config, plan, SampleSpaces(VECTOR, CHOICE), Made("PPO, discrete").module, 7
     )
 
-    assert b"s3cret" not in told.pickled_config
-    assert b"rlmesh" not in told.pickled_config
-    assert pickle.loads(told.pickled_config).get_rollout_fragment_length() == 7
+    assert b"s3cret" not in reported.pickled_config
+    assert b"rlmesh" not in reported.pickled_config
+    assert pickle.loads(reported.pickled_config).get_rollout_fragment_length() == 7
     plain = client_config(
         config, RLlinkPlan("h", 0), SampleSpaces(VECTOR, CHOICE), Made("PPO, discrete").module, 7
     )

@@ -34,7 +34,7 @@ class World:
         self.chain = EpisodeChain(SPACES, None, self.queue.weights_of, lookback=1)
 
     def client(self) -> SimulatorSession:
-        return SimulatorSession(self.queue, SPACES, CONFIG, told, self)
+        return SimulatorSession(self.queue, SPACES, CONFIG, reported, self)
 
     def ask(self, question: ActionRequest) -> None:
         self.questions.append(question)
@@ -47,7 +47,7 @@ class World:
         return self.queue.take(num_steps=num_steps, num_episodes=None, deadline_s=deadline_s)
 
 
-def told(weights: WeightsVersion) -> m.SetState:
+def reported(weights: WeightsVersion) -> m.SetState:
     return m.SetState(weights.seq_no)
 
 
@@ -94,13 +94,13 @@ def test_on_policy_a_client_waits_for_the_next_sample() -> None:
     assert len(world.sample(2)) == 1
     assert not answer.done()
     world.publish(2)
-    assert not answer.done()  # it would act now, and nobody has asked for it
+    assert not answer.done()  # it would act now, without a request
 
     assert world.sample(2) == []
     assert answer.result(0).weights_seq_no == 2
 
 
-def test_on_policy_a_client_goes_on_while_a_sample_lacks_steps_that_nobody_brings() -> None:
+def test_on_policy_a_client_goes_on_while_a_sample_lacks_steps_that_no_client_sends() -> None:
     world = World()
     world.publish(1)
     first, second = world.client(), world.client()
@@ -150,7 +150,7 @@ def test_who_asks_again_and_again_and_brings_nothing_is_not_counted_on() -> None
 
 def test_nothing_is_kept_of_those_who_have_gone_while_they_waited() -> None:
     line = PendingReplies()
-    gone, present = (line.join(told, can_wait=True) for _ in range(2))
+    gone, present = (line.join(reported, can_wait=True) for _ in range(2))
     gone.cancel()
 
     line.release(WeightsVersion(1, {}, {}), lambda: False)
@@ -172,7 +172,7 @@ def test_all_that_a_chunk_holds_counts_as_waiting() -> None:
     assert (pool.num_bytes, pool.num_steps, pool.num_ends) == (2 + 8 + 8 + 4, 1, 1)
 
 
-def test_off_policy_nobody_waits() -> None:
+def test_off_policy_no_client_waits() -> None:
     world = World(max_lag=None)
     world.publish(1)
 

@@ -45,15 +45,15 @@ def chunks(draw: Any) -> m.Chunk:
     )
 
 
-def told(value: Any) -> Any:
+def reported(value: Any) -> Any:
     """What a message says, in a form that can be compared."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if hasattr(value, "__dataclass_fields__"):
-        return {name: told(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {name: reported(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, dict):
-        return {key: told(each) for key, each in value.items()}
-    return [told(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: reported(each) for key, each in value.items()}
+    return [reported(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 REQUESTS = st.one_of(
@@ -120,12 +120,12 @@ def test_a_request_is_read_as_it_was_written(encoding: Encoding, request: m.Requ
     body = encoding.pack_request(request)
 
     assert encoding_of(body) is encoding
-    assert told(encoding.parse_request(body)) == told(request)
+    assert reported(encoding.parse_request(body)) == reported(request)
 
 
 @given(STEPWISE)
 def test_a_request_for_single_actions_is_read_as_it_was_written(request: m.Request) -> None:
-    assert told(JSON.parse_request(JSON.pack_request(request))) == told(request)
+    assert reported(JSON.parse_request(JSON.pack_request(request))) == reported(request)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_request_for_single_actions_is_read_as_it_was_written(request: m.Reque
     ids=lambda reply: type(reply).__name__,
 )
 def test_a_reply_in_json_is_read_as_it_was_written(reply: m.Reply) -> None:
-    assert told(JSON.parse_reply(JSON.pack_reply(reply))) == told(reply)
+    assert reported(JSON.parse_reply(JSON.pack_reply(reply))) == reported(reply)
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ def test_a_reply_in_json_is_read_as_it_was_written(reply: m.Reply) -> None:
     ids=lambda reply: type(reply).__name__,
 )
 def test_a_reply_in_rays_dialect_is_read_as_it_was_written(reply: m.Reply) -> None:
-    assert told(RAY.parse_reply(RAY.pack_reply(reply))) == told(reply)
+    assert reported(RAY.parse_reply(RAY.pack_reply(reply))) == reported(reply)
 
 
 @DIALECTS
 @given(data=st.binary(max_size=64))
-def test_whatever_bytes_come_are_read_or_refused(encoding: Encoding, data: bytes) -> None:
+def test_all_bytes_are_read_or_refused(encoding: Encoding, data: bytes) -> None:
     for read in (encoding.parse_request, encoding.parse_reply):
         try:
             read(data)
