@@ -45,7 +45,7 @@ def test_a_rival_that_is_not_installed_is_reported_before_anything_is_measured()
     plan = Plan(rivals=(Side.NOOP, Side.RELEASED))
     bench = Bench(released_python=Path("nowhere/python"))
 
-    with pytest.raises(ConfigurationError, match="or choose with --vs"):
+    with pytest.raises(ConfigurationError, match="or choose other peers with --vs"):
         next(measure(plan, bench, measured.append))
     assert not measured
 
