@@ -45,7 +45,7 @@ class BenchView:
         from benchmarks.report import machine_facts
 
         self._console.event("machine", **asdict(self._machine))
-        self._console.facts(f"bench {self._subject}", machine_facts(self._machine), [])
+        self._console.facts(f"benchmarks {self._subject}", machine_facts(self._machine), [])
         try:
             if self._console.people.is_terminal:
                 with self._console.people.status("starting …") as self._status:
