@@ -160,8 +160,7 @@ class Server(Process):
     ) -> None:
         super().__init__(name, command, cores=cores)
         try:
-            self.address: str = self.hear(loading_s)["address"]
-            self.address: str = self.receive()["address"]
+            self.address: str = self.receive(loading_s)["address"]
         except BaseException:
             self.close()
             raise

@@ -112,9 +112,9 @@ def _in_process(plan: GpuPlan, network: Network) -> Iterator[tuple[int, str, int
     )
     command = [sys.executable, "-m", "benchmarks.gpu.batch_loop"]
     with Process("the process that runs batches", command) as process:
-        process.tell(job.to_line())
+        process.send(job.to_line())
         while True:
-            turn: dict[str, Any] = process.hear(_COMPILATION_S)
+            turn: dict[str, Any] = process.receive(_COMPILATION_S)
             if "done" in turn:
                 return
             durations_us = tuple(turn["durations_us"])
@@ -190,7 +190,7 @@ def _servers(
 def _ask(plan: GpuPlan, server: Server, network: Network, task: Task) -> Reading:
     bench = Bench(plan.warm_up_s, plan.seconds, plan.client_processes)
     loads = bench.loads(server.port, _DIALECTS[network], task)
-    return measure([server.pid], [load.order() for load in loads])
+    return measure([server.pid], [load.job() for load in loads])
 
 
 def _finding(

@@ -75,8 +75,6 @@ class Bench:
             EndpointError: There is no number: a client failed, or got no predictions.
         """
         loads = self.loads(server.port, _DIALECTS[side], task)
-        return measure([server.pid], [load.order() for load in loads], cores=self._client_cores)
-        loads = self._loads(server.port, _DIALECTS[side], task)
         return measure([server.pid], [load.job() for load in loads], cores=self._client_cores)
 
     def take_turns(self, servers: Mapping[Side, Server]) -> Mapping[Side, Reading]:

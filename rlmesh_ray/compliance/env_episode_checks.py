@@ -7,7 +7,6 @@ import numpy as np
 
 from rlmesh_ray.compliance.checks import CheckRegistry, ClauseNotObservable, require
 from rlmesh_ray.compliance.env_subject import MOST_STEPS, EnvSubject, RawEnvSession, ended_lanes
-from rlmesh_ray.compliance.findings import ClauseNotObservable, require
 from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.protocol.messages import EpisodeRecord, StepDone
 from rlmesh_ray.spaces.contract import AutoresetMode

@@ -9,7 +9,6 @@ from rlmesh_ray.client.png import decode_png
 from rlmesh_ray.compliance.action_cases import packed_rest
 from rlmesh_ray.compliance.checks import CheckRegistry, ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.env_subject import EnvSubject, RawEnvSession, ended_lanes, is_same
-from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.errors import EndpointLostError
 from rlmesh_ray.protocol.messages import (

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from rlmesh_ray.protocol.failure_effects import EDITION_FAILURES, Consequence, FailureKind
 from rlmesh_ray.protocol.messages import Close, Render, Request, Reset, Step
-from rlmesh_ray.protocol.outcomes import FailureKind
 
 
 class SessionState(enum.Enum):

@@ -336,10 +336,8 @@ def test_a_client_that_only_sends_is_made_to_wait() -> None:
             yield model_wire.pack_request(Predict(str(number), context, bytes(16)))
 
     async def converse() -> tuple[int, int]:
-        policy, told = as_policy(slow), Audience()
-        host = ModelHost(policy, BatchCollector(policy, 64))
         policy, reported = as_policy(slow), Audience()
-        host = ModelHost(policy, BatchEngine(policy, 64))
+        host = ModelHost(policy, BatchCollector(policy, 64))
         service = ModelService(host, ServiceOptions(), Drain())
         serving = asyncio.ensure_future(service.join(requests(), reported))
         await reported.is_configured.wait()  # the route is there, the first Predict is stuck

@@ -15,14 +15,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from rlmesh_ray.protocol.outcomes import (
-    EnvOutcome,
-    Failure,
-    FailureKind,
-    RenderOutcome,
-    ResetOutcome,
-    StepOutcome,
-)
 
 from rlmesh_ray.dialects.released.protocol.rules import ENV_RULES
 from rlmesh_ray.protocol.env_rules import SessionState
