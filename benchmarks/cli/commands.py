@@ -15,12 +15,7 @@ from benchmarks.cli.env_commands import growth, installations, sampling, steppin
 from benchmarks.cli.findings_view import FindingsReport
 from benchmarks.cli.gpu_command import gpu
 from benchmarks.cli.learning_view import LearningReport
-from benchmarks.cli.options import (
-    QuickFlag,
-    ReleasedPython,
-    RepetitionsOption,
-    SecondsOption,
-)
+from benchmarks.cli.options import QuickFlag, ReleasedPython, RepetitionsOption, SecondsOption
 from benchmarks.cli.scaling_commands import scaling
 from benchmarks.learning.plan import LearningPlan, Task
 from benchmarks.sampling.plan import Rival as SamplingRival

@@ -14,10 +14,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from dm_env_rpc.v1 import (
-    connection,
-    dm_env_adaptor,
-)
+from dm_env_rpc.v1 import connection, dm_env_adaptor
 
 _STOPWATCH = runpy.run_path(str(Path(__file__).with_name("stopwatch.py")))
 _NUM_ACTIONS = 256

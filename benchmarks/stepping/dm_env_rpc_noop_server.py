@@ -14,9 +14,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from dm_env_rpc.v1 import (
-    dm_env_rpc_pb2 as pb,
-)
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from dm_env_rpc.v1 import tensor_utils
 
 _HERE = Path(__file__).parent

@@ -14,15 +14,8 @@ from typing import Any
 
 import grpc
 import numpy as np
-from dm_env_rpc.v1 import (
-    dm_env_rpc_pb2 as pb,
-)
-from dm_env_rpc.v1 import (
-    dm_env_rpc_pb2_grpc,
-    spec_manager,
-    tensor_spec_utils,
-    tensor_utils,
-)
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
+from dm_env_rpc.v1 import dm_env_rpc_pb2_grpc, spec_manager, tensor_spec_utils, tensor_utils
 
 _HERE = Path(__file__).parent
 _STAY = runpy.run_path(str(_HERE.parent / "control.py"))["stay"]

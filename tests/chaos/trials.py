@@ -33,23 +33,10 @@ from tests.chaos.endpoint import GRACE_S, Endpoint
 from tests.chaos.history import History, Verdict, check_file, shown
 from tests.chaos.link import Link, lacking
 from tests.chaos.proxy import Proxy
-from tests.chaos.scoreboard import (
-    Row,
-    RowNotRunError,
-    head,
-    line_of_none,
-    result_line,
-    write_page,
-)
+from tests.chaos.scoreboard import Row, RowNotRunError, head, line_of_none, result_line, write_page
 from tests.chaos.soak import soak
 from tests.chaos.token_trials import rotate_tokens
-from tests.chaos.vector_client import (
-    NUM_LANES,
-    TIMEOUT_S,
-    CallingClient,
-    Client,
-    VectorClient,
-)
+from tests.chaos.vector_client import NUM_LANES, TIMEOUT_S, CallingClient, Client, VectorClient
 
 NUM_SESSIONS = 2
 """Of a runner."""

@@ -11,13 +11,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.cluster.hosts import (
-    HOME,
-    Host,
-    Network,
-    install_all_but_the_project,
-    make_key,
-)
+from tests.cluster.hosts import HOME, Host, Network, install_all_but_the_project, make_key
 
 PROJECT = Path(__file__).parents[2]
 _LAPTOP = "192.0.2.1"

@@ -28,13 +28,7 @@ from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
-from tests.loopback.dm_env_rpc_stream import (
-    INTERRUPTED,
-    RUNNING,
-    TERMINATED,
-    DmStream,
-    tensors,
-)
+from tests.loopback.dm_env_rpc_stream import INTERRUPTED, RUNNING, TERMINATED, DmStream, tensors
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import plain_channel
 

@@ -12,11 +12,7 @@ from gymnasium.spaces import Discrete
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
-from gymnasium.wrappers.vector import (
-    DictInfoToList,
-    NormalizeObservation,
-    RecordEpisodeStatistics,
-)
+from gymnasium.wrappers.vector import DictInfoToList, NormalizeObservation, RecordEpisodeStatistics
 
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteModel, RemoteVectorEnv, evaluate
 from rlmesh_ray.errors import (

@@ -27,12 +27,7 @@ from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
 from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import ENV_JOIN, RawJoin
-from tests.reference_session import (
-    EnvEffect,
-    EnvFailure,
-    ReferenceSession,
-    SimulatedStep,
-)
+from tests.reference_session import EnvEffect, EnvFailure, ReferenceSession, SimulatedStep
 
 PROBE = "rlmesh_ray.testing.probe_env:RLMeshProbe-v0"
 NUM_LANES = 2

@@ -18,10 +18,7 @@ from rlmesh_ray import EnvServer, RemoteEnv
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.errors import (
-    ConfigurationError,
-    EndpointError,
-)
+from rlmesh_ray.errors import ConfigurationError, EndpointError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close
 from rlmesh_ray.testing.envs import SPACES, EchoEnv

@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 from dm_env_rpc.v1 import connection, tensor_utils
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
-from dm_env_rpc.v1.compliance import (
-    CreateDestroyWorld,
-    JoinLeaveWorld,
-    Reset,
-    ResetWorld,
-    Step,
-)
+from dm_env_rpc.v1.compliance import CreateDestroyWorld, JoinLeaveWorld, Reset, ResetWorld, Step
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer

@@ -29,13 +29,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.rllib import RLMeshRLlinkEnvRunner, configure_rllink
 from rlmesh_ray.spaces.contract import AutoresetMode
 from tests.loopback.ports import free_address
-from tests.ray.reporting_simulators import (
-    CART_POLE,
-    Played,
-    ReportingSimulator,
-    contract,
-    report,
-)
+from tests.ray.reporting_simulators import CART_POLE, Played, ReportingSimulator, contract, report
 from tests.ray.rllink_simulators import Simulators, asking
 
 STALE, ABANDONED = "num_stale_env_steps_dropped_lifetime", "num_episodes_abandoned_lifetime"

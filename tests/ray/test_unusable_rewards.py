@@ -20,14 +20,7 @@ from rlmesh_ray.rllib import configure
 from rlmesh_ray.rllib.runner.truncation import INTERRUPTED_KEY
 from tests.ray.lost_endpoints import assert_unbroken
 from tests.ray.multi_agent_worlds import Climb, Precipice
-from tests.ray.ramps import (
-    Bottomless,
-    Collapsing,
-    Ramp,
-    Slippery,
-    SlipperyChoice,
-    slippery_ramps,
-)
+from tests.ray.ramps import Bottomless, Collapsing, Ramp, Slippery, SlipperyChoice, slippery_ramps
 
 
 def nothing(**_: Any) -> None: ...

@@ -12,13 +12,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 from stable_baselines3 import PPO
-from stable_baselines3.common.evaluation import (
-    evaluate_policy,
-)
-from stable_baselines3.common.vec_env import (
-    DummyVecEnv,
-    VecMonitor,
-)
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 from rlmesh_ray import DmEnvRpcSettings
 from rlmesh_ray.errors import RlmeshError

@@ -46,12 +46,7 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.protocol.model_rules import SessionResponse
 from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
-from tests.reference_session import (
-    EnvEffect,
-    EnvFailure,
-    ReferenceSession,
-    SimulatedStep,
-)
+from tests.reference_session import EnvEffect, EnvFailure, ReferenceSession, SimulatedStep
 from tests.unit.protocol.counted_session import CountedSession
 
 NUM_LANES = 3

@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray.errors import (
-    ConfigurationError,
-    ContractMismatchError,
-    PolicyError,
-    RlmeshError,
-)
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.server import batch_collector, model_host, policy_executor, policy_health

@@ -7,11 +7,7 @@ import pytest
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.server.batch_collector import BatchCollector
 from rlmesh_ray.server.model_host import ModelHost
-from rlmesh_ray.server.model_options import (
-    LAST_VERSION,
-    checked_version,
-    version_after,
-)
+from rlmesh_ray.server.model_options import LAST_VERSION, checked_version, version_after
 
 
 @pytest.mark.parametrize("value", [1, 2**63 - 1, np.int64(4)])

@@ -23,11 +23,7 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
     RemoteProtocolError,
 )
-from rlmesh_ray.protocol.address import (
-    Address,
-    looks_like_address,
-    parse_address,
-)
+from rlmesh_ray.protocol.address import Address, looks_like_address, parse_address
 
 
 def unpacked(settings: Any) -> dict[str, Any]:

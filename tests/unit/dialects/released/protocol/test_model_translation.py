@@ -27,10 +27,7 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
     ResolveAdapter,
     RowEpisode,
 )
-from rlmesh_ray.dialects.released.protocol.model_translation import (
-    ModelTranslation,
-    PendingFrame,
-)
+from rlmesh_ray.dialects.released.protocol.model_translation import ModelTranslation, PendingFrame
 from rlmesh_ray.dialects.released.protocol.rules import MODEL_RULES
 from rlmesh_ray.protocol.messages import (
     BatchRun,

@@ -36,10 +36,7 @@ from rlmesh_ray.protocol.messages import (
     Step,
     StepDone,
 )
-from tests.unit.dialects.released.protocol.released_reference import (
-    ReleasedReference,
-    reported,
-)
+from tests.unit.dialects.released.protocol.released_reference import ReleasedReference, reported
 from tests.unit.protocol.counted_session import CountedSession
 
 NUM_LANES = 3

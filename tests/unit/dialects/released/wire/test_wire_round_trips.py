@@ -22,13 +22,7 @@ from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.spec import MAX_LANE_BYTES, DiscreteSpec, MultiBinarySpec, TextSpec
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.testing.strategies import (
-    batches,
-    damaged,
-    gymnasium_spaces,
-    plain_infos,
-    specs,
-)
+from rlmesh_ray.testing.strategies import batches, damaged, gymnasium_spaces, plain_infos, specs
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as model_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.spaces.v1 import spaces_pb2, value_pb2
