@@ -1,6 +1,7 @@
 # Two commands matter: `make demo` does the main job, `make test` runs the tests.
 # Both set up what they need first. PYTHON=python3.12 make test  picks another interpreter.
 
+SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BASE_VENV := .venvs/base
@@ -21,16 +22,17 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worke
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup demo bench house test test-slow nightly chaos versions fuzz lint proto clean
+.PHONY: help setup demo bench docs house test test-slow nightly chaos versions fuzz lint proto clean
 
 help:
 	@echo "make demo       train over endpoints, serve the result, evaluate it from outside"
 	@echo "make test       lint, types and all tests but the slow ones"
 	@echo "make test-slow  the slow tests"
-	@echo "make bench      measure ours beside peers; BENCH='stepping --only vector' chooses"
+	@echo "make bench      measure ours beside peers, write docs/benchmarks/figures.md; BENCH='stepping' chooses"
+	@echo "make docs       build the site in runs/docs; needs Graphviz (apt-get install graphviz)"
 	@echo "make house      figures of the package's order: modules, lines, repeated names; fails above their limits"
-	@echo "make nightly    fuzzing, long walks and all pairs with peers; real simulators, which write docs/simulators.md"
-	@echo "make chaos      kill, freeze and cut endpoints while clients step; writes docs/trials.md"
+	@echo "make nightly    fuzzing, long walks and all pairs with peers; real simulators"
+	@echo "make chaos      kill, freeze and cut endpoints while clients step; writes docs/benchmarks/trials.md"
 	@echo "make versions   loopback tests with the lowest and the newest dependencies, Python 3.11 and 3.13"
 	@echo "make fuzz       fuzz every decoder, FUZZ_SECONDS=60 each"
 	@echo "make proto      regenerate the code under rlmesh_ray/wire/_pb"
@@ -105,10 +107,18 @@ $(NODE_MODULES)/.ready: examples/javascript/package-lock.json $(VENV)/.ready
 demo: setup
 	$(BIN)/python -m rlmesh_ray.cli.demo --out runs/demo
 
-# BENCH='stepping --only vector --vs sync' chooses; without it all takes some hours, --quick minutes.
+# BENCH='stepping --only vector --vs sync' chooses, and leaves the page as it is, unless
+# PAGE=docs/benchmarks/figures.md says that these sections be replaced. All takes some hours.
 BENCH ?=
+bench: PAGE ?= $(if $(BENCH),,docs/benchmarks/figures.md)
 bench: setup $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready
-	$(BIN)/python -m benchmarks $(BENCH)
+	$(if $(PAGE),set -o pipefail;) $(BIN)/python -m benchmarks $(BENCH) $(if $(PAGE),--json \
+	  | $(BIN)/python -m benchmarks.page $(PAGE) --command "$(strip python -m benchmarks $(BENCH))")
+
+docs: setup
+	@command -v dot >/dev/null || { echo "The diagrams need Graphviz: apt-get install graphviz"; exit 1; }
+	$(BIN)/python -m sphinx -qEW --keep-going -n docs runs/docs
+	@echo "open runs/docs/index.html"
 
 house: setup
 	$(BIN)/python -m tests.house
@@ -135,16 +145,15 @@ test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $
 nightly: setup $(BASE_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
     $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(TRAINERS_EXTRA)/.ready $(SIMULATORS_VENV)/.ready
 	$(PYTEST) -m nightly --no-loadscope-reorder --durations=20
-	@mkdir -p docs
-	$(BIN)/python -m tests.simulators.nightly $(SIMULATORS) --page docs/simulators.md
+	$(BIN)/python -m tests.simulators.nightly $(SIMULATORS) --page docs/benchmarks/simulators.md
 
 # ROWS='cut_join kill' chooses, by the beginnings of names, and leaves the page as it is, unless
-# PAGE=docs/trials.md says that the lines of these rows be replaced; SEED=2 draws other moments.
+# PAGE=docs/benchmarks/trials.md says that the lines of these rows be replaced; SEED=2 draws other moments.
 # A full run takes about two hours; ROWS=soak SOAK_MINUTES=120 looks for what grows.
 ROWS ?=
 SOAK_MINUTES ?= 10
 SEED ?= 1
-PAGE ?= $(if $(ROWS),,docs/trials.md)
+chaos: PAGE ?= $(if $(ROWS),,docs/benchmarks/trials.md)
 chaos: setup
 	$(BIN)/python -m tests.chaos.trials $(ROWS) --seed $(SEED) --soak-minutes $(SOAK_MINUTES) $(if $(PAGE),--page $(PAGE))
 

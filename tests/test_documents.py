@@ -1,46 +1,68 @@
-"""The Python blocks of README.md and CLUSTERS.md are whole programs, which run on two CPUs."""
+"""What documents say of the code is true: names, imports, keyword arguments, flags, metrics.
+
+``tests/test_shown_blocks.py`` runs their blocks.
+"""
 
 import ast
 import builtins
+import importlib
+import inspect
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer.main
+
+from rlmesh_ray.cli.main import app
+from rlmesh_ray.server.metrics import ALL_METRICS
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-TWO_CPUS = """
-import ray
-ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-"""
+BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")))
+    if path.name != "CHANGELOG.md"
+}
 
 
 def blocks() -> Iterator[tuple[str, str]]:
-    """Where each block stands, and the block."""
-    for name in ("README.md", "CLUSTERS.md"):
-        text = (ROOT / name).read_text()
+    """Where each Python block of a page stands, and the block."""
+    for name, text in PAGES.items():
         for found in BLOCK.finditer(text):
-            yield f"{name}:{text[: found.start()].count(chr(10)) + 1}", found[1]
+            code = re.sub(f"^{found[1]}", "", found[2], flags=re.MULTILINE)
+            yield f"{name}:{text[: found.start()].count(chr(10)) + 1}", code
 
 
 BLOCKS = dict(blocks())
-# The others dial a server, or serve what `make demo` has trained.
-BY_THEMSELVES = [
-    place
-    for place, code in BLOCKS.items()
-    if re.search(r"EnvFleet\(|save_to_path", code) and "build_algo" in code
-]
+
+
+def test_the_readme_is_short() -> None:
+    lines = PAGES["README.md"].splitlines()
+
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 120] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"])
+def test_what_a_page_of_the_root_links_to_exists(name: str) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", PAGES[name])
+
+    assert [target for target in targets if not (ROOT / target).exists()] == []
 
 
 @pytest.mark.parametrize("place", BLOCKS)
 def test_a_block_names_nothing_that_it_has_not_made_or_imported(place: str) -> None:
-    names = [node for node in ast.walk(ast.parse(BLOCKS[place])) if isinstance(node, ast.Name)]
-    imports = [node for node in ast.walk(ast.parse(BLOCKS[place])) if isinstance(node, ast.alias)]
+    nodes = list(ast.walk(ast.parse(BLOCKS[place])))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
     made = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    made |= {node.asname or node.name.split(".")[0] for node in imports}
+    for node in nodes:
+        if isinstance(node, ast.alias):
+            made.add(node.asname or node.name.split(".")[0])
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            made.add(node.name)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
 
     assert {node.id for node in names} - made - set(dir(builtins)) == set()
 
@@ -80,17 +102,72 @@ def test_the_events_of_the_log_are_listed() -> None:
     code = [*(ROOT / "rlmesh_ray").rglob("*.py"), *(ROOT / "actors").rglob("*.py")]
     logged = {event for path in code for event in calls.findall(path.read_text())}
 
-    _, _, section = (ROOT / "CLUSTERS.md").read_text().partition("**In the log.**")
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == logged
+    _, _, rest = PAGES["docs/reference/events.md"].partition("```{log-events}\n")
+    assert set(re.findall(r"^(\w+): ", rest.partition("```")[0], re.MULTILINE)) == logged
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # a minute, where nothing else keeps the cores busy
-@pytest.mark.parametrize("place", BY_THEMSELVES)
-def test_a_block_runs_on_two_cpus(place: str, tmp_path: Path) -> None:
-    code = BLOCKS[place].replace("/tmp/untrained", str(tmp_path / "untrained"))
-    program = tmp_path / "block.py"
-    program.write_text(TWO_CPUS + code)
+@pytest.mark.parametrize("name", PAGES)
+def test_the_files_of_the_package_that_a_page_names_are_there(name: str) -> None:
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", PAGES[name]))
 
-    subprocess.run([sys.executable, str(program)], check=True, timeout=580, cwd=tmp_path)
+    assert {
+        path for path in named if not any((ROOT / at / path).exists() for at in ("", "rlmesh_ray"))
+    } == set()
+
+
+COMMANDS = {
+    name: {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+    for name, command in typer.main.get_group(app).commands.items()
+}
+METRICS = {metric.name for metric in ALL_METRICS}
+
+
+def shown_commands(text: str) -> Iterator[tuple[str, set[str]]]:
+    """Return the commands of ``rlmesh-ray`` in a page or a docstring, with their flags."""
+    for command, rest in re.findall(
+        r"\brlmesh-ray ([\w-]+)((?:[^`\n]|\\\n)*)", re.sub(r"\\\n\s*", "", text)
+    ):
+        yield command, set(re.findall(r"(?<!\S)(--[a-z][\w-]*)", rest.split("#")[0]))
+
+
+@pytest.mark.parametrize("name", [*PAGES, *EXAMPLES])
+def test_a_command_that_is_shown_has_its_flags(name: str) -> None:
+    for command, flags in shown_commands({**PAGES, **EXAMPLES}[name]):
+        if command in COMMANDS:
+            assert flags - {"--help"} <= COMMANDS[command], command
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_metric_that_is_named_is_exported(name: str) -> None:
+    named = set(re.findall(r"`(rlmesh_ray_\w+)`", PAGES[name]))
+
+    assert named <= METRICS
+
+
+CALLABLES = {
+    name: getattr(importlib.import_module(f"rlmesh_ray{module}"), name)
+    for module in ("", ".actors", ".rllib")
+    for name in importlib.import_module(f"rlmesh_ray{module}").__all__
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_call_that_is_shown_has_its_parameters(name: str) -> None:
+    shown = re.findall(r"`((?:[\w.]+\.)?\w+\([^`\n]*\))`", PAGES[name])
+    programs = [code for place, code in BLOCKS.items() if place.startswith(f"{name}:")]
+
+    for code in [*(call.replace("…", "...") for call in shown), *programs]:
+        for node in ast.walk(parsed(code)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                keywords = {keyword.arg for keyword in node.keywords}
+                if node.func.id in CALLABLES and None not in keywords:
+                    parameters = inspect.signature(CALLABLES[node.func.id]).parameters
+                    assert keywords <= set(parameters), code
+
+
+def parsed(code: str) -> ast.Module:
+    """Parse code, or nothing where it is no Python, such as a call with its arguments left out."""
+    try:
+        return ast.parse(code)
+    except SyntaxError:
+        return ast.Module([], [])

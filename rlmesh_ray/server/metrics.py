@@ -217,6 +217,7 @@ _OF_MODELS = (
     *QUEUE_SECONDS.metrics,
     *FORWARD_SECONDS.metrics,
 )
+ALL_METRICS = (*_OF_BOTH, RESTARTS, *_OF_ENVS, *_OF_MODELS)
 
 
 def metrics_of(statistics: Statistics) -> tuple[Metric, ...]:

@@ -2,7 +2,7 @@
 
 Reset, Step, Render and Call are numbered 1, 2, 3 … in each session; Close has no number. A request
 takes the Join stream through the endpoint, or a direct connection from client to worker. Each of
-the three parties has its class (docs/exactly_once.md explains the whole):
+the three parties has its class (docs/concepts/exactly_once.md explains the whole):
 
 * ``WorkerSide`` decides what is executed: the number after its last one. It answers the last one
   again with the kept reply and refuses all others, over either transport. On the direct connection

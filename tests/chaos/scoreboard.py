@@ -12,14 +12,14 @@ _HEAD = """# Trials of exactly-once
 
 Faults at random moments, while a client steps environments whose observations prove what was done
 to them: a step that is lost, done twice, answered with another one's answer, or stitched to another
-episode is a violation. [Exactly once](exactly_once.md) says why there should be none.
+episode is a violation. [Exactly once](../concepts/exactly_once.md) says why there should be none.
 
-`ROWS=half_open SEED=1 make chaos` runs the rows whose names begin so; with `PAGE=docs/trials.md`
-their lines are replaced here. Each line tells when it was written, where, and by what. *Resumed* is
-the time from the beginning of a fault, which may itself last for seconds, until the client was
-answered again; of drains and restarts, until they were done, too. Before each fault over shared
-memory or TCP, of those into connections, processes, networks and environments, a step has just
-taken a direct connection; a row in which none does fails.
+`ROWS=half_open SEED=1 make chaos` runs the rows whose names begin so; with
+`PAGE=docs/benchmarks/trials.md` their lines are replaced here. Each line tells when it was written,
+where, and by what. *Resumed* is the time from the beginning of a fault, which may itself last for
+seconds, until the client was answered again; of drains and restarts, until they were done, too.
+Before each fault over shared memory or TCP, of those into connections, processes, networks and
+environments, a step has just taken a direct connection; a row in which none does fails.
 
 """
 _COLUMNS = (

@@ -1,0 +1,62 @@
+import json
+
+from benchmarks.findings import Finding
+from benchmarks.page import sections, updated
+from benchmarks.statistics import Spread
+
+FINDING = Finding(
+    "messages",
+    "8 routes",
+    "messages/s",
+    {"rlmesh-ray": Spread((5000.0, 7500.0, 8000.0)), "noop": Spread((10000.0,))},
+    {"/ noop": Spread((0.5, 0.75, 0.8))},
+)
+MACHINE = {"cpu": "Some CPU", "cores": 2, "python": "CPython 3.11", "packages": {"grpcio": "1.85"}}
+
+
+def result(**fields: object) -> str:
+    shared = {"event": "result", "subject": "serving", "is_complete": True, "caveats": []}
+    found = {"machine": MACHINE, "findings": [FINDING.as_json()]}
+    return json.dumps({**shared, **found, **fields})
+
+
+def test_a_workload_is_a_section_with_machine_date_and_command() -> None:
+    ((heading, text),) = sections([result()], "make bench", "2026-11-26")
+
+    assert heading == "serving: messages"
+    assert "2026-11-26, 2 cores of Some CPU, CPython 3.11, grpcio 1.85, `make bench`" in text
+    assert "| 8 routes (messages/s) | 7,500 [6,250, 7,750] | 10,000 | 0.75 [0.625, 0.775] |" in text
+
+
+def test_what_disturbed_a_measurement_is_on_the_page() -> None:
+    ((_, text),) = sections([result(caveats=["others were busy"])], "make bench", "2026-11-26")
+
+    assert "> others were busy" in text
+
+
+def test_an_interrupted_measurement_and_other_events_are_left_out() -> None:
+    lines = [result(is_complete=False), json.dumps({"event": "machine"})]
+
+    assert list(sections(lines, "make bench", "2026-11-26")) == []
+
+
+def test_seconds_of_recovery_and_runs_of_learning_are_tables() -> None:
+    recovery = result(subject="recovery", p50_s=1.5, p95_s=2.0, worst_s=3.25)
+    run = {"sampler": "endpoints", "seed": 1, "env_steps": 40_000, "iterations": 10}
+    runs = [{**run, "seconds": 60.0, "return_mean": 475.0}]
+    learning = result(subject="learning", tasks=[{"task": "ppo-catch", "runs": runs}])
+
+    (_, of_recovery), (name, of_learning) = sections([recovery, learning], "make bench", "today")
+
+    assert "| 1.50 | 2.00 | 3.25 |" in of_recovery
+    assert name == "learning: ppo-catch"
+    assert "| endpoints | 1 | 40,000 | 10 | 60 | 475 |" in of_learning
+
+
+def test_a_section_that_is_measured_again_replaces_the_former_one_in_its_place() -> None:
+    first = updated("", {"a: x": "old", "b: y": "kept"})
+
+    second = updated(first, {"a: x": "new", "c: z": "added"})
+
+    assert second.startswith("# Figures\n")
+    assert second.endswith("## a: x\n\nnew\n\n## b: y\n\nkept\n\n## c: z\n\nadded\n")

@@ -1,0 +1,223 @@
+"""Each Python and shell block of the README and of docs/ runs, in the order of its page.
+
+A page is one run in a folder of its own:
+
+* A Python block is a program. One whose first line is ``# name.py`` is saved under that name.
+* The lines of a shell block run one by one. Servers stay up until the page ends.
+* Blocks of other languages whose first line is a comment with a file's name are saved, too.
+* Ports and the hosts of the documentation (192.0.2.x, HOST) become free ports of this machine.
+* ``<!-- skip: next "REASON" -->`` in front of a block says why it cannot run here, and
+  ``<!-- skip: next if(fast, "REASON") -->`` why it runs among the slow tests only.
+"""
+
+import contextlib
+import functools
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from unittest import SkipTest
+
+import pytest
+from sybil import Example, Sybil
+from sybil.example import NotEvaluated
+from sybil.parsers.markdown import CodeBlockParser, SkipParser
+
+from tests.loopback.eventually import eventually
+from tests.loopback.ports import free_address
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),
+]
+RUNS = ("python", "shell")
+"""Languages of blocks that run, or say why they do not."""
+SAVED = ("js", "json", "toml", "yaml")
+"""Languages of blocks that are files; without a name in the first line they are only shown."""
+SHOWN = ("diff", "text")
+"""Languages of changes and output."""
+
+FILE_NAME = re.compile(r"(?:#|//) ([\w.-]+\.\w+)\n")
+PLACE = re.compile(
+    r"\b(?P<host>127\.0\.0\.1|0\.0\.0\.0|192\.0\.2\.\d+|HOST|HEAD|OTHER)(?::(?P<port>\d+))?\b"
+)
+SERVER = re.compile(r"rlmesh-ray (?:serve-env|serve-model|pool|register)\b|node server\.js")
+LISTENS = re.compile(r":\d{4,5}\b")
+TIMEOUT_S = 280.0
+TWO_CPUS = """\
+import ray
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+"""
+
+
+class PageRun:
+    """The files, ports and servers of one page.
+
+    Args:
+        folder: Where its programs run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.num_blocks = 0
+        self._servers: list[subprocess.Popen[bytes]] = []
+        self._ports: dict[tuple[str, str], str] = {}
+        self._environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".venvs" / "trainers")]),
+            "RAY_ADDRESS": "local",  # no Ray of this machine's users
+            "OMP_NUM_THREADS": "1",  # or torch's threads wait for each other on busy cores
+        }
+
+    def run(self, language: str, text: str) -> None:
+        """Run a block, or save it."""
+        self.num_blocks += 1
+        text = PLACE.sub(self._local, text)
+        name = FILE_NAME.match(text)
+        if name is not None:
+            (self.folder / name[1]).write_text(text)
+        elif language == "python":
+            self._python(text)
+        elif language == "shell":
+            for command in re.sub(r"\\\n\s*", "", text).splitlines():
+                self._start(["bash", "-ec", command], is_server=bool(SERVER.match(command)))
+
+    def close(self) -> None:
+        """End the servers."""
+        with contextlib.ExitStack() as ends:
+            for server in self._servers:
+                server.send_signal(signal.SIGINT)
+                ends.callback(ended, server)
+
+    def _python(self, code: str) -> None:
+        program = self.folder / f"block_{self.num_blocks}.py"
+        starts_ray = re.search(r"^from (?:ray|rlmesh_ray\.actors)", code, re.MULTILINE)
+        program.write_text(TWO_CPUS + code if starts_ray and "ray.init" not in code else code)
+        self._start([sys.executable, program.name], is_server=".wait()" in code)
+
+    def _start(self, command: list[str], *, is_server: bool) -> None:
+        """Run a program to its end, or a server until it has told its address."""
+        output = self.folder / f"output_{self.num_blocks}"
+        with output.open("ab") as file:
+            process = subprocess.Popen(
+                # A server gets the signals, not its shell.
+                [*command[:2], f"exec {command[2]}"]
+                if is_server and len(command) == 3
+                else command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env=self._environment,
+            )
+        if is_server:
+            self._servers.append(process)
+            assert eventually(
+                lambda: LISTENS.search(output.read_text()) or process.poll() is not None
+            ), output.read_text()
+            assert process.poll() is None, output.read_text()
+            return
+        try:
+            assert process.wait(TIMEOUT_S) == 0, f"{shlex.join(command)}\n{output.read_text()}"
+        finally:
+            process.kill()
+            process.wait()
+
+    def _local(self, place: re.Match[str]) -> str:
+        """Return a place of this machine."""
+        if place["port"] in {None, "0"}:
+            return place[0].replace(place["host"], "127.0.0.1")
+        host = "127.0.0.1" if place["host"] == "0.0.0.0" else place["host"]
+        return self._ports.setdefault((host, place["port"]), free_address())
+
+
+def ended(server: subprocess.Popen[bytes]) -> None:
+    """Wait until a server has ended."""
+    try:
+        assert server.wait(30.0) == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
+class Listing:
+    """Takes the place of a run: notes the blocks that would run."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[str, str]] = []
+
+    def run(self, language: str, text: str) -> None:
+        """Note a block."""
+        self.blocks.append((language, text))
+
+
+def evaluate(example: Example, language: str) -> None:
+    """Give a block to the run of its page."""
+    example.document.namespace["page"].run(language, example.parsed)
+
+
+def go_through(path: Path, page: PageRun | Listing, *, fast: bool) -> None:
+    """Take the blocks of a page in their order, but those that it has skipped."""
+    parsers = [
+        CodeBlockParser(language, functools.partial(evaluate, language=language))
+        for language in (*RUNS, *SAVED)
+    ]
+    document = Sybil(parsers=[*parsers, SkipParser()], path=str(ROOT)).parse(path)
+    document.namespace.update(page=page, fast=fast)
+    for example in document.examples():
+        with contextlib.suppress(SkipTest, NotEvaluated):
+            example.evaluate()
+
+
+def listed(path: Path, *, fast: bool) -> list[tuple[str, str]]:
+    """Return languages and texts of the blocks that run."""
+    listing = Listing()
+    go_through(path, listing, fast=fast)
+    return [block for block in listing.blocks if block[0] in RUNS]
+
+
+def pages(*, fast: bool) -> list[object]:
+    """Return the pages that have blocks to run, as parameters of a test."""
+    parameters: list[object] = []
+    for path in PAGES:
+        texts = [text for _, text in listed(path, fast=fast)]
+        if texts and (fast or len(texts) > len(listed(path, fast=True))):
+            starts_ray = any("rllib" in text or "actors" in text for text in texts)
+            marks = [pytest.mark.ray] * starts_ray
+            parameters.append(pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks))
+    return parameters
+
+
+@pytest.mark.parametrize("path", pages(fast=True))
+def test_the_blocks_of_a_page_run(path: Path, tmp_path: Path) -> None:
+    with contextlib.closing(PageRun(tmp_path)) as page:
+        go_through(path, page, fast=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("path", pages(fast=False))
+def test_the_slow_blocks_of_a_page_run_too(path: Path, tmp_path: Path) -> None:
+    with contextlib.closing(PageRun(tmp_path)) as page:
+        go_through(path, page, fast=False)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_block_is_of_a_language_that_runs_or_is_only_shown(path: Path) -> None:
+    fences = re.findall(r"^ *```([^\n`]*)\n.*?^ *```$", path.read_text(), re.MULTILINE | re.DOTALL)
+
+    directives = {fence for fence in fences if fence.startswith("{")}
+    assert set(fences) - directives <= {*RUNS, *SAVED, *SHOWN}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_block_that_does_not_run_says_why(path: Path) -> None:
+    skips = re.findall(r"<!-- skip: (.*?) -->", path.read_text())
+
+    reason = r'(?:next|start) (?:"[^"]{8,}"|if\(fast, "[^"]{8,}"\))|end'
+    assert [skip for skip in skips if not re.fullmatch(reason, skip)] == []
