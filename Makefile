@@ -142,7 +142,7 @@ test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $
 	$(PYTEST) -m 'slow and not nightly' --no-loadscope-reorder --durations=20
 
 # Tests of hours, in the order of their files; then simulators: SIMULATORS='pong minigrid' chooses.
-nightly: setup $(BASE_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
+nightly: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
     $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(TRAINERS_EXTRA)/.ready $(SIMULATORS_VENV)/.ready
 	$(PYTEST) -m nightly --no-loadscope-reorder --durations=20
 	$(BIN)/python -m tests.simulators.nightly $(SIMULATORS) --page docs/benchmarks/simulators.md

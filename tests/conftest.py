@@ -2,10 +2,18 @@
 
 import os
 import signal
+import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 import rlmesh_ray.grpc_setup  # noqa: F401  # before any test loads gRPC, which only users do otherwise
+
+# Tests start a thousand processes. Each would compile the package anew without bytecode, and
+# its NumPy would start a thread for each core, although no test multiplies large matrices.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Machines are busy: how long an example takes, or to draw one, says nothing. Which are drawn
 # depends on the test alone, so that what fails once fails again.
@@ -25,3 +33,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # other work that was too little once. Commands and examples that tests start inherit it.
 GCS_WAIT_VARIABLE = "RAY_gcs_server_port_wait_time_s"
 os.environ.setdefault(GCS_WAIT_VARIABLE, "50")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs at night as slow, too, so that ``-m 'not slow'`` leaves both out."""
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker(pytest.mark.slow)

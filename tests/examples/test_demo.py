@@ -23,6 +23,7 @@ def demo(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_demo_does_the_whole_job(tmp_path: Path) -> None:
     (tmp_path / "made" / "checkpoint").mkdir(parents=True)
     (tmp_path / "made" / "checkpoint" / "old").touch()

@@ -45,6 +45,7 @@ def test_every_example_is_run_here() -> None:
         assert any(f'"{path.name}"' in source for source in sources), path
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_train_on_fleet(fleet_run: tuple[str, Path]) -> None:
     output, checkpoint = fleet_run
@@ -54,6 +55,7 @@ def test_train_on_fleet(fleet_run: tuple[str, Path]) -> None:
     assert (checkpoint / "rllib_checkpoint.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_serve_and_query(fleet_run: tuple[str, Path], tmp_path: Path) -> None:
     _, checkpoint = fleet_run

@@ -1,6 +1,7 @@
 """TLS and mutual TLS, in every protocol: what is needed on either side, and what is said else."""
 
 import contextlib
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -129,8 +130,16 @@ def test_mutual_tls_lets_in_whom_the_authority_knows(
         use(server.address, ClientTls(certificates.ours, *certificates.client))
 
 
-@pytest.mark.parametrize("protocol", USES)
-@pytest.mark.parametrize("stranger", ["plain", "no-certificate", "other-authority", "expired"])
+# gRPC and RLlink check certificates, each in its own way; the services of a port share that.
+@pytest.mark.parametrize(
+    ("stranger", "protocol"),
+    [
+        *itertools.product(
+            ["plain", "no-certificate", "other-authority", "expired"], ["health", "rllink"]
+        ),
+        *(("other-authority", protocol) for protocol in ("env", "model", "dm_env_rpc")),
+    ],
+)
 def test_mutual_tls_keeps_out_everybody_else(
     stranger: str, protocol: str, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,8 +162,13 @@ def test_mutual_tls_keeps_out_everybody_else(
         ]
 
 
-@pytest.mark.parametrize("protocol", USES)
-@pytest.mark.parametrize("server_is", ["plain", "of-another-authority", "expired"])
+@pytest.mark.parametrize(
+    ("server_is", "protocol"),
+    [
+        *itertools.product(["plain", "of-another-authority", "expired"], ["health", "rllink"]),
+        *(("of-another-authority", protocol) for protocol in ("env", "model", "dm_env_rpc")),
+    ],
+)
 def test_a_client_talks_to_no_server_that_it_cannot_know(
     server_is: str, protocol: str, certificates: Certificates
 ) -> None:

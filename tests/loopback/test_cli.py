@@ -752,6 +752,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Event], Path
     done = subprocess.run(
         [*COMMAND, "train", "CartPole-v1", "--num-endpoints", "2", "--num-envs", "4",
          "--stop-iters", "2", "--stop-return", "1000", "--seed", "1",
+         "--set", "train_batch_size_per_learner=256",
          "--checkpoint-dir", "made", "--json"],
         capture_output=True, text=True, timeout=280, cwd=folder, check=False,
         # A Ray that runs on this machine is not the test's.
@@ -814,6 +815,7 @@ def test_a_training_that_is_interrupted_keeps_what_was_trained_and_says_so(folde
     assert "SIGTERM" not in errors
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_train_tells_how_it_goes_and_where_the_files_are(
     trained: tuple[list[Event], Path],
@@ -832,6 +834,7 @@ def test_train_tells_how_it_goes_and_where_the_files_are(
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_checkpoint_acts_where_it_was_trained_and_nowhere_else(
     trained: tuple[list[Event], Path], here: Run
@@ -844,6 +847,7 @@ def test_a_checkpoint_acts_where_it_was_trained_and_nowhere_else(
     fails(here, evaluation("Pendulum-v1", checkpoint), "Pendulum-v1", "Discrete 0…1 is expected")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_folder_that_is_no_checkpoint_names_the_one_inside(
     trained: tuple[list[Event], Path], here: Run

@@ -47,12 +47,19 @@ from tests.loopback.direct_sessions import (
 from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Gated, Lifelike
 
+# What is allowed when does not depend on the transport; how data move and connections break does.
+over_both = pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
 
-@pytest.fixture(name="transport", params=["shared_memory", "tcp"])
+
+@pytest.fixture(
+    name="transport",
+    params=["shared_memory", pytest.param("tcp", marks=pytest.mark.nightly)],
+)
 def _transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@over_both
 def test_steps_send_no_messages(transport: str) -> None:
     with served("CartPole-v1", transport, num_envs=4) as client:
         before = num_messages(client)
@@ -150,6 +157,7 @@ class Talkative(Lifelike):
         return (*rest, {**infos, "text": "x" * 16_000_000})
 
 
+@over_both
 def test_a_call_before_a_large_answer_is_read_waits_for_the_answer(transport: str) -> None:
     with served(Talkative, transport, allow_calls=("count",)) as client:
         client.step(NOTHING)
@@ -386,6 +394,7 @@ def test_a_client_looks_for_its_answer_and_is_not_held_up_by_the_look(
         assert has_direct_connection(client)
 
 
+@over_both
 def test_what_arrives_is_the_caller_s_own(transport: str) -> None:
     with served(Lifelike, transport) as client:
         first = client.step(NOTHING)
@@ -513,6 +522,7 @@ def test_a_client_that_counts_wrong_loses_its_session(transport: str, num_skippe
         assert [one.step_count for one in caught.value.interrupted_episodes] == [3]
 
 
+@over_both
 def test_a_step_whose_line_is_cut_before_it_is_answered_is_executed_once(transport: str) -> None:
     with EnvServer(Lifelike, allow_calls=("count",)) as server, ThreadPoolExecutor(1) as pool:
         client = EnvClient(ConnectOptions(server.address), transport=transport)
@@ -532,6 +542,7 @@ def test_a_step_whose_line_is_cut_before_it_is_answered_is_executed_once(transpo
         client.close()
 
 
+@over_both
 @pytest.mark.parametrize(
     ("fault", "code"),
     [(Fault.RAISE, "INTERNAL"), (Fault.EXIT, "CRASHED"), (Fault.SEGFAULT, "CRASHED")],
@@ -554,6 +565,7 @@ def test_a_failing_step_is_reported_as_usual_and_a_reset_starts_over(
         assert has_direct_connection(client)
 
 
+@over_both
 def test_a_worker_that_dies_between_two_steps_is_found_out_by_the_next(transport: str) -> None:
     with EnvServer(Lifelike) as server:
         client = EnvClient(ConnectOptions(server.address), transport=transport)
@@ -608,7 +620,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     return give_up_soon
 
 
-@pytest.mark.parametrize("fault", [Fault.HANG, Fault.SPIN])
+@pytest.mark.parametrize(
+    ("transport", "fault"),
+    [("shared_memory", Fault.SPIN), ("shared_memory", Fault.HANG), ("tcp", Fault.HANG)],
+)
 def test_a_deadline_is_kept_however_the_environment_behaves(
     transport: str, fault: Fault, impatient: Callable[[], Any]
 ) -> None:
@@ -643,6 +658,7 @@ def test_a_worker_that_finishes_late_serves_on_and_its_result_is_dropped(
         client.close()
 
 
+@over_both
 def test_a_client_that_vanishes_in_mid_step_costs_only_its_worker(
     transport: str, tmp_path: Path
 ) -> None:
@@ -714,6 +730,7 @@ assert peers[84].recv(1) == b"", "the last one that has to go"
 """
 
 
+@over_both
 def test_nonsense_on_a_direct_connection_costs_its_sender_s_session_at_most(transport: str) -> None:
     with EnvServer(Lifelike) as server, session(server, transport) as client:
         client.step(NOTHING)
@@ -728,6 +745,7 @@ def test_nonsense_on_a_direct_connection_costs_its_sender_s_session_at_most(tran
             assert env.step(0)[0] == [1.0]
 
 
+@over_both
 def test_lines_leave_no_descriptor_and_no_process_behind(transport: str) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -12,7 +12,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import HealthStatus, check_health
 from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server import gateway_upstreams
+from rlmesh_ray.server import gateway_health, gateway_upstreams
 from rlmesh_ray.server.gateway import GatewayServer
 from tests.loopback.eventually import eventually
 from tests.loopback.gateway_peers import MEBIBYTE, SERVICE, Toy
@@ -20,6 +20,11 @@ from tests.loopback.ports import plain_channel
 
 FRONT = (("authorization", "Bearer front"),)
 WAIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_health, "PERIOD_S", 0.2)
 
 
 @pytest.fixture
@@ -153,10 +158,10 @@ def test_what_no_endpoint_knows_is_refused_as_there(channel: grpc.Channel) -> No
 
 
 def test_a_deadline_reaches_the_endpoint(channel: grpc.Channel, toys: list[Toy]) -> None:
-    error = failure(stream(channel, "Hang", timeout=3.0))
+    error = failure(stream(channel, "Hang", timeout=1.5))
 
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert 0.0 < seen(toys).time_remaining_s < 3.2  # gRPC rounds it up on the way
+    assert 0.0 < seen(toys).time_remaining_s < 1.7  # gRPC rounds it up on the way
     assert seen(toys).ended.wait(WAIT_S)
 
 

@@ -133,6 +133,7 @@ def test_messages_wake_no_threads_of_grpcs_own_unless_the_user_chooses() -> None
     assert by_itself < NUM_CALLS <= min(as_it_comes, with_a_timer)
 
 
+@pytest.mark.slow  # pings come after seconds
 def test_pings_are_answered_while_a_client_waits_for_nothing() -> None:
     # As while a runner learns from what it has sampled: its own pings, and the server's.
     with started_server() as (_, address):

@@ -91,7 +91,7 @@ class Breaks(gymnasium.Env[Any, Any]):
         return np.zeros(2) if action == 2 else 1, 1.0, False, False, {}
 
 
-@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
+@pytest.mark.parametrize("transport", ["grpc", "shared_memory"])
 def test_what_an_environment_does_wrong_is_in_the_log_with_lane_and_step(
     caplog: pytest.LogCaptureFixture, transport: str
 ) -> None:
@@ -116,9 +116,9 @@ def test_what_an_environment_does_wrong_is_in_the_log_with_lane_and_step(
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "lanes"), [(1, "lane 0"), (2, "lanes 0 to 1, which step together")]
+    ("transport", "num_envs", "lanes"),
+    [("grpc", 1, "lane 0"), ("shared_memory", 2, "lanes 0 to 1, which step together")],
 )
-@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
 def test_a_step_that_takes_too_long_is_in_the_log_with_its_place_and_the_limit_that_was_set(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,

@@ -48,7 +48,11 @@ NUM_PICTURES = 40
 ACTION_SPACE: Any = spaces.Discrete(5)
 
 
-@pytest.fixture(name="transport", params=["grpc", "shared_memory", "tcp"])
+# To the endpoint and the worker, both direct connections look alike.
+TCP = pytest.param("tcp", marks=pytest.mark.nightly)
+
+
+@pytest.fixture(name="transport", params=["grpc", "shared_memory", TCP])
 def _transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -265,7 +265,9 @@ def test_an_interpreter_exits_although_nothing_was_closed() -> None:
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_a_signal_ends_a_plain_script_and_its_workers(number: signal.Signals) -> None:
     with run_script(SCRIPT + "server.wait()\n") as process:
         assert process.stdout is not None

@@ -21,6 +21,9 @@ from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from tests.loopback.dm_env_rpc_stream import DmStream
 from tests.loopback.eventually import eventually
 
+# A worker counts direct steps, whichever way they come.
+TRANSPORTS = ["grpc", "shared_memory", pytest.param("tcp", marks=pytest.mark.nightly)]
+
 
 def leave(client: EnvClient) -> None:
     """End a session as a client does that is killed."""
@@ -44,7 +47,7 @@ class Ends(gymnasium.Env[Any, Any]):
         return np.full(1, self._count, np.float32), 1.0, self._count == 3, False, {}
 
 
-@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_steps_count_the_same_over_the_stream_and_past_the_endpoint(transport: str) -> None:
     with EnvServer(Ends, num_envs=2) as server:
         client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0, transport=transport)
@@ -67,7 +70,7 @@ def test_steps_count_the_same_over_the_stream_and_past_the_endpoint(transport: s
     assert during.uptime_s < after.uptime_s
 
 
-@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_step_past_an_episode_s_end_ends_no_other_one(transport: str) -> None:
     class StaysOver(Ends):
         def step(self, action: Any) -> Any:
@@ -125,7 +128,7 @@ def test_sessions_that_the_endpoint_ends_are_not_lost() -> None:
     leave(client)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_values_out_of_range_count_each_time_and_a_session_goes_on(transport: str) -> None:
     with EnvServer(lambda: FaultyEnv(Fault.NAN_REWARD, at_step=2)) as server:
         client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0, transport=transport)

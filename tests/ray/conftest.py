@@ -9,6 +9,8 @@ import pytest
 import ray
 import torch
 
+from rlmesh_ray.client import endpoint_registration
+from rlmesh_ray.rllib.runner import session_assignments
 from tests.conftest import GCS_WAIT_VARIABLE
 from tests.ray.lost_endpoints import Fleet
 
@@ -50,6 +52,13 @@ def local_ray() -> Iterator[None]:
         _start_ray()
     yield
     ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runners of this process ask often where to go, and simulators in it report often."""
+    monkeypatch.setattr(session_assignments, "_ASK_EVERY_S", 0.2)
+    monkeypatch.setattr(endpoint_registration, "_REPORT_EVERY_S", 0.3)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -24,6 +24,7 @@ from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,
     ConfigurationError,
+    EndpointClosedError,
     EndpointUnreachableError,
     EnvStartError,
 )
@@ -70,6 +71,8 @@ def test_a_fleet_serves_from_as_many_endpoints_as_asked_for_until_it_is_stopped(
     fleet.stop()
 
     assert len(set(addresses)) == 2
+    with pytest.raises(EndpointClosedError, match="start a new one"):
+        fleet.scale(2)
     with pytest.raises(EndpointUnreachableError, match="not announced"):
         fleet.resolver.address(0)
 
