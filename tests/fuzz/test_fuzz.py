@@ -29,18 +29,9 @@ def test_the_seeds_and_frames_near_them_are_read_or_refused(name: str) -> None:
             target.run(target.mutate_frame(seed, chance))
 
 
-# Each starts a process of its own.
-SOON = ("env_request", "model_request", "meta")
-
-
+@pytest.mark.nightly
 @pytest.mark.skipif(not HAS_ATHERIS, reason="atheris has no wheels for this platform")
-@pytest.mark.parametrize(
-    "name",
-    [
-        *SOON,
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in TARGETS if name not in SOON),
-    ],
-)
+@pytest.mark.parametrize("name", TARGETS)
 def test_fuzzing_finds_nothing(name: str, tmp_path: Path) -> None:
     options = [f"-runs={NUM_RUNS}", "-seed=1", "-max_len=4096", "-timeout=20"]
     done = subprocess.run(

@@ -12,13 +12,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.errors import (
-    AccessDeniedError,
     AddressError,
     CapacityError,
     ConfigurationError,
@@ -57,13 +55,13 @@ class Moody(gymnasium.Env[Any, Any]):
         return self.steps, 1.0, bool(action == 4), False, {}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cartpole() -> Iterator[EnvServer]:
     with EnvServer("CartPole-v1", num_envs=2) as server:
         yield server
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def moody() -> Iterator[EnvServer]:
     with EnvServer(Moody) as server:
         yield server
@@ -78,7 +76,7 @@ def test_sessions_have_lanes_of_their_own(cartpole: EnvServer) -> None:
     again, _ = first.reset(seed=1)
 
     np.testing.assert_array_equal(again, before)
-    assert cartpole.num_sessions == 2
+    assert eventually(lambda: cartpole.num_sessions == 2)
     first.close()
     second.close()
 
@@ -127,19 +125,6 @@ def test_an_environment_that_raises_is_reported_with_its_traceback(moody: EnvSer
     env.close()
 
 
-def test_an_environment_that_dies_costs_its_episode_and_no_more(moody: EnvServer) -> None:
-    env = RemoteEnv(moody.address)
-    _, info = env.reset()
-
-    with pytest.raises(RemoteEnvError, match="SIGKILL") as caught:
-        env.step(2)
-    _, info_after = env.reset()
-
-    assert caught.value.code == "CRASHED"
-    assert info_after["pid"] != info["pid"]
-    env.close()
-
-
 def test_a_step_after_an_error_needs_a_reset(moody: EnvServer) -> None:
     env = RemoteEnv(moody.address)
     env.reset()
@@ -175,19 +160,6 @@ def test_reset_options_reach_the_environment(moody: EnvServer) -> None:
     env.close()
 
 
-def test_a_partial_reset_restarts_exactly_its_lanes(cartpole: EnvServer) -> None:
-    env = RemoteVectorEnv(cartpole.address)
-    env.reset(seed=1)
-    moved, *_ = env.step(np.array([0, 0]))
-
-    fresh, _ = env.reset(seed=[8, 9], options={"reset_mask": np.array([False, True])})
-
-    expected, _ = gymnasium.make("CartPole-v1").reset(seed=9)
-    np.testing.assert_array_equal(fresh[0], moved[0])
-    np.testing.assert_array_equal(fresh[1], expected)
-    env.close()
-
-
 def test_a_partial_reset_does_not_hide_that_the_other_lanes_have_died() -> None:
     with EnvServer(Moody, num_envs=2) as server:
         client = EnvClient(ConnectOptions(server.address))
@@ -206,42 +178,6 @@ def test_a_partial_reset_does_not_hide_that_the_other_lanes_have_died() -> None:
     assert hidden.value.code == "CRASHED"
     assert early.value.code == "NOT_READY"
     np.testing.assert_array_equal(done.observation[0], [1, 1])
-
-
-def test_episodes_are_tracked_from_an_explicit_reset_to_their_end() -> None:
-    with EnvServer(Moody, num_envs=2) as server:
-        client = EnvClient(ConnectOptions(server.address))
-        first = client.reset(seeds=[5, 6])
-        client.step([np.array([0, 0])])
-        ended = client.step([np.array([4, 0])])
-        autoreset = client.step([np.array([0, 0])])
-        restarted = client.reset(lanes=[0])
-        client.close()
-
-    (episode,) = ended.completed_episodes
-    assert episode.episode_id == first.episode_ids[0]
-    assert (episode.step_count, episode.cumulative_reward, episode.seed) == (2, 2.0, 5)
-    assert (episode.terminated, episode.truncated) == (True, False)
-    assert ended.episode_ids == autoreset.episode_ids == ("", first.episode_ids[1])
-    assert restarted.episode_ids[0] not in {"", *first.episode_ids}
-    assert restarted.episode_ids[1] == first.episode_ids[1]
-
-
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_a_hosted_vector_keeps_its_own_mode(mode: AutoresetMode) -> None:
-    def factory() -> SyncVectorEnv:
-        return SyncVectorEnv([Moody, Moody], autoreset_mode=mode)
-
-    with EnvServer(factory) as server:
-        env = RemoteVectorEnv(server.address)
-        env.reset()
-
-        observation, _, terminated, _, _ = env.step(np.array([4, 0]))
-
-        assert env.metadata["autoreset_mode"] is mode
-        assert terminated.tolist() == [True, False]
-        assert observation.tolist() == ([0, 1] if mode is AutoresetMode.SAME_STEP else [1, 1])
-        env.close()
 
 
 def test_an_instance_is_served_to_one_session_only() -> None:
@@ -358,18 +294,6 @@ def test_an_address_in_use_is_refused(cartpole: EnvServer) -> None:
 def test_other_machines_need_a_token() -> None:
     with pytest.raises(AddressError, match="token"):
         EnvServer("CartPole-v1", address="0.0.0.0:0")
-
-
-def test_only_the_right_token_opens_the_endpoint() -> None:
-    with EnvServer("CartPole-v1", token="right") as server:
-        with pytest.raises(AccessDeniedError):
-            RemoteEnv(server.address)
-        with pytest.raises(AccessDeniedError):
-            RemoteEnv(server.address, token="wrong")
-
-        env = RemoteEnv(server.address, token="right")
-        env.reset()
-        env.close()
 
 
 def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:

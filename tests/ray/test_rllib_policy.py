@@ -225,9 +225,9 @@ def act(policy: Policy, contract: EnvContract, events: list[Event], routes: list
 @pytest.mark.parametrize(
     ("name", "routes"),
     [
-        *((name, [3]) for name in CASES if name != "raw"),
+        *((name, [3]) for name in CASES if name not in ("raw", "clipped")),
         *((name, [1, 2]) for name in ("recurrent", "looking back")),
-        pytest.param("raw", [3], marks=pytest.mark.slow),
+        *(pytest.param(name, [3], marks=pytest.mark.slow) for name in ("raw", "clipped")),
         *(
             pytest.param(name, [1, 2], marks=pytest.mark.slow)
             for name in CASES

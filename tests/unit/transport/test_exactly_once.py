@@ -90,7 +90,7 @@ LONG = [
 
 
 @pytest.mark.parametrize(
-    "scenario", [*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in LONG)], ids=str
+    "scenario", [*QUICK, *(pytest.param(one, marks=pytest.mark.nightly) for one in LONG)], ids=str
 )
 def test_no_order_of_events_breaks_a_promise(scenario: Scenario) -> None:
     explored = explore(scenario.world())

@@ -4,8 +4,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.handshake import (
@@ -32,7 +30,6 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.testing.strategies import damaged
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
 from rlmesh_ray.wire.rlmesh_v1 import env
@@ -212,27 +209,6 @@ def test_a_request_with_bad_options_keeps_its_id() -> None:
     assert isinstance(request, MalformedRequest)
     assert request.request_id == "r7"
     assert request.reason.startswith("reset: ")
-
-
-@given(data=st.data(), request_=st.sampled_from(REQUESTS))
-@settings(deadline=None, derandomize=True, max_examples=150)
-def test_no_damaged_request_raises(data: st.DataObject, request_: EnvRequest) -> None:
-    request = env.parse_request(data.draw(damaged(env.pack_request(request_))))
-
-    assert isinstance(request, (Reset, Step, Render, Close, MalformedRequest))
-
-
-@given(data=st.data(), response=st.sampled_from(RESPONSES))
-@settings(deadline=None, derandomize=True, max_examples=150)
-def test_a_damaged_response_is_refused_or_read(data: st.DataObject, response: EnvResponse) -> None:
-    frame = env.pack_response(response, tag_arrays=True)
-
-    try:
-        read = env.parse_response(data.draw(damaged(frame)))
-    except CodecError:
-        return
-
-    assert isinstance(read, (ResetDone, StepDone, Rendered, Closed, EnvFailed))
 
 
 def test_a_response_without_a_kind_is_refused() -> None:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import CodecError
@@ -27,7 +27,6 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.testing.strategies import damaged
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2
 from rlmesh_ray.wire.rlmesh_v1 import model
@@ -134,27 +133,6 @@ def test_a_route_with_a_contract_that_makes_no_sense_keeps_its_id() -> None:
     assert isinstance(request, MalformedRequest)
     assert request.request_id == "r7"
     assert request.reason.startswith("configure_route: observation space: ")
-
-
-@given(data=st.data(), request_=st.sampled_from(REQUESTS))
-@settings(deadline=None, derandomize=True, max_examples=150)
-def test_no_damaged_request_raises(data: st.DataObject, request_: ModelRequest) -> None:
-    request = model.parse_request(data.draw(damaged(model.pack_request(request_))))
-
-    assert isinstance(request, (ConfigureRoute, Predict, CloseRoute, CloseModel, MalformedRequest))
-
-
-@given(data=st.data(), response=st.sampled_from(RESPONSES))
-@settings(deadline=None, derandomize=True, max_examples=150)
-def test_a_damaged_response_is_refused_or_read(
-    data: st.DataObject, response: ModelResponse
-) -> None:
-    try:
-        read = model.parse_response(data.draw(damaged(model.pack_response(response))))
-    except CodecError:
-        return
-
-    assert isinstance(read, (RouteConfigured, Predicted, RouteClosed, ModelClosed, ModelFailed))
 
 
 def test_a_response_without_a_kind_is_refused() -> None:
