@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 
+import cloudpickle
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -37,7 +38,13 @@ os.environ.setdefault(GCS_WAIT_VARIABLE, "50")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what runs at night as slow, too, so that ``-m 'not slow'`` leaves both out."""
+    """Mark what runs at night as slow, too, so that ``-m 'not slow'`` leaves both out.
+
+    The environments that a module of tests defines travel to their workers by value: a worker that
+    imported the module would import pytest and gRPC, often RLlib and torch.
+    """
     for item in items:
         if item.get_closest_marker("nightly"):
             item.add_marker(pytest.mark.slow)
+    for module in {item.module for item in items if isinstance(item, pytest.Function)}:
+        cloudpickle.register_pickle_by_value(module)
