@@ -64,7 +64,7 @@ def test_a_new_incarnation_counts_from_zero() -> None:
 
 
 def test_nothing_is_kept_of_an_endpoint_that_has_left() -> None:
-    reported = ReportedStatistics()
+    reported, again = ReportedStatistics(), statistics(1.0, 2)
     reported.note("a", statistics(1.0, 5))
     reported.publish("a", RECORD)
     reported.note("a", statistics(4.0, 9))
@@ -72,5 +72,5 @@ def test_nothing_is_kept_of_an_endpoint_that_has_left() -> None:
     reported.forget("a")
 
     assert reported.publish("a", RECORD) is None
-    assert not reported._latest
-    assert not reported._metrics
+    reported.note("a", again)
+    assert reported.publish("a", RECORD) == StatisticsPair(again, None)

@@ -1,4 +1,5 @@
 import enum
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -176,19 +177,21 @@ def test_lists_that_hold_each_other_twice_end_as_text() -> None:
 
 @pytest.mark.parametrize("tag_arrays", [False, True])
 @pytest.mark.parametrize(
-    ("value", "expected"),
+    ("make", "expected"),
     [
-        pytest.param("x" * (MAX_BYTES + 65), f"<{MAX_BYTES + 65} of str>", id="str"),
-        pytest.param(bytes(MAX_BYTES + 65), f"<{MAX_BYTES + 65} of bytes>", id="bytes"),
-        pytest.param([1] * MAX_BYTES, str([1] * 16)[:-1] + ", ...]", id="list"),
-        pytest.param(np.zeros(MAX_BYTES), "<ndarray>", id="array"),
-        pytest.param(np.full(MAX_BYTES, None), "<ndarray>", id="array of objects"),
+        pytest.param(lambda: "x" * (MAX_BYTES + 65), f"<{MAX_BYTES + 65} of str>", id="str"),
+        pytest.param(lambda: bytes(MAX_BYTES + 65), f"<{MAX_BYTES + 65} of bytes>", id="bytes"),
+        pytest.param(lambda: [1] * MAX_BYTES, str([1] * 16)[:-1] + ", ...]", id="list"),
+        pytest.param(lambda: np.zeros(MAX_BYTES), "<ndarray>", id="array"),
+        pytest.param(lambda: np.full(MAX_BYTES, None), "<ndarray>", id="array of objects"),
     ],
 )
 def test_what_is_larger_than_a_frame_should_be_becomes_text(
-    value: Any, expected: str, tag_arrays: bool
+    make: Callable[[], Any], expected: str, tag_arrays: bool
 ) -> None:
-    assert there_and_back({"x": value, "y": 2}, tag_arrays=tag_arrays) == {"x": expected, "y": 2}
+    back = there_and_back({"x": make(), "y": 2}, tag_arrays=tag_arrays)
+
+    assert back == {"x": expected, "y": 2}
 
 
 def _num_values(message: pb.MetaMap) -> int:
@@ -204,18 +207,20 @@ def _parts(value: pb.MetaValue) -> int:
 
 @pytest.mark.parametrize("tag_arrays", [False, True])
 @pytest.mark.parametrize(
-    "infos",
+    "make",
     [
-        pytest.param({"x": list(range(500_000))}, id="list"),
-        pytest.param({"x": [[1] * 1000 for _ in range(1000)]}, id="lists"),
-        pytest.param({"x": dict.fromkeys(map(str, range(100_000)))}, id="dict"),
-        pytest.param({str(key): [key] for key in range(100_000)}, id="keys"),
-        pytest.param({str(key): np.zeros(2) for key in range(10_000)}, id="arrays"),
-        pytest.param({"x": [np.full(1000, "text")] * 1000}, id="arrays of texts"),
+        pytest.param(lambda: {"x": list(range(500_000))}, id="list"),
+        pytest.param(lambda: {"x": [[1] * 1000 for _ in range(1000)]}, id="lists"),
+        pytest.param(lambda: {"x": dict.fromkeys(map(str, range(100_000)))}, id="dict"),
+        pytest.param(lambda: {str(key): [key] for key in range(100_000)}, id="keys"),
+        pytest.param(lambda: {str(key): np.zeros(2) for key in range(10_000)}, id="arrays"),
+        pytest.param(lambda: {"x": [np.full(1000, "text")] * 1000}, id="arrays of texts"),
     ],
 )
-def test_what_takes_too_long_to_write_becomes_text(infos: dict[str, Any], tag_arrays: bool) -> None:
-    message = encode_meta({"first": 1, **infos}, tag_arrays=tag_arrays)
+def test_what_takes_too_long_to_write_becomes_text(
+    make: Callable[[], dict[str, Any]], tag_arrays: bool
+) -> None:
+    message = encode_meta({"first": 1, **make()}, tag_arrays=tag_arrays)
 
     assert _num_values(message) <= MAX_NODES
     assert message.entries["first"].int == 1
@@ -236,14 +241,16 @@ def test_of_too_many_keys_the_first_remain_and_the_rest_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "infos",
+    "make",
     [
-        pytest.param({"x": [10**4000] * 20_000}, id="values"),
-        pytest.param({"x": [{10**4000: 1}] * 8_000}, id="keys"),
+        pytest.param(lambda: {"x": [10**4000] * 20_000}, id="values"),
+        pytest.param(lambda: {"x": [{10**4000: 1}] * 8_000}, id="keys"),
     ],
 )
-def test_integers_that_take_long_to_write_share_the_room(infos: dict[str, Any]) -> None:
-    data = encode_meta(infos, tag_arrays=False).SerializeToString()
+def test_integers_that_take_long_to_write_share_the_room(
+    make: Callable[[], dict[str, Any]],
+) -> None:
+    data = encode_meta(make(), tag_arrays=False).SerializeToString()
 
     assert 0 < data.count(str(10**4000).encode()) < 500
     assert b"<int>" in data
