@@ -24,7 +24,8 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from rlmesh_ray import actors, errors
 from rlmesh_ray.cli.main import app as command_line
-from rlmesh_ray.compliance.clauses import SECTIONS
+from rlmesh_ray.compliance.clauses import SECTIONS, Clause, Party
+from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS
 from rlmesh_ray.server.metrics import ALL_METRICS
 
 _LOG = logging.getLogger(__name__)
@@ -367,11 +368,19 @@ class Clauses(_Markdown):
         return "\n".join(
             f"### {section}\n\n"
             + _table(
-                ("clause", "binds", "what it says"),
-                ([_code(each.key), each.binds.value, each.says] for each in clauses),
+                ("clause", "binds", "what it says", "check"),
+                ([_code(each.key), each.binds.value, each.says, _check(each)] for each in clauses),
             )
             for section, clauses in SECTIONS.items()
         )
+
+
+def _check(clause: Clause) -> str:
+    """Return the module and the words of what checks a clause."""
+    if clause.binds is Party.CLIENT:
+        return "tests of our client"
+    check = ENV_CHECKS.get(clause.key) or MODEL_CHECKS[clause.key]
+    return f"{_code(check.__module__.rpartition('.')[2])}: {check.__name__.replace('_', ' ')}"
 
 
 class Capabilities(_Markdown):
@@ -384,7 +393,7 @@ class Capabilities(_Markdown):
             (
                 [_code(name), text.replace("``", "`")]
                 for name, text in _documented_constants("rlmesh_ray/protocol", "")
-                if re.fullmatch(r"[\w.]+\.v\d|subset_step", name)
+                if re.fullmatch(r"(rlmesh_ray|rlmesh\.model)\.[\w.]+|subset_step", name)
             ),
         )
 
