@@ -84,6 +84,23 @@ def _start_ray() -> None:
 
 
 @pytest.fixture
+def holder() -> Callable[[int], Any]:
+    """Return what starts an actor that holds CPUs."""
+
+    # In here, it travels by value: its process need not import RLlib.
+    class Holder:
+        def ping(self) -> None:
+            """Answer, when there."""
+
+    def start(num_cpus: int) -> Any:
+        actor = ray.remote(num_cpus=num_cpus)(Holder).remote()
+        ray.get(actor.ping.remote())
+        return actor
+
+    return start
+
+
+@pytest.fixture
 def fleets() -> Iterator[Callable[..., Fleet]]:
     made: list[Fleet] = []
 

@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -44,13 +44,6 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 def ppo() -> PPOConfig:
     return PPOConfig().env_runners(num_env_runners=0)
-
-
-class Holder:
-    """An actor that holds resources."""
-
-    def ping(self) -> None:
-        """Answer, when there."""
 
 
 def runner(config: Any) -> Any:
@@ -253,16 +246,15 @@ def test_a_number_that_tune_has_yet_to_choose_is_not_counted(full_fleet: EnvFlee
 
 
 def test_what_another_actor_holds_is_warned_of(
-    full_fleet: EnvFleet, monkeypatch: pytest.MonkeyPatch
+    full_fleet: EnvFleet, holder: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rlmesh_ray.rllib.config.cluster_capacity, "_SETTLE_S", 0.0)
-    holder = ray.remote(num_cpus=10)(Holder).remote()
-    ray.get(holder.ping.remote())
+    other = holder(10)
 
     with pytest.warns(ConfigurationWarning, match=r"15 CPU, and there are .* free") as caught:
         configure(ppo().env_runners(num_env_runners=15), full_fleet)
 
-    ray.kill(holder)
+    ray.kill(other)
     assert [record.filename for record in caught] == [__file__]
 
 

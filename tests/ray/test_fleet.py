@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,20 +35,6 @@ from tests.loopback.eventually import eventually
 from tests.loopback.released_join import shake_hands
 
 pytestmark = pytest.mark.usefixtures("local_ray")
-
-
-class Holder:
-    """An actor that holds resources."""
-
-    def ping(self) -> None:
-        """Answer, when there."""
-
-
-class NeverMade:
-    """An actor whose constructor does not end."""
-
-    def __init__(self) -> None:
-        threading.Event().wait()
 
 
 def small_ppo(num_env_runners: int = 0) -> PPOConfig:
@@ -88,11 +75,10 @@ def test_a_fleet_that_finds_no_room_says_what_it_needs() -> None:
 
 
 def test_a_fleet_that_waits_for_room_says_what_it_needs_and_starts_when_there_is_some(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    holder: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rlmesh_ray.actors.ray_calls, "_FIRST_NOTICE_S", 0.2)
-    algorithm = ray.remote(num_cpus=12)(Holder).remote()
-    ray.get(algorithm.ping.remote())
+    algorithm = holder(12)
 
     with ThreadPoolExecutor() as pool, caplog.at_level(logging.WARNING, "rlmesh_ray"):
         starting = pool.submit(EnvFleet, "CartPole-v1", num_cpus=6)
@@ -107,6 +93,10 @@ def test_a_fleet_that_waits_for_room_says_what_it_needs_and_starts_when_there_is
 
 
 def test_an_actor_that_has_a_node_and_starts_slowly_is_not_taken_for_one_that_waits() -> None:
+    class NeverMade:
+        def __init__(self) -> None:
+            threading.Event().wait()
+
     actor = ray.remote(num_cpus=0.123)(NeverMade).remote()
 
     assert is_unplaced({"CPU": 99.0})
