@@ -22,12 +22,14 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worke
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup demo bench docs house test test-slow nightly chaos versions fuzz lint proto clean
+.PHONY: help setup demo bench docs house test test-slow coverage mutants nightly chaos versions fuzz lint proto clean
 
 help:
 	@echo "make demo       train over endpoints, serve the result, evaluate it from outside"
 	@echo "make test       lint, types and all tests but the slow ones"
 	@echo "make test-slow  the slow tests"
+	@echo "make coverage   lines and branches of the core that the tests run, by room; pages under runs/coverage"
+	@echo "make mutants    change the core at MUTANTS=300 places drawn with SEED=1; print what no unit test notices"
 	@echo "make bench      measure ours beside peers, write docs/benchmarks/figures.md; BENCH='stepping' chooses"
 	@echo "make docs       build the site in runs/docs; needs Graphviz (apt-get install graphviz)"
 	@echo "make house      figures of the package's order: modules, lines, repeated names; fails above their limits"
@@ -141,6 +143,26 @@ test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $
     $(NODE_MODULES)/.ready
 	$(PYTEST) -m 'slow and not nightly' --no-loadscope-reorder --durations=20
 
+# The rooms whose coverage is reported, and the tests that are theirs.
+COVERED_ROOMS := protocol transport spaces wire server client envs
+COVERED_TESTS := $(COVERED_ROOMS:%=tests/unit/%) tests/loopback tests/compliance
+coverage: setup
+	@rm -rf runs/coverage
+	@mkdir -p runs/coverage
+	$(BIN)/coverage run -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0 \
+	  -m 'not slow and not nightly' $(COVERED_TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	@for room in $(COVERED_ROOMS); do \
+	  printf '%-10s %s %%\n' $$room $$($(BIN)/coverage report --include="rlmesh_ray/$$room/*" --precision=1 --format=total); \
+	done
+
+# MUTANTS=50 tries fewer of the same sample, SEED=2 others. The first run collects which test reaches
+# which function; results stay in mutants/ until `make clean`.
+MUTANTS ?= 300
+mutants: setup
+	$(BIN)/python -m tests.mutants --number $(MUTANTS) --seed $(SEED)
+
 # Tests of hours, in the order of their files; then simulators: SIMULATORS='pong minigrid' chooses.
 nightly: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
     $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(TRAINERS_EXTRA)/.ready $(SIMULATORS_VENV)/.ready
@@ -171,4 +193,4 @@ proto: setup
 	$(BIN)/python proto/generate.py
 
 clean:
-	rm -rf $(VENV) .venvs $(NODE_MODULES) runs build dist *.egg-info
+	rm -rf $(VENV) .venvs $(NODE_MODULES) runs mutants build dist *.egg-info

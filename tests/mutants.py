@@ -1,0 +1,69 @@
+"""A seeded sample of mutants of the core, tried against unit tests: ``make mutants``.
+
+mutmut mutates the rooms that ``[tool.mutmut]`` in pyproject.toml names, in a copy under
+``mutants/``, and runs the tests that reach the mutated function. It keeps the results there: the
+next run with the same seed tries only the mutants that have none. ``mutmut show NAME`` prints a
+mutant; ``MUTANT_UNDER_TEST=NAME python -m pytest FILE`` in ``mutants/`` tries it against others.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from mutmut.__main__ import create_mutants
+from mutmut.mutation.data import SourceFileMutationData
+from mutmut.stats import status_by_exit_code
+from mutmut.utils.file_utils import (
+    copy_also_copy_files,
+    copy_src_dir,
+    walk_mutatable_files,
+)
+
+NOT_KILLED = {"survived", "no tests"}
+
+
+def statuses() -> dict[str, str]:
+    """Return the status of each mutant, by its name."""
+    found: dict[str, str] = {}
+    for path in sorted(walk_mutatable_files()):
+        data = SourceFileMutationData(path=path)
+        data.load()
+        found |= {name: status_by_exit_code[code] for name, code in data.exit_code_by_key.items()}
+    return found
+
+
+def main() -> None:
+    """Try the sample; print the figures and the mutants that no test has killed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants")
+    parser.add_argument("--number", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+
+    Path("mutants").mkdir(exist_ok=True)
+    copy_src_dir()
+    copy_also_copy_files()
+    create_mutants(1)
+    status = statuses()
+    names = list(status)
+    random.Random(args.seed).shuffle(names)  # a larger number extends the sample
+    sample = names[: args.number]
+    untried = [name for name in sample if status[name] == "not checked"]
+    if untried:
+        command = [str(Path(sys.executable).with_name("mutmut")), "run", "--max-children", "1"]
+        subprocess.run([*command, *untried], check=True)
+        status = statuses()
+
+    sys.stdout.write(f"{len(sample)} of {len(names)} mutants, seed {args.seed}\n")
+    counts = Counter((name.split(".")[1], status[name]) for name in sample)
+    for (room, result), count in sorted(counts.items()):
+        sys.stdout.write(f"{room:12} {result:12} {count:4}\n")
+    for name in sorted(sample):
+        if status[name] in NOT_KILLED:
+            sys.stdout.write(f"{status[name]}: {name}\n")
+
+
+if __name__ == "__main__":
+    main()
