@@ -145,7 +145,9 @@ test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $
 
 # The rooms whose coverage is reported, and the tests that are theirs.
 COVERED_ROOMS := protocol transport spaces wire server client envs
-COVERED_TESTS := $(COVERED_ROOMS:%=tests/unit/%) tests/loopback tests/compliance
+COVERED_TESTS := $(COVERED_ROOMS:%=tests/unit/%) tests/compliance \
+  $(filter-out $(patsubst %,tests/loopback/test_%,bench% cli% dm_env_rpc% evaluation% released% rllink%), \
+    $(wildcard tests/loopback/test_*.py))
 coverage: setup
 	@rm -rf runs/coverage
 	@mkdir -p runs/coverage

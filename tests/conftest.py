@@ -6,7 +6,7 @@ import sys
 
 import cloudpickle
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 import rlmesh_ray.grpc_setup  # noqa: F401  # before any test loads gRPC, which only users do otherwise
 
@@ -25,6 +25,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tests")
+# A mutant needs one example that fails, and not the smallest one.
+settings.register_profile(
+    "mutants", parent=settings.get_profile("tests"), phases=(Phase.explicit, Phase.generate)
+)
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and
 # interrupt.

@@ -42,7 +42,8 @@ def env_session(offered: Mapping[str, str] | None = None) -> EnvClientSession:
 
 
 def failed(*, is_recoverable: bool) -> EnvFailed:
-    return EnvFailed("1", EnvErrorCode.TIMEOUT, "no result within 2700 ms", is_recoverable)
+    message = "no result within 2700 ms"
+    return EnvFailed("1", EnvErrorCode.TIMEOUT, message, is_recoverable, "the worker's stack")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,8 @@ def test_an_error_ends_the_session_unless_the_endpoint_calls_it_recoverable(
         session.accept(failed(is_recoverable=is_recoverable), "1", ResetDone, 3.0)
 
     assert caught.value.code == "TIMEOUT"
+    assert caught.value.is_recoverable == is_recoverable
+    assert caught.value.debug_info == "the worker's stack"
     if is_recoverable:
         session.require_open()
     else:

@@ -65,7 +65,10 @@ def test_peers_that_do_not_match_get_the_reason_and_get_no_contract(
 
 
 def test_a_client_that_shows_no_checksum_is_served() -> None:
-    assert reply(offer(spec_sha256="", status="")).compatible
+    answer = reply(offer(spec_sha256="", status=""))
+
+    assert answer.compatible
+    assert answer.spec_sha256 == EDITION_2026_06.spec_sha256
 
 
 def test_a_refusal_reaches_the_clients_user_with_the_reason() -> None:

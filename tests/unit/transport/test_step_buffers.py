@@ -11,7 +11,7 @@ from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.envs import SPACES
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport.anonymous_memory import create_step_buffers
-from rlmesh_ray.transport.step_buffers import StepBuffers, size_bytes
+from rlmesh_ray.transport.step_buffers import StepBuffers, is_fixed_size, size_bytes
 
 NUM_LANES = 3
 
@@ -29,9 +29,13 @@ def both_sides(of: EnvContract) -> tuple[StepBuffers, StepBuffers]:
         os.close(descriptor)
 
 
+def of_arrays(columns: list[Any]) -> list[Any]:
+    return [column for column in columns if isinstance(column, np.ndarray)]
+
+
 def arrays(buffers: StepBuffers) -> list[Any]:
-    columns = [column for column in buffers.actions + buffers.observations if column is not None]
-    return [column for column in columns if isinstance(column, np.ndarray)] + [
+    return [
+        *of_arrays(buffers.actions + buffers.observations),
         buffers.results.rewards,
         buffers.results.terminated,
         buffers.results.truncated,
@@ -64,6 +68,20 @@ def test_what_one_side_writes_the_other_reads(space: gymnasium.Space[Any]) -> No
 
 
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_a_request_sends_the_actions_and_an_answer_the_rest(space: gymnasium.Space[Any]) -> None:
+    own, other = StepBuffers(-1, contract(space)), StepBuffers(-1, contract(space))
+    for array in arrays(own):
+        array.flat[0] = 1
+
+    other.sent_parts[0][:] = own.sent_parts[0]
+
+    assert_identical(other.actions, own.actions)
+    assert not any(array.any() for array in arrays(other)[len(of_arrays(other.actions)) :])
+    other.sent_parts[1][:] = own.sent_parts[1]
+    assert_identical(arrays(other), arrays(own))
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 def test_arrays_are_aligned_and_apart(space: gymnasium.Space[Any]) -> None:
     buffers, _ = both_sides(contract(space))
 
@@ -80,6 +98,8 @@ def test_text_has_no_place_in_the_block() -> None:
 
     buffers, _ = both_sides(of)
 
+    assert not is_fixed_size(of)
+    assert is_fixed_size(contract(SPACES["box"]))
     assert leaves(of.action_space)[0].dtype is None
     assert buffers.actions == [("",) * NUM_LANES]
 
