@@ -10,9 +10,9 @@ import ray
 
 from rlmesh_ray.actors.cluster_resources import needs_of
 from rlmesh_ray.actors.endpoint_moves import EndpointSpec
+from rlmesh_ray.actors.endpoint_owner import start_endpoint_owner
 from rlmesh_ray.actors.endpoint_startup import await_endpoints, serves
 from rlmesh_ray.actors.env_actor import EnvServiceActor
-from rlmesh_ray.actors.fleet_manager import start_fleet_manager
 from rlmesh_ray.actors.placement_options import (
     ActorOptions,
     Placement,
@@ -142,7 +142,7 @@ class EnvFleet:
             "allow_calls": callable_names,
             "idle_timeout_s": idle_timeout_s,
         }
-        self._manager: Any = start_fleet_manager(self._fleet, serialized, settings)
+        self._manager: Any = start_endpoint_owner(self._fleet, serialized, settings)
         try:
             self._grow(self._manager, num_endpoints, start_timeout_s)
         except BaseException:

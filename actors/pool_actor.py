@@ -26,7 +26,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool, full_id
 from rlmesh_ray.server.bind_policy import TlsSource, is_wildcard
-from rlmesh_ray.server.pool_registrar import Registrar
+from rlmesh_ray.server.pool_admission import Registrar
 from rlmesh_ray.server.statistics import EnvStatistics, StatisticsPair
 from rlmesh_ray.spaces.contract import EnvContract, require_same_contract
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.fleet_manager import find_fleet_manager
+from rlmesh_ray.actors.endpoint_owner import find_endpoint_owner
 from rlmesh_ray.actors.ray_calls import get_result
 from rlmesh_ray.actors.registry.assignment_table import Assignment
 from rlmesh_ray.actors.registry.registry_actor import find_registry
@@ -85,7 +85,7 @@ class FleetResolver:
         # A failure costs nothing: the endpoint can be used where it is.
         with contextlib.suppress(ValueError, EndpointError, ray.exceptions.RayError):
             get_result(
-                find_fleet_manager(self.fleet).move_near.remote(endpoint_id, node_id),
+                find_endpoint_owner(self.fleet).move_near.remote(endpoint_id, node_id),
                 _MOVE_TIMEOUT_S,
             )
 

@@ -1,15 +1,18 @@
-"""The deadline of a request or call: waiting for a worker's reply until then, in the event loop.
+"""The deadline of a request or call, in the event loop: waiting until then, and what follows.
 
-``WorkerSupervisor`` lets a worker that has missed it finish in vain, or kills it.
+A busy environment cannot be asked to stop. A worker that has missed a deadline finishes in vain,
+or is killed after a grace time.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 from rlmesh_ray.envs.commands import Outcome
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.server.event_loop import in_thread
+from rlmesh_ray.transport.exactly_once import EndpointSide
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +87,57 @@ async def take_reply(worker: WorkerProcess) -> Outcome:
 def _set_result(future: "asyncio.Future[bool]", value: bool) -> None:
     if not future.done():
         future.set_result(value)
+
+
+class LateCommand:
+    """The command that a worker finishes in vain, since its deadline has passed; at most one.
+
+    Args:
+        endpoint: Told when the worker has finished.
+        grace_s: How long the worker may go on after a deadline before it is killed.
+        warn: Logs a warning about the session.
+    """
+
+    def __init__(
+        self, endpoint: EndpointSide, grace_s: float, warn: Callable[[str, float], None]
+    ) -> None:
+        self._endpoint = endpoint
+        self._grace_s = grace_s
+        self._warn = warn
+        self._finishing: asyncio.Task[None] | None = None
+
+    def finish(self, worker: WorkerProcess, observer_grace_s: float = 0.0) -> None:
+        """Let ``worker`` finish, and kill it when that takes too long; returns at once.
+
+        Args:
+            worker: The process.
+            observer_grace_s: How long an observer's picture may take after the late step.
+        """
+        self._finishing = asyncio.ensure_future(self._finish(worker, observer_grace_s))
+
+    async def wait(self) -> None:
+        """Wait until the worker is idle, or gone."""
+        while self._finishing is not None and not self._endpoint.is_at_rest:
+            await asyncio.shield(self._finishing)
+
+    def cancel(self) -> None:
+        """Stop waiting for the worker."""
+        if self._finishing is not None:
+            self._finishing.cancel()
+
+    async def _finish(self, worker: WorkerProcess, observer_grace_s: float) -> None:
+        try:
+            if worker.fileno() < 0:  # it has died meanwhile
+                return
+            loop = asyncio.get_running_loop()
+            has_finished = await wait_for_reply(worker, loop.time() + self._grace_s)
+            if not has_finished and observer_grace_s and not worker.progress.is_busy:
+                has_finished = await wait_for_reply(worker, loop.time() + observer_grace_s)
+            if has_finished:
+                await take_reply(worker)
+            else:
+                self._warn("still busy %g s after a deadline: the worker is killed", self._grace_s)
+                await in_thread(worker.kill)
+        finally:
+            self._endpoint.reply_received()
+            self._finishing = None

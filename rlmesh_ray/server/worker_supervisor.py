@@ -11,9 +11,13 @@ from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import EnvStartError
 from rlmesh_ray.polling import AdaptiveSpin
 from rlmesh_ray.protocol.failure_effects import NOT_STARTED, Failure, FailureKind
-from rlmesh_ray.server.event_loop import in_thread
 from rlmesh_ray.server.log_context import current, logged_as
-from rlmesh_ray.server.request_deadline import Deadline, take_reply, wait_for_reply
+from rlmesh_ray.server.request_deadline import (
+    Deadline,
+    LateCommand,
+    take_reply,
+    wait_for_reply,
+)
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.transport.exactly_once import EndpointSide
 from rlmesh_ray.transport.session_progress import EpisodeCounts, SessionProgress
@@ -105,7 +109,6 @@ class WorkerSupervisor:
         timer: AbstractContextManager[None] | None = None,
     ) -> None:
         self._pool = pool
-        self._grace_s = grace_s
         self._timer = timer or nullcontext()
         self.process: WorkerProcess | None = None
         """The latest worker; None: there has been none yet."""
@@ -119,8 +122,7 @@ class WorkerSupervisor:
         """Decides which of the session's requests count."""
         self.counting = SessionEpisodeCounters(progress, self.endpoint)
         """Counters of its episodes."""
-        # Set while the worker is busy with a command whose result is not needed any more.
-        self._finishing: asyncio.Task[None] | None = None
+        self._late_command = LateCommand(self.endpoint, grace_s, self.warn)
         self._started: WorkerProcess | None = None
         """The process that takes the session's requests."""
 
@@ -247,7 +249,7 @@ class WorkerSupervisor:
     ) -> Failure:
         """Return the failure of a late command, which ``worker`` finishes in vain."""
         self.endpoint.missed_deadline()
-        self._finishing = asyncio.ensure_future(self._finish(worker, observer_grace_s))
+        self._late_command.finish(worker, observer_grace_s)
         return self.timed_out(message, timeout_ms)
 
     async def send(self, command: Command) -> bool:
@@ -271,7 +273,7 @@ class WorkerSupervisor:
         worker = self.require()
         self.endpoint.command_sent()
         worker.submit(command)
-        self._finishing = asyncio.ensure_future(self._finish(worker))
+        self._late_command.finish(worker)
 
     async def make_ready(
         self, deadline: Deadline, before_restart: Callable[[], None]
@@ -305,7 +307,7 @@ class WorkerSupervisor:
         try:
             with self._timer:
                 async with asyncio.timeout_at(deadline.at_s):
-                    await self._finished()
+                    await self._late_command.wait()
         except TimeoutError:
             return self.timed_out("still busy with an earlier request after", deadline.timeout_ms)
         return None
@@ -316,8 +318,7 @@ class WorkerSupervisor:
         Args:
             is_idle: Whether no direct step keeps it busy; a busy worker is killed.
         """
-        if self._finishing is not None:
-            self._finishing.cancel()
+        self._late_command.cancel()
         self._pool.counts.close(self.counts)
         self._pool.release(self.process, is_idle=self.endpoint.is_idle and is_idle)
 
@@ -355,36 +356,6 @@ class WorkerSupervisor:
     def note_error(self, code: str) -> None:
         """Count an error that a request was answered with."""
         self._pool.counts.sessions.note_error(code)
-
-    async def _finished(self) -> None:
-        """Wait until the worker is idle, or gone."""
-        while self._finishing is not None and not self.endpoint.is_at_rest:
-            await asyncio.shield(self._finishing)
-
-    async def _finish(self, worker: WorkerProcess, observer_grace_s: float = 0.0) -> None:
-        """Let ``worker`` finish late, in vain; kill it when that takes too long.
-
-        A busy environment cannot be asked to stop, and its result is dropped.
-
-        Args:
-            worker: The process.
-            observer_grace_s: How long an observer's picture may take after the late step.
-        """
-        try:
-            if worker.fileno() < 0:  # it has died meanwhile
-                return
-            loop = asyncio.get_running_loop()
-            has_finished = await wait_for_reply(worker, loop.time() + self._grace_s)
-            if not has_finished and observer_grace_s and not worker.progress.is_busy:
-                has_finished = await wait_for_reply(worker, loop.time() + observer_grace_s)
-            if has_finished:
-                await take_reply(worker)
-            else:
-                self.warn("still busy %g s after a deadline: the worker is killed", self._grace_s)
-                await in_thread(worker.kill)
-        finally:
-            self.endpoint.reply_received()
-            self._finishing = None
 
 
 def as_failure(reply: Any) -> Failure:

@@ -10,8 +10,8 @@ import torch
 from rlmesh_ray.errors import PolicyError
 from rlmesh_ray.models.nan_rows import IsNan, nan_rows
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.models.recurrent.episode_states import EpisodeStates
-from rlmesh_ray.models.recurrent.state_table import StateTable
+from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
+from rlmesh_ray.models.recurrent.state_tensors import StateTable
 from rlmesh_ray.models.torch.actions import action_layout, zero_observations
 from rlmesh_ray.models.torch.policy import TorchPolicy
 from rlmesh_ray.spaces.contract import EnvContract

@@ -19,7 +19,7 @@ from rlmesh_ray.models.fast_path.array_connectors import (
 )
 from rlmesh_ray.models.nan_rows import IsNan, nan_rows, zeroed
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.models.recurrent.episode_states import EpisodeStates
+from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
 from rlmesh_ray.models.rllib.checkpoint import CheckpointParts
 from rlmesh_ray.models.rllib.forward import BucketedForward
 from rlmesh_ray.models.rllib.weights import RllibWeights

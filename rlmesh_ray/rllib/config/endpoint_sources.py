@@ -24,7 +24,7 @@ from rlmesh_ray.rllib.config.rollout_plan import (
     FixedAddressResolver,
     require_next_step,
 )
-from rlmesh_ray.rllib.config.session_layout import max_sessions_per_endpoint
+from rlmesh_ray.rllib.config.session_endpoints import max_sessions_per_endpoint
 from rlmesh_ray.spaces.contract import EnvContract, require_same_contract
 
 Rollouts = str | EnvFleet | EnvPool

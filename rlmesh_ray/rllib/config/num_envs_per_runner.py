@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
-from rlmesh_ray.rllib.config.session_layout import SessionLayout
+from rlmesh_ray.rllib.config.session_endpoints import SessionLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from ray.rllib.env.env_context import EnvContext
 from rlmesh_ray.client.env_session_client import open_env_session
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, RlmeshError
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, RolloutPlan, require_next_step
+from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments, runner_id, session_names
 from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession
 from rlmesh_ray.rllib.runner.retry_policy import RetryPolicy
-from rlmesh_ray.rllib.runner.session_assignments import SessionAssignments, runner_id, session_names
 from rlmesh_ray.spaces.contract import require_same_contract
 
 _LOG = logging.getLogger(__name__)

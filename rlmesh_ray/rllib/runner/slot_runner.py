@@ -14,9 +14,9 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.env.env_runner import EnvRunner
 
 from rlmesh_ray.errors import RemoteEnvError
+from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
 from rlmesh_ray.rllib.runner.sampling_path import PerItemPath, SamplingPath
-from rlmesh_ray.rllib.runner.session_assignments import SessionAssignments
 from rlmesh_ray.rllib.runner.session_recovery import SessionRecovery
 from rlmesh_ray.rllib.runner.session_setup import (
     announce_environment,

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from rlmesh_ray.rllib.config.rollout_plan import RolloutPlan
+from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
-from rlmesh_ray.rllib.runner.session_assignments import SessionAssignments
 from rlmesh_ray.rllib.runner.session_setup import open_sessions
 from rlmesh_ray.rllib.runner.slot import Slot, SlotGroup, SlotResult
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import ray as real_ray
 
-from rlmesh_ray.actors import endpoint_moves, fleet_manager
+from rlmesh_ray.actors import endpoint_moves, endpoint_owner
 from rlmesh_ray.actors.endpoint_moves import EndpointMover, EndpointSpec
-from rlmesh_ray.actors.fleet_manager import FleetManager
+from rlmesh_ray.actors.endpoint_owner import EndpointOwner
 from rlmesh_ray.actors.serialized_env import SerializedEnv
 from rlmesh_ray.errors import RlmeshError
 
@@ -70,13 +70,13 @@ class MovableFleet:
         def kill(actor: FakeActor) -> None:
             actor.is_alive = False
 
-        monkeypatch.setattr(fleet_manager, "shared_registry", FakeRegistry)
+        monkeypatch.setattr(endpoint_owner, "shared_registry", FakeRegistry)
         ray = SimpleNamespace(kill=kill, exceptions=real_ray.exceptions)
-        monkeypatch.setattr(fleet_manager, "ray", ray)
+        monkeypatch.setattr(endpoint_owner, "ray", ray)
         monkeypatch.setattr(endpoint_moves, "ray", ray)
         monkeypatch.setattr(EndpointMover, "_has_room", lambda *_: True)
-        monkeypatch.setattr(FleetManager, "_actor", start)
-        self.manager = FleetManager("fleet", SerializedEnv(b""), {})
+        monkeypatch.setattr(EndpointOwner, "_actor", start)
+        self.manager = EndpointOwner("fleet", SerializedEnv(b""), {})
 
     async def start(self) -> None:
         await self.manager.start([EndpointSpec("fleet-0", {}, "token", is_movable=True)])

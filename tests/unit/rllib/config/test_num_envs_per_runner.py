@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.rllib.config.num_envs_per_runner import RunnerSpec, assign_sessions, num_envs_for
-from rlmesh_ray.rllib.config.session_layout import SessionLayout, max_sessions_per_endpoint
+from rlmesh_ray.rllib.config.session_endpoints import SessionLayout, max_sessions_per_endpoint
 
 
 def training(runner_spec: RunnerSpec, *, width: int, num_endpoints: int) -> SessionLayout:

@@ -1,4 +1,4 @@
-"""FleetManager: the actor that owns the endpoints of one fleet.
+"""EndpointOwner: the actor that owns the endpoints of one fleet.
 
 The process that starts an actor owns it, and Ray ends the actor with its owner. Endpoints are moved
 at the request of a runner, so their owner cannot be the driver; the manager ends with the driver.
@@ -22,7 +22,7 @@ from rlmesh_ray.errors import RlmeshError
 _DRAIN_GRACE_S = 5.0
 
 
-class FleetManager:
+class EndpointOwner:
     """Starts, moves and ends a fleet's endpoints. It does not wait until they serve.
 
     Args:
@@ -132,10 +132,10 @@ class FleetManager:
                 await getattr(self._registry, method).remote(endpoint_id)
 
 
-def start_fleet_manager(fleet: str, env: SerializedEnv, settings: Mapping[str, Any]) -> Any:
+def start_endpoint_owner(fleet: str, env: SerializedEnv, settings: Mapping[str, Any]) -> Any:
     """Start the manager of a fleet; it lives as long as the handle that this returns."""
     return (
-        ray.remote(FleetManager)
+        ray.remote(EndpointOwner)
         .options(
             name=_name(fleet),
             namespace=REGISTRY_NAMESPACE,
@@ -148,7 +148,7 @@ def start_fleet_manager(fleet: str, env: SerializedEnv, settings: Mapping[str, A
     )
 
 
-def find_fleet_manager(fleet: str) -> Any:
+def find_endpoint_owner(fleet: str) -> Any:
     """Return the manager of a fleet.
 
     Raises:

@@ -5,7 +5,7 @@ import pytest
 
 from rlmesh_ray.errors import PolicyError
 from rlmesh_ray.models.policy import RouteRows, Rows
-from rlmesh_ray.models.recurrent.episode_states import EpisodeStates
+from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
 from rlmesh_ray.protocol.messages import PredictSlot
 
 
