@@ -136,7 +136,7 @@ LAZY_MODULES = {
     "models/fast_path/action_sampling.py": {"ray"},
     "models/fast_path/array_connectors.py": {"ray"},
     "models/rllib/forward.py": {"ray"},
-    "models/rllib/policy.py": {"ray"},
+    "models/rllib/checkpoint_policy.py": {"ray"},
 }
 IO = {"logging", "os", "random", "select", "socket", "subprocess", "threading", "time"}
 STANDARD_LIBRARY_ONLY = {"grpc", "gymnasium", "numpy", "google", "cloudpickle", "PIL", "rich"}

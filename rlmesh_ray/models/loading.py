@@ -186,7 +186,7 @@ def _from_folder(folder: Path, explore: bool, options: _Options) -> Policy:
     if not (folder / _RLLIB_METADATA).is_file() and not is_module_alone:
         raise ConfigurationError(f"{folder} is not an RLlib checkpoint: {_remedy_for(folder)}")
     try:
-        from rlmesh_ray.models.rllib.policy import RllibPolicy
+        from rlmesh_ray.models.rllib.checkpoint_policy import RllibPolicy
     except ModuleNotFoundError as error:
         raise MissingPackageError(
             f"{folder} needs RLlib, and {error.name} is not installed: "

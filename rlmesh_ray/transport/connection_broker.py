@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.transport import shared_memory, tcp
-from rlmesh_ray.transport.authenticating_listener import AuthenticatingListener, read_exactly
 from rlmesh_ray.transport.direct_handle import DirectHandle
 from rlmesh_ray.transport.tickets import PROOF_BYTES, Ticket, TicketIssuer
+from rlmesh_ray.transport.unauthenticated_limit import AuthenticatingListener, read_exactly
 
 _LOG = logging.getLogger(__name__)
 

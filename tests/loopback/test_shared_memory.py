@@ -22,7 +22,7 @@ from rlmesh_ray.errors import ConfigurationError, EndpointError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
-from rlmesh_ray.transport import authenticating_listener, connection_broker
+from rlmesh_ray.transport import connection_broker, unauthenticated_limit
 from rlmesh_ray.transport import shared_memory as wire
 from rlmesh_ray.transport.direct_handle import DirectHandle
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
@@ -277,7 +277,7 @@ def test_silent_connections_of_other_users_take_no_place_of_the_same_user(
     monkeypatch: pytest.MonkeyPatch, patient_broker: None
 ) -> None:
     users = iter([os.geteuid(), *[os.geteuid() + 1] * 30, 0])
-    monkeypatch.setattr(authenticating_listener, "peer_uid", lambda _: next(users))
+    monkeypatch.setattr(unauthenticated_limit, "peer_uid", lambda _: next(users))
     with EnvServer(Lifelike) as server, silent_connections(server, 32) as peers:
         # Other users share the 15 places that are left: the last 15 of them, less one for root.
         for peer in peers[1:17]:
@@ -289,7 +289,7 @@ def test_other_users_are_turned_away_where_the_same_user_has_all_places(
     monkeypatch: pytest.MonkeyPatch, patient_broker: None
 ) -> None:
     users = iter([*[os.geteuid()] * 16, os.geteuid() + 1])
-    monkeypatch.setattr(authenticating_listener, "peer_uid", lambda _: next(users))
+    monkeypatch.setattr(unauthenticated_limit, "peer_uid", lambda _: next(users))
     with EnvServer(Lifelike) as server, silent_connections(server, 17) as peers:
         assert peers[16].recv(1) == b""
         assert all(is_open(peer) for peer in peers[:16])

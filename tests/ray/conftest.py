@@ -10,7 +10,7 @@ import ray
 import torch
 
 from rlmesh_ray.client import endpoint_registration
-from rlmesh_ray.rllib.runner import assignment_requests, retry_policy
+from rlmesh_ray.rllib.runner import assignment_requests, session_retry
 from tests.conftest import GCS_WAIT_VARIABLE
 from tests.ray.lost_endpoints import Fleet
 
@@ -58,8 +58,8 @@ def local_ray() -> Iterator[None]:
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runners of this process ask and try again often; simulators in it report often."""
     monkeypatch.setattr(assignment_requests, "_ASK_EVERY_S", 0.2)
-    monkeypatch.setattr(retry_policy, "_FIRST_DELAY_S", 0.05)
-    monkeypatch.setattr(retry_policy, "_LONGEST_DELAY_S", 0.2)
+    monkeypatch.setattr(session_retry, "_FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(session_retry, "_LONGEST_DELAY_S", 0.2)
     monkeypatch.setattr(endpoint_registration, "_REPORT_EVERY_S", 0.3)
 
 

@@ -20,7 +20,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 import rlmesh_ray.rllib.config.cluster_capacity
 import rlmesh_ray.rllib.config.learner_threads
-import rlmesh_ray.rllib.runner.retry_policy
+import rlmesh_ray.rllib.runner.session_retry
 import rlmesh_ray.rllib.runner.slot
 from rlmesh_ray import EnvServer
 from rlmesh_ray.actors import EnvFleet
@@ -35,7 +35,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure, configure_rllink
 from rlmesh_ray.rllib.config.endpoint_sources import endpoint_cpus
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, RolloutPlan
-from rlmesh_ray.rllib.runner.retry_policy import RetryPolicy
+from rlmesh_ray.rllib.runner.session_retry import RetryPolicy
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from tests.loopback.ports import free_address
 
@@ -195,8 +195,8 @@ def test_a_wrong_token_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPa
     with EnvServer("CartPole-v1", token="old", address=address):
         config = configure(ppo(), address, token="old")
     with EnvServer("CartPole-v1", token="new", address=address):
-        monkeypatch.setattr(rlmesh_ray.rllib.runner.retry_policy, "_FIRST_DELAY_S", math.inf)
-        monkeypatch.setattr(rlmesh_ray.rllib.runner.retry_policy, "_LONGEST_DELAY_S", math.inf)
+        monkeypatch.setattr(rlmesh_ray.rllib.runner.session_retry, "_FIRST_DELAY_S", math.inf)
+        monkeypatch.setattr(rlmesh_ray.rllib.runner.session_retry, "_LONGEST_DELAY_S", math.inf)
         with pytest.raises(AccessDeniedError):
             runner(config)
 

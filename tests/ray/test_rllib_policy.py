@@ -32,9 +32,9 @@ from ray.rllib.utils.filter import RunningStat
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
 from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows, UpdatablePolicy, traits_of
-from rlmesh_ray.models.rllib import inference, policy
+from rlmesh_ray.models.rllib import checkpoint_policy, inference
 from rlmesh_ray.models.rllib.checkpoint import load_checkpoint
-from rlmesh_ray.models.rllib.policy import RllibPolicy
+from rlmesh_ray.models.rllib.checkpoint_policy import RllibPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.server.batch_runner import run_batch
 from rlmesh_ray.server.batch_schema import BatchSchema, PredictionRequest
@@ -357,7 +357,7 @@ def altered(
         change(parts)
         return parts
 
-    monkeypatch.setattr(policy, "load_checkpoint", load)
+    monkeypatch.setattr(checkpoint_policy, "load_checkpoint", load)
     return RllibPolicy(checkpoint)
 
 

@@ -14,7 +14,7 @@ from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, RlmeshE
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, RolloutPlan, require_next_step
 from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments, runner_id, session_names
 from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession
-from rlmesh_ray.rllib.runner.retry_policy import RetryPolicy
+from rlmesh_ray.rllib.runner.session_retry import RetryPolicy
 from rlmesh_ray.spaces.contract import require_same_contract
 
 _LOG = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from rlmesh_ray.errors import EndpointClosedError, EndpointError, RemoteEnvError, RlmeshError
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue, Job
-from rlmesh_ray.rllib.runner.retry_policy import RetryPolicy
+from rlmesh_ray.rllib.runner.session_retry import RetryPolicy
 
 
 class SlotGroup(Protocol):

@@ -8,7 +8,7 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
     RlmeshError,
 )
-from rlmesh_ray.rllib.runner.retry_policy import RetryPolicy
+from rlmesh_ray.rllib.runner.session_retry import RetryPolicy
 
 AWAY = EndpointUnreachableError("nothing answers there", "host:1")
 RAISED = RemoteEnvError("INTERNAL", "ValueError: worn out", is_recoverable=False)

@@ -1,4 +1,4 @@
-from rlmesh_ray.rllib.runner.slot_runner import SampleBudget
+from rlmesh_ray.rllib.runner.sample_budget import SampleBudget
 
 
 def test_timesteps_that_are_on_their_way_are_not_asked_for_again() -> None:
