@@ -99,9 +99,10 @@ def test_a_reply_to_another_request_ends_the_session(
 ) -> None:
     session = env_session()
 
-    with pytest.raises(RemoteProtocolError, match=reason):
+    with pytest.raises(RemoteProtocolError, match=reason) as caught:
         session.accept(reply, "1", ResetDone)
 
+    assert caught.value.request_id == "1"
     with pytest.raises(EndpointLostError):
         session.require_open()
 

@@ -90,8 +90,10 @@ def test_a_refusal_reaches_the_clients_user_with_the_reason() -> None:
 def test_a_client_refuses_what_it_did_not_offer(changes: dict[str, object]) -> None:
     answer = dataclasses.replace(reply(offer()), **changes)  # type: ignore[arg-type]
 
-    with pytest.raises(HandshakeRefusedError):
+    with pytest.raises(HandshakeRefusedError) as refused:
         check_handshake_response(offer(), answer)
+
+    assert refused.value.supported_editions == ("2026.06",)
 
 
 def test_a_server_of_a_newer_generation_that_still_supports_this_one_is_accepted() -> None:

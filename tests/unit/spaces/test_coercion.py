@@ -136,7 +136,7 @@ def test_a_wrong_shape_is_named_with_the_expected_one() -> None:
 
 def test_the_offending_number_is_named() -> None:
     assert str(refusal(INT8, [1.0, 0.5])) == "value: 0.5 cannot be held exactly by int8"
-    assert str(refusal(INT8, np.array([7, 300]))) == "value: 300 cannot be held exactly by int8"
+    assert str(refusal(INT8, np.array([127, 300]))) == "value: 300 cannot be held exactly by int8"
 
 
 def test_what_refuses_to_become_an_array_is_structural() -> None:

@@ -31,6 +31,7 @@ def test_nested_leaves_are_named_by_their_path() -> None:
         "b.0: Discrete 0…2",
         "b.1: MultiBinary (1)",
     ]
+    assert space_lines(from_gymnasium(space["b"]))[0] == "0: Discrete 0…2"
 
 
 BOX = gs.Box(-1.0, 1.0, (2, 2), np.float32)
