@@ -348,6 +348,7 @@ def test_an_environment_that_rolls_wrongly_ends_the_session(roll: StepOutcome) -
 
     response = refusal(session, Step("r", b""), roll)
 
+    assert response.request_id == "r"
     assert (response.code, response.is_recoverable) == (EnvErrorCode.INTERNAL, False)
     assert "lane 0" in response.message
     # What has happened in the other lanes on that step does not count.
