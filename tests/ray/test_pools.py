@@ -142,10 +142,11 @@ def test_endpoints_that_register_are_found_with_their_own_tokens(pool: EnvPool) 
 
         assignments = [resolver.assign(f"session-{n}", n, "") for n in range(2)]
 
-        assert [assignment.address for assignment in assignments] == [first.address, second.address]
-        assert [assignment.token for assignment in assignments] == [
-            endpoint_token(SECRET, pool.name, name) for name in "ab"
-        ]
+        # Their order is that of their arrival.
+        assert {assignment.address: assignment.token for assignment in assignments} == {
+            first.address: endpoint_token(SECRET, pool.name, "a"),
+            second.address: endpoint_token(SECRET, pool.name, "b"),
+        }
         assert SECRET not in repr(resolver)
         assert SECRET.encode() not in pickle.dumps(resolver)  # nor in a checkpoint
         resolver.release(["session-0", "session-1"])

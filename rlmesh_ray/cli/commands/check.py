@@ -35,7 +35,7 @@ from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
-    from rlmesh_ray.compliance.checks import Finding, Verdict
+    from rlmesh_ray.compliance.checks import Finding
     from rlmesh_ray.spaces.contract import EnvContract
 
 BROKEN = 3
@@ -187,6 +187,7 @@ def _require_edition(address: str) -> None:
 
 
 def _exit_code(report: _Report) -> int:
+    from rlmesh_ray.compliance.checks import Verdict
 
     if any(finding.verdict is Verdict.BROKEN for finding in report.findings):
         return BROKEN
@@ -310,6 +311,8 @@ def _watched(console: Console, findings: "Iterator[Finding]") -> "Iterator[Findi
 
 def _show(console: Console, address: str, report: _Report) -> None:
     """Show all clauses, why some could not be observed, which are broken, and the sum."""
+    from rlmesh_ray.compliance.checks import Verdict
+
     by_verdict: dict[Verdict, list[Finding]] = {verdict: [] for verdict in Verdict}
     for finding in report.findings:
         by_verdict[finding.verdict].append(finding)
@@ -337,6 +340,7 @@ def _show(console: Console, address: str, report: _Report) -> None:
 
 def _clauses(findings: "list[Finding]") -> Table:
     """Return a table of the clauses, in the order of the edition's text."""
+    from rlmesh_ray.compliance.checks import Verdict
     from rlmesh_ray.compliance.clauses import SECTIONS
 
     marks = {
