@@ -60,6 +60,7 @@ def test_peers_that_do_not_match_get_the_reason_and_get_no_contract(
     assert not answer.compatible
     assert reason in answer.error_message
     assert answer.editions == ("2026.06",)
+    assert (answer.generation, answer.server_version) == (GENERATION, "2")
     assert answer.contract is None
     assert answer.selected_edition == ""
 

@@ -28,6 +28,15 @@ def test_a_contract_s_lanes_keep_no_long_ids_either(num_rows: int) -> None:
         lanes.assign_lanes(longer)
 
 
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [((3,), "3 to 3"), ((0, 3), "0 to 3"), ((-1, 1), "-1 to 1"), ((0, 0), "twice")],
+)
+def test_rows_name_lanes_of_the_contract_and_each_once(rows: tuple[int, ...], reason: str) -> None:
+    with pytest.raises(CodecError, match=f"env_index {reason}"):
+        ContractLanes(3).assign_lanes([PredictSlot(lane, "", 0, False) for lane in rows])
+
+
 def test_a_contract_without_lanes_makes_no_route() -> None:
     with pytest.raises(CodecError, match="num_envs = 0; set it to the number"):
         ContractLanes(0)

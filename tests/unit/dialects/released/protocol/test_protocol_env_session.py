@@ -357,6 +357,14 @@ def test_an_environment_that_rolls_wrongly_ends_the_session(roll: StepOutcome) -
     assert session.state is SessionState.ABANDONED
 
 
+def test_a_lane_that_rolls_wrongly_is_found_behind_lanes_that_go_on() -> None:
+    session = new_session(autoresets=True)
+    do(session, Reset("a", episode_ids=("a", "b", "c")))
+    step(session, stepped("111", "..t"))
+
+    assert "lane 2" in refusal(session, Step("r", b""), stepped("001")).message
+
+
 def test_a_lane_that_has_ended_may_be_stepped_on_where_nothing_resets_it() -> None:
     session = session_in(SessionState.READY)
     step(session, stepped("111", "t.."))
