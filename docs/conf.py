@@ -26,6 +26,8 @@ extensions = [
 exclude_patterns = ["_static", "_extensions"]
 source_suffix = {".md": "markdown"}
 
+smartquotes = False  # options would lose a dash
+
 html_theme = "furo"
 html_title = "rlmesh-ray"
 html_static_path = ["_static"]
