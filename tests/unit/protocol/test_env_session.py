@@ -238,6 +238,7 @@ def test_a_step_before_the_first_reset_is_not_ready_and_recoverable() -> None:
     assert isinstance(response, EnvFailed)
     assert response.code is EnvErrorCode.NOT_READY
     assert response.is_recoverable
+    assert response.message == "Step needs a Reset first"
 
 
 def test_a_reset_gives_every_lane_an_episode_id() -> None:
