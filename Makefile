@@ -154,6 +154,7 @@ coverage: setup
 	$(BIN)/coverage run -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0 \
 	  -m 'not slow and not nightly' $(COVERED_TESTS)
 	$(BIN)/coverage combine --quiet
+	@rm -f runs/coverage/data.* # what processes that were killed had begun to write
 	$(BIN)/coverage html --quiet
 	@for room in $(COVERED_ROOMS); do \
 	  printf '%-10s %s %%\n' $$room $$($(BIN)/coverage report --include="rlmesh_ray/$$room/*" --precision=1 --format=total); \

@@ -2,8 +2,9 @@
 
 mutmut mutates the rooms that ``[tool.mutmut]`` in pyproject.toml names, in a copy under
 ``mutants/``, and runs the tests that reach the mutated function. It keeps the results there: the
-next run with the same seed tries only the mutants that have none. ``mutmut show NAME`` prints a
-mutant; ``MUTANT_UNDER_TEST=NAME python -m pytest FILE`` in ``mutants/`` tries it against others.
+next run with the same seed tries only the mutants that have none; ``mutmut run NAME`` tries one
+again, after a new test. ``mutmut show NAME`` prints a mutant. ``MUTANT_UNDER_TEST=NAME python -m
+pytest FILE``, in ``mutants/``, tries it against other tests.
 """
 
 import argparse
