@@ -102,7 +102,7 @@ class PageRun:
         self._start([sys.executable, program.name], is_server=".wait()" in code)
 
     def _start(self, command: list[str], *, is_server: bool) -> None:
-        """Run a program to its end, or a server until it has told its address."""
+        """Run a program to its end, or a server until it has printed its address."""
         output = self.folder / f"output_{self.num_blocks}"
         with output.open("ab") as file:
             process = subprocess.Popen(

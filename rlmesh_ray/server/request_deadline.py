@@ -93,7 +93,7 @@ class LateCommand:
     """The command that a worker finishes in vain, since its deadline has passed; at most one.
 
     Args:
-        endpoint: Told when the worker has finished.
+        endpoint: Notes that the worker has finished.
         grace_s: How long the worker may go on after a deadline before it is killed.
         warn: Logs a warning about the session.
     """
