@@ -103,7 +103,7 @@ $(TRAINERS_EXTRA)/.ready: tests/peers/trainers/requirements.txt $(VENV)/.ready
 
 # What the examples in JavaScript need; Node.js itself came with the development packages.
 $(NODE_MODULES)/.ready: examples/javascript/package-lock.json $(VENV)/.ready
-	cd $(@D)/.. && PATH="$(abspath $(BIN)):$$PATH" npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	cd $(dir $(NODE_MODULES)) && PATH="$(abspath $(BIN)):$$PATH" npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 demo: setup
