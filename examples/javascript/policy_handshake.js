@@ -10,7 +10,7 @@ const CAPABILITIES = { 'rlmesh.spaces.core.v1': '' };
 export const asIs = (bytes) => bytes; // frames come and go as bytes
 
 // Returns the server's answer, which fits.
-export async function shakeHands(channel, metadata, timeoutMs) {
+export async function shakeHands(channel, metadata, timeoutMs, usesTls) {
   const newest = EDITIONS.at(-1);
   const frame = pack(message('model.v1.HandshakeRequest'), {
     protocol_generation: GENERATION,
@@ -23,7 +23,8 @@ export async function shakeHands(channel, metadata, timeoutMs) {
   });
   const bytes = await new Promise((resolve, reject) => {
     const options = { deadline: Date.now() + timeoutMs };
-    const respond = (error, reply) => (error ? reject(unreachable(error)) : resolve(reply));
+    const respond = (error, reply) =>
+      (error ? reject(unreachable(error, usesTls)) : resolve(reply));
     const path = `/${SERVICE}/Handshake`;
     channel.makeUnaryRequest(path, asIs, asIs, frame, metadata, options, respond);
   });

@@ -3,28 +3,30 @@
 //     node server.js --address 127.0.0.1:0 --num-envs 2
 
 import { pathToFileURL } from 'node:url';
-import { parseArgs } from 'node:util';
-import grpc from '@grpc/grpc-js';
+import { giveUp, load, parse } from './command_line.js';
 import { EDITIONS, GENERATION, isOtherText, VERSION } from './edition.js';
 import { Lanes } from './lanes.js';
-import { Session } from './session.js';
-import { message, pack, toMetaMap } from './wire.js';
+
+const HELP = `Usage: node server.js [OPTIONS]
+
+Serve an environment until Ctrl-C or SIGTERM. Prints a line of JSON with the address.
+
+  --address HOST:PORT  port 0: a free one [default: 127.0.0.1:0]
+  --num-envs N         lanes of each session [default: 2]
+  --env FILE           a module whose default export is the environment's class [default: the probe]
+  --validation MODE    warn, strict or off [default: warn]
+  --help               show this message`;
 
 const CAPABILITIES = {
   'rlmesh.env.service.v1': '', 'rlmesh.spaces.core.v1': '', 'rlmesh_ray.partial_reset.v1': '',
 };
 
-function giveUp(message) {
-  console.error(`error: ${message}`);
-  process.exit(2);
-}
-
-const { values: options } = parseArgs({
+const { values: options } = parse(HELP, {
   options: {
     address: { type: 'string', default: '127.0.0.1:0' },
     'num-envs': { type: 'string', default: '2' },
-    env: { type: 'string' }, // a file like probe_env.js, which is the default
-    validation: { type: 'string', default: 'warn' }, // or strict, off
+    env: { type: 'string' },
+    validation: { type: 'string', default: 'warn' },
   },
 });
 const numLanes = Number(options['num-envs']);
@@ -32,6 +34,9 @@ if (!(Number.isInteger(numLanes) && numLanes >= 1)) giveUp('--num-envs must be 1
 if (!['warn', 'strict', 'off'].includes(options.validation)) {
   giveUp('--validation must be warn, strict or off');
 }
+const { default: grpc } = await load('@grpc/grpc-js');
+const { message, pack, toMetaMap } = await load('./wire.js');
+const { Session } = await load('./session.js');
 const probe = import.meta.resolve('./probe_env.js');
 const module = options.env ? pathToFileURL(options.env).href : probe;
 const { default: Environment } = await import(module).catch((error) => {

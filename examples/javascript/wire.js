@@ -5,11 +5,18 @@ import { fileURLToPath } from 'node:url';
 import protobuf from 'protobufjs';
 import { mapValues } from './spaces.js';
 
-const schemas = fileURLToPath(new URL('../../proto/', import.meta.url));
+// The folder proto/ of rlmesh-ray.
+const schemas = process.env.RLMESH_RAY_PROTO
+  || fileURLToPath(new URL('../../proto', import.meta.url));
 const root = new protobuf.Root();
 root.resolvePath = (_origin, target) => path.resolve(schemas, target);
 const services = ['rlmesh/env/v1/service.proto', 'rlmesh/model/v1/service.proto'];
-root.loadSync(services, { keepCase: true });
+try {
+  root.loadSync(services, { keepCase: true });
+} catch (error) {
+  const remedy = 'set the variable RLMESH_RAY_PROTO to the folder proto/ of an rlmesh-ray checkout';
+  throw new Error(`the schemas are not in ${schemas} (${error.message}); ${remedy}`);
+}
 
 export const message = (name) => root.lookupType(`rlmesh.${name}`);
 export const pack = (type, fields) => Buffer.from(type.encode(type.fromObject(fields)).finish());

