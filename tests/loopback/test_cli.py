@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteVectorEnv
+from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.handshake import HandshakeResponse
@@ -29,7 +30,7 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
-from tests.loopback.certificates import Authority, needs_openssl
+from tests.loopback.certificates import Authority, certified, needs_openssl
 from tests.loopback.released_join import ReleasedJoin
 from tests.ray.multi_agent_worlds import Climb
 
@@ -523,6 +524,36 @@ def test_each_endpoint_may_want_a_token_of_its_own(folder: Path, here: Run) -> N
     ):
         names = ["--env", env.address, "--model", model.address]
         here("evaluate", *names, "--episodes", "1", *arguments)
+
+
+@needs_openssl
+def test_each_endpoint_may_have_tls_of_its_own(folder: Path, here: Run) -> None:
+    certificate, key = certified(folder, "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+    tls = ServerTls(certificate, key)
+
+    def zeros(observations: Any) -> list[int]:
+        return [0] * len(observations)
+
+    def names(env: EnvServer, model: ModelServer) -> list[str]:
+        return ["evaluate", "--env", env.address, "--model", model.address, "--episodes", "1"]
+
+    with (
+        EnvServer("CartPole-v1") as env,
+        EnvServer("CartPole-v1", tls=tls) as encrypted_env,
+        ModelServer(zeros) as model,
+        ModelServer(zeros, tls=tls) as encrypted_model,
+    ):
+        mine, its = ("--tls-ca", str(certificate)), ("--model-tls-ca", str(certificate))
+        here(*names(encrypted_env, encrypted_model), *mine)
+        here(*names(encrypted_env, model), *mine, "--model-tls-ca", "none")
+        here(*names(env, encrypted_model), *its)
+        with_it = here(*names(encrypted_env, model), *mine, code=1)
+        without = here(*names(env, encrypted_model), code=1)
+        no_file = here(*names(env, model), "--model-tls-ca", "no-file.pem", code=2)
+
+    assert "no authority (--model-tls-ca none)" in with_it.stderr
+    assert "name its authority (--model-tls-ca)" in without.stderr
+    assert "no-file.pem" in no_file.stderr
 
 
 def through_dm_env_rpc(address: str) -> str:

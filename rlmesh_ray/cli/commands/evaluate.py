@@ -34,7 +34,7 @@ from rlmesh_ray.cli.options.common import (
     search_current_folder,
 )
 from rlmesh_ray.cli.views.episodes_file import episodes_file
-from rlmesh_ray.cli.views.evaluation_view import EvaluationView, show_result
+from rlmesh_ray.cli.views.evaluation_view import EvaluationView, show_result, with_model_options
 from rlmesh_ray.errors import AccessDeniedError, ContractMismatchError, EndpointError
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.protocol.address import looks_like_address
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _MOST_LANES = 8
 _EPISODES = "Episodes"
+_NO_TLS = "none"
 _OWN_MESSAGE_BYTES = 2**28
 """Largest message of a policy that this command serves itself: environments may be wide."""
 
@@ -134,6 +135,16 @@ ModelTokenFile = Annotated[
         "--model-token-file", SECURITY, "Token of the model's endpoint, if it is another one."
     ),
 ]
+ModelTlsAuthority = Annotated[
+    str | None,
+    typer.Option(
+        "--model-tls-ca",
+        metavar="FILE",
+        rich_help_panel=SECURITY,
+        help="--tls-ca of the model's endpoint, if it is another one; "
+        f"{_NO_TLS}: that endpoint uses no TLS.",
+    ),
+]
 ModelEditionText = Annotated[
     str | None,
     typer.Option(
@@ -159,6 +170,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     token_file: TokenFile = None,
     model_token_file: ModelTokenFile = None,
     tls_ca: TlsAuthority = None,
+    model_tls_ca: ModelTlsAuthority = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_from_ray: TlsFromRay = False,
@@ -192,6 +204,11 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     token = read_token(token_file)
     model_token = read_token(model_token_file) if model_token_file else token
     tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
+    model_tls = None
+    if model_tls_ca is None:
+        model_tls = tls
+    elif model_tls_ca != _NO_TLS:
+        model_tls = client_tls(Path(model_tls_ca), tls_cert, tls_key)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(episodes_file(output))
         endpoints = [ConnectOptions(name, token, tls, edition_text=edition_text) for name in env]
@@ -211,7 +228,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
         models = [
             stack.enter_context(
                 _served_model(
-                    ConnectOptions(name, model_token, tls, edition_text=model_edition_text)
+                    ConnectOptions(name, model_token, model_tls, edition_text=model_edition_text)
                 )
             )
             for name in model
@@ -238,6 +255,8 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
             seen = meter.so_far(error)
             if seen is not None:
                 show_result(console, seen, episodes, *addresses)
+            if isinstance(error, EndpointError) and error.address in addresses[1]:
+                error.message = with_model_options(error.message)
             raise
         show_result(console, result, episodes, *addresses)
 

@@ -1,6 +1,7 @@
 """Output of ``rlmesh-ray evaluate``: progress and result."""
 
 import contextlib
+import re
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +16,12 @@ from rlmesh_ray.errors import EvaluationInterruptedError, RlmeshError
 
 if TYPE_CHECKING:
     from rlmesh_ray.evaluation import EpisodeResult, EvaluationResult, Loss
+
+
+def with_model_options(text: str) -> str:
+    """Return the text of an error with the options for a model's endpoint."""
+    text = text.replace("no authority (--tls-ca)", "no authority (--tls-ca none)")
+    return re.sub(r"--(?=tls-ca|token-file)", "--model-", text)
 
 
 class EvaluationView:
@@ -71,8 +78,11 @@ class EvaluationView:
         self._losses.append(loss)
         self._console.event("lost", **asdict(loss))
         again = f"; {len(loss.episodes)} episodes run again" if loss.episodes else ""
+        cause = loss.cause.removeprefix(f"{loss.address}: ")
+        if loss.role == "model":
+            cause = with_model_options(cause)
         self._bar.console.print(
-            f"lost {loss.role} {loss.address}: {loss.cause}{again}",
+            f"lost {loss.role} {loss.address}: {cause}{again}",
             style="yellow",
             markup=False,
             soft_wrap=True,

@@ -205,3 +205,17 @@ def test_episodes_of_an_error_count_and_are_shown(tmp_path: Path) -> None:
     assert seen.interruptions == 1
     lines = (tmp_path / "episodes.jsonl").read_text().splitlines()
     assert [json.loads(line)["index"] for line in lines] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("role", "option"), [(EndpointRole.ENV, "--tls-ca"), (EndpointRole.MODEL, "--model-tls-ca")]
+)
+def test_a_loss_names_the_address_once_and_the_option_of_its_side(
+    role: EndpointRole, option: str, capsys: Capture
+) -> None:
+    loss = Loss(role, "127.0.0.1:2", "127.0.0.1:2: name its authority (--tls-ca)", ())
+
+    EvaluationView(Console(), 1, None).note_loss(loss)
+
+    shown = capsys.readouterr().err
+    assert shown == f"lost {role} 127.0.0.1:2: name its authority ({option})\n"
