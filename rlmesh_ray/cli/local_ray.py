@@ -14,6 +14,12 @@ from rlmesh_ray.cli.log_setup import is_verbose
 from rlmesh_ray.errors import MissingPackageError, RlmeshError
 
 _PROBE_TIMEOUT_S = 5.0
+INSTALL = "pip install '.[rllib]' in a checkout of rlmesh-ray"
+
+
+def missing_packages(packages: Sequence[str] = ("ray", "torch")) -> list[str]:
+    """Return those of ``packages`` that are not installed."""
+    return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
 def require_rllib(
@@ -29,11 +35,10 @@ def require_rllib(
     Raises:
         MissingPackageError: One of them is not installed.
     """
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := missing_packages(packages):
         raise MissingPackageError(
             f"{command} needs {' and '.join(missing)}, which the base install does not have: "
-            f"pip install '.[rllib]' in a checkout of rlmesh-ray{instead}"
+            f"{INSTALL}{instead}"
         )
 
 

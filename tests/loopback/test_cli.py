@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,7 @@ from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from tests.loopback.certificates import Authority, certified, needs_openssl
+from tests.loopback.eventually import eventually
 from tests.loopback.released_join import ReleasedJoin
 from tests.ray.multi_agent_worlds import Climb
 
@@ -554,6 +556,39 @@ def test_each_endpoint_may_have_tls_of_its_own(folder: Path, here: Run) -> None:
     assert "no authority (--model-tls-ca none)" in with_it.stderr
     assert "name its authority (--model-tls-ca)" in without.stderr
     assert "no-file.pem" in no_file.stderr
+
+
+@needs_openssl
+@pytest.mark.parametrize("command", ["serve-env", "serve-model"])
+def test_the_hints_of_a_server_work_as_they_stand(folder: Path, command: str) -> None:
+    certificate, key = certified(folder, "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+    own_file(folder / "a token", "s3cret")
+    served = "CartPole-v1" if command == "serve-env" else "own_policy:balance"
+    arguments = [
+        command, served, "--token-file", "a token", "--tls-cert", str(certificate),
+        "--tls-key", str(key),
+    ]  # fmt: skip
+    output = folder / "output"
+    with (
+        output.open("w") as file,
+        subprocess.Popen(
+            [*COMMAND, *arguments], stdout=file, text=True, cwd=folder, env=environment()
+        ) as process,
+    ):
+        try:
+            assert eventually(lambda: output.read_text().count("127.0.0.1:") == 3)
+            inspect, other = (
+                shlex.split(line.strip().partition("rlmesh-ray ")[2])
+                for line in output.read_text().splitlines()[-2:]
+            )
+            run(*inspect, folder=folder)
+            if other[0] == "train":
+                assert other[1:] == inspect[1:]
+            else:
+                assert other[:3] == ["evaluate", "--env", "ENV_OR_ADDRESS"]
+                run(*other[:2], "CartPole-v1", *other[3:], "--episodes", "1", folder=folder)
+        finally:
+            process.kill()
 
 
 def through_dm_env_rpc(address: str) -> str:

@@ -43,8 +43,10 @@ from rlmesh_ray.cli.options.serving import (
     TlsClientAuthority,
     Transport,
     TransportOption,
+    client_options,
     dialect_option,
     server_tls,
+    token_fact,
 )
 from rlmesh_ray.cli.register_with_pool import (
     AdvertiseOption,
@@ -229,10 +231,9 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             endpoint_id=endpoint_id,
             spin=False if no_spin else None,
         )
-        protection = {"token": "required"} if token is not None else {}
-        client_options = f" --token-file {token_file}" if token_file is not None else ""
-        client_options += " --tls-ca CA_FILE" if tls_cert is not None else ""
-        _serve(context.obj, server, allow_call or [], entry, protection, log_format, client_options)
+        protection = token_fact(token, token_file) if entry is None else {"token": "required"}
+        options = client_options(token_file, tls_cert, tls_client_ca, from_ray=tls_from_ray)
+        _serve(context.obj, server, allow_call or [], entry, protection, log_format, options)
 
 
 def _serve(  # noqa: PLR0913  # what the operator has chosen
@@ -242,10 +243,15 @@ def _serve(  # noqa: PLR0913  # what the operator has chosen
     entry: RegistrationConfig | None,
     protection: dict[str, str],
     log_format: LogFormat,
-    client_options: str,
+    options: str,
 ) -> None:
     from rlmesh_ray.cli.serve_loop import serve
-    from rlmesh_ray.cli.views.contract_format import contract_facts, contract_json, next_commands
+    from rlmesh_ray.cli.views.contract_format import (
+        contract_facts,
+        contract_json,
+        next_commands,
+        training_fact,
+    )
 
     def announce() -> None:
         contract = server.contract
@@ -261,10 +267,18 @@ def _serve(  # noqa: PLR0913  # what the operator has chosen
         )
         calls = {"clients may call": ", ".join(allow_calls)} if allow_calls else {}
         pool = {} if entry is None else entry.facts
+        training = training_fact(contract) if entry is None else {}
         console.facts(
             f"serving on {server.address}",
-            {**contract_facts(contract), **calls, **protection, **pool, "stop with": "Ctrl-C"},
-            next_commands(contract, server.address, client_options) if entry is None else [],
+            {
+                **contract_facts(contract),
+                **calls,
+                **protection,
+                **pool,
+                **training,
+                "stop with": "Ctrl-C",
+            },
+            next_commands(contract, server.address, options) if entry is None else [],
         )
         if attending is not None:
             attending.register()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,8 +30,10 @@ from rlmesh_ray.cli.options.serving import (
     NoSpin,
     NoTokenFlag,
     TlsClientAuthority,
+    client_options,
     dialect_option,
     server_tls,
+    token_fact,
 )
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
@@ -195,8 +198,13 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             idle_timeout_s=idle_timeout,
             spin=False if no_spin else None,
         )
-        protection = {"token": "required"} if token is not None else {}
-        _serve(context.obj, server, checkpoint, protection, log_format)
+        files = (token_file, tls_cert, tls_client_ca)
+        options = [
+            client_options(*files, from_ray=tls_from_ray, prefix=prefix)
+            for prefix in ("--", "--model-")
+        ]
+        protection = token_fact(token, token_file)
+        _serve(context.obj, server, checkpoint, protection, log_format, options)
 
 
 def _serve(
@@ -205,6 +213,7 @@ def _serve(
     checkpoint: str,
     protection: dict[str, str],
     log_format: LogFormat,
+    options: Sequence[str],
 ) -> None:
     from rlmesh_ray.cli.serve_loop import serve
 
@@ -221,8 +230,8 @@ def _serve(
             f"serving on {server.address}",
             {"policy": checkpoint, **protection, "stop with": "Ctrl-C"},
             [
-                f"inspect {server.address}",
-                f"evaluate --env ENV_OR_ADDRESS --model {server.address} --episodes 20",
+                f"inspect {server.address}{options[0]}",
+                f"evaluate --env ENV_OR_ADDRESS --model {server.address}{options[1]}",
             ],
         )
 

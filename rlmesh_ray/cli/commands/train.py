@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from rlmesh_ray.cli.options.common import (
     parse_env_kwargs,
     read_token,
     search_current_folder,
+    shown_options,
 )
 from rlmesh_ray.cli.options.hyperparameter_args import parse_settings, read_settings_file
 from rlmesh_ray.cli.signals import INTERRUPTED, interrupts_noted
@@ -211,6 +211,14 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
         token=token,
         tls=tls,
         edition_text=edition_text,
+        connection=shown_options(
+            token_file=token_file,
+            tls_ca=tls_ca,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_from_ray=tls_from_ray,
+            edition_text=edition_text,
+        ),
     )
     return _run(context.obj, job)
 
@@ -233,6 +241,8 @@ class _TrainOptions:
     token: str | None
     tls: "ClientTls | None"
     edition_text: str | None
+    connection: str
+    """The options with which another command connects to the same endpoint."""
 
 
 def _require_new(folder: Path) -> None:
@@ -382,14 +392,17 @@ def _show_result(
             "learning curve": curve,
         },
         [
-            f"evaluate --env {job.env}{_shown(job.env_kwargs)} --model {checkpoint} --episodes 20",
+            f"evaluate --env {job.env}{_shown(job)} --model {checkpoint} --episodes 20",
             f"serve-model {checkpoint}",
         ],
     )
 
 
-def _shown(env_kwargs: dict[str, object] | None) -> str:
-    return f" --env-kwargs {shlex.quote(json.dumps(env_kwargs))}" if env_kwargs else ""
+def _shown(job: _TrainOptions) -> str:
+    """Return the options with which another command uses the same environment."""
+    if looks_like_address(job.env):
+        return job.connection
+    return shown_options(env_kwargs=job.env_kwargs and json.dumps(job.env_kwargs))
 
 
 def _default_folder(env: str, algo: str) -> Path:

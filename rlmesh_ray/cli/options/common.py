@@ -7,6 +7,7 @@ A flag and the Python parameter of the same thing share their name: ``--step-gra
 import enum
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -142,6 +143,21 @@ EnvKwargs = Annotated[
         help="Keyword arguments of gymnasium.make or the factory.",
     ),
 ]
+
+
+def shown_options(prefix: str = "--", **values: object) -> str:
+    """Return options as a command has them, for hints; empty where none has a value.
+
+    Args:
+        prefix: Before each name.
+        values: By the parameters' names; True for a flag.
+    """
+    given = {
+        name: "" if value is True else f" {shlex.quote(str(value))}"
+        for name, value in values.items()
+        if value
+    }
+    return "".join(f" {prefix}{name.replace('_', '-')}{value}" for name, value in given.items())
 
 
 def read_token(file: Path | None) -> TokenSource | None:

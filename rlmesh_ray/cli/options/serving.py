@@ -11,9 +11,11 @@ from rlmesh_ray.cli.options.common import (
     LIMITS,
     SECURITY,
     SERVING,
+    TOKEN_VARIABLE,
     file_option,
     positive_s,
     require_alone,
+    shown_options,
 )
 from rlmesh_ray.dialects.registry import enabled_dialects
 from rlmesh_ray.errors import ConfigurationError
@@ -158,6 +160,38 @@ def dialect_option(names: Sequence[str], show_default: str) -> Any:
         help=f"Dialect to enable: {', '.join(names)}; repeatable.",
         show_default=show_default,
     )
+
+
+def client_options(
+    token_file: Path | None,
+    certificate: Path | None,
+    client_ca: Path | None,
+    *,
+    from_ray: bool,
+    prefix: str = "--",
+) -> str:
+    """Return the options with which a command connects to a server on this machine, for hints.
+
+    Args:
+        token_file: ``--token-file``.
+        certificate: ``--tls-cert``; gRPC trusts it without its authority, too.
+        client_ca: ``--tls-client-ca``.
+        from_ray: ``--tls-from-ray``.
+        prefix: Before the names of the token's and the authority's options.
+    """
+    own = shown_options(prefix, token_file=token_file, tls_ca=certificate)
+    if from_ray:
+        return f"{own} --tls-from-ray"
+    if client_ca is None:
+        return own
+    return f"{own} --tls-cert CERTIFICATE --tls-key KEY  # a client's, signed by {client_ca}"
+
+
+def token_fact(token: object, token_file: Path | None) -> dict[str, str]:
+    """Return the row of a server's table about its token, if it has one."""
+    if token is None:
+        return {}
+    return {"token": "required" if token_file else f"required: that of {TOKEN_VARIABLE}"}
 
 
 def server_tls(

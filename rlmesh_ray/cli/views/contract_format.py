@@ -2,6 +2,7 @@
 
 import math
 
+from rlmesh_ray.cli.local_ray import INSTALL, missing_packages
 from rlmesh_ray.protocol.capabilities import MULTI_AGENT
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.multi_agent import OBSERVATIONS, agents_from_metadata
@@ -73,10 +74,20 @@ def contract_facts(contract: EnvContract) -> dict[str, object]:
 
 
 def next_commands(contract: EnvContract, address: str, options: str = "") -> list[str]:
-    """Return commands for an endpoint, with ``options``; ``train`` only for a single agent."""
-    can_train = not agents_from_metadata(contract.metadata.get(MULTI_AGENT))
+    """Return commands for an endpoint, with ``options``; ``train`` only where it works."""
+    can_train = _is_trainable(contract) and not missing_packages()
     commands = ["inspect", "train"] if can_train else ["inspect"]
     return [f"{command} {address}{options}" for command in commands]
+
+
+def training_fact(contract: EnvContract) -> dict[str, str]:
+    """Return the row that says how to install what ``train`` needs, where that is missing."""
+    missing = missing_packages() if _is_trainable(contract) else []
+    return {"to train": f"install {' and '.join(missing)}: {INSTALL}"} if missing else {}
+
+
+def _is_trainable(contract: EnvContract) -> bool:
+    return not agents_from_metadata(contract.metadata.get(MULTI_AGENT))
 
 
 def _bound(values: list[float]) -> object:

@@ -18,6 +18,7 @@ from rlmesh_ray.models.loading import load_policy
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS = ["serve-env", "serve-model", "train", "evaluate", "inspect"]
+TLS_FILES = "^(?:model_)?tls_.*"
 TWO_SCREENS = 80
 TOKEN = "TOKEN_FILE"
 """Stands for a file with a token."""
@@ -113,7 +114,7 @@ def test_a_flag_is_named_like_the_parameter_of_the_same_thing(
     parameters = {name for owner in owners for name in inspect.signature(owner).parameters}
     # One of several values, seconds, a switch that is on by default; files of a token and of TLS.
     forms = [r"\g<0>", r"\g<0>s", r"\g<0>_s"]
-    rules = [*((r".+", form) for form in forms), ("^no_", ""), ("_file$", ""), ("^tls_.*", "tls")]
+    rules = [*((r".+", form) for form in forms), ("^no_", ""), ("_file$", ""), (TLS_FILES, "tls")]
 
     unlike = {
         flag

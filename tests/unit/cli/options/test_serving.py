@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from rlmesh_ray.cli.options.common import parse_env_kwargs
-from rlmesh_ray.cli.options.serving import server_tls
+from rlmesh_ray.cli.options.serving import client_options, server_tls, token_fact
 from rlmesh_ray.errors import ConfigurationError
 
 
@@ -57,3 +57,27 @@ def test_files_that_are_no_certificate_of_a_server_are_named(tmp_path: Path) -> 
 
     with pytest.raises(ConfigurationError, match=r"wrong\.pem"):
         server_tls(wrong, wrong)
+
+
+def test_hints_have_the_options_that_a_server_demands() -> None:
+    token, certificate, client_ca = Path("a token"), Path("own.pem"), Path("ca.pem")
+
+    assert client_options(None, None, None, from_ray=False) == ""
+    assert (
+        client_options(token, certificate, None, from_ray=False)
+        == " --token-file 'a token' --tls-ca own.pem"
+    )
+    assert (
+        client_options(token, certificate, None, from_ray=False, prefix="--model-")
+        == " --model-token-file 'a token' --model-tls-ca own.pem"
+    )
+    assert client_options(None, None, None, from_ray=True) == " --tls-from-ray"
+    mutual = client_options(None, certificate, client_ca, from_ray=False)
+    assert mutual.startswith(" --tls-ca own.pem --tls-cert CERTIFICATE --tls-key KEY  # ")
+    assert "signed by ca.pem" in mutual
+
+
+def test_a_server_says_where_its_token_comes_from() -> None:
+    assert token_fact(None, None) == {}
+    assert token_fact("t", Path("token")) == {"token": "required"}
+    assert token_fact("t", None) == {"token": "required: that of RLMESH_RAY_TOKEN"}

@@ -10,6 +10,7 @@ from rlmesh_ray.cli.views.contract_format import (
     contract_json,
     next_commands,
     space_json,
+    training_fact,
 )
 from rlmesh_ray.protocol.capabilities import MULTI_AGENT
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -70,6 +71,17 @@ def test_a_contract_has_rows_and_json() -> None:
     assert next_commands(contract, "h:1") == ["inspect h:1", "train h:1"]
 
 
+def test_where_ray_is_missing_its_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = DiscreteSpec(2)
+    contract = EnvContract("CartPole-v1", space, space, 8, AutoresetMode.NEXT_STEP)
+    assert training_fact(contract) == {}
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    assert next_commands(contract, "h:1", " --token-file t") == ["inspect h:1 --token-file t"]
+    assert training_fact(contract)["to train"].startswith("install ray and torch: pip install")
+
+
 def test_several_agents_are_shown_with_their_spaces() -> None:
     by_agent = DictSpec((("0", DiscreteSpec(2)), ("1", DiscreteSpec(3))))
     metadata = {MULTI_AGENT: describe_agents(agent_keys((0, 1)))}
@@ -82,3 +94,4 @@ def test_several_agents_are_shown_with_their_spaces() -> None:
     assert facts["agents"] == "0, 1"
     assert facts["observation"] == facts["action"] == "0: Discrete 0…1\n1: Discrete 0…2"
     assert next_commands(contract, "h:1") == ["inspect h:1"]  # train refuses them
+    assert training_fact(contract) == {}
