@@ -1,11 +1,12 @@
 """ClientTls: TLS files of a client."""
 
+import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from rlmesh_ray.auth.pem import client_context, require_known_key
+from rlmesh_ray.auth.pem import client_context, file_path, require_known_key
 from rlmesh_ray.auth.ray_credentials import RayTls, require_ray_tls
 from rlmesh_ray.errors import ConfigurationError
 
@@ -17,11 +18,21 @@ if TYPE_CHECKING:
 class ClientTls:
     """PEM files for a client's TLS."""
 
-    root_ca: Path | None = None
+    root_ca: Path | None
     """Authority of the server's certificate; None: the system's authorities."""
-    certificate: Path | None = None
+    certificate: Path | None
     """The client's certificate, for servers that require one; with ``private_key``."""
-    private_key: Path | None = None
+    private_key: Path | None
+
+    def __init__(
+        self,
+        root_ca: str | os.PathLike[str] | None = None,
+        certificate: str | os.PathLike[str] | None = None,
+        private_key: str | os.PathLike[str] | None = None,
+    ) -> None:
+        files = {"root_ca": root_ca, "certificate": certificate, "private_key": private_key}
+        for name, file in files.items():
+            object.__setattr__(self, name, None if file is None else file_path(name, file))
 
     @classmethod
     def from_ray(cls) -> Self:

@@ -3,6 +3,7 @@
 gRPC reads the files itself, but reports a bad one as an address that cannot be used.
 """
 
+import os
 import ssl
 from pathlib import Path
 
@@ -16,6 +17,19 @@ _KNOWN_KEYS = (
     _ELLIPTIC + bytes.fromhex("06082a8648ce3d030107"),
     _ELLIPTIC + bytes.fromhex("06052b81040022"),
 )
+
+
+def file_path(name: str, value: str | os.PathLike[str]) -> Path:
+    """Return an option that names a file.
+
+    Raises:
+        ConfigurationError: It is neither a str nor a path.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigurationError(
+            f"{name}={value!r:.40} names no file; give its path, as str or Path"
+        )
+    return Path(value)
 
 
 def server_context(

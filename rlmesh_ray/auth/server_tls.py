@@ -1,11 +1,12 @@
 """ServerTls: TLS files of a server."""
 
+import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from rlmesh_ray.auth.pem import require_known_key, server_context
+from rlmesh_ray.auth.pem import file_path, require_known_key, server_context
 from rlmesh_ray.auth.ray_credentials import RayTls, require_ray_tls
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.grpc_setup import grpc
@@ -17,8 +18,19 @@ class ServerTls:
 
     certificate: Path
     private_key: Path
-    client_ca: Path | None = None
+    client_ca: Path | None
     """If given, clients must present a certificate that this authority signed (mutual TLS)."""
+
+    def __init__(
+        self,
+        certificate: str | os.PathLike[str],
+        private_key: str | os.PathLike[str],
+        client_ca: str | os.PathLike[str] | None = None,
+    ) -> None:
+        object.__setattr__(self, "certificate", file_path("certificate", certificate))
+        object.__setattr__(self, "private_key", file_path("private_key", private_key))
+        authority = None if client_ca is None else file_path("client_ca", client_ca)
+        object.__setattr__(self, "client_ca", authority)
 
     @classmethod
     def from_ray(cls) -> Self:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlmesh_ray.auth.pem import file_path
 from rlmesh_ray.auth.ray_credentials import ray_tokens
 from rlmesh_ray.auth.tokens import TokenEntry, TokenRole, bearer_value, parse_tokens
 from rlmesh_ray.errors import ConfigurationError
@@ -49,7 +50,7 @@ class TokenFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         # Absolute, since other processes have other working directories.
-        object.__setattr__(self, "path", Path(path).absolute())
+        object.__setattr__(self, "path", file_path("path", path).absolute())
 
     def read(self) -> tuple[tuple[TokenEntry, ...], FileStamp]:
         """Return the present entries, and the stamp of the file that they were read from.

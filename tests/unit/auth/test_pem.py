@@ -1,0 +1,48 @@
+"""Files of TLS and of tokens, as options name them."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.auth.server_tls import ServerTls
+from rlmesh_ray.auth.token_file import TokenFile
+from rlmesh_ray.errors import ConfigurationError
+
+
+def test_files_may_be_named_by_text() -> None:
+    client = ClientTls("ca.pem", certificate="own.pem", private_key="own.key")
+    server = ServerTls("own.pem", "own.key", client_ca="ca.pem")
+
+    assert client == ClientTls(Path("ca.pem"), Path("own.pem"), Path("own.key"))
+    assert server == ServerTls(Path("own.pem"), Path("own.key"), Path("ca.pem"))
+    assert pickle.loads(pickle.dumps((client, server))) == (client, server)
+    assert ClientTls() == ClientTls(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda wrong: ClientTls(root_ca=wrong), "root_ca"),
+        (lambda wrong: ClientTls("ca.pem", certificate=wrong), "certificate"),
+        (lambda wrong: ServerTls("own.pem", wrong), "private_key"),
+        (lambda wrong: ServerTls("own.pem", "own.key", wrong), "client_ca"),
+        (TokenFile, "path"),
+    ],
+)
+@pytest.mark.parametrize("wrong", [5, b"ca.pem", ["ca.pem"]])
+def test_what_names_no_file_is_refused(
+    make: Callable[[Any], object], name: str, wrong: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{name}=.* names no file; give its path"):
+        make(wrong)
+
+
+def test_a_server_has_both_files() -> None:
+    nothing: Any = None
+
+    with pytest.raises(ConfigurationError, match="certificate=None names no file"):
+        ServerTls(nothing, "own.key")
