@@ -29,7 +29,10 @@ def explain_start_error(error: BaseException) -> str:
     if isinstance(error, ConfigurationError):
         return text
     if isinstance(error, (gymnasium_error.UnregisteredEnv, gymnasium_error.DeprecatedEnv)):
-        return f"{text} (an id that a package registers is written module:Env-v0)"
+        return (
+            f"{text} (write Name-v0 or namespace/Name-v0 for an id, module:Env-v0 for one that a "
+            "package registers, or module:factory for your own code)"
+        )
     if isinstance(error, ModuleNotFoundError):
         return f"{text} (install it for {sys.executable}, or put its folder on PYTHONPATH)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -49,7 +49,7 @@ def test_an_environment_is_measured_under_a_runner(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["NoSuchEnv-v0"], "an id that a package registers is written module:Env-v0"),
+        (["NoSuchEnv-v0"], "module:Env-v0 for one that a package registers"),
         (
             ["no_such_module:make"],
             "or put its folder on PYTHONPATH",

@@ -6,7 +6,7 @@ from rlmesh_ray.errors import ConfigurationError
 
 
 def raised_by_make(env_id: str) -> Exception:
-    with pytest.raises((gymnasium.error.Error, ImportError), match=r"no_such|CartPol") as caught:
+    with pytest.raises((gymnasium.error.Error, ImportError), match=r"no_such|CartPol|thermostat") as caught:
         gymnasium.make(env_id)
     return caught.value
 
@@ -16,6 +16,13 @@ def test_a_misspelt_id_is_explained_with_gymnasium_s_suggestion() -> None:
 
     assert "Did you mean: `CartPole`?" in text
     assert "module:Env-v0" in text
+
+
+def test_a_plain_word_is_explained_with_the_forms_of_names() -> None:
+    text = explain_start_error(raised_by_make("thermostat"))
+
+    assert "namespace/Name-v0" in text
+    assert "module:factory" in text
 
 
 def test_a_missing_module_is_explained_with_what_to_do() -> None:
