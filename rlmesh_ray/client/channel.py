@@ -107,7 +107,7 @@ class ConnectOptions:
         """The metadata of every call.
 
         Raises:
-            ConfigurationError: The token is not valid as metadata.
+            ConfigurationError: The token is not valid as metadata, or its file does not exist.
             EndpointUnreachableError: Its file cannot be used now.
         """
         if self.token is None:
@@ -115,6 +115,8 @@ class ConnectOptions:
         try:
             token = client_token_of(self.token)
         except ConfigurationError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise
             # It may be in the middle of a rotation: a later attempt may succeed.
             reason = f"there is no token to send: {error}"
             raise EndpointUnreachableError(reason, self.address) from error

@@ -6,7 +6,9 @@ from rlmesh_ray.errors import ConfigurationError
 
 
 def raised_by_make(env_id: str) -> Exception:
-    with pytest.raises((gymnasium.error.Error, ImportError), match=r"no_such|CartPol|thermostat") as caught:
+    with pytest.raises(
+        (gymnasium.error.Error, ImportError), match=r"no_such|CartPol|thermostat"
+    ) as caught:
         gymnasium.make(env_id)
     return caught.value
 
