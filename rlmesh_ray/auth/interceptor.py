@@ -14,7 +14,10 @@ from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
 
 _SCHEME = "Bearer "
-_HOW = "--token-file or the variable RLMESH_RAY_TOKEN of rlmesh-ray, token=… in Python"
+_HOW = (
+    "--token-file or the variable RLMESH_RAY_TOKEN of rlmesh-ray; in Python token=… is the token "
+    "itself, and token=TokenFile(PATH) reads it from a file"
+)
 _MISSING = "this {} requires a token, and the call carries none; give it one: " + _HOW
 _UNKNOWN = "this {} requires another token than the call carries; give it the right one: " + _HOW
 _SEVERAL = "this call carries several tokens; send one"

@@ -268,6 +268,7 @@ def test_who_is_turned_away_learns_how_to_give_a_token(token: str | None, words:
 
     assert words in refused.value.message
     assert "RLMESH_RAY_TOKEN" in refused.value.message
+    assert "token=TokenFile(PATH) reads it from a file" in refused.value.message
     assert "the-token" not in str(refused.value)
 
 
