@@ -19,6 +19,11 @@ class AutoresetMode(enum.Enum):
     DISABLED = "Disabled"
     """The lane starts no episode before the next Reset."""
 
+    @property
+    def option(self) -> str:
+        """The mode as options spell it, such as ``next_step``; texts for people do, too."""
+        return self.name.lower()
+
 
 @dataclass(frozen=True, slots=True)
 class EnvContract:
@@ -47,7 +52,7 @@ def require_same_contract(expected: EnvContract, found: EnvContract, address: st
         f"{name} = {other} where {own} is expected"
         for name, own, other in (
             ("num_envs", expected.num_envs, found.num_envs),
-            ("autoreset_mode", expected.autoreset_mode.value, found.autoreset_mode.value),
+            ("autoreset_mode", expected.autoreset_mode.option, found.autoreset_mode.option),
         )
         if own != other
     ]

@@ -66,7 +66,7 @@ def contract_facts(contract: EnvContract) -> dict[str, object]:
         "environment": contract.id,
         **({"agents": ", ".join(map(repr, agents))} if agents else {}),
         "lanes a session": contract.num_envs,
-        "autoreset": contract.autoreset_mode.value,
+        "autoreset": contract.autoreset_mode.option,
         "render mode": contract.render_mode or "none",
         "observation": "\n".join(space_lines(observation)),
         "action": "\n".join(space_lines(contract.action_space)),

@@ -234,8 +234,8 @@ def require_next_step(contract: EnvContract, offered: Collection[str], address: 
     is_uniform = contract.autoreset_mode is AutoresetMode.NEXT_STEP or contract.num_envs == 1
     if not is_uniform and capabilities.PARTIAL_RESET not in offered:
         raise ContractMismatchError(
-            f"{address} serves {contract.id} with autoreset mode {contract.autoreset_mode.value} "
+            f"{address} serves {contract.id} with autoreset mode {contract.autoreset_mode.option} "
             f"over {contract.num_envs} lanes, which RLlib can use only if single lanes can be "
             f"reset, and the endpoint does not offer {capabilities.PARTIAL_RESET}; have it serve "
-            f"{AutoresetMode.NEXT_STEP.value}, or 1 lane"
+            f"{AutoresetMode.NEXT_STEP.option}, or 1 lane"
         )

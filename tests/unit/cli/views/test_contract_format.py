@@ -66,6 +66,7 @@ def test_a_contract_has_rows_and_json() -> None:
     assert contract_json(contract)["num_envs"] == 8
     assert contract_json(contract)["autoreset_mode"] == "NextStep"
     assert contract_json(contract)["render_mode"] is None
+    assert contract_facts(contract)["autoreset"] == "next_step"  # as --autoreset takes it
     assert contract_facts(contract)["action"] == "Discrete 0…1"
     assert "agents" not in contract_facts(contract)
     assert next_commands(contract, "h:1") == ["inspect h:1", "train h:1"]

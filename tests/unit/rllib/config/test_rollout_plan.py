@@ -123,7 +123,7 @@ def test_tokens_do_not_show() -> None:
         ({"num_envs": 5}, "num_envs = 5 where 4 is expected"),
         (
             {"autoreset_mode": AutoresetMode.DISABLED},
-            "autoreset_mode = Disabled where NextStep is expected",
+            "autoreset_mode = disabled where next_step is expected",
         ),
         ({"observation_space": DiscreteSpec(6)}, "observation_space: n 6 where 5 is expected"),
         (
@@ -155,7 +155,7 @@ def test_lanes_that_only_reset_together_are_refused_where_rllib_needs_single_one
 ) -> None:
     contract = dataclasses.replace(CONTRACT, autoreset_mode=mode)
 
-    with pytest.raises(ContractMismatchError, match=f"{mode.value}.*NextStep, or 1 lane"):
+    with pytest.raises(ContractMismatchError, match=f"{mode.option}.*next_step, or 1 lane"):
         require_next_step(contract, (), "127.0.0.1:1")
 
     require_next_step(contract, (capabilities.PARTIAL_RESET,), "127.0.0.1:1")
