@@ -76,17 +76,26 @@ class ConformanceError(RlmeshError):
         path: The leaf's place in the space, such as ``"camera.depth"``; empty at the root.
         reason: What was found and what was expected, as part of a sentence.
         lane: The lane of the value in its batch; None where it is not known.
+        root: Name of the whole value, such as ``"action"``; empty where it is not known.
     """
 
-    def __init__(self, kind: str, path: str, reason: str, lane: int | None = None) -> None:
-        super().__init__(kind, path, reason, lane)
+    def __init__(
+        self, kind: str, path: str, reason: str, lane: int | None = None, root: str = ""
+    ) -> None:
+        super().__init__(kind, path, reason, lane, root)
         self.kind = kind
         self.path = path
         self.reason = reason
         self.lane = lane
+        self.root = root
 
     def __str__(self) -> str:
-        return f"{self.path or 'value'}: {self.reason}"
+        place = ".".join(name for name in (self.root, self.path) if name)
+        return f"{place or 'value'}: {self.reason}"
+
+    def about(self, root: str) -> "ConformanceError":
+        """Return the error with ``root`` as the name of the whole value."""
+        return ConformanceError(self.kind, self.path, self.reason, self.lane, root)
 
 
 class CodecError(RlmeshError):

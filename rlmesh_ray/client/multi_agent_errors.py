@@ -28,8 +28,8 @@ def _listed(values: Iterable[object]) -> str:
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
-def with_agent_names(error: ConformanceError, contract: EnvContract) -> ConformanceError:
-    """Return the error about an action, with the agents whose actions are wanted, if there are any.
+def action_error(error: ConformanceError, contract: EnvContract) -> ConformanceError:
+    """Return the error as one about an action, which names the agents that act, if there are any.
 
     Args:
         error: About an action of a whole lane.
@@ -37,10 +37,10 @@ def with_agent_names(error: ConformanceError, contract: EnvContract) -> Conforma
     """
     agents = agents_notice(contract)
     if not agents:
-        return error
+        return error.about("action")
     keys = _listed(agents_from_metadata(contract.metadata.get(MULTI_AGENT)).values())
     reason = (
         f"{error.reason}; the action of a lane is a dict with an entry for each agent, under the "
         f"keys {keys}: {agents}"
     )
-    return ConformanceError(error.kind, error.path, reason, error.lane)
+    return ConformanceError(error.kind, error.path, reason, error.lane, "action")

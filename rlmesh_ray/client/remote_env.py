@@ -11,7 +11,7 @@ from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_session_client import open_env_session
 from rlmesh_ray.client.fork_guard import NotPicklable
-from rlmesh_ray.client.multi_agent_errors import with_agent_names
+from rlmesh_ray.client.multi_agent_errors import action_error
 from rlmesh_ray.client.png import decode_png
 from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError
@@ -135,7 +135,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         try:
             columns = self._columns(action)
         except ConformanceError as error:
-            raise with_agent_names(error, self.contract) from error.__cause__
+            raise action_error(error, self.contract) from error.__cause__
         result = self._client.step(columns)
         return (
             self._value(result.observation),

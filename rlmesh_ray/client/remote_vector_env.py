@@ -14,7 +14,7 @@ from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_session_client import open_env_session
 from rlmesh_ray.client.fork_guard import NotPicklable
-from rlmesh_ray.client.multi_agent_errors import with_agent_names
+from rlmesh_ray.client.multi_agent_errors import action_error
 from rlmesh_ray.client.png import decode_png, tiles
 from rlmesh_ray.client.step_results import ResetResult
 from rlmesh_ray.dialects.registry import DialectSettings
@@ -254,7 +254,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
             # The endpoint would end the session for it.
             self._action_checker.check(columns)
         except ConformanceError as error:
-            raise with_agent_names(error, self.contract) from error.__cause__
+            raise action_error(error, self.contract) from error.__cause__
         self._is_resetting, self._has_ended = self._has_ended, False
         if self._is_resetting:
             self._pending_step = self._client.send_reset()

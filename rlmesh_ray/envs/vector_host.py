@@ -207,7 +207,7 @@ class VectorHost:
         try:
             found = self._validators[0].check(actions, lanes)
         except ConformanceError as error:
-            return Failure(FailureKind.BAD_ACTION, f"action: {error}")
+            return Failure(FailureKind.BAD_ACTION, str(error.about("action")))
         self._count_step(lanes)
         if lanes:
             infos = self._lanes.step_subset(lanes, actions)
@@ -353,7 +353,7 @@ class VectorHost:
                 failure_place = ", at step 0 of its episode"  # the autoreset began it in this step
             else:
                 failure_place = self._step_of(error.lane)
-        return Failure(FailureKind.BAD_OBSERVATION, f"{side}: {error}{failure_place}")
+        return Failure(FailureKind.BAD_OBSERVATION, f"{error.about(side)}{failure_place}")
 
     def _step_of(self, lane: int) -> str:
         return f", at step {max(self._num_steps - self._began[lane], 0)} of its episode"

@@ -119,7 +119,8 @@ class BatchSchema:
             self._observation_checker.check(columns)
         except ConformanceError as error:
             raise CodecError(
-                f"the observation does not fit {self.contract.id}'s observation space: {error}"
+                f"the observation does not fit {self.contract.id}'s observation space: "
+                f"{error.about('observation')}"
             ) from error
         routes = [RouteRows(part.route_key, part.slots) for part in parts]
         return Rows(unflatten(self.contract.observation_space, columns), routes)
@@ -199,7 +200,8 @@ class BatchSchema:
 
     def _policy_error(self, error: ConformanceError) -> PolicyError:
         return PolicyError(
-            f"the policy's actions do not fit {self.contract.id}'s action space: {error}"
+            f"the policy's actions do not fit {self.contract.id}'s action space: "
+            f"{error.about('action')}"
         )
 
 

@@ -361,12 +361,12 @@ class Judge(gymnasium.Env[Any, Any]):
 BOX = gymnasium.spaces.Box(-1.0, 1.0, (2,))
 # One number, and one inside of a structure; each kind of space is tested with its validation.
 MISTAKES: list[tuple[gymnasium.Space[Any], Any, Any, str]] = [
-    (gymnasium.spaces.Discrete(3), 1, 3, "value: 3 is above 2"),
+    (gymnasium.spaces.Discrete(3), 1, 3, "action: 3 is above 2"),
     (
         gymnasium.spaces.Dict({"arm": BOX, "say": gymnasium.spaces.Text(3)}),
         {"arm": np.zeros(2, np.float32), "say": "far too long"},
         {"arm": np.full(2, np.nan, np.float32), "say": "no"},
-        "arm: is NaN",
+        r"action\.arm: is NaN",
     ),
 ]
 
@@ -390,7 +390,7 @@ def test_an_action_that_the_endpoint_would_refuse_costs_no_session(
 def test_an_action_outside_its_domain_is_named_with_its_lane(remote: RemoteVectorEnv) -> None:
     remote.reset(seed=0)
 
-    with pytest.raises(ConformanceError, match=r"value: 2 is above 1 \(lane 1\)"):
+    with pytest.raises(ConformanceError, match=r"^action: 2 is above 1 \(lane 1\)"):
         remote.step(np.array([0, 2, 0]))
 
     local = cartpoles()

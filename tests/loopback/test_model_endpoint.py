@@ -296,7 +296,7 @@ def test_actions_outside_their_domain_never_leave_the_server(action: int) -> Non
     ):
         model.configure_route(CONTRACT)
 
-        with pytest.raises(RemoteModelError, match=f"action space: value: {action} is") as caught:
+        with pytest.raises(RemoteModelError, match=f"action space: action: {action} is") as caught:
             model.predict(observations(0, 0, 0, 0))
 
         assert (caught.value.code, caught.value.is_recoverable) == ("INTERNAL", True)

@@ -49,6 +49,17 @@ def test_every_error_says_what_happened(kind: type[errors.RlmeshError]) -> None:
     assert str(said) in str(error)
 
 
+def test_a_value_out_of_its_space_is_named_by_its_place() -> None:
+    root = errors.ConformanceError("range", "", "7 is above 2")
+    leaf = errors.ConformanceError("range", "arm.angle", "7 is above 2", 1)
+
+    assert str(root) == "value: 7 is above 2"
+    assert str(leaf) == "arm.angle: 7 is above 2"
+    assert str(root.about("action")) == "action: 7 is above 2"
+    assert str(leaf.about("action")) == "action.arm.angle: 7 is above 2"
+    assert (leaf.about("action").path, leaf.about("action").lane) == ("arm.angle", 1)
+
+
 def test_an_error_names_its_request_where_there_is_one() -> None:
     assert str(errors.RemoteProtocolError("the answer is empty", "7")).endswith(" (request 7)")
     assert str(errors.RemoteProtocolError("the answer is empty")) == "the answer is empty"

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.client.multi_agent_errors import agents_notice, with_agent_names
+from rlmesh_ray.client.multi_agent_errors import action_error, agents_notice
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.capabilities import MULTI_AGENT
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -25,22 +25,22 @@ def contract(*agents: Any) -> EnvContract:
 
 
 def test_the_error_about_an_action_names_the_agents_and_what_can_be_used() -> None:
-    error = with_agent_names(ERROR, contract("a", ("car", 1)))
+    error = action_error(ERROR, contract("a", ("car", 1)))
 
-    assert str(error).startswith("value: has no key 'a'; the action of a lane is a dict")
+    assert str(error).startswith("action: has no key 'a'; the action of a lane is a dict")
     assert "holds several agents ('a', ('car', 1)); use RLlib's multi-agent runner" in str(error)
     assert "with an entry for each agent, under the keys 'a', 'car_1': each lane" in str(error)
     assert (error.kind, error.path, error.lane) == ("structure", "", 1)
 
 
 def test_the_keys_of_agents_that_are_numbers_are_shown_as_strings() -> None:
-    error = with_agent_names(ERROR, contract(0, 1))
+    error = action_error(ERROR, contract(0, 1))
 
     assert "under the keys '0', '1': each lane of Duel holds several agents (0, 1);" in str(error)
 
 
-def test_the_error_of_a_lane_with_one_agent_stays_as_it_is() -> None:
-    assert with_agent_names(ERROR, contract()) is ERROR
+def test_the_error_of_a_lane_with_one_agent_says_that_it_is_about_an_action() -> None:
+    assert str(action_error(ERROR, contract())) == f"action: {ERROR.reason}"
 
 
 @pytest.mark.parametrize(("count", "end"), [(8, "'7');"), (11, "'7' and 3 more);")])

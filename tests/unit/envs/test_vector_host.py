@@ -209,7 +209,7 @@ def test_under_strict_a_reward_that_is_not_finite_is_refused(fault: Fault, text:
 
     assert reply == Failure(
         FailureKind.BAD_OBSERVATION,
-        f"reward: value: {text} is not finite (lane 0), at step 2 of its episode",
+        f"reward: {text} is not finite (lane 0), at step 2 of its episode",
     )
 
 
@@ -291,7 +291,7 @@ def test_a_bad_reward_of_an_agent_is_named_with_agent_and_lane(
         assert warnings[0].text.startswith(f"reward: {expected}")
     else:
         assert isinstance(reply, Failure)
-        assert reply.message == f"reward: value: {expected}, at step 1 of its episode"
+        assert reply.message == f"reward: {expected}, at step 1 of its episode"
 
 
 def test_under_warn_the_log_has_each_kind_and_path_once_in_all_sessions(
@@ -383,7 +383,7 @@ def test_a_bad_observation_is_named_with_lane_leaf_and_step() -> None:
 
     assert replies[2] == Failure(
         FailureKind.BAD_OBSERVATION,
-        "observation: camera: is NaN (lane 1, element (0,)), at step 3 of its episode",
+        "observation.camera: is NaN (lane 1, element (0,)), at step 3 of its episode",
     )
 
 

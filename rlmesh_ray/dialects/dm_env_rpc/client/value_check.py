@@ -85,4 +85,5 @@ class ValueCheck:
             remedy += ", or have it delivered: DmEnvRpcSettings(validation='warn')"
         elif error.path:
             remedy += ", or leave it out: DmEnvRpcSettings(observations=...)"
-        return RemoteEnvError("INTERNAL", f"{self._address} sent {side}: {error}; {remedy}", False)
+        found = error.about(side)
+        return RemoteEnvError("INTERNAL", f"{self._address} sent {found}; {remedy}", False)

@@ -78,9 +78,9 @@ def test_a_session_that_has_reported_everything_needs_no_sum(
 @pytest.mark.parametrize(
     ("at", "reward", "reason"),
     [
-        (2.0, 0.0, r"sent observation: at: 2.0 is above 1.0 \(lane 1"),
-        (0.0, np.nan, r"sent reward: value: nan is not finite \(lane 1\)"),
-        (0.0, -np.inf, r"sent reward: value: -inf is not finite \(lane 1\)"),
+        (2.0, 0.0, r"sent observation\.at: 2.0 is above 1.0 \(lane 1"),
+        (0.0, np.nan, r"sent reward: nan is not finite \(lane 1\)"),
+        (0.0, -np.inf, r"sent reward: -inf is not finite \(lane 1\)"),
     ],
 )
 def test_strict_refuses_them_with_the_remedy(at: float, reward: float, reason: str) -> None:
