@@ -6,6 +6,7 @@ A page is one run in a folder of its own, which has the checkout's ``examples/``
 * The lines of a shell block run one by one. Servers stay up until the page ends.
 * Blocks of other languages whose first line is a comment with a file's name are saved, too.
 * Ports and the hosts of the documentation (192.0.2.x, HOST) become free ports of this machine.
+* The examples in the help of a command are only read, by the command's own parser.
 * ``<!-- skip: next "REASON" -->`` in front of a block says why it cannot run here, and
   ``<!-- skip: next if(fast, "REASON") -->`` why it runs among the slow tests only.
 """
@@ -26,7 +27,9 @@ import pytest
 from sybil import Example, Sybil
 from sybil.example import NotEvaluated
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
+from typer.main import get_group
 
+from rlmesh_ray.cli.main import app
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address
 
@@ -50,6 +53,7 @@ PLACE = re.compile(
 SERVER = re.compile(r"rlmesh-ray (?:serve-env|serve-model|pool|register)\b|node \S+/server\.js")
 LISTENS = re.compile(r":\d{4,5}\b")
 TIMEOUT_S = 280.0
+LINE_OF_A_TERMINAL = 78
 TWO_CPUS = """\
 import ray
 ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -230,3 +234,21 @@ def test_a_block_that_does_not_run_says_why(path: Path) -> None:
 
     reason = r'(?:next|start) (?:"[^"]{8,}"|if\(fast, "[^"]{8,}"\))|end'
     assert [skip for skip in skips if not re.fullmatch(reason, skip)] == []
+
+
+@pytest.mark.parametrize("name", sorted(get_group(app).commands))
+def test_the_examples_in_the_help_of_a_command_are_read_by_its_parser(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in ("token", "pool-token"):
+        (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+    command = get_group(app).commands[name]
+    examples = (command.epilog or "").splitlines()
+
+    assert 1 <= len(examples) <= 3
+    for example in examples:
+        assert len(example) <= LINE_OF_A_TERMINAL
+        program, subcommand, *arguments = shlex.split(example)
+        assert (program, subcommand) == ("rlmesh-ray", name)
+        command.make_context(name, arguments)

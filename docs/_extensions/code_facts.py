@@ -218,6 +218,9 @@ class CommandLine(_Markdown):
 def _command(name: str, command: Any) -> str:
     context = typer.Context(command, info_name=f"rlmesh-ray {name}")
     parts = [f"## {name}\n", f"```console\n$ {command.get_usage(context)[7:]}\n```\n", command.help]
+    if command.epilog:
+        examples = "\n".join(f"$ {line}" for line in command.epilog.splitlines())
+        parts.append(f"\n```console\n{examples}\n```")
     groups: dict[str, list[Any]] = {}
     for param in command.get_params(context):
         is_argument = param.param_type_name == "argument"

@@ -76,16 +76,36 @@ def _show_choices(param: Any, choices: list[str]) -> None:
 
 
 app = typer.Typer(cls=ReadableCommandGroup, pretty_exceptions_enable=False)
-app.command("serve-env", cls=ReadableCommand)(serve_env)
-app.command("serve-model", cls=ReadableCommand)(serve_model)
-app.command("pool", cls=ReadableCommand)(pool)
-app.command("register", cls=ReadableCommand)(register)
-app.command("train", cls=ReadableCommand)(train)
-app.command("evaluate", cls=ReadableCommand)(evaluate)
-app.command("inspect", cls=ReadableCommand)(inspect)
-app.command("status", cls=ReadableCommand)(status)
-app.command("check", cls=ReadableCommand)(check)
-app.command("bench", cls=ReadableCommand)(bench)
+for command, examples in (
+    (
+        serve_env,
+        (
+            "CartPole-v1 --num-envs 8 --address 127.0.0.1:5555",
+            "my_env:make --address 0.0.0.0:5555 --token-file token",
+        ),
+    ),
+    (
+        serve_model,
+        ("runs/demo/checkpoint --address 127.0.0.1:5556", "my_policy:make --token-file token"),
+    ),
+    (pool, ("games --address 0.0.0.0:7070 --token-file pool-token",)),
+    (register, ("games@HEAD:7070 HOST:5555 --pool-token-file pool-token",)),
+    (train, ("CartPole-v1 --stop-return 150", "127.0.0.1:5555 --algo DQN --set lr=1e-4")),
+    (
+        evaluate,
+        (
+            "--env CartPole-v1 --model runs/demo/checkpoint",
+            "--env HOST:5555 --model HOST:5556 --episodes 100 --seed 0",
+        ),
+    ),
+    (inspect, ("127.0.0.1:5555", "127.0.0.1:5555 --sessions")),
+    (status, ("--watch", "--json")),
+    (check, ("127.0.0.1:5555", "127.0.0.1:5556 --env CartPole-v1")),
+    (bench, ("CartPole-v1 --num-envs 8",)),
+):
+    name = command.__name__.replace("_", "-")
+    lines = [f"rlmesh-ray {name} {example}" for example in examples]
+    app.command(name, cls=ReadableCommand, epilog="\n".join(lines))(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -33,7 +33,7 @@ RegisterOption = Annotated[
         "--register",
         metavar="POOL@HOST:PORT",
         rich_help_panel=POOL,
-        help="Pool to register with: its name and its registrar's address.",
+        help="Name of the pool, and its registrar's address.",
     ),
 ]
 PoolTokenOption = Annotated[

@@ -54,7 +54,7 @@ AddressToListen = Annotated[
         "--address",
         metavar="HOST:PORT",
         rich_help_panel=SERVING,
-        help="HOST:PORT to listen on (port 0: a free one), or unix:PATH.",
+        help="Where to listen (port 0: a free one) or unix:PATH.",
     ),
 ]
 TlsClientAuthority = Annotated[
@@ -70,7 +70,7 @@ NoTokenFlag = Annotated[
     typer.Option(
         "--no-token",
         rich_help_panel=SECURITY,
-        help="Serve without a token where other machines can connect: every client may use it.",
+        help="Serve without a token, also to clients on other machines.",
     ),
 ]
 IdleTimeout = Annotated[
