@@ -166,7 +166,7 @@ def main() -> int:
     riddles = sum(len(RIDDLE_WORDS.findall(module.text)) for module in modules)
     limits = (
         Limit("modules", len(modules), 463),
-        Limit("lines", lines.total(), 68_980),
+        Limit("lines", lines.total(), 69_000),
         Limit("public class names in several modules", len(again), 0),
         Limit("words such as whoever, somebody, nobody", riddles, 5),
         Limit("modules under 40 lines with one importer", len(small), 2),

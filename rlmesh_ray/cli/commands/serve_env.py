@@ -44,6 +44,7 @@ from rlmesh_ray.cli.options.serving import (
     Transport,
     TransportOption,
     client_options,
+    client_scheme,
     dialect_option,
     server_tls,
     token_fact,
@@ -233,7 +234,10 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
         )
         protection = token_fact(token, token_file) if entry is None else {"token": "required"}
         options = client_options(token_file, tls_cert, tls_client_ca, from_ray=tls_from_ray)
-        _serve(context.obj, server, allow_call or [], entry, protection, log_format, options)
+        scheme = client_scheme(dialect)
+        _serve(
+            context.obj, server, allow_call or [], entry, protection, log_format, options, scheme
+        )
 
 
 def _serve(  # noqa: PLR0913  # what the operator has chosen
@@ -244,6 +248,7 @@ def _serve(  # noqa: PLR0913  # what the operator has chosen
     protection: dict[str, str],
     log_format: LogFormat,
     options: str,
+    scheme: str,
 ) -> None:
     from rlmesh_ray.cli.serve_loop import serve
     from rlmesh_ray.cli.views.contract_format import (
@@ -278,7 +283,7 @@ def _serve(  # noqa: PLR0913  # what the operator has chosen
                 **training,
                 "stop with": "Ctrl-C",
             },
-            next_commands(contract, server.address, options) if entry is None else [],
+            next_commands(contract, f"{scheme}{server.address}", options) if entry is None else [],
         )
         if attending is not None:
             attending.register()

@@ -17,7 +17,7 @@ from rlmesh_ray.cli.options.common import (
     require_alone,
     shown_options,
 )
-from rlmesh_ray.dialects.registry import enabled_dialects
+from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
@@ -145,7 +145,7 @@ def dialect_option(names: Sequence[str], show_default: str) -> Any:
 
     def checked(dialect: list[str] | None) -> list[str] | None:
         try:
-            enabled_dialects(dialect or None, names)
+            registry.enabled_dialects(dialect or None, names)
         except ConfigurationError as error:
             raise typer.BadParameter(str(error)) from error
         return dialect or None
@@ -185,6 +185,13 @@ def client_options(
     if client_ca is None:
         return own
     return f"{own} --tls-cert CERTIFICATE --tls-key KEY  # a client's, signed by {client_ca}"
+
+
+def client_scheme(dialects: Sequence[str] | None) -> str:
+    """Return what begins the address of a server with these dialects (``--dialect``), for hints."""
+    if not dialects or set(dialects) & set(registry.model_dialects()):
+        return ""
+    return next(each.client_scheme for each in registry.DIALECTS if each.name in dialects)
 
 
 def token_fact(token: object, token_file: Path | None) -> dict[str, str]:

@@ -6,7 +6,12 @@ import pytest
 import typer
 
 from rlmesh_ray.cli.options.common import parse_env_kwargs
-from rlmesh_ray.cli.options.serving import client_options, server_tls, token_fact
+from rlmesh_ray.cli.options.serving import (
+    client_options,
+    client_scheme,
+    server_tls,
+    token_fact,
+)
 from rlmesh_ray.errors import ConfigurationError
 
 
@@ -75,6 +80,12 @@ def test_hints_have_the_options_that_a_server_demands() -> None:
     mutual = client_options(None, certificate, client_ca, from_ray=False)
     assert mutual.startswith(" --tls-ca own.pem --tls-cert CERTIFICATE --tls-key KEY  # ")
     assert "signed by ca.pem" in mutual
+
+
+def test_hints_have_the_scheme_of_a_dialect_that_is_served_alone() -> None:
+    assert client_scheme(None) == ""
+    assert client_scheme(["rlmesh-wire-v1", "dm_env_rpc.v1"]) == ""
+    assert client_scheme(["dm_env_rpc.v1"]) == "dm_env_rpc://"
 
 
 def test_a_server_says_where_its_token_comes_from() -> None:
