@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rlmesh_ray.auth.client_tls import ClientTls, ClientTlsSource, resolve_client_tls
-from rlmesh_ray.auth.token_file import TokenSource, client_token_of
+from rlmesh_ray.auth.token_file import TokenFile, TokenSource, client_token_of
 from rlmesh_ray.auth.tokens import bearer_value
 from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import (
@@ -32,6 +32,9 @@ from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 __all__ = ["ClientTls", "ConnectOptions", "Metadata", "handshake_errors_at", "translate_grpc_error"]
 
 Metadata = tuple[tuple[str, str], ...]
+
+_READ_BEFORE: set[TokenFile] = set()
+"""Token files that this process has read: one that is missing now is perhaps being replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ class ConnectOptions:
         """The metadata of every call.
 
         Raises:
-            ConfigurationError: The token is not valid as metadata, or its file does not exist.
+            ConfigurationError: The token is not valid as metadata, or its file has never existed.
             EndpointUnreachableError: Its file cannot be used now.
         """
         if self.token is None:
@@ -115,11 +118,13 @@ class ConnectOptions:
         try:
             token = client_token_of(self.token)
         except ConfigurationError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
+            if isinstance(error.__cause__, FileNotFoundError) and self.token not in _READ_BEFORE:
                 raise
             # It may be in the middle of a rotation: a later attempt may succeed.
             reason = f"there is no token to send: {error}"
             raise EndpointUnreachableError(reason, self.address) from error
+        if isinstance(self.token, TokenFile):
+            _READ_BEFORE.add(self.token)
         return ((AUTHORIZATION_METADATA_KEY, bearer_value(token)),)
 
     def call(self, channel: grpc.Channel, path: str, data: bytes) -> bytes:

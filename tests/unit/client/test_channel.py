@@ -33,3 +33,16 @@ def test_a_missing_authority_is_a_wrong_option(tmp_path: Path) -> None:
         connect_options.open()
 
     assert exit_code(caught.value) == 2
+
+
+def test_a_token_file_that_was_read_before_may_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    path.write_text("secret\n")
+    connect_options = ConnectOptions("127.0.0.1:1", TokenFile(path))
+    _ = connect_options.metadata
+
+    path.unlink()
+
+    with pytest.raises(EndpointUnreachableError, match="no token to send"):
+        _ = connect_options.metadata
