@@ -6,7 +6,7 @@
             * ListenError: a server cannot listen there (in use, not this machine's)
         * UnsupportedSpaceError: a space (or value kind) that the contract cannot express
         * ContractMismatchError: two contracts differ in width, spaces or autoreset mode
-        * MissingPackageError: a package that it needs is not installed
+        * MissingPackageError (an ImportError, too): a package that it needs is not installed
     * ConformanceError: a value does not conform to its space
     * CodecError: bytes that do not decode
     * ProtocolError: a message violates the rules of the session
@@ -34,6 +34,9 @@ in ``args`` and survives pickling.
 """
 
 from typing import Any
+
+INSTALL_RLLIB = "pip install '.[rllib]' in a checkout of rlmesh-ray"
+"""How to install Ray and torch: the remedy of a ``MissingPackageError``."""
 
 
 class RlmeshError(Exception):
@@ -64,8 +67,8 @@ class ContractMismatchError(ConfigurationError):
     """Two contracts differ in width, spaces or autoreset mode."""
 
 
-class MissingPackageError(ConfigurationError):
-    """A package that an argument or option needs is not installed."""
+class MissingPackageError(ConfigurationError, ImportError):
+    """A package that a module, an argument or an option needs is not installed."""
 
 
 class ConformanceError(RlmeshError):

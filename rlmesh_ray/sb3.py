@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.client.sb3_autoreset import require_same_step, same_step
-from rlmesh_ray.errors import ConfigurationError, RemoteEnvError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError, RemoteEnvError
 from rlmesh_ray.spaces.batch import stack, unflatten
 from rlmesh_ray.spaces.vector_infos import lane_info
 
 try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices
 except ImportError as error:
-    raise ImportError(
+    raise MissingPackageError(
         f"rlmesh_ray.sb3 needs Stable-Baselines3, which cannot be imported ({error}): "
         "pip install stable-baselines3"
     ) from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlmesh_ray.errors import ConfigurationError, MissingPackageError, PolicyError
+from rlmesh_ray.errors import INSTALL_RLLIB, ConfigurationError, MissingPackageError, PolicyError
 from rlmesh_ray.models.policy import Policy, PolicyTraits, Rows
 from rlmesh_ray.models.torch.exported_programs import KINDS, load_program
 from rlmesh_ray.spaces.contract import EnvContract
@@ -189,8 +189,7 @@ def _from_folder(folder: Path, explore: bool, options: _Options) -> Policy:
         from rlmesh_ray.models.rllib.checkpoint_policy import RllibPolicy
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            f"{folder} needs RLlib, and {error.name} is not installed: "
-            "pip install '.[rllib]' in a checkout of rlmesh-ray"
+            f"{folder} needs RLlib, and {error.name} is not installed: {INSTALL_RLLIB}"
         ) from error
     return RllibPolicy(
         folder.resolve(),

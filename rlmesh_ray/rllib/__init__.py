@@ -3,9 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from rlmesh_ray.rllib.config.configure import configure
-from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner, RLMeshMultiAgentEnvRunner
-from rlmesh_ray.rllib.weights.publisher import WeightPublisher, publish_weights
+from rlmesh_ray.errors import INSTALL_RLLIB, MissingPackageError
+
+try:
+    from rlmesh_ray.rllib.config.configure import configure
+    from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner, RLMeshMultiAgentEnvRunner
+    from rlmesh_ray.rllib.weights.publisher import WeightPublisher, publish_weights
+except ModuleNotFoundError as error:
+    raise MissingPackageError(
+        f"rlmesh_ray.rllib needs RLlib, and {error.name} is not installed: {INSTALL_RLLIB}"
+    ) from error
 
 if TYPE_CHECKING:
     from rlmesh_ray.dialects.rllink.runner.configure import configure_rllink

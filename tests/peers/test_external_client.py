@@ -73,6 +73,17 @@ def test_it_hosts_and_drives_environments_and_policies_by_itself() -> None:
     assert run(str(PYTHON), "-c", SCRIPT).strip() == "[]"
 
 
+@pytest.mark.parametrize("package", ["rlmesh_ray.rllib", "rlmesh_ray.actors"])
+def test_a_package_that_needs_ray_says_what_to_install(package: str) -> None:
+    script = f"try:\n    import {package}\nexcept ImportError as e:\n    print(type(e).__name__, e)"
+
+    assert run(str(PYTHON), "-c", script).strip() in {
+        f"MissingPackageError {package} needs {name}, and ray is not installed: "
+        "pip install '.[rllib]' in a checkout of rlmesh-ray"
+        for name in ("Ray", "RLlib")
+    }
+
+
 def test_training_says_what_to_install() -> None:
     done = subprocess.run(
         [str(COMMAND), "train", "CartPole-v1"],

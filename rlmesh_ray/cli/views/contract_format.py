@@ -2,7 +2,8 @@
 
 import math
 
-from rlmesh_ray.cli.local_ray import INSTALL, missing_packages
+from rlmesh_ray.cli.local_ray import missing_packages
+from rlmesh_ray.errors import INSTALL_RLLIB
 from rlmesh_ray.protocol.capabilities import MULTI_AGENT
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.multi_agent import OBSERVATIONS, agents_from_metadata
@@ -83,7 +84,7 @@ def next_commands(contract: EnvContract, address: str, options: str = "") -> lis
 def training_fact(contract: EnvContract) -> dict[str, str]:
     """Return the row that says how to install what ``train`` needs, where that is missing."""
     missing = missing_packages() if _is_trainable(contract) else []
-    return {"to train": f"install {' and '.join(missing)}: {INSTALL}"} if missing else {}
+    return {"to train": f"install {' and '.join(missing)}: {INSTALL_RLLIB}"} if missing else {}
 
 
 def _is_trainable(contract: EnvContract) -> bool:
