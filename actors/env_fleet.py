@@ -87,7 +87,7 @@ class EnvFleet:
     Raises:
         ConfigurationError: ``num_endpoints`` is less than 1, ``start_timeout_s`` is no finite
             number of seconds, ``addresses`` or ``actor_options`` are not one for each,
-            ``placement`` names no node, or ``env`` cannot be pickled.
+            ``placement`` names no node, or ``env`` names no environment or cannot be pickled.
         EnvStartError: The environment could not be created, or the ``runtime_env`` not set up.
         CapacityError: The cluster did not place all endpoints in time.
     """
@@ -118,6 +118,7 @@ class EnvFleet:
         require_resources(actor_options, is_per_endpoint=True, num_cpus=num_cpus, num_gpus=num_gpus)
         callable_names = checked_names(allow_calls)
         self._addresses = checked_addresses(addresses, num_endpoints, "endpoint")
+        serialized = SerializedEnv.of(env, env_kwargs)
         if not ray.is_initialized():
             ray.init()
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
@@ -131,7 +132,6 @@ class EnvFleet:
         self._endpoint_ids: tuple[str, ...] = ()
         # Another thread may scale the fleet while a training runs.
         self._scaling = threading.Lock()
-        serialized = SerializedEnv.of(env, env_kwargs)
         shared_registry()
         settings = {
             "num_envs": num_envs,

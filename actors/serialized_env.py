@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import cloudpickle
 
-from rlmesh_ray.envs.env_source import EnvLike
+from rlmesh_ray.envs.env_source import EnvLike, require_env_name
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
 
 
@@ -24,8 +24,10 @@ class SerializedEnv:
         """Serialize an environment.
 
         Raises:
-            ConfigurationError: The environment cannot be pickled.
+            ConfigurationError: The environment cannot be pickled, or a text cannot name one.
         """
+        if isinstance(env, str):
+            require_env_name(env)
         try:
             return cls(cloudpickle.dumps((env, env_kwargs)))
         except Exception as error:  # the operator's own code may raise anything

@@ -17,8 +17,9 @@ from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.multi_agent import MultiAgentEnv, MultiAgentLane, is_multi_agent
 from rlmesh_ray.envs.truncate_on_bad_value import TruncateOnBadValue
 from rlmesh_ray.envs.vector_adapter import autoreset_mode, id_of
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.options import as_int
+from rlmesh_ray.protocol.address import looks_like_host
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.validation import ValidationMode
 
@@ -104,7 +105,7 @@ def make_source(
         raise ConfigurationError(f"num_envs is {num_envs}; an environment has at least one lane")
     kwargs = _keywords(env_kwargs)
     if isinstance(env, str):
-        _check_name(env)
+        require_env_name(env)
         return EnvSource(_pickle(_FromId(env, kwargs), env), num_envs, None, env, autoresets)
     if isinstance(env, (gymnasium.Env, VectorEnv)) or is_multi_agent(env):
         if isinstance(env, VectorEnv):
@@ -130,8 +131,18 @@ def _keywords(env_kwargs: object) -> dict[str, Any]:
     return dict(env_kwargs)
 
 
-def _check_name(name: str) -> None:
-    """Require the form of an environment's name; whether it exists is found out later."""
+def require_env_name(name: str) -> None:
+    """Require the form of an environment's name; whether it exists is found out later.
+
+    Raises:
+        AddressError: It is a host without a port, and no registered id.
+        ConfigurationError: It is neither a Gymnasium id nor ``module:factory``.
+    """
+    if looks_like_host(name) and all(name != spec.name for spec in gymnasium.registry.values()):
+        raise AddressError(
+            f"{name!r} is an address without a port, and no registered environment; for a running "
+            f"endpoint write HOST:PORT (such as {name}:50051), for own code module:factory"
+        )
     module, colon, rest = name.partition(":")
     is_named = bool(rest) and ":" not in rest and not module.endswith(".py")
     if not name or (colon and not (is_named and _MODULE.fullmatch(module))):

@@ -5,12 +5,15 @@ of a dialect, such as ``dm_env_rpc://``, names the dialect to use there.
 """
 
 import ipaddress
+import re
 from dataclasses import dataclass
 
 from rlmesh_ray.dialects.registry import client_schemes, runner_dialect
 from rlmesh_ray.errors import AddressError
 
 _SCHEMES = ("rlmesh://", "tcp://")
+_DOMAIN_NAME = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+", re.IGNORECASE)
+_ENV_VERSION = re.compile(r"-v\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,25 @@ def looks_like_address(text: str) -> bool:
     return bool(host) and port.isdigit()
 
 
+def looks_like_host(text: str) -> bool:
+    """Tell whether ``text`` may be a host without a port: an IP address or a domain name.
+
+    An environment's id without a version, or the name of a file, may look the same. A name without
+    a dot is a host only if it is ``localhost``.
+    """
+    is_domain_name = _DOMAIN_NAME.fullmatch(text) and not _ENV_VERSION.search(text)
+    is_ip = _is_ip(text.removeprefix("[").removesuffix("]"))
+    return text == "localhost" or is_ip or bool(is_domain_name)
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def _schemes() -> tuple[str, ...]:
     return (*_SCHEMES, *client_schemes())
 
@@ -80,7 +102,8 @@ def parse_address(text: str) -> Address:
         return Address("", 0, path)
     host, _, port = bare.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or "/" in host or not (port.isascii() and port.isdigit()):
+    is_host = host and "/" not in host and (":" not in host or _is_ip(host))
+    if not is_host or not (port.isascii() and port.isdigit()):
         raise AddressError(f"{text!r} is not an address; {_forms()}")
     if int(port) > 65535:
         raise AddressError(f"port {port} in {text!r} is above 65535")

@@ -36,7 +36,7 @@ from rlmesh_ray.cli.options.hyperparameter_args import parse_settings, read_sett
 from rlmesh_ray.cli.signals import INTERRUPTED, interrupts_noted
 from rlmesh_ray.cli.views.training_view import StopCriteria, format_duration
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.protocol.address import looks_like_address
+from rlmesh_ray.protocol.address import looks_like_address, parse_address
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -263,6 +263,7 @@ def _run(console: Console, job: _TrainOptions) -> int:
     from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
 
     require_rllib("train")
+    _require_env_or_address(job.env)
     from rlmesh_ray.cli.log_setup import quiet_rllib
     from rlmesh_ray.cli.views.training_view import TrainingView
     from rlmesh_ray.models.torch.threads import limit_torch_threads
@@ -300,6 +301,20 @@ def _run(console: Console, job: _TrainOptions) -> int:
         learning_curve(history, curve, title=title, goal=job.goal.stop_return)
         _show_result(console, job, history[-1], curve, is_interrupted=is_interrupted())
     return INTERRUPTED if is_interrupted() else 0
+
+
+def _require_env_or_address(env: str) -> None:
+    """Refuse what can be neither, before Ray is started.
+
+    Raises:
+        ConfigurationError: It is neither an environment's name nor an address.
+    """
+    from rlmesh_ray.envs.env_source import require_env_name
+
+    if looks_like_address(env):
+        parse_address(env)
+    else:
+        require_env_name(env)
 
 
 def _report_interrupt() -> None:

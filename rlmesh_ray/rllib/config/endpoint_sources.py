@@ -10,6 +10,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.pool import EnvPool, tokens_of
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
+from rlmesh_ray.actors.serialized_env import SerializedEnv
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.client.env_session_client import probe_endpoint
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
@@ -124,6 +125,7 @@ def _new_fleet(
     request: FleetRequest,
     runner_spec: RunnerSpec,
 ) -> EndpointSet:
+    SerializedEnv.of(env, request.env_kwargs)  # raises here, before Ray is started
     num_endpoints = (
         runner_spec.num_runners if request.num_endpoints is None else request.num_endpoints
     )

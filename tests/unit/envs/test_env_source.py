@@ -4,11 +4,12 @@ from typing import Any
 
 import gymnasium
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlmesh_ray.envs.env_source import EnvSource, build, make_source
 from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
 
 BOX = SPACES["box"]
@@ -204,6 +205,20 @@ def test_what_cannot_name_an_environment_is_refused_with_the_forms_that_can(name
     assert str(refused.value).startswith(
         f"{name!r} names no environment; write module:factory, without folder and without .py, or "
     )
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "sim.example.com"])
+def test_a_host_without_a_port_is_refused_as_such(name: str) -> None:
+    with pytest.raises(AddressError, match=r"is an address without a port, .* write HOST:PORT"):
+        make_source(name)
+
+
+@pytest.mark.parametrize("env_id", ["sim.example", "sim.example-v3"])
+def test_a_registered_id_may_look_like_a_host(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = EnvSpec(env_id, entry_point="examples:make")
+    monkeypatch.setitem(gymnasium.registry, env_id, spec)
+
+    assert make_source("sim.example").description == "sim.example"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
 from rlmesh_ray.errors import AddressError
-from rlmesh_ray.protocol.address import Address, looks_like_address, parse_address
+from rlmesh_ray.protocol.address import Address, looks_like_address, looks_like_host, parse_address
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,8 @@ def test_addresses_are_understood_and_written_back(text: str, address: Address) 
         "tcp://",
         "tcp://h",
         "http://h:1",
+        "::1",
+        "fe80::1",
         "rlmesh://tcp://h:1",
     ],
 )
@@ -85,3 +87,23 @@ def test_only_loopback_and_unix_sockets_are_local(text: str, is_local: bool) -> 
 )
 def test_addresses_are_distinguished_from_ids_and_paths(text: str, is_address: bool) -> None:
     assert looks_like_address(text) is is_address
+
+
+@pytest.mark.parametrize(
+    ("text", "is_host"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("Lab-7.example.com", True),
+        ("CartPole-v1", False),
+        ("my.env-v0", False),
+        ("ns/my.env", False),
+        ("my_package.my_env", False),
+        ("my.module:factory", False),
+        ("127.0.0.1:5", False),
+    ],
+)
+def test_hosts_without_a_port_are_distinguished_from_ids(text: str, is_host: bool) -> None:
+    assert looks_like_host(text) is is_host
