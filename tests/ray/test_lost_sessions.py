@@ -93,7 +93,11 @@ def test_a_session_that_is_lost_looks_its_endpoint_up_before_it_dials(
     chunks = runner.sample(num_timesteps=8)
 
     assert_unbroken(chunks)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]  # of the loss alone
+    lost, regained = caplog.records  # no attempt fails
+    assert "a new session is opened in 0 s" in lost.getMessage()
+    address = fleet.board.addresses[0]
+    assert f"lane 0: a new session is open at {address}" in regained.getMessage()
+    assert lost.levelname == regained.levelname == "WARNING"
     runner.stop()
 
 

@@ -162,6 +162,11 @@ class SessionAssignments:
         assignment = self._assignments.get(number)
         return (assignment.endpoint_id or assignment.address) if assignment else ""
 
+    def address_of(self, number: int) -> str:
+        """Return the address of the endpoint of a session; empty: it has no assignment."""
+        assignment = self._assignments.get(number)
+        return assignment.address if assignment else ""
+
     def release(self) -> None:
         """Release all assignments. Neither waits nor raises."""
         with self._lock:

@@ -84,6 +84,21 @@ class SessionRecovery:
         state.shared_data = {}
         slot.reopen(delay_s)
 
+    def note_reopened(self, state: SlotState) -> None:
+        """Log that a slot has sessions again, at the level at which their loss is logged.
+
+        Nothing is logged for sessions that were moved.
+        """
+        if not state.slot.retry.num_failures:
+            return
+        addresses = {self._runner._assignments.address_of(each) for each in state.sessions}
+        _LOG.warning(
+            "worker %s, %s: a new session is open at %s, and sampling goes on",
+            self._runner.worker_index,
+            _lanes_of(state.slot),
+            ", ".join(sorted(addresses)),
+        )
+
     # --- steps that cannot be used ----------------------------------------------------------
 
     def count_discarded(self, state: SlotState, discarded: Mapping[int, str]) -> None:

@@ -228,6 +228,8 @@ class SlotRunner(EnvRunner):
             self._recovery.reopen(state, result.error)
             return
         slot.phase = SlotPhase.IDLE
+        if phase is SlotPhase.OPENING:
+            self._recovery.note_reopened(state)
         if phase is not SlotPhase.STEPPING:
             self._path.add_resets(state, result.batch)
             return
