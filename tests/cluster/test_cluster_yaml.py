@@ -1,6 +1,7 @@
 """cluster.yaml is what `ray up` takes, by Ray's validator, and kuberay.yaml fits the project."""
 
 import tomllib
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,17 @@ from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.ray
 
-PROJECT = Path(__file__).parents[2]
-TEXT = (PROJECT / "cluster.yaml").read_text()
-
-
-def prepared(config: dict[str, Any]) -> dict[str, Any]:
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    config = prepare_config(config)
-    validate_config(config)
-    return dict(config)
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CLUSTER = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+KUBERAY = yaml.safe_load((ROOT / "kuberay.yaml").read_text())
 
 
 def test_the_cluster_of_own_machines_has_all_workers_that_are_listed() -> None:
-    config = prepared(yaml.safe_load(TEXT))
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config: dict[str, Any] = prepare_config(deepcopy(CLUSTER))
+    validate_config(config)
 
     (node_type,) = config["available_node_types"].values()
     assert (
@@ -31,62 +29,33 @@ def test_the_cluster_of_own_machines_has_all_workers_that_are_listed() -> None:
     )
 
 
-def test_the_cloud_variant_is_valid_without_its_comment_signs() -> None:
-    commented = TEXT[TEXT.index("# provider:") :].splitlines()
-    variant = yaml.safe_load("\n".join(line.removeprefix("# ") for line in commented))
-
-    assert prepared({**yaml.safe_load(TEXT), **variant})["max_workers"] == 8
-
-
 def test_all_that_the_build_needs_is_mounted() -> None:
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
-    mounts = yaml.safe_load(TEXT)["file_mounts"]
-    sources = {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]}
-    sources |= set(project["tool"]["setuptools"]["package-dir"].values())
-    named = {project["project"]["readme"], *project["project"]["license-files"]}
+    mounts = CLUSTER["file_mounts"]
+    setuptools, project = PYPROJECT["tool"]["setuptools"], PYPROJECT["project"]
+    sources = {name.partition(".")[0] for name in setuptools["packages"]}
+    sources |= set(setuptools["package-dir"].values())
+    named = {project["readme"], *project["license-files"]}
 
     assert sources | named | {"pyproject.toml", "constraints.txt"} == set(mounts.values())
     assert all(target == f"~/rlmesh-ray/{source}" for target, source in mounts.items())
 
 
-def test_the_cluster_on_kubernetes_runs_a_ray_that_the_project_takes() -> None:
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+def test_the_cluster_on_kubernetes_runs_a_ray_that_the_project_takes_with_a_token() -> None:
     (ray,) = (
         requirement
-        for requirement in map(Requirement, project["project"]["optional-dependencies"]["rllib"])
+        for requirement in map(Requirement, PYPROJECT["project"]["optional-dependencies"]["rllib"])
         if requirement.name == "ray"
     )
-    text = (PROJECT / "kuberay.yaml").read_text()
-    spec = yaml.safe_load(text)["spec"]
 
-    assert ray.specifier.contains(spec["rayVersion"])
-    assert f"rayproject/ray:{spec['rayVersion']}-" in text
-    assert spec["authOptions"] == {"mode": "token"}
-    for source in yaml.safe_load(TEXT)["file_mounts"].values():
-        assert f" {source} " in text  # the image has what the machines get
+    assert ray.specifier.contains(KUBERAY["spec"]["rayVersion"])
+    assert KUBERAY["spec"]["authOptions"] == {"mode": "token"}
 
 
-def test_the_gateway_on_kubernetes_is_reached_by_its_service_and_reads_its_own_token_file() -> None:
-    text = (PROJECT / "kuberay.yaml").read_text()
-    cluster = yaml.safe_load(text)
-    pod, service = (
-        yaml.safe_load("\n".join(line.removeprefix("# ") for line in block.splitlines()))
-        for block in text[text.index("# spec:") :].split("#\n")
-    )
-    (head,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
-    (init,), (container,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
-    command = text[text.index("serve_behind_one_address.py") :].splitlines()[1]
-    _, _, address, _, token_file = command.split()
-    (mount,), (port,) = container["volumeMounts"], service["spec"]["ports"]
+def test_the_pods_on_kubernetes_share_an_image_and_get_what_they_are_limited_to() -> None:
+    spec = KUBERAY["spec"]
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    containers = [each for group in groups for each in group["template"]["spec"]["containers"]]
 
-    assert (container["name"], init["image"]) == (head["name"], head["image"])
-    assert [each["name"] for each in init["volumeMounts"]] == [
-        volume["name"] for volume in pod["spec"]["volumes"]
-    ]
-    # The example gets the copy, in the folder that both containers have.
-    assert mount in init["volumeMounts"]
-    assert token_file == init["command"][-1]
-    assert Path(token_file).parent == Path(mount["mountPath"])
-    assert service["spec"]["selector"]["ray.io/cluster"] == cluster["metadata"]["name"]
-    assert address == f"0.0.0.0:{port['port']}"
-    assert " examples " in text  # the image has it
+    assert len({container["image"] for container in containers}) == 1
+    for container in containers:
+        assert container["resources"]["limits"] == container["resources"]["requests"]
