@@ -66,7 +66,8 @@ class RunnerClient:
 
     def failures(self) -> list[str]:
         """Return the names of the metrics that count what has broken, not what has moved."""
-        return [name for name in _FAILURES if name in self._runner.get_metrics()]
+        metrics = self._runner.get_metrics()
+        return [name for name in _FAILURES if metrics[name].peek()]
 
     def close(self) -> None:
         """Stop the runner."""

@@ -8,6 +8,7 @@ import pytest
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
+from rlmesh_ray.rllib.runner.session_recovery import LIFETIME_SUMS
 from rlmesh_ray.rllib.runner.truncation import INTERRUPTED_KEY
 from tests.ray.lost_endpoints import Fleet
 from tests.ray.multi_agent_worlds import Climb
@@ -32,6 +33,16 @@ def observed(chunks: list[MultiAgentEpisode], agent: str) -> list[float]:
             assert not seen or own[0] == seen[-1]
             seen = seen[:-1] + own
     return seen
+
+
+def test_metrics_of_failures_are_0_before_the_first_one(fleets: Callable[..., Fleet]) -> None:
+    runner = runner_of(fleets(Climb))
+
+    for _ in range(2):  # as in two iterations
+        runner.sample(num_timesteps=4)
+        metrics = runner.get_metrics()
+        assert [metrics[name].peek() for name in LIFETIME_SUMS] == [0, 0, 0]
+    runner.stop()
 
 
 def test_a_loss_costs_no_agent_a_transition_that_has_arrived(

@@ -20,6 +20,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rlmesh_ray.actors import EnvFleet
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
+from rlmesh_ray.rllib.runner.session_recovery import LIFETIME_SUMS
 from rlmesh_ray.rllib.runner.truncation import INTERRUPTED_KEY
 from tests.loopback.eventually import eventually
 from tests.loopback.test_cli import started
@@ -78,6 +79,21 @@ def test_an_interrupted_episode_is_returned_as_truncated_with_the_cause(
     assert metrics["num_episodes"].peek() == 0
     assert metrics["num_env_steps_sampled"].peek() == 35
     assert metrics["num_env_step_failures"].peek() == 1
+    runner.stop()
+
+
+@pytest.mark.parametrize("path", ["fast", "per item"])
+def test_metrics_of_failures_are_0_before_the_first_one(
+    fleets: Callable[..., Fleet], path: str
+) -> None:
+    runner = fleets(Stairs).runner()
+    if path == "per item":
+        runner.config.callbacks_on_episode_step = lambda **_kwargs: None
+
+    for _ in range(2):  # as in two iterations
+        runner.sample(num_timesteps=4)
+        metrics = runner.get_metrics()
+        assert [metrics[name].peek() for name in LIFETIME_SUMS] == [0, 0, 0]
     runner.stop()
 
 

@@ -120,4 +120,6 @@ def test_runners_of_their_own_sample_from_a_fleet_and_evaluate() -> None:
 
     assert config.env_runner_cls is RLMeshMultiAgentEnvRunner
     assert result["env_runners"]["num_env_steps_sampled"] >= 512
+    assert result["env_runners"]["num_env_step_failures"] == 0
+    assert result["env_runners"]["num_episodes_interrupted_lifetime"] == 0
     assert np.isfinite(result["evaluation"]["env_runners"]["episode_return_mean"])

@@ -28,6 +28,12 @@ NUM_EPISODES_INTERRUPTED_LIFETIME = "num_episodes_interrupted_lifetime"
 """Metric: episodes that a failure has truncated."""
 NUM_SESSIONS_MOVED_LIFETIME = "num_sessions_moved"
 """Metric: sessions that were moved to another endpoint at the registry's request."""
+LIFETIME_SUMS = (
+    NUM_ENV_STEP_FAILURES_LIFETIME,
+    NUM_EPISODES_INTERRUPTED_LIFETIME,
+    NUM_SESSIONS_MOVED_LIFETIME,
+)
+"""The metrics that this module counts."""
 
 
 class SessionRecovery:

@@ -17,7 +17,7 @@ from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
 from rlmesh_ray.rllib.runner.sample_budget import SampleBudget, SampleCall
 from rlmesh_ray.rllib.runner.sampling_path import PerItemPath, SamplingPath
-from rlmesh_ray.rllib.runner.session_recovery import SessionRecovery
+from rlmesh_ray.rllib.runner.session_recovery import LIFETIME_SUMS, SessionRecovery
 from rlmesh_ray.rllib.runner.session_setup import (
     announce_environment,
     assignments_for,
@@ -75,6 +75,8 @@ class SlotRunner(EnvRunner):
         self._path: SamplingPath = type(self).path_class(self)
         self._recovery = SessionRecovery(self)
         super().__init__(config=config, **kwargs)
+        for name in LIFETIME_SUMS:  # so that results have a 0 before the first failure
+            self.metrics.log_value(name, 0, reduce="lifetime_sum")
 
     def make_env(self) -> None:
         """Open this runner's sessions.
