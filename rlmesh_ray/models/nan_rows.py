@@ -1,4 +1,7 @@
-"""NaN in a module's output: the rows that have it are refused, the other rows are answered."""
+"""NaN in a module's output: requests with such rows are refused, the other requests are answered.
+
+A request is refused as a whole: also the states of its other rows' lanes stay as they were.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError, PolicyError
+from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.spaces.batch import Column, Leaf, leaves, unflatten
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
@@ -41,6 +45,22 @@ def nan_rows(outputs: Iterable[torch.Tensor]) -> IsNan | None:
     return found
 
 
+def refused_rows(is_nan: IsNan, rows: Rows) -> IsNan:
+    """Return the rows of all requests that have a row with NaN.
+
+    Args:
+        is_nan: Whether a row has NaN, ``(N,) bool``.
+        rows: The N rows.
+    """
+    is_refused = is_nan.copy()
+    first = 0
+    for route in rows.routes:
+        own = is_refused[first : first + len(route.slots)]
+        own[:] = own.any()
+        first += len(route.slots)
+    return is_refused
+
+
 def zeroed(output: torch.Tensor, is_nan: IsNan) -> torch.Tensor:
     """Return a copy with zeros in these rows; integers, which cannot be NaN, stay."""
     if not output.is_floating_point():
@@ -52,7 +72,7 @@ def zeroed(output: torch.Tensor, is_nan: IsNan) -> torch.Tensor:
 def refusable(spec: SpaceSpec, actions: object, is_nan: IsNan) -> object:
     """Return the actions with values outside the action space in the rows that have NaN.
 
-    The server's check of actions refuses those rows, and no others.
+    The server's check of actions refuses the requests with those rows, and no others.
 
     Args:
         spec: The action space.

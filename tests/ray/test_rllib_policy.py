@@ -427,7 +427,7 @@ def test_weights_that_are_nan_do_not_act_until_there_are_others(
 
 @pytest.mark.parametrize("buckets", [[], pytest.param([2], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["discrete", "recurrent", "looking back"])
-def test_a_row_that_makes_nan_is_refused_alone_and_disturbs_no_memory(
+def test_a_request_that_makes_nan_is_refused_alone_and_disturbs_no_memory(
     trained: Callable[[str], Trained], name: str, buckets: list[int]
 ) -> None:
     run = trained(name)
@@ -438,23 +438,23 @@ def test_a_row_that_makes_nan_is_refused_alone_and_disturbs_no_memory(
     for number, now in enumerate(first_steps(run)):
         events = list(now)
         if number % 2:
-            # The last lane's client sends something, and repeats its step with sound numbers.
+            # A client of two lanes sends something, and repeats its request with sound numbers.
             bad = Event(np.full_like(now[2].observation, np.inf), now[2].action)
-            actions = act(policy, run.contract, [*events[:2], bad], [2, 1])
+            actions = act(policy, run.contract, [*events[:2], bad], [1, 2])
             assert [action in space for action in actions] == [True, True, False]
-            last = act_alone(policy, run.contract, events[2])
+            last = act_on_request(policy, run.contract, events[1:])
         else:
-            actions = act(policy, run.contract, events, [2, 1])
-            last = actions[2]
-        expected = act(undisturbed, run.contract, events, [2, 1])
-        assert np.allclose([*actions[:2], last], expected, atol=1e-5)
+            actions = act(policy, run.contract, events, [1, 2])
+            last = actions[1:]
+        expected = act(undisturbed, run.contract, events, [1, 2])
+        assert np.allclose([actions[0], *last], expected, atol=1e-5)
 
 
-def act_alone(policy: Policy, contract: EnvContract, event: Event) -> Any:
-    """The action of the only lane of the second route."""
-    observations = read_only(event.observation[None])
-    rows = Rows(observations, [RouteRows("route 1", [slot(2, event)])])
-    return np.asarray(policy.predict(contract, rows))[0]
+def act_on_request(policy: Policy, contract: EnvContract, events: list[Event]) -> Any:
+    """The actions of the second route's lanes, from 1 on."""
+    observations = read_only(np.stack([event.observation for event in events]))
+    slots = [slot(lane, event) for lane, event in enumerate(events, start=1)]
+    return policy.predict(contract, Rows(observations, [RouteRows("route 1", slots)]))
 
 
 def test_clients_of_an_exploring_recurrent_policy_do_not_fail_for_one_s_infinity(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rlmesh_ray.errors import PolicyError
-from rlmesh_ray.models.nan_rows import IsNan, nan_rows
+from rlmesh_ray.models.nan_rows import IsNan, nan_rows, refused_rows
 from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
 from rlmesh_ray.models.recurrent.state_tensors import StateTable
@@ -101,7 +101,7 @@ class RecurrentTorchPolicy(TorchPolicy):
                 is_refused[part.rows] = is_nan[: part.num_rows]
             changes.append((part, index, self._table.kept(after, part)))
         if is_refused.any():
-            _spread(is_refused, rows)
+            is_refused = refused_rows(is_refused, rows)
         # Only now: if a part fails, the states of all parts must stay unchanged.
         for part, index, states in changes:
             self._keep(index, states, is_refused[part.rows])
@@ -134,12 +134,3 @@ class RecurrentTorchPolicy(TorchPolicy):
                 f"{type(returned).__name__}"
             )
         return returned
-
-
-def _spread(is_refused: IsNan, rows: Rows) -> None:
-    """Mark all rows of each request that has a refused row: it is answered as a whole."""
-    first = 0
-    for route in rows.routes:
-        own = is_refused[first : first + len(route.slots)]
-        own[:] = own.any()
-        first += len(route.slots)

@@ -134,8 +134,9 @@ class RllibPolicy:
     def predict(self, contract: EnvContract, rows: Rows) -> object:
         """Choose actions, unsquashed and clipped as the checkpoint's pipeline does it.
 
-        A row for which the module's output has NaN in it gets an action outside its space, which
-        the server's check refuses for this row alone; the state of its lane is unchanged.
+        A row for which the module's output has NaN in it gets an action outside its space: the
+        server's check refuses its request, and no other. The states of the request's lanes are
+        unchanged.
 
         Raises:
             PolicyError: A lane occurs twice, a connector or the module raised, or all rows have

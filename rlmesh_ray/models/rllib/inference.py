@@ -17,7 +17,7 @@ from rlmesh_ray.models.fast_path.array_connectors import (
     ArrayConnectors,
     connector_types,
 )
-from rlmesh_ray.models.nan_rows import IsNan, nan_rows, zeroed
+from rlmesh_ray.models.nan_rows import IsNan, nan_rows, refused_rows, zeroed
 from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
 from rlmesh_ray.models.rllib.checkpoint import CheckpointParts
@@ -41,8 +41,8 @@ class InferenceResult(NamedTuple):
     actions: object
     """A batch, one for each row."""
     is_nan: IsNan | None
-    """Rows for which the module's output was NaN: their actions are invalid, and the states of
-    their lanes unchanged. None: there are no such rows."""
+    """Rows for which the module's output was NaN: their actions are invalid, and the states of all
+    lanes of their requests unchanged. None: there are no such rows."""
 
 
 class RllibInference(Protocol):
@@ -177,7 +177,7 @@ class EpisodeInference:
         """
         lanes = self._lanes.of(rows)
         try:
-            return self._act(lanes, unbatch(rows.observations))
+            return self._act(lanes, rows)
         except Exception:
             for lane in lanes:
                 lane.undo()
@@ -187,7 +187,8 @@ class EpisodeInference:
         """See ``RllibInference``."""
         self._lanes.forget(route_key, env_index)
 
-    def _act(self, lanes: Sequence[_LaneEpisode], observations: list[Any]) -> InferenceResult:
+    def _act(self, lanes: Sequence[_LaneEpisode], rows: Rows) -> InferenceResult:
+        observations = unbatch(rows.observations)
         for lane, observation in zip(lanes, observations, strict=True):
             lane.advance(observation)
         outputs, is_nan = self._outputs([lane.episode for lane in lanes], observations)
@@ -197,7 +198,7 @@ class EpisodeInference:
             (action, {key: column[row] for key, column in outputs.items()})
             for row, action in enumerate(unbatch(actions))
         ]
-        is_lost = np.zeros(len(lanes), np.bool_) if is_nan is None else is_nan
+        is_lost = np.zeros(len(lanes), np.bool_) if is_nan is None else refused_rows(is_nan, rows)
         # The state of a lane is stored after all calls that can fail, for all lanes.
         for lane, of_lane, is_undone in list(zip(lanes, of_lanes, is_lost, strict=True)):
             if is_undone:

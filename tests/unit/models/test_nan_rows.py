@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from rlmesh_ray.errors import ConformanceError, PolicyError
-from rlmesh_ray.models.nan_rows import nan_rows, refusable, zeroed
+from rlmesh_ray.models.nan_rows import nan_rows, refusable, refused_rows, zeroed
+from rlmesh_ray.models.policy import RouteRows, Rows
+from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import leaves
 from rlmesh_ray.spaces.columns import split
 from rlmesh_ray.spaces.spec import (
@@ -46,6 +48,16 @@ def test_zeros_take_the_place_of_whole_rows() -> None:
 
     assert copied.tolist() == [[[0.0, 0.0]], [[2.0, 3.0]]]
     assert output[0, 0, 0] == 1.0
+
+
+def test_all_rows_of_a_request_with_nan_are_refused() -> None:
+    slots = [PredictSlot(lane, "", 0, reset=False) for lane in range(2)]
+    routes = [RouteRows("one", slots[:1]), RouteRows("bad", slots), RouteRows("other", slots)]
+    is_nan = np.array([False, True, False, False, False])
+
+    refused = refused_rows(is_nan, Rows(np.zeros(5), routes))
+
+    assert refused.tolist() == [False, True, True, False, False]
 
 
 @pytest.mark.parametrize(

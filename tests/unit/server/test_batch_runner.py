@@ -146,10 +146,10 @@ def test_a_policy_that_may_not_be_asked_again_is_not() -> None:
     assert len(policy.seen) == 1
 
 
-def test_actions_that_are_in_no_space_fail_whose_they_are() -> None:
-    results = answers(Doubling(is_repeatable=False), [part(1), part(6)])
+def test_actions_that_are_in_no_space_fail_their_whole_request_and_no_other() -> None:
+    results = answers(Doubling(is_repeatable=False), [part(1), part(6, 2), part(3)])
 
-    assert floats(results) == [[2], PolicyError]
+    assert floats(results) == [[2], PolicyError, [6]]
 
 
 def test_a_wrong_number_of_actions_fails_all_parts() -> None:
