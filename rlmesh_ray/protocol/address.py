@@ -12,8 +12,8 @@ from rlmesh_ray.dialects.registry import client_schemes, runner_dialect
 from rlmesh_ray.errors import AddressError
 
 _SCHEMES = ("rlmesh://", "tcp://")
-_DOMAIN_NAME = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+", re.IGNORECASE)
-_ENV_VERSION = re.compile(r"-v\d+$")
+# Not with the version of an environment's id at its end.
+_DOMAIN_NAME = re.compile(r"(?!.*-v\d+$)[a-z0-9-]+(\.[a-z0-9-]+)+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,8 @@ class Address:
     @property
     def is_local(self) -> bool:
         """Whether it can be reached from this machine only."""
-        if self.path or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        ip = ip_of(self.host)
+        return bool(self.path) or self.host == "localhost" or (ip is not None and ip.is_loopback)
 
     def __str__(self) -> str:
         if self.path:
@@ -57,17 +53,16 @@ def looks_like_host(text: str) -> bool:
     An environment's id without a version, or the name of a file, may look the same. A name without
     a dot is a host only if it is ``localhost``.
     """
-    is_domain_name = _DOMAIN_NAME.fullmatch(text) and not _ENV_VERSION.search(text)
-    is_ip = _is_ip(text.removeprefix("[").removesuffix("]"))
-    return text == "localhost" or is_ip or bool(is_domain_name)
+    is_ip = ip_of(text.removeprefix("[").removesuffix("]")) is not None
+    return is_ip or text == "localhost" or _DOMAIN_NAME.fullmatch(text) is not None
 
 
-def _is_ip(host: str) -> bool:
+def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that ``host`` is; None: it is a name."""
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _schemes() -> tuple[str, ...]:
@@ -102,7 +97,7 @@ def parse_address(text: str) -> Address:
         return Address("", 0, path)
     host, _, port = bare.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    is_host = host and "/" not in host and (":" not in host or _is_ip(host))
+    is_host = host and "/" not in host and (":" not in host or ip_of(host))
     if not is_host or not (port.isascii() and port.isdigit()):
         raise AddressError(f"{text!r} is not an address; {_forms()}")
     if int(port) > 65535:

@@ -8,14 +8,13 @@ The tokens of a pool are in ``auth/pool_tokens.py``.
 """
 
 import enum
-import ipaddress
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.protocol.address import Address
+from rlmesh_ray.protocol.address import Address, ip_of
 
 MAX_ENDPOINTS = 1024
 """Most endpoints of a pool."""
@@ -108,7 +107,7 @@ def peer_host(peer: str) -> str:
     if kind not in ("ipv4", "ipv6"):
         return ""
     host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
-    ip = _ip(host)
+    ip = ip_of(host)
     # A dual-stack socket reports an IPv4 peer as a mapped address.
     mapped = getattr(ip, "ipv4_mapped", None)
     return "" if ip is None else str(mapped or ip)
@@ -224,19 +223,12 @@ def _invalid(message: str) -> RegistrationRefused:
 
 
 def _is_host(host: str) -> bool:
-    if _ip(host) is not None:
+    if ip_of(host) is not None:
         # The zone of an IPv6 address may be any text, and means nothing on other machines.
         return "%" not in host
     return _HOST.fullmatch(host) is not None and host.lower() not in _NO_HOSTS
 
 
 def _is_unspecified(host: str) -> bool:
-    ip = _ip(host)
+    ip = ip_of(host)
     return ip is not None and ip.is_unspecified
-
-
-def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None

@@ -1,6 +1,5 @@
 """Where an endpoint may listen, and what it asks of those who come: a token, TLS."""
 
-import ipaddress
 import logging
 
 from rlmesh_ray.auth.server_tls import ServerTls, TlsSource, resolve_server_tls
@@ -8,7 +7,7 @@ from rlmesh_ray.auth.token_file import TokenSource, TokenStore
 from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.options import require_flag
-from rlmesh_ray.protocol.address import Address, parse_address
+from rlmesh_ray.protocol.address import Address, ip_of, parse_address
 
 __all__ = [
     "ServerTls",
@@ -98,7 +97,5 @@ def warn_without_token(address: Address) -> None:
 
 def is_wildcard(address: Address) -> bool:
     """Tell whether ``address`` means every interface of this machine."""
-    try:
-        return not address.path and ipaddress.ip_address(address.host).is_unspecified
-    except ValueError:
-        return False
+    ip = ip_of(address.host)
+    return ip is not None and ip.is_unspecified

@@ -263,15 +263,17 @@ def _run(console: Console, job: _TrainOptions) -> int:
     from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
 
     require_rllib("train")
-    _require_env_or_address(job.env)
     from rlmesh_ray.cli.log_setup import quiet_rllib
     from rlmesh_ray.cli.views.training_view import TrainingView
+    from rlmesh_ray.envs.env_source import require_env_name
     from rlmesh_ray.models.torch.threads import limit_torch_threads
     from rlmesh_ray.rllib.config.hyperparameters import set_hyperparameters
     from rlmesh_ray.rllib.config.presets import algorithm_config
     from rlmesh_ray.rllib.training import learning_curve
     from rlmesh_ray.rllib.training import train as run
 
+    # Before Ray starts.
+    (parse_address if looks_like_address(job.env) else require_env_name)(job.env)
     limit_torch_threads(1)  # as train() does
     config = algorithm_config(job.algo)
     quiet_rllib(config)
@@ -301,20 +303,6 @@ def _run(console: Console, job: _TrainOptions) -> int:
         learning_curve(history, curve, title=title, goal=job.goal.stop_return)
         _show_result(console, job, history[-1], curve, is_interrupted=is_interrupted())
     return INTERRUPTED if is_interrupted() else 0
-
-
-def _require_env_or_address(env: str) -> None:
-    """Refuse what can be neither, before Ray is started.
-
-    Raises:
-        ConfigurationError: It is neither an environment's name nor an address.
-    """
-    from rlmesh_ray.envs.env_source import require_env_name
-
-    if looks_like_address(env):
-        parse_address(env)
-    else:
-        require_env_name(env)
 
 
 def _report_interrupt() -> None:
