@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
@@ -69,7 +70,9 @@ def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
     message = pb.JoinResponse(request_id=response.request_id)
     match response:
         case ResetDone():
-            infos = encode_meta(response.infos, tag_arrays=tag_arrays, budget=_budget(response))
+            infos = encode_meta(
+                response.infos, tag_arrays=tag_arrays, budget=infos_budget(response)
+            )
             message.reset.observation.bytes.data = response.observation
             message.reset.infos.CopyFrom(infos)
             message.reset.episode_ids.extend(response.episode_ids)
@@ -121,14 +124,15 @@ _REQUESTS: dict[str, Callable[[pb.JoinRequest], EnvRequest]] = {
 def _extras(response: StepDone, tag_arrays: bool) -> bytes:
     if not (response.infos or response.completed_episodes):
         return b""
-    body, budget = pb.StepResponse(), _budget(response)
+    body, budget = pb.StepResponse(), infos_budget(response)
     if response.infos:
         body.infos.CopyFrom(encode_meta(response.infos, tag_arrays=tag_arrays, budget=budget))
     body.completed_episodes.extend(_episodes(response.completed_episodes, tag_arrays, budget))
     return body.SerializeToString()
 
 
-def _budget(response: ResetDone | StepDone) -> MetaBudget:
+def infos_budget(response: ResetDone | StepDone) -> MetaBudget:
+    """Return how much the infos of a response may take."""
     return MetaBudget(2 * len(response.observation) + MAX_BYTES)
 
 
@@ -244,7 +248,7 @@ def _step_done(message: pb.JoinResponse) -> StepDone:
         terminated=as_flags(body.terminated_mask),
         truncated=as_flags(body.truncated_mask),
         infos=decode_meta(body.infos),
-        completed_episodes=_records(body.completed_episodes),
+        completed_episodes=records_from_proto(body.completed_episodes),
         episode_ids=tuple(body.episode_ids),
     )
 
@@ -254,11 +258,13 @@ def _rendered(message: pb.JoinResponse) -> Rendered:
     return Rendered(message.request_id, body.png_frame if body.HasField("png_frame") else None)
 
 
-def _closed(message: pb.JoinResponse) -> Closed:
-    return Closed(message.request_id, _records(message.close.final_episodes))
+def closed_from_proto(message: Any) -> Closed:
+    """Return the answer to Close in a message, of this wire or of one with the same fields."""
+    return Closed(message.request_id, records_from_proto(message.close.final_episodes))
 
 
-def _failed(message: pb.JoinResponse) -> EnvFailed:
+def failed_from_proto(message: Any) -> EnvFailed:
+    """Return the error in a message, of this wire or of one with the same fields."""
     body = message.error
     return EnvFailed(
         message.request_id,
@@ -266,7 +272,7 @@ def _failed(message: pb.JoinResponse) -> EnvFailed:
         message=body.message,
         is_recoverable=body.is_recoverable,
         debug_info=body.debug_info,
-        interrupted_episodes=_records(body.interrupted_episodes),
+        interrupted_episodes=records_from_proto(body.interrupted_episodes),
     )
 
 
@@ -274,12 +280,13 @@ _RESPONSES: dict[str, Callable[[pb.JoinResponse], EnvResponse]] = {
     "reset": _reset_done,
     "step": _step_done,
     "render": _rendered,
-    "close": _closed,
-    "error": _failed,
+    "close": closed_from_proto,
+    "error": failed_from_proto,
 }
 
 
-def _records(messages: Iterable[pb.EpisodeMetadata]) -> tuple[EpisodeRecord, ...]:
+def records_from_proto(messages: Iterable[Any]) -> tuple[EpisodeRecord, ...]:
+    """Return the records in messages. Raises CodecError if an array in an info is malformed."""
     return tuple(
         EpisodeRecord(
             episode_id=message.episode_id,

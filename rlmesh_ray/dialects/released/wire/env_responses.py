@@ -10,7 +10,6 @@ from rlmesh_ray.dialects.released.wire.timings import with_numbers
 from rlmesh_ray.protocol.messages import (
     Closed,
     Configured,
-    EnvErrorCode,
     EnvFailed,
     EnvResponse,
     EnvTimings,
@@ -22,8 +21,14 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire.envelope import read_response
 from rlmesh_ray.wire.protobuf import as_utf8, field, varint
+from rlmesh_ray.wire.rlmesh_v1.env import (
+    closed_from_proto,
+    failed_from_proto,
+    infos_budget,
+    records_from_proto,
+)
 from rlmesh_ray.wire.rlmesh_v1.fast_step_codec import as_flags
-from rlmesh_ray.wire.rlmesh_v1.meta import MAX_BYTES, MetaBudget, decode_meta, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.meta import MetaBudget, decode_meta, encode_meta
 
 
 def records_to_proto(
@@ -52,25 +57,6 @@ def records_to_proto(
         )
         for record in records
     ]
-
-
-def records_from_proto(messages: Iterable[pb.EpisodeMetadata]) -> tuple[EpisodeRecord, ...]:
-    """Return the records in ``messages``. Raises CodecError if an array in an info is malformed."""
-    return tuple(
-        EpisodeRecord(
-            episode_id=message.episode_id,
-            env_index=message.env_index,
-            step_count=message.step_count,
-            cumulative_reward=message.cumulative_reward,
-            terminated=message.terminated,
-            truncated=message.truncated,
-            start_timestamp_ns=message.start_timestamp_ns,
-            end_timestamp_ns=message.end_timestamp_ns,
-            seed=message.seed if message.HasField("seed") else None,
-            final_info=decode_meta(message.final_info),
-        )
-        for message in messages
-    )
 
 
 def pack_response(response: EnvResponse, *, tag_arrays: bool = False) -> bytes:
@@ -138,7 +124,7 @@ def _pack_observed(tag: bytes, response: ResetDone | StepDone, rest: bytes) -> b
 def _reset_rest(response: ResetDone, tag_arrays: bool) -> bytes:
     body = pb.ResetResponse()
     if response.infos:
-        budget = _budget(response)
+        budget = infos_budget(response)
         body.infos.CopyFrom(encode_meta(response.infos, tag_arrays=tag_arrays, budget=budget))
     return body.SerializeToString()
 
@@ -151,17 +137,13 @@ def _step_rest(response: StepDone, tag_arrays: bool) -> bytes:
         env_indices=response.env_indices,
     )
     if response.infos or response.completed_episodes:
-        budget = _budget(response)
+        budget = infos_budget(response)
         if response.infos:
             body.infos.CopyFrom(encode_meta(response.infos, tag_arrays=tag_arrays, budget=budget))
         body.completed_episodes.extend(
             records_to_proto(response.completed_episodes, tag_arrays=tag_arrays, budget=budget)
         )
     return body.SerializeToString()
-
-
-def _budget(response: ResetDone | StepDone) -> MetaBudget:
-    return MetaBudget(2 * len(response.observation) + MAX_BYTES)
 
 
 def _fill_error(body: pb.EnvError, response: EnvFailed, tag_arrays: bool) -> None:
@@ -209,33 +191,11 @@ def _rendered(message: pb.JoinResponse) -> Rendered:
     return Rendered(message.request_id, body.frame if body.HasField("frame") else None)
 
 
-def _closed(message: pb.JoinResponse) -> Closed:
-    return Closed(message.request_id, records_from_proto(message.close.final_episodes))
-
-
-def _failed(message: pb.JoinResponse) -> EnvFailed:
-    body = message.error
-    return EnvFailed(
-        message.request_id,
-        code=_error_code(body.code),
-        message=body.message,
-        is_recoverable=body.is_recoverable,
-        debug_info=body.debug_info,
-        interrupted_episodes=records_from_proto(body.interrupted_episodes),
-    )
-
-
 _RESPONSES: dict[str, Callable[[pb.JoinResponse], EnvResponse]] = {
     "reset": _reset_done,
     "step": _step_done,
     "render": _rendered,
-    "close": _closed,
+    "close": closed_from_proto,
     "configure": lambda message: Configured(message.request_id),
-    "error": _failed,
+    "error": failed_from_proto,
 }
-
-
-def _error_code(number: int) -> EnvErrorCode:
-    # Another implementation may know codes that this one does not.
-    is_known = number in {code.value for code in EnvErrorCode}
-    return EnvErrorCode(number) if is_known else EnvErrorCode.UNSPECIFIED
