@@ -209,10 +209,20 @@ def test_a_wait_for_descriptors_looks_only_with_spin(clock: Clock, spin: bool) -
 
     for _ in range(20):
         poll.wait_readable(reader)
+    os.read(reader, 1)
+    clock.each_s = 1e-5
+    num_looks = 0
+
+    def note() -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return False
+
+    assert poll.wait_readable(reader, timeout_s=1e-3, meanwhile=note) == []
 
     os.close(reader)
     os.close(writer)
-    assert (poll._spin.spin_s > 0.0) == spin
+    assert (num_looks > 1) == spin
 
 
 def test_a_setting_of_spin_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,8 @@ def test_an_endpoint_that_retires_during_a_move_leaves_no_actor_behind(
         await asyncio.sleep(0)
         goes_on.set()
         await moving
-        await asyncio.gather(*fleet.manager._draining)
+        draining = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*draining)
 
         assert fleet.alive == [False, False]
 

@@ -130,20 +130,19 @@ def test_none_as_the_reward_of_an_agent_is_an_error_and_a_missing_one_is_0() -> 
 
 
 def test_only_those_act_who_were_observed_last_and_have_not_ended() -> None:
-    lane = MultiAgentLane(
-        Duel(
-            step_of({"a": POINT.low, "b": 4}),
-            step_of({"a": POINT.low, "b": 4}, terminated={"a": True}),
-            step_of({}),
-            step_of({"b": 4}),
-        )
+    duel = Duel(
+        step_of({"a": POINT.low, "b": 4}),
+        step_of({"a": POINT.low, "b": 4}, terminated={"a": True}),
+        step_of({}),
+        step_of({"b": 4}),
     )
+    lane = MultiAgentLane(duel)
     lane.reset()
 
     for _ in range(4):
         lane.step(ACTION)
 
-    assert lane._env.actions == [{"a": 1}, {"a": 1, "b": 2}, {"b": 2}, {}]
+    assert duel.actions == [{"a": 1}, {"a": 1, "b": 2}, {"b": 2}, {}]
 
 
 @pytest.mark.parametrize(

@@ -182,12 +182,13 @@ def test_idle_lanes_run_no_episode() -> None:
 
 
 def test_a_stopped_source_ends_the_loop() -> None:
-    episodes = MemoryEpisodes(Schedule(range(1)), 0, [])
+    finished: list[EpisodeResult] = []
+    episodes = MemoryEpisodes(Schedule(range(1)), 0, finished)
     episodes.is_stopped = True
 
     drive(MemoryEnv(1), episodes, 4)
 
-    assert not episodes._finished
+    assert not finished
 
 
 def test_an_error_of_the_environment_is_raised() -> None:

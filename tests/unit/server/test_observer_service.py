@@ -11,6 +11,7 @@ import pytest
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.env_session import RenderOutcome
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.server.log_context import logged_as
 from rlmesh_ray.server.observer_service import MAX_A_SECOND, ObserverService, TokenBucket
 from rlmesh_ray.server.session_scheduler import SessionScheduler
 from rlmesh_ray.wire import observe_v1 as wire
@@ -71,8 +72,9 @@ class Endpoint:
         executor: Any = self.executor
         handler: Any = SimpleNamespace(executor=executor)
         self.turns = SessionScheduler(executor)
-        self.end = self.service.open("peer", "dialect", handler, self.turns)
-        (self.name,) = self.service._open
+        self.name = "session"
+        with logged_as("endpoint", self.name):
+            self.end = self.service.open("peer", "dialect", handler, self.turns)
 
     async def render(self, lane: int = 0, name: str = "") -> bytes:
         context: Any = Context()

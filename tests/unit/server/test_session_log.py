@@ -81,5 +81,4 @@ def test_endlessly_many_kinds_of_failures_take_no_endless_memory(
     for line in range(5000):
         log.note(raised("ValueError: boom", line))
 
-    assert len(log._counts) <= 1001
-    assert len(caplog.records) <= 1005
+    assert len(caplog.records) <= 1005, "a kind that is counted is logged once at least"

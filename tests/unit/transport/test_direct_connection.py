@@ -26,6 +26,8 @@ class Ends:
     """A direct connection and the end of a worker."""
 
     direct: DirectConnection
+    client: EventfdSocket
+    """The direct connection's own."""
     worker: EventfdSocket
     client_eventfd: int
 
@@ -50,9 +52,10 @@ def _ends() -> Iterator[Ends]:
     os.close(descriptor)
     ours, theirs = socket.socketpair()
     ours_eventfd, theirs_eventfd = (os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2))
-    direct = DirectConnection(EventfdSocket(ours, ours_eventfd, theirs_eventfd), buffers, contract)
+    client = EventfdSocket(ours, ours_eventfd, theirs_eventfd)
+    direct = DirectConnection(client, buffers, contract)
     worker = EventfdSocket(theirs, os.dup(theirs_eventfd), os.dup(ours_eventfd))
-    yield Ends(direct, worker, ours_eventfd)
+    yield Ends(direct, client, worker, ours_eventfd)
     direct.close()
     worker.close()
 
@@ -67,17 +70,17 @@ def test_a_bell_without_an_answer_is_not_taken_for_one(ends: Ends) -> None:
 
 def answer_at_the_next_hush(ends: Ends, answer: bytes, *, before: bool) -> None:
     """Have the worker answer just before, or after, the client takes notice of its eventfd."""
-    clear = ends.direct._worker.clear
+    clear = ends.client.clear
 
     def hush_and_answer() -> None:
-        ends.direct._worker.clear = clear  # type: ignore[method-assign]
+        ends.client.clear = clear  # type: ignore[method-assign]
         if before:
             ends.worker.send(answer)
         clear()
         if not before:
             ends.worker.send(answer)
 
-    ends.direct._worker.clear = hush_and_answer  # type: ignore[method-assign]
+    ends.client.clear = hush_and_answer  # type: ignore[method-assign]
 
 
 def test_an_answer_that_comes_after_a_late_bell_is_received(ends: Ends) -> None:
@@ -91,7 +94,7 @@ def test_an_answer_that_comes_after_a_late_bell_is_received(ends: Ends) -> None:
 
 def test_a_late_bell_does_not_end_the_wait_for_an_answer(ends: Ends) -> None:
     ends.direct.send(1, ACTION, 1000)
-    clear = ends.direct._worker.clear
+    clear = ends.client.clear
     happens = iter(
         (ends.wake, ends.wake, lambda: ends.worker.send(frames.pack_answer(1, frames.DONE, 0, 0)))
     )
@@ -100,7 +103,7 @@ def test_a_late_bell_does_not_end_the_wait_for_an_answer(ends: Ends) -> None:
         clear()
         next(happens)()
 
-    ends.direct._worker.clear = clear_and_go_on  # type: ignore[method-assign]
+    ends.client.clear = clear_and_go_on  # type: ignore[method-assign]
 
     assert ends.direct.receive(60.0) == b""
     assert ends.direct.is_open

@@ -101,8 +101,9 @@ def make_connector(transport: str = "auto", **offered: str) -> DirectConnector:
 
 
 def lose(connector: DirectConnector) -> None:
-    assert connector._direct is not None
-    connector._direct.close()
+    direct = connector.connection()
+    assert direct is not None
+    direct.close()
 
 
 def open_at(connector: DirectConnector, network: Network, now_s: float) -> bool:

@@ -55,15 +55,20 @@ def test_a_step_without_a_deadline_and_one_that_is_done_are_left_alone(
     control: SessionProgress,
 ) -> None:
     async def watch() -> None:
+        checks: asyncio.Queue[None] = asyncio.Queue()
+
+        def is_connected() -> bool:
+            checks.put_nowait(None)
+            return True
+
         control.begin(1, 0)
-        patient = DirectDeadlineWatch(control, 0, _never, lambda: True, _no_death)
-        patient._check()
+        watch = DirectDeadlineWatch(control, 10, _never, is_connected, _no_death)
+        await asyncio.wait_for(checks.get(), ENOUGH_S)
         control.begin(2, 1)
         control.end()
-        busy = DirectDeadlineWatch(control, 1, _never, lambda: True, _no_death)
-        busy._check()
-        patient.stop()
-        busy.stop()
+        for _ in range(2):
+            await asyncio.wait_for(checks.get(), ENOUGH_S)
+        watch.stop()
 
     asyncio.run(watch())
 

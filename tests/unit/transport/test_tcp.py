@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.transport import tcp
+from rlmesh_ray.transport.tickets import new_ticket
 
 
 class Network:
@@ -18,6 +19,7 @@ class Network:
         self.now_s = 50.0
         self.num_silent, self.has_last = num_silent, has_last
         self.made: list[Socket] = []
+        self.num_greeted = 0
 
     def getaddrinfo(self, host: str, port: int, **_: Any) -> list[Any]:
         return [(2, 1, 6, "", (f"{host}{at}", port)) for at in range(self.num_silent + 1)]
@@ -27,8 +29,11 @@ class Network:
         return self.made[-1]
 
 
+TICKET = new_ticket("session")
+
+
 class Socket:
-    """Takes its time, all of it."""
+    """Takes its time, all of it; where it connects, the endpoint hangs up at once."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -44,6 +49,12 @@ class Socket:
             self.network.now_s += self.timeout_s
             raise TimeoutError("timed out")
 
+    def sendall(self, data: bytes) -> None:
+        assert TICKET.ticket_id in data
+        assert not self.is_closed
+        self.network.num_greeted += 1
+        raise BrokenPipeError(f"greeted with {self.timeout_s:g} s left")
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -57,13 +68,12 @@ def test_all_addresses_of_a_host_share_a_second(
     monkeypatch.setattr(tcp, "socket", network)
     monkeypatch.setattr(tcp, "time", SimpleNamespace(monotonic=lambda: network.now_s))
     if has_last:
-        connection: Any = tcp._connected("host", 7)
-        assert connection is network.made[-1]
-        assert not network.made[-1].is_closed
-        assert network.made[-1].timeout_s == 1.0
+        with pytest.raises(BrokenPipeError, match="greeted with 1 s left"):
+            tcp.connect("host", 7, TICKET, 30.0)
     else:
         with pytest.raises(ConnectionError, match=r"timed out; .*--data-advertise"):
-            tcp._connected("host", 7)
+            tcp.connect("host", 7, TICKET, 30.0)
         assert network.now_s == pytest.approx(51.0, abs=0.01)
+    assert network.num_greeted == has_last
     assert len(network.made) == num_silent + 1
-    assert all(each.is_closed for each in network.made[:-1])
+    assert all(each.is_closed for each in network.made)

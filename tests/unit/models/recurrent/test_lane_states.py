@@ -1,4 +1,5 @@
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -16,6 +17,16 @@ def slot(env_index: int = 0, episode_id: str = "", *, reset: bool = False) -> Pr
 def rows(**routes: list[PredictSlot]) -> Rows:
     num_rows = sum(len(slots) for slots in routes.values())
     return Rows(np.zeros(num_rows), [RouteRows(key, slots) for key, slots in routes.items()])
+
+
+class Route(str):
+    """The key of a route, which can be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
+def rows_of(route: Route, slots: list[PredictSlot]) -> Rows:
+    return Rows(np.zeros(len(slots)), [RouteRows(route, slots)])
 
 
 def counting_states() -> EpisodeStates[int]:
@@ -103,14 +114,17 @@ def test_forgetting_what_is_unknown_does_nothing() -> None:
 
 
 def test_nothing_is_left_of_a_route_whose_lanes_are_all_forgotten() -> None:
-    states = counting_states()
-    states.of(rows(a=[slot(0), slot(1)]))
+    states, route = counting_states(), Route("a")
+    states.of(rows_of(route, [slot(0), slot(1)]))
+    is_known = weakref.ref(route)
+    del route
 
     states.forget("a", 0)
+    assert is_known()
     states.forget("a", 1)
 
     assert len(states) == 0
-    assert states._routes == {}
+    assert not is_known()
 
 
 def test_each_dropped_state_is_freed_once() -> None:
@@ -140,8 +154,10 @@ def test_lanes_of_one_route_in_two_parts_of_a_batch_are_one_route_s() -> None:
 
 
 def test_a_route_without_rows_is_not_remembered() -> None:
-    states = counting_states()
+    states, route = counting_states(), Route("a")
+    is_known = weakref.ref(route)
 
-    states.of(rows(a=[], b=[slot(0)]))
+    states.of(rows_of(route, []))
+    del route
 
-    assert list(states._routes) == ["b"]
+    assert not is_known()
