@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rlmesh_ray import EnvServer
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult
+from tests.loopback.client_internals import transport_of
 
 NOTHING = [np.zeros(1, np.int64)]
 
@@ -36,11 +37,7 @@ def session(
 
 
 def has_direct_connection(client: EnvClient) -> bool:
-    return client._direct_connector.is_open
-
-
-def num_messages(client: EnvClient) -> int:
-    return client._session.num_sent
+    return transport_of(client) != "grpc"
 
 
 def array(result: ResetResult | StepResult) -> NDArray[Any]:

@@ -10,9 +10,31 @@ import grpc
 
 from rlmesh_ray.protocol.gateway_balancer import Target
 from rlmesh_ray.server.endpoint import Endpoint
+from tests.loopback.eventually import eventually
 
 SERVICE = "toy.v1.Toy"
 MEBIBYTE = 1 << 20
+
+
+class Listing:
+    """Lists endpoints for a gateway, which asks when it looks after them.
+
+    Args:
+        targets: The endpoints; the test may change ``targets``.
+    """
+
+    def __init__(self, *targets: Target) -> None:
+        self.targets = list(targets)
+        self._num_asked = 0
+
+    def __call__(self) -> list[Target]:
+        self._num_asked += 1
+        return list(self.targets)
+
+    def await_looks(self, count: int = 1) -> None:
+        """Wait until the gateway has begun and ended so many looks at its endpoints."""
+        enough = self._num_asked + count + 1
+        assert eventually(lambda: self._num_asked >= enough)
 
 
 @dataclass(eq=False)

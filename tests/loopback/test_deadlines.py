@@ -18,9 +18,8 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer
-from rlmesh_ray.client import env_client
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient, call_lanes
+from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 from rlmesh_ray.errors import ConfigurationError, RemoteEnvError
@@ -40,6 +39,7 @@ from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
+from tests.loopback.client_internals import endpoints_give_up_after, step_timeout
 from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Gated
 
@@ -455,10 +455,9 @@ def test_the_first_reset_keeps_its_deadline_while_the_environment_starts(
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Have endpoints answer clients within 0.7 s, for which these wait as long as it takes."""
-    monkeypatch.setattr(EnvClient, "_server_timeout_ms", 700)
-    return monkeypatch
+def impatient() -> Iterator[None]:
+    with endpoints_give_up_after(700):
+        yield
 
 
 @pytest.mark.usefixtures("impatient")
@@ -477,41 +476,37 @@ def test_a_slow_start_of_the_environment_does_not_count_against_the_step_timeout
             assert reset.result(60.0).episode_ids != ("",)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_call_before_the_first_reset_waits_for_a_slow_start(
-    gate: Path, start_server: Callable[[int], EnvServer], impatient: pytest.MonkeyPatch
+    gate: Path, start_server: Callable[[int], EnvServer], caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls: list[None] = []
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(None)
-        return call_lanes(*arguments)
-
-    impatient.setattr(env_client, "call_lanes", counted)
     with start_server(2) as server, closing(Session(server)) as first:
         first.reset()
         Path(f"{gate}.constructor").touch()
         client = EnvClient(ConnectOptions(server.address))
         with ThreadPoolExecutor() as pool, closing(client):
             called = pool.submit(client.call, "answer")
-            assert eventually(lambda: len(calls) >= 2)
+            assert eventually(lambda: "has not started within" in caplog.text)
             gate.write_text("")
 
             assert called.result(60.0) == (42,)
 
 
 def test_an_environment_that_never_starts_is_given_up_after_start_timeout_s(
-    gate: Path, start_server: Callable[[int], EnvServer], impatient: pytest.MonkeyPatch
+    gate: Path, start_server: Callable[[int], EnvServer]
 ) -> None:
     with start_server(2) as server, closing(Session(server)) as first:
         first.reset()
         Path(f"{gate}.constructor").touch()
         client = EnvClient(ConnectOptions(server.address), start_timeout_s=1.0)
         with closing(client):
-            with pytest.raises(RemoteEnvError, match=r"within 1 s; .* raise start_timeout_s"):
+            with (
+                endpoints_give_up_after(700),
+                pytest.raises(RemoteEnvError, match=r"within 1 s; .* raise start_timeout_s"),
+            ):
                 client.reset()
             assert server.statistics().errors["TIMEOUT"] >= 2
 
-            impatient.undo()
             gate.write_text("")
             client.reset()
 
@@ -629,14 +624,13 @@ def test_resets_that_come_too_early_after_a_timeout_keep_none_of_the_later_ones_
     with EnvServer(functools.partial(Gated, str(gate)), step_grace_s=FOREVER_S) as server:
         client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0, transport="grpc")
         client.reset()
-        client._timeout_s = 0.5
-        with pytest.raises(RemoteEnvError, match="no result within"):
-            client.step([np.zeros(1, np.int64)])
-        for _ in range(2):
-            with pytest.raises(RemoteEnvError, match="still busy"):
-                client.reset()
+        with step_timeout(client, 0.5):
+            with pytest.raises(RemoteEnvError, match="no result within"):
+                client.step([np.zeros(1, np.int64)])
+            for _ in range(2):
+                with pytest.raises(RemoteEnvError, match="still busy"):
+                    client.reset()
         gate.touch()
-        client._timeout_s = 30.0
 
         for _ in range(3):
             assert client.reset().observation[0] == 0

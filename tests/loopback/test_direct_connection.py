@@ -5,10 +5,10 @@ import dataclasses
 import functools
 import gc
 import os
+import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,11 +36,22 @@ from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import exactly_once
 from rlmesh_ray.transport.direct_connection import DirectConnection
+from tests.loopback.client_internals import (
+    direct_connection,
+    endpoints_give_up_after,
+    hang_up,
+    join_stream,
+    leave_direct_connection,
+    num_messages,
+    num_unanswered,
+    step_timeout,
+    vanish,
+    worker_socket,
+)
 from tests.loopback.direct_sessions import (
     NOTHING,
     array,
     has_direct_connection,
-    num_messages,
     served,
     session,
 )
@@ -93,8 +104,7 @@ def test_spin_reaches_the_worker_and_the_client_past_the_environment_variable(
     ):
         client.reset()
         (of_worker,) = client.call("longest_looks_s")
-        direct = client._direct_connector.connection()
-        assert direct is not None
+        direct = direct_connection(client)
 
         assert len(of_worker) == 2
         assert {each > 0.0 for each in of_worker} == {spin}
@@ -110,7 +120,7 @@ def test_no_step_takes_the_direct_connection_of_a_session_whose_stream_has_ended
     with served("CartPole-v1", transport, num_envs=4) as client:
         client.step([np.zeros(4, np.int64)])
         assert has_direct_connection(client)
-        client._stream._call.cancel()
+        vanish(client)
 
         with pytest.raises(EndpointError, match="the session"):
             client.step([np.zeros(4, np.int64)])
@@ -174,12 +184,13 @@ def test_a_worker_that_does_not_come_to_a_step_misses_its_deadline(transport: st
         pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
         client.step(NOTHING)
         assert has_direct_connection(client)
-        client._timeout_s = 2.0
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(RemoteEnvError, match="TIMEOUT: no result within 2 s") as caught:
+        with (
+            step_timeout(client, 2.0),
+            pytest.raises(RemoteEnvError, match="TIMEOUT: no result within 2 s") as caught,
+        ):
             client.step(NOTHING)
         assert caught.value.is_recoverable
-        client._timeout_s = 30.0
         client.reset()
 
         assert array(client.step(NOTHING)).item() == 1
@@ -205,7 +216,7 @@ def test_a_step_without_an_answer_takes_its_timeout_and_a_second_at_most(
         client.step(NOTHING)
         monkeypatch.setattr(env_client, "time", SimpleNamespace(monotonic=lambda: now_s))
         monkeypatch.setattr(DirectConnection, "receive", receive)
-        monkeypatch.setattr(client._stream, "receive", hear_nothing)
+        monkeypatch.setattr(join_stream(client), "receive", hear_nothing)
         with pytest.raises(EndpointTimeoutError, match="no answer within 100 s"):
             client.step(NOTHING)
         monkeypatch.undo()
@@ -220,7 +231,7 @@ def test_who_sends_while_another_thread_receives_waits_for_it(
     with served(lambda: Gated(str(gate)), transport) as client, ThreadPoolExecutor(2) as pool:
         first = client.send_step(NOTHING)
         receiving = pool.submit(client.receive_step, first)
-        assert eventually(lambda: client._in_flight_direct is None)
+        assert eventually(lambda: client.wakeup() is None)
         sending = pool.submit(client.send_step, NOTHING)
         gate.touch()
 
@@ -238,7 +249,7 @@ def test_statistics_show_when_a_client_has_left_its_direct_connection(transport:
     with EnvServer(Lifelike) as server, session(server, transport) as client:
         client.step(NOTHING)
         assert server.statistics().transports == {transport: 1}
-        client._direct_connector.close()
+        leave_direct_connection(client)
 
         assert eventually(lambda: server.statistics().transports == {"grpc": 1})
 
@@ -257,11 +268,9 @@ def test_after_a_call_that_is_late_no_step_takes_the_direct_connection(
     with served(SlowToTell, transport, allow_calls=("wait_for",), step_grace_s=600.0) as client:
         client.step(NOTHING)
         assert has_direct_connection(client)
-        client._timeout_s = 0.5
-        with pytest.raises(RemoteEnvError, match="TIMEOUT"):
+        with step_timeout(client, 0.5), pytest.raises(RemoteEnvError, match="TIMEOUT"):
             client.call("wait_for", str(gate))
         gate.touch()
-        client._timeout_s = 30.0
 
         with pytest.raises(RemoteEnvError, match="a call has not returned in time"):
             client.step(NOTHING)
@@ -277,11 +286,9 @@ def test_after_a_call_that_is_late_some_lanes_cannot_go_on_alone(
     with served(
         SlowToTell, transport, num_envs=2, allow_calls=("wait_for",), step_grace_s=600.0
     ) as client:
-        client._timeout_s = 0.5
-        with pytest.raises(RemoteEnvError, match="TIMEOUT"):
+        with step_timeout(client, 0.5), pytest.raises(RemoteEnvError, match="TIMEOUT"):
             client.call("wait_for", str(gate))
         gate.touch()
-        client._timeout_s = 30.0
         with pytest.raises(RemoteEnvError, match="a call has not returned in time"):
             client.reset(lanes=[0])
         client.reset()
@@ -323,9 +330,7 @@ def test_a_call_overtakes_no_step_whose_answer_comes_by_the_stream(
         client.step(NOTHING)
         pending = client.send_step(NOTHING if is_disconnected else [np.ones(1, np.int64)])
         if is_disconnected:
-            direct = client._direct_connector.connection()
-            assert direct is not None
-            direct._worker.hang_up()
+            hang_up(client)
 
         (count,) = client.call("count")
 
@@ -362,9 +367,7 @@ def test_a_call_that_raises_leaves_the_direct_connection_open(transport: str) ->
 def test_a_lost_direct_connection_is_replaced_but_not_for_ever(transport: str) -> None:
     with served(Lifelike, transport) as client:
         for count in range(1, 5):
-            direct = client._direct_connector.connection()
-            assert direct is not None
-            direct._worker.hang_up()
+            hang_up(client)
             assert array(client.step(NOTHING)).item() == count
         for _ in range(2):  # this client insists on one
             with pytest.raises(
@@ -514,7 +517,7 @@ def test_a_client_that_counts_wrong_loses_its_session(transport: str, num_skippe
         for _ in range(3):
             client.step(NOTHING)
         client._session_stream.numbers._last += num_skipped
-        client._direct_connector.close()
+        leave_direct_connection(client)
 
         with pytest.raises(RemoteEnvError, match="out of order") as caught:
             client.step(NOTHING)
@@ -531,11 +534,9 @@ def test_a_step_whose_line_is_cut_before_it_is_answered_is_executed_once(transpo
             client.step(NOTHING)  # gets the direct connection
             os.kill(pid, signal.SIGSTOP)
             step = client.send_step(NOTHING)
-            direct = client._direct_connector.connection()
-            assert direct is not None
-            direct.close()
+            direct_connection(client).close()
             receiving = pool.submit(client.receive_step, step)
-            assert eventually(lambda: num_messages(client) == client._session.num_received + 1)
+            assert eventually(lambda: num_unanswered(client) == 1)
             os.kill(pid, signal.SIGCONT)
             receiving.result(30.0)
             assert client.call("count") == (2,)
@@ -571,8 +572,10 @@ def test_a_worker_that_dies_between_two_steps_is_found_out_by_the_next(transport
         client = EnvClient(ConnectOptions(server.address), transport=transport)
         pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
         client.step(NOTHING)
-        os.kill(pid, 9)
-        assert eventually(lambda: not client_has_disconnected(client))
+        process = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        assert select.select([process], [], [], 20.0)[0]  # its end of the connection is closed
+        os.close(process)
 
         with pytest.raises(RemoteEnvError) as caught:
             client.step(NOTHING)
@@ -584,15 +587,6 @@ def test_a_worker_that_dies_between_two_steps_is_found_out_by_the_next(transport
         client.close()
 
 
-def client_has_disconnected(client: EnvClient) -> bool:
-    direct = client._direct_connector.connection()
-    assert direct is not None
-    try:
-        return bool(direct._worker.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    except BlockingIOError:
-        return True
-
-
 def test_an_action_outside_its_domain_ends_the_session(transport: str) -> None:
     with served("CartPole-v1", transport) as client:
         with pytest.raises(RemoteEnvError) as caught:
@@ -602,35 +596,18 @@ def test_an_action_outside_its_domain_ends_the_session(transport: str) -> None:
             client.step(NOTHING)
 
 
-def test_the_endpoint_gives_up_before_its_client_does(transport: str) -> None:
-    with served(Lifelike, transport, step_timeout_s=20.0) as client:
-        assert client._server_timeout_ms == 18_000
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    """Have endpoints give up after 700 ms: much sooner than clients, on busy machines too."""
-
-    @contextlib.contextmanager
-    def give_up_soon() -> Iterator[None]:
-        with monkeypatch.context() as here:
-            here.setattr(EnvClient, "_server_timeout_ms", 700)
-            yield
-
-    return give_up_soon
-
-
 @pytest.mark.parametrize(
     ("transport", "fault"),
     [("shared_memory", Fault.SPIN), ("shared_memory", Fault.HANG), ("tcp", Fault.HANG)],
 )
-def test_a_deadline_is_kept_however_the_environment_behaves(
-    transport: str, fault: Fault, impatient: Callable[[], Any]
-) -> None:
+def test_a_deadline_is_kept_however_the_environment_behaves(transport: str, fault: Fault) -> None:
     with served(lambda: FaultyEnv(fault, at_step=2), transport, step_grace_s=0.0) as client:
         client.step(NOTHING)
         begun_s = time.monotonic()
-        with impatient(), pytest.raises(RemoteEnvError, match="no result within 700 ms") as caught:
+        with (
+            endpoints_give_up_after(700),
+            pytest.raises(RemoteEnvError, match="no result within 700 ms") as caught,
+        ):
             client.step(NOTHING)
         elapsed_s = time.monotonic() - begun_s
 
@@ -643,13 +620,16 @@ def test_a_deadline_is_kept_however_the_environment_behaves(
 
 
 def test_a_worker_that_finishes_late_serves_on_and_its_result_is_dropped(
-    transport: str, tmp_path: Path, impatient: Callable[[], Any]
+    transport: str, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
     with EnvServer(lambda: Gated(str(gate)), step_grace_s=60.0) as server:
         client = EnvClient(ConnectOptions(server.address), transport=transport)
         pid = client.reset().infos["pid"]
-        with impatient(), pytest.raises(RemoteEnvError, match="no result within 700 ms"):
+        with (
+            endpoints_give_up_after(700),
+            pytest.raises(RemoteEnvError, match="no result within 700 ms"),
+        ):
             client.step(NOTHING)
         gate.touch()
 
@@ -668,7 +648,7 @@ def test_a_client_that_vanishes_in_mid_step_costs_only_its_worker(
         pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
         client.send_step(NOTHING)
         assert eventually(gate.with_suffix(".begun").exists)
-        client._stream.close()
+        vanish(client)
 
         assert eventually(lambda: server.num_sessions == 0)
         assert eventually(lambda: not Path(f"/proc/{pid}").exists())
@@ -680,12 +660,12 @@ def test_a_client_that_vanishes_in_mid_step_costs_only_its_worker(
 
 
 def test_a_draining_endpoint_keeps_the_deadline_of_the_step_in_progress(
-    transport: str, tmp_path: Path, impatient: Callable[[], Any]
+    transport: str, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
     with (
         EnvServer(lambda: Gated(str(gate)), step_grace_s=0.0) as server,
-        impatient(),
+        endpoints_give_up_after(700),
         session(server, transport) as client,
         ThreadPoolExecutor(1) as pool,
     ):
@@ -734,9 +714,7 @@ assert peers[84].recv(1) == b"", "the last one that has to go"
 def test_nonsense_on_a_direct_connection_costs_its_sender_s_session_at_most(transport: str) -> None:
     with EnvServer(Lifelike) as server, session(server, transport) as client:
         client.step(NOTHING)
-        direct = client._direct_connector.connection()
-        assert direct is not None
-        worker = direct._worker
+        worker = worker_socket(client)
         worker.send(b"\xff" * 16)  # a number beyond every other, and no deadline
         worker.send(b"nonsense")
         worker.connection.shutdown(socket.SHUT_WR)

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import functools
 import logging
 import os
 import secrets
@@ -19,6 +18,7 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, RemoteVectorEnv
+from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, request_ticket, shake_hands
@@ -37,20 +37,30 @@ from rlmesh_ray.transport.direct_step_server import DirectStepServer
 from rlmesh_ray.transport.session_progress import SessionProgress
 from rlmesh_ray.transport.step_buffers import StepBuffers
 from tests.loopback.certificates import Authority, needs_openssl
-from tests.loopback.direct_sessions import NOTHING, array, served
+from tests.loopback.client_internals import env_client, session_id, transport_of, vanish
+from tests.loopback.direct_sessions import NOTHING, array
 from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Lifelike
-from tests.loopback.ports import free_address
+from tests.loopback.ports import free_address, plain_channel
 
 
 def port_of(server: EnvServer) -> int:
     return int(shake_hands(ConnectOptions(server.address)).capabilities[capabilities.DIRECT_TCP])
 
 
+def ticket_for(client: EnvClient, *shown: tuple[str, str]) -> tickets.Ticket:
+    """Request a ticket for the worker of a client's session, with more metadata."""
+    session = (capabilities.SESSION_METADATA_KEY, session_id(client))
+    with plain_channel(client.address) as channel:
+        return request_ticket(
+            ConnectOptions(client.address), channel, (session, *shown), 1000, 30.0
+        )
+
+
 def steps_directly(client: EnvClient) -> bool:
     """Tell whether a step takes a TCP connection; it counts on for as long as none does."""
     client.step(NOTHING)
-    return client._direct_connector.transport == "tcp"
+    return transport_of(client) == "tcp"
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +115,7 @@ def test_values_larger_than_the_kernel_s_buffers_arrive_as_they_are() -> None:
                 np.testing.assert_array_equal(ours[name], theirs[name])
             action = np.full((2, 300_000), count / 8, np.float32)
             theirs, ours = own.step(action)[0], env.step(action)[0]
-        assert env._client._direct_connector.transport == "tcp"  # type: ignore[attr-defined]
+        assert transport_of(env_client(env)) == "tcp"
         env.close()
     own.close()
 
@@ -117,7 +127,7 @@ def test_a_client_that_reads_nothing_costs_its_session_but_not_the_worker() -> N
         client.step([np.zeros((1, 300_000), np.float32)])
         client.send_step([np.zeros((1, 300_000), np.float32)])
         assert eventually(lambda: server.statistics().steps == 2)
-        client._stream.close()
+        vanish(client)
         assert eventually(lambda: server.num_sessions == 0)
 
         other = EnvClient(ConnectOptions(server.address), transport="tcp")
@@ -228,7 +238,7 @@ def test_strangers_are_hung_up_on_and_cost_nothing() -> None:
             said(port, b"GET / HTTP/1.1\r\nHost: somewhere.example\r\nAccept: */*\r\n\r\n") == b""
         )
         assert said(port, greeting(secrets.token_bytes(tickets.TICKET_ID_BYTES))) == b""
-        ticket = client._direct_connector._request_ticket(30.0)
+        ticket = ticket_for(client)
         heard = said(port, greeting(ticket.ticket_id), secrets.token_bytes(tickets.PROOF_BYTES))
         assert len(heard) == tcp.NONCE_BYTES + tickets.PROOF_BYTES  # and no more
         assert said(port, greeting(ticket.ticket_id)) == b""  # a ticket is good for one try
@@ -236,19 +246,11 @@ def test_strangers_are_hung_up_on_and_cost_nothing() -> None:
         client.close()
 
 
-def test_a_ticket_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tickets, "_TICKET_S", -1.0)
-    with served(Lifelike, "shared_memory") as client:
-        port = int(client.answer.capabilities[capabilities.DIRECT_TCP])
-        with pytest.raises(OSError, match="hung up"):
-            tcp.connect("127.0.0.1", port, client._direct_connector._request_ticket(30.0), 30.0)
-
-
 def test_a_session_that_is_over_gets_no_connection() -> None:
     with EnvServer(Lifelike) as server:
         client = EnvClient(ConnectOptions(server.address), transport="tcp")
         client.reset()
-        ticket = client._direct_connector._request_ticket(30.0)
+        ticket = ticket_for(client)
         client.close()
         assert eventually(lambda: server.num_sessions == 0)
 
@@ -290,7 +292,7 @@ def assert_steps_are_messages(client: EnvClient, caplog: pytest.LogCaptureFixtur
         assert eventually(has_reported)
         client.reset()
         client.step(NOTHING)
-    assert client._direct_connector.transport == "grpc"
+    assert transport_of(client) == "grpc"
     (message,) = caplog.messages
     client.close()
     return message
@@ -336,18 +338,10 @@ def test_behind_a_gateway_steps_are_messages(caplog: pytest.LogCaptureFixture) -
 def test_a_client_that_no_endpoint_admits_gets_the_reason_and_no_port() -> None:
     with EnvServer(Lifelike) as server:
         client = EnvClient(ConnectOptions(server.address), transport="tcp")
-        client._direct_connector._request_ticket = functools.partial(
-            request_ticket,
-            client._connect_options,
-            client._channel,
-            (("rlmesh-ray-gateway", "1"),),
-            1000,
-        )
-        client.reset()
         with pytest.raises(
             EndpointError, match=r"refuses direct connections .*: a gateway"
         ) as caught:
-            client.step(NOTHING)
+            ticket_for(client, ("rlmesh-ray-gateway", "1"))
         client.close()
 
     assert "--data-address" not in str(caught.value)
@@ -356,13 +350,15 @@ def test_a_client_that_no_endpoint_admits_gets_the_reason_and_no_port() -> None:
 
 @needs_openssl
 def test_with_tls_there_is_none(tmp_path: Path) -> None:
-    certificate, key = Authority(tmp_path, "own").sign("server")
+    authority = Authority(tmp_path, "own")
+    certificate, key = authority.sign("server")
     tls = ServerTls(certificate, key)
     with pytest.raises(ConfigurationError, match="there is none with TLS"):
         EnvServer(Lifelike, tls=tls, data_address="127.0.0.1:0")
-    server = EnvServer(Lifelike, tls=tls)
+    with EnvServer(Lifelike, tls=tls) as server:
+        trusting = ConnectOptions(server.address, tls=ClientTls(authority.certificate))
 
-    assert server._data_address is None
+        assert capabilities.DIRECT_TCP not in shake_hands(trusting).capabilities
 
 
 @pytest.mark.parametrize(
@@ -439,9 +435,11 @@ def test_a_data_address_at_another_host_is_in_the_log(
 
 
 def test_the_data_port_may_be_that_of_the_endpoint_at_another_address() -> None:
-    where = EnvServer(Lifelike, address="127.0.0.1:7", data_address="127.0.0.2:7")._data_address
+    where = free_address()
+    _, _, port = where.partition(":")
 
-    assert str(where) == "127.0.0.2:7"
+    with EnvServer(Lifelike, address=where, data_address=f"127.0.0.2:{port}") as server:
+        assert port_of(server) == int(port)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -373,20 +372,3 @@ def test_a_vector_that_could_not_be_opened_leaves_no_noise_behind(
     gc.collect()
 
     assert capsys.readouterr().err == ""
-
-
-def test_nothing_is_left_of_a_worker_that_died_between_two_requests() -> None:
-    with EnvServer("CartPole-v1") as server:
-        env = RemoteEnv(server.address, transport="grpc")
-        env.reset()
-        (worker,) = server._pool._out
-        process = os.pidfd_open(worker.pid)
-        os.kill(worker.pid, signal.SIGKILL)
-        assert select.select([process], [], [], 20.0)[0]
-        os.close(process)
-
-        env.reset()  # finds out, and gets another worker
-
-        assert worker.fileno() < 0
-        assert worker not in server._pool._out
-        env.close()

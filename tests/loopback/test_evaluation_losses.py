@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv, evaluate
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.compliance.probe import REST, ProbeCommand
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -33,6 +32,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.evaluation import EndpointRole, EpisodeResult, EvaluationResult, Loss
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.testing.probe_env import ENV_ID, ProbeEnv
+from tests.loopback.client_internals import endpoints_give_up_after
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address
 
@@ -465,9 +465,7 @@ def test_a_process_that_is_killed_or_frozen_costs_no_episode(
     assert {loss.address for loss in record.losses} == {address}
 
 
-def test_an_environment_that_hangs_once_is_asked_once_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_environment_that_hangs_once_is_asked_once_more() -> None:
     commands = iter([ProbeCommand.GO_ON, ProbeCommand.SLEEP])
 
     def act(observations: dict[str, Any]) -> Any:
@@ -476,11 +474,11 @@ def test_an_environment_that_hangs_once_is_asked_once_more(
         if command is not None:
             actions["command"][:] = command
         if command is ProbeCommand.SLEEP:  # no other step is hurried
-            monkeypatch.setattr(EnvClient, "_server_timeout_ms", 450)
+            stack.enter_context(endpoints_give_up_after(450))
         return actions
 
-    record = Record(on_loss=lambda _: monkeypatch.undo())
-    with EnvServer(PROBE, num_envs=2) as server:
+    record = Record(on_loss=lambda _: stack.close())
+    with ExitStack() as stack, EnvServer(PROBE, num_envs=2) as server:
         result = run(server.address, act, record, episodes=4)
 
     assert [loss.episodes for loss in record.losses] == [(0, 1)]

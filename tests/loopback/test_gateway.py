@@ -43,6 +43,7 @@ from rlmesh_ray.server.env_service import SERVICE as ENV
 from rlmesh_ray.server.gateway import GatewayServer
 from tests.loopback.certificates import Authority, needs_openssl
 from tests.loopback.eventually import eventually
+from tests.loopback.gateway_peers import Listing
 from tests.loopback.released_join import ReleasedJoin, shake_hands
 from tests.loopback.test_released_env_server import actions
 
@@ -81,11 +82,15 @@ def lean(observations: Any) -> Any:
 
 def gateway_to(*servers: EnvServer | ModelServer, **options: Any) -> GatewayServer:
     """Return a gateway to endpoints whose tokens are ``secret 0``, ``secret 1``, and so on."""
-    targets = [
+    return GatewayServer(listing_of(*servers), token=FRONT, **options)
+
+
+def listing_of(*servers: EnvServer | ModelServer) -> Listing:
+    targets = (
         Target(str(number), 1, server.address, f"secret {number}")
         for number, server in enumerate(servers)
-    ]
-    return GatewayServer(lambda: targets, token=FRONT, **options)
+    )
+    return Listing(*targets)
 
 
 @pytest.fixture(autouse=True)
@@ -254,11 +259,11 @@ def test_a_gateway_serves_while_one_endpoint_does_and_leads_new_clients_there() 
     with (
         EnvServer("CartPole-v1", token="secret 0") as one,
         EnvServer("CartPole-v1", token="secret 1") as other,
-        gateway_to(one, other) as gateway,
+        GatewayServer(listing := listing_of(one, other), token=FRONT) as gateway,
     ):
         one.drain(0.0)
+        listing.await_looks()
 
-        assert eventually(lambda: bool(gateway._upstreams.routes._failed_s))
         first, second = (RemoteEnv(gateway.address, token=FRONT) for _ in range(2))
         first.reset()
         second.reset()

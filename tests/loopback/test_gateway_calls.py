@@ -15,7 +15,7 @@ from rlmesh_ray.protocol.gateway_balancer import Target
 from rlmesh_ray.server import gateway_health, gateway_upstreams
 from rlmesh_ray.server.gateway import GatewayServer
 from tests.loopback.eventually import eventually
-from tests.loopback.gateway_peers import MEBIBYTE, SERVICE, Toy
+from tests.loopback.gateway_peers import MEBIBYTE, SERVICE, Listing, Toy
 from tests.loopback.ports import plain_channel
 
 FRONT = (("authorization", "Bearer front"),)
@@ -330,13 +330,13 @@ def test_endpoints_that_come_later_are_found(toys: list[Toy]) -> None:
 def test_an_endpoint_that_is_listed_no_more_keeps_its_calls_and_gets_no_others(
     toys: list[Toy],
 ) -> None:
-    targets = [toy.target for toy in toys]
-    with GatewayServer(lambda: tuple(targets)) as gateway, connect_options(gateway) as channel:
+    listing = Listing(*(toy.target for toy in toys))
+    with GatewayServer(listing) as gateway, connect_options(gateway) as channel:
         open_call = stream(channel, "Hang")
         assert eventually(lambda: bool(toys[0].seen))
-        del targets[0]
+        del listing.targets[0]
 
-        assert eventually(lambda: len(gateway._upstreams.routes.targets) == 1)
+        listing.await_looks()
         during = list(stream(channel, "Name"))
         open_call.cancel()
         assert eventually(lambda: list(stream(channel, "Name")) == [b"b"])
@@ -392,29 +392,22 @@ def test_a_gateway_for_strangers_is_refused() -> None:
         GatewayServer(list, address="0.0.0.0:0")
 
 
-def test_a_call_that_has_ended_counts_no_more(
-    gateway: GatewayServer, channel: grpc.Channel
-) -> None:
-    list(stream(channel, "Echo"))
-    failure(stream(channel, "Refuse"))
-
-    (visit,) = gateway._upstreams.routes._connections.values()
-    assert eventually(lambda: visit.num_calls == 0)
-
-
 def test_the_watch_goes_on_after_a_look_that_failed(
-    toys: list[Toy], monkeypatch: pytest.MonkeyPatch
+    toys: list[Toy],
 ) -> None:
-    with GatewayServer(lambda: [toys[0].target]) as gateway:
-        lines, fine = gateway._upstreams, gateway._upstreams.renew
+    is_broken = True
 
-        async def fail(**_: Any) -> None:
+    def credentials() -> grpc.ChannelCredentials:
+        if is_broken:
             raise RuntimeError("can't start new thread")
+        return grpc.local_channel_credentials()
 
-        monkeypatch.setattr(lines, "renew", fail)
+    listing = Listing()
+    with GatewayServer(listing, endpoint_credentials=credentials) as gateway:
+        listing.targets.append(toys[0].target)
         assert eventually(lambda: "can't start new thread" in gateway.health().reason)
 
-        monkeypatch.setattr(lines, "renew", fine)
+        is_broken = False
 
         assert eventually(lambda: gateway.health().is_serving)
 
@@ -422,16 +415,14 @@ def test_the_watch_goes_on_after_a_look_that_failed(
 def test_an_unused_upstream_is_closed_and_opened_again(
     toys: list[Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_upstreams, "_IDLE_S", 1.5)
-    targets = [toy.target for toy in toys]
-    with (
-        GatewayServer(lambda: targets, token="front") as gateway,
-        connect_options(gateway) as channel,
-    ):
+    monkeypatch.setattr(gateway_upstreams, "_IDLE_S", 1.0)
+    listing = Listing(*(toy.target for toy in toys))
+    with GatewayServer(listing, token="front") as gateway, connect_options(gateway) as channel:
         list(stream(channel, "Name"))
-        assert len(gateway._upstreams._upstreams) == 1
+        failure(stream(channel, "Refuse"))
+        assert len({call.peer for call in toys[0].seen}) == 1
 
-        assert eventually(lambda: not gateway._upstreams._upstreams)
+        listing.await_looks(8)  # 0.2 s each, at least
 
         assert list(stream(channel, "Name")) == [b"a"]
         assert len({call.peer for call in toys[0].seen}) == 2

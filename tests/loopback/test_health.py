@@ -33,6 +33,7 @@ from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_service import SERVICE as MODEL
 from tests.loopback.child_processes import worker_pids
+from tests.loopback.client_internals import vanish
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import ENV_JOIN, RawJoin
@@ -381,7 +382,7 @@ def test_a_drain_does_not_wait_for_who_has_vanished() -> None:
     with EnvServer("CartPole-v1") as server:
         client = EnvClient(ConnectOptions(server.address))
         client.reset()
-        client._channel.close()
+        vanish(client)
 
         assert server.drain(20.0)
         client.close()

@@ -3,8 +3,6 @@
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,17 +30,13 @@ from tests.loopback.ports import plain_channel
 
 PATH = "/test.Service/Join"
 Handler = Callable[[Iterator[bytes], Any], Iterator[bytes]]
+Listen = Callable[[Handler], str]
 Serve = Callable[[Handler], JoinStream]
 
 
-@pytest.fixture(
-    params=[SingleThreadedCall, QueuedCall],
-    ids=["direct", "queued"],
-)
-def serve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Start a server with the given handler and return a stream to it."""
-    if request.param is QueuedCall:
-        monkeypatch.setattr(bidi_call, "_begin_single_threaded", lambda: None)
+@pytest.fixture
+def listen() -> Iterator[Listen]:
+    """Start a server with the given handler and return its address."""
     options = [
         ("grpc.keepalive_time_ms", 100),
         ("grpc.keepalive_timeout_ms", 2000),
@@ -50,18 +44,37 @@ def serve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 50),
     ]
     server = grpc.server(ThreadPoolExecutor(2), options=options)
-    streams: list[JoinStream] = []
-    channels: list[grpc.Channel] = []
 
-    def start(handler: Handler) -> JoinStream:
+    def start(handler: Handler) -> str:
         methods = {"Join": grpc.stream_stream_rpc_method_handler(handler)}
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("test.Service", methods),)
         )
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        channels.append(plain_channel(f"127.0.0.1:{port}"))
-        streams.append(JoinStream(channels[-1], PATH, (), f"127.0.0.1:{port}"))
+        return f"127.0.0.1:{port}"
+
+    yield start
+    server.stop(0).wait()
+
+
+@pytest.fixture(
+    params=[SingleThreadedCall, QueuedCall],
+    ids=["direct", "queued"],
+)
+def serve(
+    listen: Listen, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Serve]:
+    """Start a server with the given handler and return a stream to it."""
+    if request.param is QueuedCall:
+        monkeypatch.setattr(bidi_call, "_begin_single_threaded", lambda: None)
+    streams: list[JoinStream] = []
+    channels: list[grpc.Channel] = []
+
+    def start(handler: Handler) -> JoinStream:
+        address = listen(handler)
+        channels.append(plain_channel(address))
+        streams.append(JoinStream(channels[-1], PATH, (), address))
         assert type(streams[-1]._call) is request.param
         return streams[-1]
 
@@ -70,7 +83,6 @@ def serve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         stream.close()
     for channel in channels:
         channel.close()
-    server.stop(0).wait()
 
 
 def echo(requests: Iterator[bytes], _context: Any) -> Iterator[bytes]:
@@ -215,8 +227,9 @@ def test_a_closed_stream_refuses_to_send(serve: Serve) -> None:
         stream.send(b"a")
 
 
-def test_a_stream_keeps_its_channel(serve: Serve) -> None:
-    address = serve(echo)._address
+@pytest.mark.usefixtures("serve")
+def test_a_stream_keeps_its_channel(listen: Listen) -> None:
+    address = listen(echo)
     stream = JoinStream(plain_channel(address), PATH, (), address)
     gc.collect()
 
@@ -357,13 +370,13 @@ def test_a_stream_that_ctrl_c_has_interrupted_anywhere_can_be_closed(
     assert not call._state.due
 
 
+@pytest.mark.usefixtures("serve")
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_nothing_is_left_of_streams_that_were_closed_or_dropped(
-    serve: Serve, is_closed: bool
+    listen: Listen, is_closed: bool
 ) -> None:
     """What gRPC keeps of a call has a descriptor, and ends with it."""
-    stream = serve(echo)
-    address = stream._address
+    address = listen(echo)
 
     def come_and_go() -> None:
         channel = plain_channel(address)
@@ -405,10 +418,11 @@ def test_a_grpc_that_has_changed_inside_is_used_as_everybody_does(
         stream.close()
 
 
+@pytest.mark.usefixtures("serve")
 def test_a_fork_does_not_close_what_its_parent_uses(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = JoinStream(plain_channel(serve(echo)._address), PATH, (), "")
+    stream = JoinStream(plain_channel(listen(echo)), PATH, (), "")
     call, pid = stream._call, os.getpid()
 
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)
@@ -417,30 +431,3 @@ def test_a_fork_does_not_close_what_its_parent_uses(
 
     assert not call.has_ended()
     call.close()
-
-
-FORK = """
-import os, threading
-from rlmesh_ray.client.join_stream import CallDeadline
-
-class Call:
-    def __init__(self):
-        self.cancelled = threading.Event()
-    def cancel(self):
-        self.cancelled.set()
-
-with CallDeadline(60.0, Call()):
-    pass
-if os.fork() == 0:
-    call = Call()
-    with CallDeadline(0.2, call):
-        os._exit(0 if call.cancelled.wait(20) else 1)
-print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
-def test_deadlines_work_in_a_process_that_was_forked() -> None:
-    ended = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True)
-
-    assert ended.stdout == "0\n"

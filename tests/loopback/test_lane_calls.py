@@ -31,6 +31,15 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.wire import lane_calls_v1 as wire
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
+from tests.loopback.client_internals import (
+    endpoints_give_up_after,
+    env_client,
+    join_stream,
+    session_metadata,
+    transport_of,
+    vanish,
+)
+from tests.loopback.ports import plain_channel
 from tests.loopback.test_cli import started
 
 ALLOWED = ("set_task", "task", "steps", "fail", "die", "hang", "hoard", "missing")
@@ -156,9 +165,10 @@ def test_a_call_does_not_overtake_a_step_that_is_still_on_its_way(
 ) -> None:
     client = EnvClient(ConnectOptions(endpoint.address, "secret"), transport="grpc")
     client.reset()
-    send = client._stream.send
+    stream = join_stream(client)
+    send = stream.send
     on_its_way: list[bytes] = []
-    monkeypatch.setattr(client._stream, "send", on_its_way.append)
+    monkeypatch.setattr(stream, "send", on_its_way.append)
     begun = threading.Event()
 
     def call() -> Any:
@@ -232,9 +242,10 @@ def test_what_is_not_allowed_is_not_sent(client: EnvClient) -> None:
 
 def raw_call(client: EnvClient, call: LaneCall, *metadata: tuple[str, str]) -> Any:
     """Call without the checks that a client of ours makes."""
-    method = client._channel.unary_unary(wire.CALL)
-    data = wire.pack_call(call)
-    return wire.parse_response(method(data, metadata=metadata or client._metadata, timeout=20.0))
+    shown = metadata or session_metadata(client)
+    with plain_channel(client.address) as channel:
+        method = channel.unary_unary(wire.CALL)
+        return wire.parse_response(method(wire.pack_call(call), metadata=shown, timeout=20.0))
 
 
 @pytest.mark.parametrize("name", ["unwrapped", "__class__", "reset", "", "a" * 100_000])
@@ -250,7 +261,7 @@ def test_no_client_gets_round_the_list(client: EnvClient, name: str) -> None:
 
 def test_no_client_reaches_the_lanes_of_another(client: EnvClient) -> None:
     client.reset()
-    token = client._metadata[0]
+    token = session_metadata(client)[0]
 
     for stranger in ("", "0" * 32):
         with pytest.raises(grpc.RpcError) as caught:
@@ -260,7 +271,7 @@ def test_no_client_reaches_the_lanes_of_another(client: EnvClient) -> None:
 
 def test_a_call_wants_the_token(client: EnvClient) -> None:
     client.reset()
-    session = client._metadata[1]
+    session = session_metadata(client)[1]
 
     for shown in ((), (("authorization", "Bearer other"),)):
         with pytest.raises(grpc.RpcError) as caught:
@@ -271,8 +282,10 @@ def test_a_call_wants_the_token(client: EnvClient) -> None:
 def test_garbage_is_refused_and_costs_nothing(client: EnvClient) -> None:
     client.reset()
 
-    with pytest.raises(grpc.RpcError) as caught:
-        client._channel.unary_unary(wire.CALL)(b"\xff", metadata=client._metadata, timeout=20.0)
+    with plain_channel(client.address) as channel:
+        method = channel.unary_unary(wire.CALL)
+        with pytest.raises(grpc.RpcError) as caught:
+            method(b"\xff", metadata=session_metadata(client), timeout=20.0)
 
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert tasks(client) == [0, 0, 0]
@@ -280,21 +293,22 @@ def test_garbage_is_refused_and_costs_nothing(client: EnvClient) -> None:
 
 def test_a_closed_session_is_not_called(client: EnvClient) -> None:
     client.reset()
-    with_another = EnvClient(client._connect_options)
-    with_another.reset()
-    with_another.close()
+    another = EnvClient(ConnectOptions(client.address, "secret"))
+    another.reset()
+    shown = session_metadata(another)
+    another.close()
 
     with pytest.raises(EndpointClosedError):
-        with_another.call("task")
-    client._session_id = with_another._session_id
-    with pytest.raises(EndpointLostError, match="the session is not open any more"):
-        client.call("task")
+        another.call("task")
+    with pytest.raises(grpc.RpcError) as caught:
+        raw_call(client, LaneCall("task"), *shown)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 @pytest.mark.slow
 def test_the_first_call_reports_a_full_endpoint(endpoint: EnvServer, client: EnvClient) -> None:
     client.reset()
-    other, third = (EnvClient(client._connect_options) for _ in range(2))
+    other, third = (EnvClient(ConnectOptions(client.address, "secret")) for _ in range(2))
     other.reset()
 
     with pytest.raises(CapacityError, match="all 2 sessions are taken"):
@@ -321,15 +335,13 @@ def test_a_crash_costs_the_episodes_and_a_reset_starts_over(client: EnvClient) -
 
 
 def test_a_call_that_hangs_is_answered_and_a_reset_starts_over(
-    client: EnvClient, monkeypatch: pytest.MonkeyPatch
+    client: EnvClient,
 ) -> None:
     client.call("task")
     client.reset()
 
-    with monkeypatch.context() as impatient:
-        impatient.setattr(EnvClient, "_server_timeout_ms", 450)
-        with pytest.raises(RemoteEnvError, match="no result within"):
-            client.call("hang")
+    with endpoints_give_up_after(450), pytest.raises(RemoteEnvError, match="no result within"):
+        client.call("hang")
     with pytest.raises(RemoteEnvError) as caught:
         client.step(actions(0, 0, 0))
 
@@ -338,17 +350,18 @@ def test_a_call_that_hangs_is_answered_and_a_reset_starts_over(
 
 
 def test_after_a_call_that_was_late_no_new_direct_connection_lets_a_step_pass(
-    pipe: Path, monkeypatch: pytest.MonkeyPatch
+    pipe: Path,
 ) -> None:
     with EnvServer(lambda: Tasked(str(pipe)), allow_calls=ALLOWED) as server:
         client = EnvClient(
             ConnectOptions(server.address), step_timeout_s=30.0, transport="shared_memory"
         )
         client.reset()
-        with monkeypatch.context() as impatient:
-            impatient.setattr(EnvClient, "_server_timeout_ms", 450)
-            with pytest.raises(RemoteEnvError, match="no result within"):
-                client.call("hang")
+        with (
+            endpoints_give_up_after(450),
+            pytest.raises(RemoteEnvError, match="no result within"),
+        ):
+            client.call("hang")
         pipe.write_text("")
         assert client.call("steps") == (0,)  # it waits until the late one has returned
 
@@ -357,7 +370,7 @@ def test_after_a_call_that_was_late_no_new_direct_connection_lets_a_step_pass(
 
         client.reset()
         assert list(client.step(actions(0)).observation[0]) == [0]
-        assert client._direct_connector.transport == "shared_memory"
+        assert transport_of(client) == "shared_memory"
         client.close()
 
 
@@ -381,7 +394,7 @@ def test_a_session_may_end_during_a_call(endpoint: EnvServer, pipe: Path) -> Non
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(client.call, "hang")
         with open(pipe, "w"):
-            client._stream.close()
+            vanish(client)
             with pytest.raises(EndpointLostError, match="not open any more"):
                 calling.result(20.0)
     client.close()
@@ -401,9 +414,8 @@ def test_nothing_is_allowed_by_default() -> None:
             match=r"calls? nothing in its environments.*allow_calls=\('gravity',\)",
         ):
             env.call("gravity")
-        assert isinstance(env._client, EnvClient)
         with pytest.raises(grpc.RpcError) as caught:
-            raw_call(env._client, LaneCall("gravity"))
+            raw_call(env_client(env), LaneCall("gravity"))
         env.close()
 
     assert capabilities.LANE_CALLS not in answer.capabilities

@@ -15,11 +15,11 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
-from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.protocol.client_session import endpoint_timeout_ms
 from rlmesh_ray.server.log_format import FORMAT_VARIABLE
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
+from tests.loopback.client_internals import endpoints_give_up_after
 
 SERVE = [sys.executable, "-m", "rlmesh_ray", "serve-env", "CartPole-v1", "--json"]
 TIMEOUT_S = 60.0
@@ -121,7 +121,6 @@ def test_what_an_environment_does_wrong_is_in_the_log_with_lane_and_step(
 )
 def test_a_step_that_takes_too_long_is_in_the_log_with_its_place_and_the_limit_that_was_set(
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
     transport: str,
     num_envs: int,
     lanes: str,
@@ -135,8 +134,10 @@ def test_a_step_that_takes_too_long_is_in_the_log_with_its_place_and_the_limit_t
         actions = env.action_space.sample()
         env.step(actions)
         # Only here: a busy machine may take long for the others.
-        monkeypatch.setattr(EnvClient, "_server_timeout_ms", endpoint_timeout_ms(0.8))
-        with pytest.raises(RemoteEnvError, match=r"no result within 720 ms$"):
+        with (
+            endpoints_give_up_after(endpoint_timeout_ms(0.8)),
+            pytest.raises(RemoteEnvError, match=r"no result within 720 ms$"),
+        ):
             env.step(actions)
         env.close()
 

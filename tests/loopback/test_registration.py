@@ -150,11 +150,16 @@ def test_an_endpoint_is_in_the_pool_while_it_is_connected(registrar: Registrar, 
     assert registrar.num_endpoints == 0
 
 
-def test_an_endpoint_tells_again_and_again_what_it_has_done(
-    registrar: Registrar, book: Book, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def frequent_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration_module, "_REPORT_EVERY_S", 0.01)
     monkeypatch.setattr(registrar_module, "_REPORTS_APART_S", 0.0)
+
+
+@pytest.mark.usefixtures("frequent_reports")
+def test_an_endpoint_tells_again_and_again_what_it_has_done(
+    registrar: Registrar, book: Book
+) -> None:
     counts = EnvCounters()
     lanes = counts.open()
 
@@ -170,14 +175,12 @@ def test_an_endpoint_tells_again_and_again_what_it_has_done(
     assert 0 < first[1].lane_steps < second[1].lane_steps
 
 
+@pytest.mark.usefixtures("frequent_reports")
 def test_an_endpoint_that_cannot_tell_what_it_has_done_stays_in(
     registrar: Registrar,
     book: Book,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(registration_module, "_REPORT_EVERY_S", 0.01)
-
     def report() -> bytes:
         raise ValueError("an unexpected error")
 
@@ -188,14 +191,13 @@ def test_an_endpoint_that_cannot_tell_what_it_has_done_stays_in(
         assert book.reported.empty()
 
 
+@pytest.mark.usefixtures("frequent_reports")
 def test_a_registry_that_cannot_store_reports_logs_that_and_keeps_its_endpoints(
     registrar: Registrar,
     book: Book,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(registration_module, "_REPORT_EVERY_S", 0.01)
-    monkeypatch.setattr(registrar_module, "_REPORTS_APART_S", 0.0)
     sound, note = pack_report(EnvCounters().statistics()), book.note
 
     def note_only_once_it_was_said(endpoint_id: str, reported: EnvStatistics) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.errors import AddressError, LocalProtocolError, RemoteEnvError
 from tests.loopback.child_processes import worker_pids
+from tests.loopback.client_internals import endpoints_give_up_after, vanish
 from tests.loopback.eventually import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -121,6 +123,25 @@ def test_workers_that_died_are_let_go() -> None:
         env.close()
 
 
+def test_workers_that_die_between_two_requests_leave_nothing_behind() -> None:
+    with EnvServer("CartPole-v1") as server:
+        env = RemoteEnv(server.address, transport="grpc")
+        env.reset()
+        counts = []
+        for _ in range(3):
+            (pid,) = worker_pids()
+            process = os.pidfd_open(pid)
+            os.kill(pid, signal.SIGKILL)
+            assert select.select([process], [], [], 20.0)[0]
+            os.close(process)
+            env.reset()  # finds out, and gets another worker
+            counts.append(num_descriptors())
+
+        assert eventually(lambda: num_descriptors() <= counts[0])
+        assert len(worker_pids()) == 1
+        env.close()
+
+
 def test_clients_that_come_and_go_leave_nothing_behind() -> None:
     with EnvServer("CartPole-v1") as server:
         counts = []
@@ -129,7 +150,7 @@ def test_clients_that_come_and_go_leave_nothing_behind() -> None:
             env.reset()
             env.step([np.zeros(1, np.int64)])
             if cycle % 2:
-                env._channel.close()  # vanishes without a word
+                vanish(env)
             env.close()
             assert eventually(lambda: server.num_sessions == 0)
             counts.append(num_descriptors())
@@ -151,7 +172,7 @@ def test_clients_that_leave_while_their_worker_starts_start_no_more_than_one(
             leaves = EnvClient(ConnectOptions(server.address))
             leaves.send_reset()
             assert eventually(lambda: server.num_sessions == 2 and len(worker_pids()) == 2)
-            leaves._channel.close()
+            vanish(leaves)
             assert eventually(lambda: server.num_sessions == 1)
         comes = EnvClient(ConnectOptions(server.address))
         with gate.open("w"):
@@ -171,7 +192,7 @@ def test_a_worker_that_starts_ends_with_its_server(tmp_path: Path) -> None:
         leaves = EnvClient(ConnectOptions(server.address))
         leaves.send_reset()
         assert eventually(lambda: server.num_sessions == 2 and len(worker_pids()) == 2)
-        leaves._channel.close()
+        vanish(leaves)
         stays.close()
 
     assert not worker_pids()
@@ -205,7 +226,7 @@ server.stop(0.0)
 
 
 def test_a_reset_that_needs_a_new_worker_waits_for_start_timeout_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     gate = tmp_path / "gate"
     with EnvServer(Exits, env_kwargs={"gate": str(gate)}) as server:
@@ -215,10 +236,11 @@ def test_a_reset_that_needs_a_new_worker_waits_for_start_timeout_s(
             env.step(1)
         os.mkfifo(gate)
 
-        with monkeypatch.context() as impatient:
-            impatient.setattr(EnvClient, "_server_timeout_ms", 450)
-            with pytest.raises(RemoteEnvError, match=r"has not started within 0\.5 s") as caught:
-                env.reset()
+        with (
+            endpoints_give_up_after(450),
+            pytest.raises(RemoteEnvError, match=r"has not started within 0\.5 s") as caught,
+        ):
+            env.reset()
         with gate.open("w"):
             env.reset()
 

@@ -46,6 +46,7 @@ from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.model_stream import ModelStream
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from tests.loopback.client_internals import num_unanswered, vanish
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import plain_channel
 
@@ -187,7 +188,7 @@ def test_requests_of_a_client_that_has_gone_are_never_run(gate: Gate) -> None:
         orphan = aside.submit(leaving.predict, observation(2))
         assert eventually(lambda: server.statistics().items_waiting == 1)
 
-        leaving._stream.close()
+        vanish(leaving)
         assert eventually(lambda: server.statistics().items_waiting == 0)
         gate.may_pass.set()
         running.result(PATIENCE_S)
@@ -232,37 +233,38 @@ def test_a_client_may_not_open_routes_without_end(monkeypatch: pytest.MonkeyPatc
     assert (caught.value.code, caught.value.is_recoverable) == ("BUSY", True)
 
 
-def test_a_client_may_not_claim_lanes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_routes, "MAX_LANES", 5)
+def test_a_client_may_not_claim_lanes_without_end() -> None:
+    most = model_routes.MAX_LANES
 
     def wide(num_envs: int) -> EnvContract:
         return dataclasses.replace(CONTRACT, num_envs=num_envs)
 
     with ModelServer(Gate(is_open=True)) as server, RemoteModel(server.address) as model:
-        with pytest.raises(RemoteModelError, match="would have 6 lanes, and 5 are the limit"):
-            model.configure_route(wide(6))
-        model.configure_route(wide(3), route_id="a")
+        with pytest.raises(
+            RemoteModelError, match=f"would have {most + 1} lanes, and {most} are the limit"
+        ):
+            model.configure_route(wide(most + 1))
+        model.configure_route(wide(most - 2), route_id="a")
         with pytest.raises(RemoteModelError) as caught:
             model.configure_route(wide(3), route_id="b")
         model.configure_route(wide(2), route_id="b")
-        model.configure_route(wide(3), route_id="a")  # anew, which takes no more room
+        model.configure_route(wide(most - 2), route_id="a")  # anew, which takes no more room
         with pytest.raises(RemoteModelError):
-            model.configure_route(wide(4), route_id="a")
+            model.configure_route(wide(most - 1), route_id="a")
         model.close_route("a")
-        model.configure_route(wide(3), route_id="c")
+        model.configure_route(wide(most - 2), route_id="c")
 
     assert (caught.value.code, caught.value.is_recoverable) == ("BUSY", True)
 
 
-def test_lanes_that_the_policy_refuses_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_routes, "MAX_LANES", 5)
-    policy = Remembering()
+def test_lanes_that_the_policy_refuses_take_no_room() -> None:
+    policy, widest = Remembering(), dataclasses.replace(CONTRACT, num_envs=model_routes.MAX_LANES)
     with ModelServer(policy) as server, RemoteModel(server.address) as model:
         policy.refused_contracts = 1
         with pytest.raises(RemoteModelError, match="not this one"):
-            model.configure_route(dataclasses.replace(CONTRACT, num_envs=5), route_id="a")
+            model.configure_route(widest, route_id="a")
 
-        model.configure_route(dataclasses.replace(CONTRACT, num_envs=5), route_id="b")
+        model.configure_route(widest, route_id="b")
 
 
 # --- routes that end -------------------------------------------------------------------
@@ -330,10 +332,10 @@ def test_a_route_is_forgotten_though_its_client_closes_it_and_vanishes_while_the
         (left,) = policy.known
         with busy(server, gate) as running:
             leaving.close_route()
-            leaving._stream.close()
+            vanish(leaving)
             assert eventually(lambda: server.statistics().sessions.open == 1)
             assert left in policy.known
-            assert server._engine.num_routes == 1
+            assert server.statistics().routes == 1
             assert not running.done()
         # Before the server stops, and with it the policy, which may remember what it likes then.
         wait_released(server)
@@ -349,7 +351,7 @@ def test_what_a_client_that_vanishes_has_running_is_forgotten_after_it_has_run(
         leaving.configure_route(CONTRACT)
         running = aside.submit(leaving.predict, observation(1))
         assert gate.entered.acquire(timeout=PATIENCE_S)
-        leaving._stream.close()
+        vanish(leaving)
         assert eventually(lambda: server.statistics().sessions.open == 0)
         assert len(policy.known) == 1
         gate.may_pass.set()
@@ -373,7 +375,7 @@ def test_all_routes_of_a_session_end_even_if_the_policy_raises_for_some() -> Non
         wait_released(server)
 
         assert policy.known == set()
-        assert server._engine.num_routes == 0
+        assert server.statistics().routes == 0
 
 
 def test_a_route_ends_though_the_policy_does_not_forget_it_and_the_log_says_so(
@@ -384,7 +386,7 @@ def test_a_route_ends_though_the_policy_does_not_forget_it_and_the_log_says_so(
         model.configure_route(CONTRACT)
         policy.refusals = [ValueError("not now")]
         model.close_route()
-        assert server._engine.num_routes == 0
+        assert server.statistics().routes == 0
         assert eventually(lambda: "failed to forget a route" in caplog.text)
 
         model.configure_route(CONTRACT)
@@ -444,7 +446,7 @@ def test_only_an_environment_of_a_new_kind_may_wait_for_a_batch(
     ):
         newcomer.configure_route(CONTRACT)
         other = aside.submit(newcomer.configure_route, another(), route_id="other")
-        assert eventually(lambda: bool(server._host._executor._futures))
+        assert eventually(lambda: num_unanswered(newcomer) == 1)
         newcomer.close_route()
         assert not other.done()
         assert not running.done()
@@ -483,10 +485,6 @@ def test_a_route_begins_fresh_though_one_of_its_name_has_just_ended_beside_a_run
             model.configure_route(CONTRACT)
             assert not running.done()
         assert [model.predict(observation(0))[0, 0] for _ in range(3)] == [0, 1, 2]
-        model.close()
-        wait_released(server)
-
-        assert len(policy._lanes) == 0
 
 
 def test_a_client_that_opens_and_closes_routes_for_ever_waits_for_a_busy_policy(
@@ -503,7 +501,7 @@ def test_a_client_that_opens_and_closes_routes_for_ever_waits_for_a_busy_policy(
             flood.configure_route(CONTRACT)
             flood.close_route()
         fourth = aside.submit(flood.configure_route, CONTRACT)
-        assert eventually(lambda: bool(flood._session_stream._futures) or fourth.done())
+        assert eventually(lambda: num_unanswered(flood) == 1 or fourth.done())
         for _ in range(2):  # by the second answer, that of the fourth would have come
             with pytest.raises(RemoteModelError, match="not configured"):
                 flood.close_route("nowhere")
@@ -649,12 +647,15 @@ class Recording:
         return self._policy.predict(contract, rows)
 
 
-def test_a_module_that_has_proved_quick_runs_in_the_serving_loop_and_acts_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # However slow the machine is that runs this.
+@pytest.fixture
+def _always_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take policies for quick, however slow the machine is that runs them."""
     monkeypatch.setattr(batch_collector, "_FAST_S", PATIENCE_S)
     monkeypatch.setattr(batch_collector, "_SLOW_S", PATIENCE_S)
+
+
+@pytest.mark.usefixtures("_always_quick")
+def test_a_module_that_has_proved_quick_runs_in_the_serving_loop_and_acts_the_same() -> None:
     policy = Recording(as_policy(weighted(1.0)))
     with ModelServer(policy) as server, RemoteModel(server.address) as model:
         model.configure_route(CONTRACT)
@@ -845,7 +846,7 @@ def test_a_server_that_stops_leaves_no_session_waiting_for_its_policy(gate: Gate
         with ThreadPoolExecutor() as aside:
             stuck = aside.submit(model.predict, observation(1))
             assert gate.entered.acquire(timeout=PATIENCE_S)
-            model._stream.close()  # its session waits for the policy to forget it
+            vanish(model)  # its session waits for the policy to forget it
             assert eventually(lambda: bool(shared_loop().run(releases())))
             server.stop(0.0)
 
@@ -939,11 +940,8 @@ def held(gate: Gate, **options: Any) -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick_at_once(_always_quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_collector, "_NUM_TO_PROVE", 0)
-    # However slow the machine is that runs this.
-    monkeypatch.setattr(batch_collector, "_FAST_S", PATIENCE_S)
-    monkeypatch.setattr(batch_collector, "_SLOW_S", PATIENCE_S)
 
 
 @pytest.mark.usefixtures("_quick_at_once")

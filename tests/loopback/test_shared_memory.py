@@ -25,10 +25,17 @@ from rlmesh_ray.testing.envs import SPACES, EchoEnv
 from rlmesh_ray.transport import connection_broker, unauthenticated_limit
 from rlmesh_ray.transport import shared_memory as wire
 from rlmesh_ray.transport.direct_handle import DirectHandle
+from rlmesh_ray.transport.step_buffers import StepBuffers
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
+from tests.loopback.client_internals import (
+    session_id,
+    session_metadata,
+    transport_of,
+)
 from tests.loopback.direct_sessions import NOTHING, array, has_direct_connection, session
 from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Lifelike
+from tests.loopback.ports import plain_channel
 
 
 def test_a_client_that_leaves_before_its_direct_connection_leaves_nothing_to_the_next_session(
@@ -45,7 +52,7 @@ def test_a_client_that_leaves_before_its_direct_connection_leaves_nothing_to_the
         first = EnvClient(ConnectOptions(server.address))
         pid: Any = first.reset().infos["pid"]
         assert [array(first.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
-        assert first._direct_connector.transport != "shared_memory"
+        assert transport_of(first) != "shared_memory"
         first.close()
 
         with session(server) as second:
@@ -135,17 +142,17 @@ def test_memory_that_a_client_got_cannot_be_shrunk_and_is_its_own() -> None:
     with EnvServer(Lifelike, max_sessions=1) as server:
         first = EnvClient(ConnectOptions(server.address))
         first.reset()
-        first.step(NOTHING)
-        direct = first._direct_connector.connection()
-        assert direct is not None
-        mine = direct._buffers.observations[0]
+        descriptors = greet(server, first)[1]
+        mine = StepBuffers(descriptors[0], first.contract).observations[0]
+        for descriptor in descriptors:
+            os.close(descriptor)
         first.close()
         with RemoteEnv(server.address) as env:
             env.reset()
             env.step(0)
             env.step(0)
 
-            assert mine.tolist() == [[1.0]]  # type: ignore[union-attr]
+            assert mine.tolist() == [[0.0]]  # type: ignore[union-attr]
 
 
 def test_the_block_is_sealed() -> None:
@@ -162,8 +169,7 @@ def test_the_block_is_sealed() -> None:
 
 def greet(server: EnvServer, client: EnvClient, timeout_ms: int = 1000) -> tuple[bytes, list[int]]:
     """Come to the endpoint's broker as ``client`` would."""
-    session_id = client._session_id
-    return come(server, wire.ClientHello(session_id, timeout_ms).pack())
+    return come(server, wire.ClientHello(session_id(client), timeout_ms).pack())
 
 
 def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:
@@ -207,8 +213,8 @@ def test_a_session_that_is_over_gets_nothing_at_the_broker() -> None:
 
 def test_who_joins_with_the_session_id_of_another_takes_nothing_from_it() -> None:
     with EnvServer(Lifelike) as server, session(server) as client:
-        metadata = client._metadata
-        replay = JoinStream(client._channel, "/rlmesh.env.v1.EnvService/Join", metadata, "")
+        channel, metadata = plain_channel(client.address), session_metadata(client)
+        replay = JoinStream(channel, "/rlmesh.env.v1.EnvService/Join", metadata, "")
         replay.send(env_wire.pack_request(Close("1")))
         replay.receive(20.0)
         replay.close()

@@ -26,6 +26,7 @@ from rlmesh_ray.wire.rlmesh_v1.handshake import (
     pack_shutdown_request,
     parse_shutdown_response,
 )
+from tests.loopback.client_internals import vanish
 from tests.loopback.ports import plain_channel
 
 ENV = "/rlmesh.env.v1.EnvService/Shutdown"
@@ -228,10 +229,10 @@ def test_a_close_stops_the_participant_where_the_operator_said_so(
 def test_a_client_that_vanishes_is_no_close() -> None:
     with ModelServer(lambda batch: batch, stop_on_close=True) as server:
         model = RemoteModel(server.address)
-        model._channel.close()
+        vanish(model)
 
         assert not server.wait(0.3)
-        RemoteModel(server.address)._channel.close()
+        vanish(RemoteModel(server.address))
 
 
 def test_stopping_an_endpoint_whose_clients_are_idle_takes_no_grace() -> None:

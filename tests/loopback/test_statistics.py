@@ -18,6 +18,13 @@ from rlmesh_ray.errors import CapacityError, ConfigurationError, RemoteEnvError,
 from rlmesh_ray.server.log_context import ContextFilter, short_name
 from rlmesh_ray.server.log_format import JsonFormatter
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
+from tests.loopback.client_internals import (
+    endpoints_give_up_after,
+    leave_direct_connection,
+    session_id,
+    vanish,
+)
+from tests.loopback.direct_sessions import has_direct_connection
 from tests.loopback.dm_env_rpc_stream import DmStream
 from tests.loopback.eventually import eventually
 
@@ -27,8 +34,8 @@ TRANSPORTS = ["grpc", "shared_memory", pytest.param("tcp", marks=pytest.mark.nig
 
 def leave(client: EnvClient) -> None:
     """End a session as a client does that is killed."""
-    client._direct_connector.close()
-    client._session_stream._stream.close()
+    leave_direct_connection(client)
+    vanish(client)
 
 
 class Ends(gymnasium.Env[Any, Any]):
@@ -54,7 +61,7 @@ def test_steps_count_the_same_over_the_stream_and_past_the_endpoint(transport: s
         client.reset()
         for _ in range(8):  # two episodes a lane, with the step that resets it after each
             client.step([np.zeros(2, np.int64)])
-        assert client._direct_connector.is_open is (transport != "grpc")
+        assert has_direct_connection(client) is (transport != "grpc")
         during = server.statistics()
         client.close()
         after = server.statistics()
@@ -83,7 +90,7 @@ def test_a_step_past_an_episode_s_end_ends_no_other_one(transport: str) -> None:
             client.reset()
             for _ in range(5):
                 client.step([np.zeros(1, np.int64)])
-        assert client._direct_connector.is_open is (transport != "grpc")
+        assert has_direct_connection(client) is (transport != "grpc")
         during = server.statistics()
         client.close()
 
@@ -207,7 +214,7 @@ def test_a_step_that_fails_over_shared_memory_is_an_error_and_no_step() -> None:
         client.reset()
         for _ in range(4):
             client.step([np.zeros(1, np.int64)])
-        assert client._direct_connector.is_open
+        assert has_direct_connection(client)
         with pytest.raises(RemoteEnvError):
             client.step([np.zeros(1, np.int64)])
         client.close()
@@ -288,7 +295,7 @@ def test_a_session_s_begin_and_end_are_logged_with_both_names(log: Lines) -> Non
         client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0)
         client.reset()
         client.step([np.zeros(1, np.int64)])
-        secret = client._session_id
+        secret = session_id(client)
         client.close()
         assert eventually(lambda: bool(log.events("session_ends")))
 
@@ -337,18 +344,15 @@ def test_a_policy_s_sessions_are_logged_with_what_they_predicted(log: Lines) -> 
     assert (end["endpoint_id"], end["predictions"], end["cause"]) == ("pilot", 1, "closed")
 
 
-def test_a_worker_that_is_killed_over_a_line_is_logged_with_its_session(
-    log: Lines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_killed_over_a_line_is_logged_with_its_session(log: Lines) -> None:
     env = FaultyEnv(Fault.HANG, at_step=4)
     with EnvServer(lambda: env, endpoint_id="hangs", step_grace_s=0.1) as server:
         client = EnvClient(ConnectOptions(server.address), transport="shared_memory")
         client.reset()
         for _ in range(3):
             client.step([np.zeros(1, np.int64)])
-        assert client._direct_connector.is_open
-        monkeypatch.setattr(EnvClient, "_server_timeout_ms", 450)
-        with pytest.raises(RemoteEnvError):
+        assert has_direct_connection(client)
+        with endpoints_give_up_after(450), pytest.raises(RemoteEnvError):
             client.step([np.zeros(1, np.int64)])
         assert eventually(lambda: bool(log.warnings()))
         client.close()
@@ -370,7 +374,7 @@ def test_a_policy_that_fails_is_logged_for_the_session_that_asked(log: Lines) ->
             model.configure_route(Ends())
             with pytest.raises(RemoteModelError):
                 model.predict(np.full((1, 1), 10 + number, np.float32))
-        names = [short_name(model._session_id) for model in models]
+        names = [short_name(session_id(model)) for model in models]
         for model in models:
             model.close()
 

@@ -64,6 +64,8 @@ class Echo:
         self.checked: list[tuple[str, int]] = []
         self.forgotten: list[str] = []
         self.refusal: Exception | None = None
+        self.meanwhile: Callable[[], object] = lambda: None
+        """Called during each batch."""
 
     def check_contract(self, contract: EnvContract) -> None:
         self.checked.append((contract.id, contract.num_envs))
@@ -73,6 +75,7 @@ class Echo:
     def predict(self, contract: EnvContract, rows: Rows) -> object:
         observations = np.asarray(rows.observations)
         self.batches.append(observations[:, 0].tolist())
+        self.meanwhile()
         return observations
 
     def forget(self, route_key: str, env_index: int | None) -> None:
@@ -200,17 +203,10 @@ def test_requests_answered_at_once_count_as_those_that_waited() -> None:
     play(scenario)
 
 
-def test_the_statistics_are_busy_while_a_lone_route_is_being_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_statistics_are_busy_while_a_lone_route_is_being_answered() -> None:
     async def scenario(stage: Stage) -> None:
         busy: list[bool] = []
-
-        def predict(contract: EnvContract, rows: Rows) -> object:
-            busy.append(stage.engine.statistics().is_busy)
-            return rows.observations
-
-        monkeypatch.setattr(stage.policy, "predict", predict)
+        stage.policy.meanwhile = lambda: busy.append(stage.engine.statistics().is_busy)
         await stage.open("a")
         stage.send("a", 1)
         assert busy == [True]
@@ -278,10 +274,10 @@ def test_requests_that_answers_lead_to_are_not_run_one_in_the_other() -> None:
     play(scenario)
 
 
-def test_a_lone_request_that_fails_gets_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_request_that_fails_gets_the_error() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.open("a")
-        monkeypatch.setattr(stage.policy, "predict", lambda contract, rows: 1 / 0)
+        stage.policy.meanwhile = lambda: 1 / 0
         stage.send("a", 1)
         (answer,) = stage.answers
         assert isinstance(answer, PolicyError)
@@ -377,11 +373,10 @@ def test_a_policy_that_has_blocked_the_loop_is_unhealthy_for_a_moment_afterwards
         stage.send("a", 1)
         assert stage.host.health().is_serving
 
-        def hang(contract: EnvContract, rows: Rows) -> object:
+        def hang() -> None:
             clock.now_s += 45.0
-            return np.asarray(rows.observations)
 
-        monkeypatch.setattr(stage.policy, "predict", hang)
+        stage.policy.meanwhile = hang
         stage.send("a", 2)
         health = stage.host.health()
         assert not health.is_serving
