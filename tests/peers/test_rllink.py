@@ -24,6 +24,7 @@ from rlmesh_ray.dialects.rllink.client.rllink_client import RAY, RLlinkClient
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.rllib import RLMeshRLlinkEnvRunner, configure_rllink
+from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address
 
 ROOT = Path(__file__).parents[2]
@@ -180,8 +181,7 @@ def test_a_client_of_the_description_samples_with_two_more_beside_it(
     start("spec_client.py", port_of(runner), "onnx::Gemm_0", 2)
     start("dummy_client.py", port_of(runner))
 
-    with runner._queue.lock:
-        assert runner._queue.lock.wait_for(lambda: runner._queue.num_clients == 3, 60)
+    assert eventually(lambda: runner.get_metrics()["num_simulators_per_env_runner"].peek() == 3)
     samples = []
     for number in range(1, 4):
         samples.append(runner.sample())

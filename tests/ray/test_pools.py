@@ -23,7 +23,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 
 from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet, EnvPool
-from rlmesh_ray.actors.registry.registry_actor import shared_registry
+from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.pool_tokens import endpoint_token
 from rlmesh_ray.auth.server_tls import ServerTls
@@ -35,6 +35,7 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     RlmeshError,
 )
+from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.server.statistics_report import pack_report
 from tests.loopback.certificates import Authority, needs_openssl
@@ -92,6 +93,11 @@ def can_listen(listener: socket.socket, place: tuple[str, int]) -> bool:
 
 def names(pool: EnvPool) -> list[str]:
     return [record.endpoint_id.rpartition("/")[2] for record in pool.endpoints]
+
+
+def registrar_of(pool: EnvPool) -> Any:
+    """Return the actor behind a pool."""
+    return ray.get_actor(fleet_name_of_pool(pool.name), REGISTRY_NAMESPACE)
 
 
 def process_of(actor: Any) -> int:
@@ -304,7 +310,7 @@ def test_endpoints_are_kept_over_a_restart_of_the_registry(pool: EnvPool) -> Non
 def test_endpoints_come_back_to_a_registrar_that_ray_restarts(own_pool: EnvPool) -> None:
     with simulator(own_pool, "a"):
         own_pool.wait()
-        ray.kill(own_pool._actor, no_restart=False)
+        ray.kill(registrar_of(own_pool), no_restart=False)
 
         assert eventually(lambda: [record.incarnation for record in own_pool.endpoints] == [2])
 
@@ -314,7 +320,7 @@ def test_a_registrar_comes_back_although_its_port_is_still_taken(own_pool: EnvPo
     host, _, port = own_pool.address.rpartition(":")
     with simulator(own_pool, "a"):
         own_pool.wait()
-        former = process_of(own_pool._actor)
+        former = process_of(registrar_of(own_pool))
         # Takes the port as soon as it is free, as what is left of a process may hold it.
         with socket.socket() as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

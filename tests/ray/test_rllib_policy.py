@@ -1,11 +1,13 @@
 """The served policy against RLlib's own EnvRunner, on the same observations."""
 
 import copy
+import gc
 import itertools
 import shutil
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -861,6 +863,12 @@ def test_what_only_learning_needs_may_be_there_or_not(trained: Callable[[str], T
 # --- what is remembered, and for how long ----------------------------------------------
 
 
+class Name(str):
+    """The name of a route or an episode, which can be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
 @pytest.mark.parametrize(
     "num_episodes", [pytest.param(300), pytest.param(10_000, marks=pytest.mark.slow)]
 )
@@ -870,25 +878,26 @@ def test_nothing_grows_with_episodes_routes_and_clients(
 ) -> None:
     run = trained(name)
     policy = RllibPolicy(run.checkpoint)
-    actor: Any = policy._actor
-    lanes = actor._lanes
     observation = run.lanes[0][0].observation
+    known: weakref.WeakSet[Name] = weakref.WeakSet()
+
+    def predict(number: int) -> None:
+        stays, leaves, episode = Name("stays"), Name(f"route {number}"), Name(f"{number}")
+        known.update({stays, leaves, episode})
+        slots = [PredictSlot(lane, episode, 0, reset=False) for lane in range(50)]
+        routes = [RouteRows(stays, slots), RouteRows(leaves, slots)]
+        policy.predict(run.contract, Rows(np.stack([observation] * 100), routes))
 
     for number in range(num_episodes // 100):
-        slots = [PredictSlot(lane, f"{number}", 0, reset=False) for lane in range(50)]
-        rows = Rows(
-            np.stack([observation] * 100),
-            [RouteRows("stays", slots), RouteRows(f"route {number}", slots)],
-        )
-        policy.predict(run.contract, rows)
+        predict(number)
         # As for a route that was closed, and for one whose client has vanished.
         policy.forget(f"route {number}", None)
 
-    assert len(lanes) == 50
-    assert list(lanes._routes) == ["stays"]
-    assert {entry.episode_id for entry in lanes._routes["stays"].values()} == {f"{number}"}
+    gc.collect()
+    assert set(known) == {"stays", f"{number}"}
     policy.forget("stays", None)
-    assert lanes._routes == {}
+    gc.collect()
+    assert not known
 
 
 def test_checkpoints_of_other_kinds_are_refused(tmp_path: Path) -> None:

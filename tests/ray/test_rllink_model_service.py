@@ -14,6 +14,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core import COMPONENT_RL_MODULE
+from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray.client.remote_model import RemoteModel, Slots
@@ -28,6 +29,8 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.rllib import RLMeshRLlinkEnvRunner, configure_rllink
 from rlmesh_ray.spaces.contract import AutoresetMode
+from tests.loopback.client_internals import vanish
+from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address
 from tests.ray.reporting_simulators import CART_POLE, Played, ReportingSimulator, contract, report
 from tests.ray.rllink_simulators import Simulators, asking
@@ -93,6 +96,11 @@ def simulate(world: tuple[Listen, Simulate]) -> Simulate:
 def change(runner: RLMeshRLlinkEnvRunner, seq_no: int) -> None:
     weights = {name: values * 1.5 for name, values in runner.module.get_state().items()}
     runner.set_state({COMPONENT_RL_MODULE: weights, "weights_seq_no": seq_no})
+
+
+def publish(runner: RLMeshRLlinkEnvRunner) -> None:
+    """Have simulators act with the module's weights before the first sample."""
+    runner.set_state({COMPONENT_RL_MODULE: runner.module.get_state(), "weights_seq_no": 0})
 
 
 def counts(runner: RLMeshRLlinkEnvRunner) -> dict[str, Any]:
@@ -214,8 +222,7 @@ def test_a_request_without_a_sampling_runner_waits_and_delays_no_other(listen: L
         other.configure_route(contract())
         other.configure_route(contract(), route_id="second")
         other.close_route("second")
-        assert runner._service is not None
-        assert runner._service.health().is_serving
+        runner.assert_healthy()
         assert not answered.is_set()
 
         (episode,) = runner.sample()
@@ -230,15 +237,21 @@ def test_what_a_client_has_done_before_it_vanishes_is_kept(
     listen: Listen, simulate: Simulate
 ) -> None:
     runner = listen(configured(DQNConfig(), fragment=2))
-    runner._publish(0)
+    num_abandoned = 0
+
+    def has_gone() -> bool:
+        nonlocal num_abandoned
+        found = counts(runner)
+        num_abandoned += found[ABANDONED]
+        return bool(found[CLIENTS] == 0)
+
+    publish(runner)
     gone = RemoteModel(runner.service_address)
     gone.configure_route(contract(2))
     for step in range(2):
         gone.predict(report(np.full((2, 4), step), step))
-    gone._channel.close()
-    with runner._queue.lock:
-        assert runner._queue.lock.wait_for(lambda: not runner._queue.num_clients, 20)
-        assert not runner._queue.recorders
+    vanish(gone)
+    assert eventually(has_gone)
     gone.close()
 
     chunks = runner.sample()
@@ -246,7 +259,8 @@ def test_what_a_client_has_done_before_it_vanishes_is_kept(
     assert [each.get_observations()[:, 0].tolist() for each in chunks] == [[0, 1]] * 2
     assert [each.get_rewards().tolist() for each in chunks] == [[1]] * 2
     assert not any(each.is_done for each in chunks)
-    assert counts(runner) == {STALE: 0, ABANDONED: 2, CLIENTS: 0}
+    assert num_abandoned == 2
+    assert counts(runner)[STALE] == 0
     left = simulate(runner.service_address)
     require_what_was_seen(runner.sample(), left.played)
 
@@ -257,12 +271,8 @@ def test_a_route_that_closes_while_it_waits_leaves_nothing_behind(listen: Listen
     model.configure_route(contract())
     with pytest.raises(EndpointError, match="no answer"):
         model.predict(report(ZEROS))
-    model._channel.close()
-    with runner._queue.lock:
-        assert runner._queue.lock.wait_for(lambda: not runner._queue.num_clients, 20)
-        assert not runner._queue.recorders
-        (asked,) = runner._inference._asked
-        assert all(question.future.cancelled() for question in asked)
+    vanish(model)
+    assert eventually(lambda: counts(runner)[CLIENTS] == 0)
     model.close()
 
     with RemoteModel(runner.service_address) as other:
@@ -283,7 +293,7 @@ def play_one_step(model: RemoteModel) -> None:
 
 def test_an_episode_that_begins_cuts_the_one_before_short(listen: Listen) -> None:
     runner = listen(configured(DQNConfig(), fragment=3))
-    runner._publish(0)
+    publish(runner)
     with RemoteModel(runner.service_address) as model:
         model.configure_route(contract())
         for number, (episode, reset) in enumerate(
@@ -314,7 +324,7 @@ def test_an_action_for_an_episode_that_has_gone_meanwhile_is_nobodys() -> None:
 
 def test_what_does_not_fit_is_refused_and_changes_nothing(listen: Listen) -> None:
     runner = listen(configured(DQNConfig(), fragment=1))
-    runner._publish(0)
+    publish(runner)
     with RemoteModel(runner.service_address) as model:
         model.configure_route(contract())
         model.predict(report(ZEROS))
@@ -381,16 +391,16 @@ def test_continuous_actions_are_answered_within_their_bounds(listen: Listen) -> 
 def test_a_failing_module_is_reported_and_the_episode_begins_anew(
     listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise ValueError("no such luck")
 
     runner = listen(configured(DQNConfig(), fragment=2))
-    runner._publish(0)
+    publish(runner)
     with RemoteModel(runner.service_address) as model:
         model.configure_route(contract())
         model.predict(report(ZEROS))
         with monkeypatch.context() as broken:
-            broken.setattr(runner._inference, "_decide", fail)
+            broken.setattr(TorchRLModule, "forward_exploration", fail)
             with pytest.raises(RemoteModelError, match="ValueError: no such luck"):
                 model.predict(report(ZEROS + 1, 1.0))
         model.predict(report(ZEROS + 2, 2.0))
