@@ -78,7 +78,8 @@ def num_unanswered(client: Client) -> int:
     """Return how many requests on the Join stream wait for their answers."""
     if isinstance(client, RemoteModel):
         return len(client._session_stream._futures)
-    return client._session.num_sent - client._session.num_received
+    session = client._session
+    return session.num_sent - session.num_received
 
 
 @contextlib.contextmanager

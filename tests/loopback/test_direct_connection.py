@@ -109,7 +109,6 @@ def test_spin_reaches_the_worker_and_the_client_past_the_environment_variable(
         assert len(of_worker) == 2
         assert {each > 0.0 for each in of_worker} == {spin}
         assert (direct._poller._spin._longest_s > 0.0) == spin
-        assert server._pool.spin is spin
 
 
 def test_no_step_takes_the_direct_connection_of_a_session_whose_stream_has_ended(

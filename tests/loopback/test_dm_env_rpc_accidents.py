@@ -51,6 +51,10 @@ def client(peer: Peer, num_envs: int = 2, *, wait_s: float = 10.0, **more: Any) 
     )
 
 
+def streams_of(env: WorldClient) -> list[JoinStream]:
+    return [agent.open_stream._stream for agent in env._joiner.agents]
+
+
 def moves(*each: int) -> list[Any]:
     return [np.array(each, np.int8)]
 
@@ -169,7 +173,7 @@ def test_an_answer_that_is_here_before_its_request_ends_the_session(
         env.step(action)
         assert server.has_repeated.wait(10.0)
 
-        streams = [agent.open_stream._stream for agent in env._joiner.agents]
+        streams = streams_of(env)
         assert eventually(lambda: any(stream.poll() for stream in streams))
 
         with pytest.raises(RemoteProtocolError, match="kind step came before its request"):
@@ -219,7 +223,7 @@ def test_answers_to_requests_in_flight_are_none_too_many() -> None:
         results = []
         for _ in range(20):
             results.append(shown(env.receive_step(requests.pop(0))))
-            streams = [agent.open_stream._stream for agent in env._joiner.agents]
+            streams = streams_of(env)
             assert all(eventually(stream.poll) for stream in streams)
             requests.append(env.send_step(moves(1, 1)))
         results += [shown(env.receive_step(request)) for request in requests]

@@ -71,10 +71,6 @@ def model_server() -> ModelServer:
     return ModelServer(zeros)
 
 
-def drained(server: EnvServer | ModelServer, timeout_s: float) -> bool:
-    return server._endpoint.finish_sessions(timeout_s)
-
-
 def endpoint(probe: Callable[[], Health]) -> Endpoint:
     """Return an endpoint that offers nothing but its health."""
     started = Endpoint("127.0.0.1:0", on_stop=lambda: None, probe=probe)
@@ -339,7 +335,7 @@ def test_a_draining_model_endpoint_finishes_its_sessions_and_admits_no_other() -
         model = RemoteModel(server.address)
         model.configure_route(contract_of(gymnasium.make("CartPole-v1")))
 
-        is_empty = drained(server, 0.0)
+        is_empty = server.drain(0.0)
 
         assert not is_empty
         assert (
@@ -349,7 +345,7 @@ def test_a_draining_model_endpoint_finishes_its_sessions_and_admits_no_other() -
             RemoteModel(server.address)
         assert model.predict(np.zeros((1, 4), np.float32)).tolist() == [0]
         model.close()
-        assert drained(server, 20.0)
+        assert server.drain(20.0)
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.05])
@@ -458,7 +454,7 @@ def test_a_drain_under_load_breaks_nothing_and_is_reported_before_a_client_is_re
             for _ in working:
                 assert done.acquire(timeout=60.0)
 
-            assert drained(server, 60.0)
+            assert server.drain(60.0)
 
             for task in working:
                 error, health = task.result(60.0)

@@ -16,6 +16,7 @@ from rlmesh_ray.errors import ConfigurationError, RemoteProtocolError
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.testing.equality import assert_identical
+from tests.loopback.client_internals import env_client
 from tests.ray.multi_agent_worlds import Climb
 
 NUM_STEPS = 60
@@ -125,7 +126,7 @@ def test_an_endpoint_that_resets_all_lanes_at_once_is_refused_with_the_remedy() 
         env = RemoteVectorEnv(server.address)
         require_same_step(env)
 
-        del env._client.answer.capabilities[PARTIAL_RESET]  # type: ignore[attr-defined]
+        del env_client(env).answer.capabilities[PARTIAL_RESET]  # type: ignore[attr-defined]
         with pytest.raises(ConfigurationError, match="serve-env --autoreset disabled, or have"):
             require_same_step(env)
         env.close()

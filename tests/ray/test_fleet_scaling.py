@@ -10,6 +10,8 @@ import ray
 
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet
+from rlmesh_ray.actors.endpoint_moves import EndpointSpec
+from rlmesh_ray.actors.endpoint_owner import find_endpoint_owner
 from rlmesh_ray.actors.registry.registry_actor import find_registry
 from rlmesh_ray.errors import (
     CapacityError,
@@ -40,6 +42,19 @@ def ids(fleet: EnvFleet) -> list[str]:
     """Of those that may get sessions, as the registry knows them."""
     members = ray.get(find_registry().members.remote(fleet.resolver.fleet))
     return sorted(each.endpoint_id for each in members)
+
+
+def owner_of(fleet: EnvFleet) -> Any:
+    """Return the actor that starts and ends the endpoints of a fleet."""
+    return find_endpoint_owner(fleet.resolver.fleet)
+
+
+def next_id_of(fleet: EnvFleet) -> str:
+    """Return the id that a fleet's next endpoint gets: numbers are not used again."""
+    fleet.scale(2)
+    prefix, _, number = fleet.resolver.endpoint_ids[-1].rpartition("-")
+    fleet.scale(1)
+    return f"{prefix}-{int(number) + 1}"
 
 
 def open_env(fleet: EnvFleet, index: int) -> RemoteVectorEnv:
@@ -217,8 +232,9 @@ def is_served(fleet: EnvFleet, former_pid: int) -> bool:
 
 def test_times_that_are_none_start_and_end_nothing(fleet: EnvFleet) -> None:
     fleet.scale(2)
-    (manager, there) = fleet._manager, fleet.resolver.endpoint_ids
-    next_id = f"{fleet.resolver.fleet}-{fleet._num_started}"
+    manager, there = owner_of(fleet), fleet.resolver.endpoint_ids
+    prefix, _, number = there[-1].rpartition("-")
+    next_id = f"{prefix}-{int(number) + 1}"
     no_times: list[Any] = ["3", -1, float("nan"), float("inf"), True]
 
     for timeout_s, num_endpoints in itertools.product(no_times, (3, 1)):
@@ -233,18 +249,19 @@ def test_times_that_are_none_start_and_end_nothing(fleet: EnvFleet) -> None:
 
 
 def test_an_endpoint_whose_end_overtakes_its_start_is_not_started(fleet: EnvFleet) -> None:
-    spec = fleet._next_spec(1)
+    spec = EndpointSpec(f"{fleet.resolver.fleet}-overtaken", {}, "token")
+    owner = owner_of(fleet)
 
-    ray.get(fleet._manager.end.remote([spec.endpoint_id]))
+    ray.get(owner.end.remote([spec.endpoint_id]))
 
-    assert ray.get(fleet._manager.start.remote([spec])) == []
-    assert ray.get(fleet._manager.actors.remote([spec.endpoint_id])) == []
+    assert ray.get(owner.start.remote([spec])) == []
+    assert ray.get(owner.actors.remote([spec.endpoint_id])) == []
 
 
 def test_endpoints_that_are_not_awaited_any_more_are_ended(
     fleet: EnvFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    next_id = f"{fleet.resolver.fleet}-{fleet._num_started}"
+    next_id = next_id_of(fleet)
     kept = fleet._manager_result
     starting = []
 
@@ -258,7 +275,7 @@ def test_endpoints_that_are_not_awaited_any_more_are_ended(
         fleet.scale(2)
 
     ray.get(starting)  # it may come later than what ends them
-    assert ray.get(fleet._manager.actors.remote([next_id])) == []
+    assert ray.get(owner_of(fleet).actors.remote([next_id])) == []
     fleet.scale(2)
     assert ids(fleet) == list(fleet.resolver.endpoint_ids)
     assert len(fleet.addresses) == 2

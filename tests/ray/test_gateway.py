@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 import ray
 
@@ -71,6 +72,18 @@ def connect_again(gateway: Gateway) -> RemoteModel:
     return found[0]
 
 
+def kill(gateway: Gateway) -> None:
+    """Kill the process of a gateway; Ray starts it again."""
+    port = int(gateway.address.rpartition(":")[2])
+    (process,) = {
+        each.pid
+        for each in psutil.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port
+    }
+    assert process is not None
+    os.kill(process, signal.SIGKILL)
+
+
 def test_the_collector_leaves_alone_what_endpoints_and_gateways_have_loaded(
     policies: ModelFleet,
 ) -> None:
@@ -110,7 +123,7 @@ def test_a_killed_gateway_comes_back_at_its_address(policies: ModelFleet) -> Non
         client = connect(gateway)
         predict(client)
 
-        ray.kill(gateway._actor, no_restart=False)
+        kill(gateway)
 
         with pytest.raises(EndpointError):
             predict_for_ever(client)
@@ -136,7 +149,7 @@ def test_a_gateway_is_shown_where_endpoints_are_and_is_nobodys_endpoint(
         assert (record.address, record.incarnation) == (gateway.address, 1)
         assert query_for(policies)() == before
 
-        ray.kill(gateway._actor, no_restart=False)
+        kill(gateway)
 
         assert eventually(lambda: shown()[0].incarnation == 2, 60.0)
         assert [each.address for each in shown()] == [gateway.address]

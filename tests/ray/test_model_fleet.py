@@ -35,6 +35,7 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     PolicyError,
 )
+from tests.loopback.client_internals import join_stream
 from tests.loopback.eventually import eventually
 from tests.ray.switch_policy import switch_policy
 
@@ -501,7 +502,7 @@ def test_a_fleet_pads_batches_and_ends_idle_sessions_as_configured() -> None:
         connect(fleet) as model,
     ):
         padded = action(model)
-        model._session_stream._reader.join()  # until the stream has ended
+        assert eventually(join_stream(model).has_ended)
         with pytest.raises(EndpointError, match=r"no request came for 2 s"):
             action(model)
 
