@@ -26,7 +26,6 @@ from rlmesh_ray.errors import AddressError, ConfigurationError, EndpointError, R
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server import env_options
 from rlmesh_ray.server.env_options import bound_sockets
 from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -482,14 +481,14 @@ def has_ipv6() -> bool:
 def test_a_machine_without_ipv6_listens_at_what_it_has(
     host: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listen = env_options._listening
+    bind = socket.socket.bind
 
-    def listen_without(family: socket.AddressFamily, where: tuple[Any, ...]) -> socket.socket:
-        if family is socket.AF_INET6:
+    def bind_without(listener: socket.socket, where: tuple[Any, ...]) -> None:
+        if listener.family is socket.AF_INET6:
             raise OSError(code, os.strerror(code))
-        return listen(family, where)
+        bind(listener, where)
 
-    monkeypatch.setattr(env_options, "_listening", listen_without)
+    monkeypatch.setattr(socket.socket, "bind", bind_without)
 
     (bound,) = bound_sockets(Address(host, 0))
 
@@ -501,23 +500,27 @@ def test_a_machine_without_ipv6_listens_at_what_it_has(
 def test_a_free_port_is_free_at_every_address_of_a_name(
     times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listen = env_options._listening
+    bind = socket.socket.bind
     refused: list[Any] = []
 
-    def listen_sometimes(family: socket.AddressFamily, where: tuple[Any, ...]) -> socket.socket:
-        if where[1]:  # the port that was free at the first address
-            if len(refused) < times:
-                refused.append(where)
-                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-            where = ("127.0.0.2", where[1])
-        return listen(socket.AF_INET, where)
+    def resolve(*_: Any, **__: Any) -> list[Any]:
+        hosts = ("127.0.0.1", "127.0.0.2")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in hosts]
 
-    monkeypatch.setattr(env_options, "_listening", listen_sometimes)
+    def bind_sometimes(listener: socket.socket, where: tuple[Any, ...]) -> None:
+        # The port that was free at the first address.
+        if where[1] and len(refused) < times:
+            refused.append(where)
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        bind(listener, where)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket.socket, "bind", bind_sometimes)
     if times > 1:
         with pytest.raises(AddressError, match="Address already in use"):
-            bound_sockets(Address("localhost", 0))
+            bound_sockets(Address("two.example", 0))
         return
-    sockets = bound_sockets(Address("localhost", 0))
+    sockets = bound_sockets(Address("two.example", 0))
 
     assert len(sockets) == 2
     assert len({each.getsockname()[1] for each in sockets}) == 1

@@ -329,27 +329,24 @@ def test_an_endpoint_stays_in_when_its_callback_raises(
         assert "not in pool" not in caplog.text
 
 
-def test_endpoints_that_have_gone_are_not_checked_and_checks_stay_limited(
-    book: Book, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registrar_module, "_MAX_CHECKS", 2)
+def test_endpoints_that_have_gone_are_not_checked_and_checks_stay_limited(book: Book) -> None:
     with Registrar("games", book, secret=SECRET) as registrar:
         book.gate.clear()
         visits = [
             raw_visit(registrar, wire.pack_registration(arrival(f"sim-{number}")))
-            for number in range(8)
+            for number in range(36)
         ]
-        assert eventually(lambda: registrar.num_streams == 8 and book.num_checks == 2)
+        assert eventually(lambda: registrar.num_streams == 36 and book.num_checks == 32)
         for channel, _call in visits:
             channel.close()
         assert eventually(lambda: registrar.num_streams == 0)
-        assert book.num_checks == 2
+        assert book.num_checks == 32
         book.gate.set()
         with registration(connect_options(registrar, "stays")) as (_, reported):
             reported.get(timeout=20.0)
 
-            # The six that had gone before their check were not checked.
-            assert book.num_checks == 3
+            # The four that had gone before their check were not checked.
+            assert book.num_checks == 33
             assert set(book.present) == {"stays"}
 
 

@@ -3,6 +3,7 @@
 import functools
 import gc
 import math
+import os
 import subprocess
 import sys
 import warnings
@@ -264,7 +265,7 @@ def test_a_local_learner_on_a_busy_machine_is_warned_of(
     monkeypatch.setattr(
         rlmesh_ray.rllib.config.learner_threads, "idle_cores", lambda cores, *, enough: 0
     )
-    monkeypatch.setattr(rlmesh_ray.rllib.config.learner_threads, "num_cores", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     torch.set_num_threads(2)

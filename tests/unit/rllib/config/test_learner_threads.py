@@ -1,5 +1,7 @@
 """When a learner in the driver's process is said to have too many threads."""
 
+import os
+
 import pytest
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -61,7 +63,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
-    monkeypatch.setattr(learner_threads, "num_cores", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(learner_threads, "idle_cores", lambda cores, *, enough: 0)
 
 

@@ -15,7 +15,6 @@ from ray.rllib.core.columns import Columns
 
 from rlmesh_ray.dialects.rllink.client.agents import LocalAgent
 from rlmesh_ray.dialects.rllink.client.onnx_policy import OnnxPolicy
-from rlmesh_ray.dialects.rllink.runner import logp_recomputer
 from rlmesh_ray.dialects.rllink.runner.batched_inference import action_transform_for
 from rlmesh_ray.dialects.rllink.runner.client_config import client_config, weights_extras
 from rlmesh_ray.dialects.rllink.runner.listen_plan import RLlinkPlan
@@ -192,17 +191,22 @@ def test_what_an_agent_has_seen_stays_what_it_was() -> None:
     assert chunk.actions.all()
 
 
-def test_what_is_worked_out_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_worked_out_in_parts_is_the_same() -> None:
     made = Made("PPO, discrete")
-    obs = np.random.default_rng(1).uniform(-1, 1, (9, 4)).astype("f4")
-    chunk = m.Chunk(obs, np.arange(8) % 3, np.zeros(8), False, False)
-    (whole,) = LogpRecomputer(made.module).outputs(made.weights, [chunk])
+    obs = np.random.default_rng(1).uniform(-1, 1, (2501, 4)).astype("f4")
+    actions = np.arange(2500) % 3
 
-    monkeypatch.setattr(logp_recomputer, "_MOST_ROWS", 3)
-    (parts,) = LogpRecomputer(made.module).outputs(made.weights, [chunk])
+    def outputs(first: int, count: int) -> Any:
+        end = first + count
+        chunk = m.Chunk(obs[first : end + 1], actions[first:end], np.zeros(count), False, False)
+        (found,) = LogpRecomputer(made.module).outputs(made.weights, [chunk])
+        return found
+
+    whole, parts = outputs(0, 2500), [outputs(first, 500) for first in range(0, 2500, 500)]
 
     for name in m.MODEL_OUTPUTS:
-        assert np.allclose(parts[name], whole[name], atol=1e-6)
+        joined = np.concatenate([part[name] for part in parts])
+        assert np.allclose(whole[name], joined, atol=1e-6)
 
 
 def test_the_input_can_have_the_name_that_old_clients_expect() -> None:
