@@ -152,6 +152,65 @@ def repeated_runs(modules: Sequence[Module]) -> int:
     )
 
 
+def tests() -> Iterator[ast.Module]:
+    """Yield the trees of the tests and of what they use."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        yield ast.parse(path.read_text())
+
+
+def private_names(modules: Sequence[Module]) -> set[str]:
+    """Return what the product defines for its own use: attributes, functions, constants."""
+    found = set()
+    for node in (node for module in modules for node in ast.walk(module.tree)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def private_reads(trees: Sequence[ast.Module], names: set[str]) -> int:
+    """Return how often tests use such an attribute, but of ``self`` and ``super()``."""
+    return sum(
+        isinstance(node, ast.Attribute)
+        and node.attr in names
+        and ast.unparse(node.value) not in {"self", "cls", "super()"}
+        for tree in trees
+        for node in ast.walk(tree)
+    )
+
+
+def replaced_parts(trees: Sequence[ast.Module]) -> int:
+    """Return how often tests put something else into the product with ``setattr``.
+
+    What stands for the outside world does not count: an attribute of a library's module or class,
+    or a library's module in one of ours.
+    """
+    count = 0
+    for tree in trees:
+        sources: dict[str, str] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                sources |= {alias.asname or alias.name: alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                sources |= {alias.asname or alias.name: node.module or "" for alias in node.names}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".setattr"):
+                count += _is_replaced(node, sources)
+    return count
+
+
+def _is_replaced(call: ast.Call, sources: dict[str, str]) -> bool:
+    owner, name = (ast.unparse(argument).strip("'") for argument in call.args[:2])
+    if isinstance(call.args[0], ast.Constant):
+        return owner.startswith("rlmesh_ray.")
+    source = sources.get(owner.partition(".")[0], "rlmesh_ray")
+    is_ours = source.partition(".")[0] in {"rlmesh_ray", "tests", "benchmarks"}
+    return is_ours and name not in {*sys.stdlib_module_names, "grpc", "ray"}
+
+
 def main() -> int:
     """Print the figures; return the exit status."""
     modules = list(product())
@@ -164,6 +223,8 @@ def main() -> int:
     functions = [length for module in modules for length in module.lengths_of_functions]
     again, small = repeated_classes(modules), slivers(modules)
     riddles = sum(len(RIDDLE_WORDS.findall(module.text)) for module in modules)
+    trees = list(tests())
+    reads = private_reads(trees, private_names(modules))
     limits = (
         Limit("modules", len(modules), 463),
         Limit("lines", lines.total(), 69_050),
@@ -172,6 +233,8 @@ def main() -> int:
         Limit("modules under 40 lines with one importer", len(small), 2),
         Limit("lines of a function, 99th percentile", _percentile(functions, 99), 40),
         Limit("pairs of places that share six lines", repeated_runs(modules), 46),
+        Limit("private attributes that tests use", reads, 90),
+        Limit("parts of the product that tests replace", replaced_parts(trees), 122),
     )
     sys.stdout.write("\n" + "\n".join(limit.line() for limit in limits) + "\n")
     if "--names" in sys.argv:
