@@ -165,8 +165,13 @@ def test_a_probe_that_raises_reports_not_serving() -> None:
     served.stop()
 
 
-def test_a_watch_sees_what_only_the_probe_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlmesh_ray.server.health.WATCH_PERIOD_S", 0.05)
+
+
+@pytest.mark.usefixtures("_frequent_checks")
+def test_a_watch_sees_what_only_the_probe_knows() -> None:
     health = Health(True)
     served = endpoint(lambda: health)
     with plain_channel(served.address) as channel:
@@ -181,8 +186,8 @@ def test_a_watch_sees_what_only_the_probe_knows(monkeypatch: pytest.MonkeyPatch)
     served.stop()
 
 
-def test_watches_that_were_left_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlmesh_ray.server.health.WATCH_PERIOD_S", 0.05)
+@pytest.mark.usefixtures("_frequent_checks")
+def test_watches_that_were_left_are_not_kept() -> None:
     asked = threading.Semaphore(0)
 
     def probe() -> Health:
@@ -246,6 +251,14 @@ def hold_loop() -> Iterator[Callable[[], None]]:
     assert eventually(lambda: not worker_pids())  # they are ended now that the loop is free
 
 
+@pytest.fixture
+def _does_not_wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have servers wait 0.05 s for a loop that is held, instead of seconds."""
+    monkeypatch.setattr(endpoint_module, "_LATE_S", 0.05)
+    monkeypatch.setattr(env_server_module, "_CLOSE_S", 0.05)
+
+
+@pytest.mark.usefixtures("_does_not_wait_long")
 @pytest.mark.parametrize("make", [env_server, model_server])
 def test_health_is_reported_without_the_loop_and_names_one_that_is_held(
     make: Callable[[], EnvServer | ModelServer],
@@ -253,8 +266,6 @@ def test_health_is_reported_without_the_loop_and_names_one_that_is_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(endpoint_module, "_SILENT_S", 0.05)
-    monkeypatch.setattr(endpoint_module, "_LATE_S", 0.05)
-    monkeypatch.setattr(env_server_module, "_CLOSE_S", 0.05)
     with make() as server:
         assert server.health() == Health(True)
         hold_loop()
@@ -287,14 +298,12 @@ def test_a_loop_that_answers_is_never_silent_for_long(monkeypatch: pytest.Monkey
     assert silences == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.usefixtures("_does_not_wait_long")
 @pytest.mark.parametrize("make", [env_server, model_server])
 def test_a_held_loop_keeps_no_server_from_stopping(
     make: Callable[[], EnvServer | ModelServer],
     hold_loop: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(endpoint_module, "_LATE_S", 0.05)
-    monkeypatch.setattr(env_server_module, "_CLOSE_S", 0.05)
     server = make().start()
     hold_loop()
 

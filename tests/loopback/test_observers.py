@@ -124,11 +124,15 @@ def echo() -> EchoEnv:
     return EchoEnv(spaces.Box(-1, 1, (3,), np.float32), ACTION_SPACE, render_mode="rgb_array")
 
 
-def test_trajectories_are_what_they_are_without_observers(
-    transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let observers ask as often as they like."""
     monkeypatch.setattr(observer_service, "MAX_A_SECOND", 10**6)
     monkeypatch.setattr(observer_service, "MOST_SHARE", 1.0)
+
+
+@pytest.mark.usefixtures("_without_limits")
+def test_trajectories_are_what_they_are_without_observers(transport: str) -> None:
     local = SyncVectorEnv([echo] * NUM_LANES)
     local.action_space.seed(SEED)
     is_over = threading.Event()
@@ -157,10 +161,8 @@ def test_trajectories_are_what_they_are_without_observers(
     local.close()
 
 
-def test_a_picture_is_of_one_lane_between_two_steps(
-    transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(observer_service, "MOST_SHARE", 1.0)
+@pytest.mark.usefixtures("_without_limits")
+def test_a_picture_is_of_one_lane_between_two_steps(transport: str) -> None:
     with observed(Drawn, transport, num_envs=2, autoreset="disabled") as (client, observer):
         name = only(observer).name
         for count in range(1, 4):

@@ -692,15 +692,16 @@ def test_a_direct_connection_that_a_worker_cannot_take_is_refused_and_leaves_not
 ) -> None:
     worker = start("CartPole-v1")
     ask(worker, ResetCommand())
-    send = WorkerProcess._send_descriptors
+    send = socket.send_fds
 
-    def send_wrong(self: WorkerProcess, descriptors: list[int]) -> None:
+    def send_wrong(to: Any, data: Any, descriptors: list[int], flags: int) -> int:
         direct, *memory = descriptors
         # Of more than a process has room for, the system gives it the first.
-        send(self, descriptors[:2] if fault == "too few" else [direct, direct, *memory[1:]])
+        wrong = descriptors[:2] if fault == "too few" else [direct, direct, *memory[1:]]
+        return send(to, data, wrong, flags)
 
     if fault != "no TCP":
-        monkeypatch.setattr(WorkerProcess, "_send_descriptors", send_wrong)
+        monkeypatch.setattr(socket, "send_fds", send_wrong)
     held = f"/proc/{worker.pid}/fd"
     before = sorted(os.listdir(held))
 

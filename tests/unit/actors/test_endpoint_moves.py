@@ -9,7 +9,7 @@ import pytest
 import ray as real_ray
 
 from rlmesh_ray.actors import endpoint_moves, endpoint_owner
-from rlmesh_ray.actors.endpoint_moves import EndpointMover, EndpointSpec
+from rlmesh_ray.actors.endpoint_moves import EndpointSpec
 from rlmesh_ray.actors.endpoint_owner import EndpointOwner
 from rlmesh_ray.actors.serialized_env import SerializedEnv
 from rlmesh_ray.errors import RlmeshError
@@ -74,7 +74,7 @@ class MovableFleet:
         ray = SimpleNamespace(kill=kill, exceptions=real_ray.exceptions)
         monkeypatch.setattr(endpoint_owner, "ray", ray)
         monkeypatch.setattr(endpoint_moves, "ray", ray)
-        monkeypatch.setattr(EndpointMover, "_has_room", lambda *_: True)
+        monkeypatch.setattr(endpoint_moves, "available_resources_per_node", dict)
         monkeypatch.setattr(EndpointOwner, "_actor", start)
         self.manager = EndpointOwner("fleet", SerializedEnv(b""), {})
 
