@@ -250,13 +250,16 @@ def test_when_an_endpoint_goes_its_calls_end_and_the_next_one_goes_elsewhere(
     assert gateway.health().is_serving
 
 
-def test_nothing_is_sent_twice(channel: grpc.Channel, toys: list[Toy]) -> None:
-    error = failure(stream(channel, "Turn"))
+@pytest.mark.parametrize(
+    ("call", "details"),
+    [("Turn", "draining: dial another"), ("EndEarly", "it has ended the call early")],
+)
+def test_nothing_is_sent_twice(
+    call: str, details: str, channel: grpc.Channel, toys: list[Toy]
+) -> None:
+    error = failure(stream(channel, call))
 
-    assert (error.code(), error.details()) == (
-        grpc.StatusCode.UNAVAILABLE,
-        "draining: dial another",
-    )
+    assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, details)
     assert sum(len(toy.seen) for toy in toys) == 1
     assert list(stream(channel, "Name")) == [b"b"]  # which the first one asked for
 

@@ -6,6 +6,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,9 +23,8 @@ from rlmesh_ray.errors import ConfigurationError, EndpointError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
-from rlmesh_ray.transport import connection_broker, unauthenticated_limit
+from rlmesh_ray.transport import connection_broker
 from rlmesh_ray.transport import shared_memory as wire
-from rlmesh_ray.transport.direct_handle import DirectHandle
 from rlmesh_ray.transport.step_buffers import StepBuffers
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
 from tests.loopback.client_internals import (
@@ -41,18 +41,22 @@ from tests.loopback.ports import plain_channel
 def test_a_client_that_leaves_before_its_direct_connection_leaves_nothing_to_the_next_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    send_descriptors = DirectHandle.send_descriptors
+    send_fds, num_left = socket.send_fds, 1
 
-    def to_no_peer(direct: DirectHandle, to: socket.socket, greeting: bytes) -> None:
-        monkeypatch.setattr(DirectHandle, "send_descriptors", send_descriptors)
-        raise BrokenPipeError
+    def to_no_peer(to: socket.socket, data: list[bytes], *rest: Any) -> int:
+        nonlocal num_left
+        if data == [wire.ACCEPTED] and num_left:
+            num_left -= 1
+            raise BrokenPipeError
+        return send_fds(to, data, *rest)
 
+    monkeypatch.setattr(socket, "send_fds", to_no_peer)
     with EnvServer(Lifelike, max_sessions=1) as server:
-        monkeypatch.setattr(DirectHandle, "send_descriptors", to_no_peer)
         first = EnvClient(ConnectOptions(server.address))
         pid: Any = first.reset().infos["pid"]
         assert [array(first.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
         assert transport_of(first) != "shared_memory"
+        assert num_left == 0
         first.close()
 
         with session(server) as second:
@@ -279,11 +283,22 @@ def test_the_oldest_silent_connection_is_given_up_for_the_newest(patient_broker:
         assert all(is_open(peer) for peer in peers[1:])
 
 
+def peers_are(monkeypatch: pytest.MonkeyPatch, *users: int) -> None:
+    """Have the system name these users, by id, as those of the connections that come."""
+    getsockopt, left = socket.socket.getsockopt, iter(users)
+
+    def named(of: socket.socket, level: int, option: int, *size: int) -> Any:
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_PEERCRED):
+            return struct.pack("3i", os.getpid(), next(left), os.getgid())
+        return getsockopt(of, level, option, *size)
+
+    monkeypatch.setattr(socket.socket, "getsockopt", named)
+
+
 def test_silent_connections_of_other_users_take_no_place_of_the_same_user(
     monkeypatch: pytest.MonkeyPatch, patient_broker: None
 ) -> None:
-    users = iter([os.geteuid(), *[os.geteuid() + 1] * 30, 0])
-    monkeypatch.setattr(unauthenticated_limit, "peer_uid", lambda _: next(users))
+    peers_are(monkeypatch, os.geteuid(), *[os.geteuid() + 1] * 30, 0)
     with EnvServer(Lifelike) as server, silent_connections(server, 32) as peers:
         # Other users share the 15 places that are left: the last 15 of them, less one for root.
         for peer in peers[1:17]:
@@ -294,8 +309,7 @@ def test_silent_connections_of_other_users_take_no_place_of_the_same_user(
 def test_other_users_are_turned_away_where_the_same_user_has_all_places(
     monkeypatch: pytest.MonkeyPatch, patient_broker: None
 ) -> None:
-    users = iter([*[os.geteuid()] * 16, os.geteuid() + 1])
-    monkeypatch.setattr(unauthenticated_limit, "peer_uid", lambda _: next(users))
+    peers_are(monkeypatch, *[os.geteuid()] * 16, os.geteuid() + 1)
     with EnvServer(Lifelike) as server, silent_connections(server, 17) as peers:
         assert peers[16].recv(1) == b""
         assert all(is_open(peer) for peer in peers[:16])
