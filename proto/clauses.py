@@ -12,22 +12,22 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the saboteurs are tests, n
 
 from rlmesh_ray.compliance.clauses import SECTIONS, Clause, Party
 from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS
-from tests.compliance import env_saboteurs, model_saboteurs
+from tests.compliance import env_saboteurs, model_saboteurs, test_clients
 
 README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- clauses: begin -->\n", "<!-- clauses: end -->\n"
 
 CLIENT_TESTS = {
     "session.handshake-first": (
-        "test_our_client_establishes_its_session_as_the_edition_says[session.handshake-first]"
+        test_clients.test_our_client_establishes_its_session_as_the_edition_says
     ),
-    "session.offer": "test_our_client_establishes_its_session_as_the_edition_says[session.offer]",
-    "session.one-round": "test_our_client_does_not_try_again_after_a_refusal",
-    "vector.nonzero": "test_our_client_takes_any_nonzero_byte_for_an_end",
-    "errors.abandon": "test_our_client_gives_a_session_up_after_a_fatal_error",
-    "model.demultiplex": "test_our_client_tells_responses_apart_by_their_ids",
+    "session.offer": test_clients.test_our_client_establishes_its_session_as_the_edition_says,
+    "session.one-round": test_clients.test_our_client_does_not_try_again_after_a_refusal,
+    "vector.nonzero": test_clients.test_our_client_takes_any_nonzero_byte_for_an_end,
+    "errors.abandon": test_clients.test_our_client_gives_a_session_up_after_a_fatal_error,
+    "model.demultiplex": test_clients.test_our_client_tells_responses_apart_by_their_ids,
 }
-"""What holds clients to a clause, in ``tests/compliance/test_clients.py``."""
+"""What holds clients to a clause."""
 
 
 def table() -> str:
@@ -47,7 +47,7 @@ def _lines() -> Iterator[str]:
 
 def _test(clause: Clause) -> str:
     if clause.binds is Party.CLIENT:
-        return f"`{CLIENT_TESTS[clause.key]}`"
+        return f"`{CLIENT_TESTS[clause.key].__name__}`"
     check = ENV_CHECKS.get(clause.key) or MODEL_CHECKS[clause.key]
     module = check.__module__.rpartition(".")[2]
     return f"`{module}.{check.__name__}`"

@@ -262,15 +262,15 @@ def test_endpoints_that_are_not_awaited_any_more_are_ended(
     fleet: EnvFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     next_id = next_id_of(fleet)
-    kept = fleet._manager_result
+    wait = ray.wait
     starting = []
 
-    def interrupted(reference: Any, timeout_s: float | None = None) -> Any:
-        monkeypatch.setattr(fleet, "_manager_result", kept)
-        starting.append(reference)
+    def interrupted(references: list[Any], **_: Any) -> Any:
+        monkeypatch.setattr(ray, "wait", wait)
+        starting.extend(references)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fleet, "_manager_result", interrupted)
+    monkeypatch.setattr(ray, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fleet.scale(2)
 
