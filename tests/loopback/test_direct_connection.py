@@ -32,6 +32,7 @@ from rlmesh_ray.errors import (
     EndpointTimeoutError,
     RemoteEnvError,
 )
+from rlmesh_ray.polling import AdaptiveSpin
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import exactly_once
@@ -81,13 +82,26 @@ def test_steps_send_no_messages(transport: str) -> None:
         assert has_direct_connection(client)
 
 
+def spins() -> list[AdaptiveSpin]:
+    """Return what decides in this process how long waits spin."""
+    return [each for each in gc.get_objects() if isinstance(each, AdaptiveSpin)]
+
+
+def ever_spins(spin: AdaptiveSpin) -> bool:
+    """Return whether short waits make the next ones spin."""
+    found = False
+    for _ in range(30):
+        spin.begin()
+        spin.learn()
+        found |= spin.spin_s > 0.0
+    return found
+
+
 class Curious(EchoEnv):
-    """Tells for how long the waits of its process look, at most."""
+    """Tells which waits of its process ever spin."""
 
-    def longest_looks_s(self) -> list[float]:
-        from rlmesh_ray.polling import AdaptiveSpin
-
-        return [each._longest_s for each in gc.get_objects() if isinstance(each, AdaptiveSpin)]
+    def which_spin(self) -> list[bool]:
+        return [ever_spins(each) for each in spins()]
 
 
 @pytest.mark.parametrize("spin", [False, True])
@@ -97,18 +111,20 @@ def test_spin_reaches_the_worker_and_the_client_past_the_environment_variable(
     monkeypatch.setenv("RLMESH_RAY_SPIN", str(int(not spin)))
     curious = functools.partial(Curious, SPACES["box"])
     with (
-        EnvServer(curious, spin=spin, allow_calls=["longest_looks_s"]) as server,
+        EnvServer(curious, spin=spin, allow_calls=["which_spin"]) as server,
         contextlib.closing(
             EnvClient(ConnectOptions(server.address), transport=transport, spin=spin)
         ) as client,
     ):
         client.reset()
-        (of_worker,) = client.call("longest_looks_s")
-        direct = direct_connection(client)
+        before = spins()
+        (of_worker,) = client.call("which_spin")
+        client.step([np.zeros((1, 2, 3), np.float32)])
+        of_client = [ever_spins(each) for each in spins() if each not in before]
 
-        assert len(of_worker) == 2
-        assert {each > 0.0 for each in of_worker} == {spin}
-        assert (direct._poller._spin._longest_s > 0.0) == spin
+        assert of_worker == [spin, spin]
+        assert has_direct_connection(client)
+        assert of_client == [spin]
 
 
 def test_no_step_takes_the_direct_connection_of_a_session_whose_stream_has_ended(
