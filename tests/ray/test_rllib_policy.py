@@ -1,5 +1,6 @@
 """The served policy against RLlib's own EnvRunner, on the same observations."""
 
+import contextlib
 import copy
 import gc
 import itertools
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-import tree
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.connectors.connector_v2 import ConnectorV2
@@ -30,6 +30,7 @@ from ray.rllib.core.distribution.torch.torch_distribution import TorchCategorica
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.utils.filter import RunningStat
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
 from rlmesh_ray.models.loading import load_policy
@@ -463,9 +464,8 @@ def test_clients_of_an_exploring_recurrent_policy_do_not_fail_for_one_s_infinity
     trained: Callable[[str], Trained],
 ) -> None:
     run = trained("recurrent")
-    policy = RllibPolicy(run.checkpoint, explore=True)
+    policy, undisturbed = (RllibPolicy(run.checkpoint, explore=True) for _ in range(2))
     good = run.lanes[0][0].observation
-    actor: Any = policy._actor
 
     def part(route: str, observation: Any) -> PredictionRequest:
         slots = [PredictSlot(0, "", 0, reset=False)]
@@ -478,8 +478,15 @@ def test_clients_of_an_exploring_recurrent_policy_do_not_fail_for_one_s_infinity
 
     assert isinstance(answers[0], bytes)
     assert isinstance(answers[1], PolicyError)
-    assert actor._lanes._routes["good"][0].state.num_kept == 1
-    assert actor._lanes._routes["bad"][0].state.num_kept is None
+
+    for _ in range(2):
+        run_batch(undisturbed, [part("good", good)])
+    then = []
+    for each in (policy, undisturbed):
+        torch.manual_seed(1)
+        then.append(run_batch(each, [part("good", good), part("bad", good)]).answers)
+    assert then[0] == then[1]
+    assert all(isinstance(answer, bytes) for answer in then[0])
 
 
 @pytest.fixture(scope="module")
@@ -696,6 +703,22 @@ def test_a_broken_rlmodule_is_said_to_be_damaged(
 # --- options ---------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def noted_layers() -> Iterator[list[tuple[int, int]]]:
+    """Yield the linear layers that run meanwhile: where their weights lie, and their rows."""
+    found: list[tuple[int, int]] = []
+
+    def note(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        if isinstance(module, torch.nn.Linear):
+            found.append((module.weight.data_ptr(), len(arguments[0])))
+
+    noting = register_module_forward_pre_hook(note)
+    try:
+        yield found
+    finally:
+        noting.remove()
+
+
 @pytest.mark.parametrize("buckets", [[2, 8], [2]])
 @pytest.mark.parametrize(
     "name",
@@ -706,17 +729,9 @@ def test_padding_changes_nothing(
 ) -> None:
     run = trained(name)
     policy = load_policy(str(run.checkpoint), buckets=buckets)
-    forward: Any = policy._actor._run.forward  # type: ignore[attr-defined]
-    inner = forward._forward
-    sizes: set[int] = set()
-
-    def noted(batch: Any) -> Any:
-        sizes.update(len(column) for column in tree.flatten(batch))
-        return inner(batch)
-
-    forward._forward = noted
-
-    actions = history(policy, run)
+    with noted_layers() as layers:
+        actions = history(policy, run)
+    sizes = {num_rows for _, num_rows in layers}
 
     assert np.allclose(actions, history(load_policy(str(run.checkpoint)), run), atol=1e-5)
     assert sizes == ({8} if 8 in buckets else {2})
@@ -740,15 +755,16 @@ def test_with_an_env_runner_s_state_it_acts_as_the_later_checkpoint(
     run = trained(name)
     policy = RllibPolicy(run.checkpoint)
     assert isinstance(policy, UpdatablePolicy)
-    addresses = [p.data_ptr() for p in policy._weights.module.parameters()]
-
-    before = history(policy, run)
+    with noted_layers() as layers:
+        before = history(policy, run)
     policy.set_weights(run.later_state)
-    after = history(policy, run)
+    with noted_layers() as later_layers:
+        after = history(policy, run)
 
     assert np.array_equal(after, history(load_policy(str(run.later)), run))
     assert not np.array_equal(after, before)
-    assert [p.data_ptr() for p in policy._weights.module.parameters()] == addresses
+    assert layers
+    assert {weights for weights, _ in later_layers} == {weights for weights, _ in layers}
 
 
 def test_what_get_weights_returns_brings_the_policy_back(
