@@ -96,11 +96,16 @@ def test_spaces_with_text_travel_as_messages() -> None:
             RemoteEnv(server.address, transport="shared_memory")
 
 
-def test_a_client_that_requires_a_transport_gets_an_error_when_the_endpoint_gives_none() -> None:
+def test_a_client_that_requires_a_transport_gets_an_error_when_the_endpoint_gives_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(of: socket.socket, where: Any) -> None:
+        raise ConnectionRefusedError
+
     with EnvServer(Lifelike) as server:
         client = EnvClient(ConnectOptions(server.address), transport="shared_memory")
-        client._direct_connector._session_id = "0" * 32
         client.reset()
+        monkeypatch.setattr(socket.socket, "connect", refuse)  # gRPC has its own
         with pytest.raises(EndpointError, match="shared memory is not accessible"):
             client.step(NOTHING)
         client.close()

@@ -2,32 +2,12 @@
 
 from dataclasses import replace
 
-import pytest
-
-from rlmesh_ray.actors import pool_actor as reported_module
 from rlmesh_ray.actors.pool_actor import ReportedStatistics
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.server.counters import EnvCounters
-from rlmesh_ray.server.statistics import EnvStatistics, Statistics, StatisticsPair
+from rlmesh_ray.server.statistics import EnvStatistics, StatisticsPair
 
 RECORD = EndpointRecord("pool/games/a", 1, "192.0.2.7:5555", "pool/games")
-
-
-class EndpointMetrics:
-    """Records the statistics instead of updating Ray's metrics."""
-
-    def __init__(self, record: EndpointRecord, since: Statistics | None) -> None:
-        self.before = since
-
-    def feed(self, now: Statistics) -> StatisticsPair:
-        sighting = StatisticsPair(now, self.before)
-        self.before = now
-        return sighting
-
-
-@pytest.fixture(autouse=True)
-def metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reported_module, "EndpointMetrics", EndpointMetrics)
 
 
 def statistics(uptime_s: float, steps: int) -> EnvStatistics:

@@ -202,10 +202,10 @@ def test_a_client_hears_that_the_worker_has_ended_the_connection(
     num_bytes = 5 if fault == "a wrong size" else 0
     if not num_bytes:
 
-        def fail(self: EventfdSocket, *parts: bytes | memoryview) -> None:
+        def fail(*_: object) -> int:
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
 
-        monkeypatch.setattr(EventfdSocket, "send", fail)
+        monkeypatch.setattr(socket.socket, "send", fail)
     rig.client.sendall(frames.pack_request(1, 1000, num_bytes))
 
     rig.end.serve()
