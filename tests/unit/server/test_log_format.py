@@ -30,7 +30,7 @@ class Stderr:
 
 @pytest.fixture(autouse=True)
 def stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Stderr]:
-    monkeypatch.setattr(PACKAGE, "handlers", [])
+    monkeypatch.setattr(logging.getLogger(PACKAGE.name), "handlers", [])
     former = PACKAGE.level
     yield Stderr(capsys)
     PACKAGE.setLevel(former)
