@@ -4,6 +4,7 @@ The graph is made once; for other weights only its numbers are replaced, which t
 It takes observations as the space has them, (n, *shape), and gives what actions are drawn from.
 """
 
+import copy
 import functools
 import io
 import warnings
@@ -87,7 +88,7 @@ class OnnxModel:
                 # The newer exporter takes seconds and another package, for the same graph.
                 warnings.simplefilter("ignore")
                 torch.onnx.export(
-                    _Forward(module),
+                    _Forward(_with_distinct_weights(module)),
                     (inputs,),
                     made,
                     dynamo=False,
@@ -114,6 +115,14 @@ class OnnxModel:
                 place.CopyFrom(numpy_helper.from_array(np.asarray(values), place.name))
         serialized: bytes = self._model.SerializeToString()
         return serialized
+
+
+def _with_distinct_weights(module: Any) -> Any:
+    """Return a copy without equal weights: torch would merge two biases of zeros into one."""
+    copied = copy.deepcopy(module)
+    for parameter in copied.parameters():
+        nn.init.uniform_(parameter)
+    return copied
 
 
 class _Forward(nn.Module):

@@ -12,6 +12,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from rlmesh_ray.dialects.rllink.client.agents import LocalAgent
 from rlmesh_ray.dialects.rllink.client.onnx_policy import OnnxPolicy
@@ -39,6 +40,13 @@ CASES = {
     "PPO, discrete": (PPOConfig(), VECTOR, CHOICE, "categorical"),
     "PPO, of pixels": (PPOConfig(), PICTURE, CHOICE, "categorical"),
     "PPO, of bytes": (PPOConfig(), BYTES, CHOICE, "categorical"),
+    # Biases that are equal at the beginning, and are not afterwards.
+    "PPO, zero biases": (
+        PPOConfig().rl_module(model_config=DefaultModelConfig(fcnet_bias_initializer="zeros_")),
+        VECTOR,
+        CHOICE,
+        "categorical",
+    ),
     "PPO, continuous": (PPOConfig(), VECTOR, TORQUE, "diag_gaussian"),
     "DQN, dueling": (DQNConfig(), VECTOR, CHOICE, "epsilon_greedy"),
     "DQN, plain": (DQNConfig().training(dueling=False), VECTOR, CHOICE, "epsilon_greedy"),
