@@ -301,7 +301,7 @@ class Stammering(Slow):
     """Starts to send a reply of its own in its first step, and hangs."""
 
     def step(self, action: Any) -> Any:
-        (channel,) = (thing for thing in gc.get_objects() if isinstance(thing, WorkerChannel))
+        (channel,) = (thing for thing in gc.get_objects() if type(thing) is WorkerChannel)
         channel.send(encode("a reply that is cut off")[:20])
         with open(self._gate):
             pass

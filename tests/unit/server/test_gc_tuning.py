@@ -15,7 +15,7 @@ def make_cycle():
     one.other, other.one = other, one
 
 def num_watched():
-    return sum(isinstance(each, Node) for each in gc.get_objects())
+    return sum(type(each) is Node for each in gc.get_objects())
 
 there = [Node() for _ in range(100)]
 gc.disable()
