@@ -212,10 +212,10 @@ def _holds_rl_module(folder: Path) -> bool:
 
 def _remedy_for(folder: Path) -> str:
     """Return why a folder cannot be loaded, and which one was probably meant."""
-    for pattern, kind in (("*", "a Tune trial"), ("*/*", "a Tune experiment")):
+    for pattern in ("*", "*/*"):
         inner = sorted(folder.glob(f"{pattern}/{_RLLIB_METADATA}"))
         if inner:
-            return f"it is {kind}, which has checkpoints; name one of them: {inner[-1].parent}"
+            return f"it is a folder that has checkpoints; name one of them: {inner[-1].parent}"
     outer = _outer_checkpoint(folder)
     if outer is not None:
         return f"it is a part of one; name the whole folder: {outer}"
