@@ -272,7 +272,8 @@ def _serve(  # noqa: PLR0913  # what the operator has chosen
         )
         calls = {"clients may call": ", ".join(allow_calls)} if allow_calls else {}
         pool = {} if entry is None else entry.facts
-        training = training_fact(contract) if entry is None else {}
+        dialed = f"{scheme}{server.address}"
+        training = training_fact(contract, dialed, options) if entry is None else {}
         console.facts(
             f"serving on {server.address}",
             {
@@ -283,7 +284,7 @@ def _serve(  # noqa: PLR0913  # what the operator has chosen
                 **training,
                 "stop with": "Ctrl-C",
             },
-            next_commands(contract, f"{scheme}{server.address}", options) if entry is None else [],
+            next_commands(contract, dialed, options) if entry is None else [],
         )
         if attending is not None:
             attending.register()

@@ -81,10 +81,13 @@ def next_commands(contract: EnvContract, address: str, options: str = "") -> lis
     return [f"{command} {address}{options}" for command in commands]
 
 
-def training_fact(contract: EnvContract) -> dict[str, str]:
-    """Return the row that says how to install what ``train`` needs, where that is missing."""
+def training_fact(contract: EnvContract, address: str, options: str = "") -> dict[str, str]:
+    """Return the row about ``train``, with ``options``, where its packages are missing here."""
     missing = missing_packages() if _is_trainable(contract) else []
-    return {"to train": f"install {' and '.join(missing)}: {INSTALL_RLLIB}"} if missing else {}
+    if not missing:
+        return {}
+    elsewhere = f"from another environment: rlmesh-ray train {address}{options}"
+    return {"to train": f"{elsewhere}\n(it needs {' and '.join(missing)}: {INSTALL_RLLIB})"}
 
 
 def _is_trainable(contract: EnvContract) -> bool:

@@ -72,15 +72,19 @@ def test_a_contract_has_rows_and_json() -> None:
     assert next_commands(contract, "h:1") == ["inspect h:1", "train h:1"]
 
 
-def test_where_ray_is_missing_its_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_ray_is_missing_another_environment_is_named_before_its_installation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     space = DiscreteSpec(2)
     contract = EnvContract("CartPole-v1", space, space, 8, AutoresetMode.NEXT_STEP)
-    assert training_fact(contract) == {}
+    assert training_fact(contract, "h:1") == {}
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
     assert next_commands(contract, "h:1", " --token-file t") == ["inspect h:1 --token-file t"]
-    assert training_fact(contract)["to train"].startswith("install ray and torch: pip install")
+    elsewhere, install = training_fact(contract, "h:1", " --token-file t")["to train"].split("\n")
+    assert elsewhere == "from another environment: rlmesh-ray train h:1 --token-file t"
+    assert install.startswith("(it needs ray and torch: pip install")
 
 
 def test_several_agents_are_shown_with_their_spaces() -> None:
@@ -95,4 +99,4 @@ def test_several_agents_are_shown_with_their_spaces() -> None:
     assert facts["agents"] == "0, 1"
     assert facts["observation"] == facts["action"] == "0: Discrete 0…1\n1: Discrete 0…2"
     assert next_commands(contract, "h:1") == ["inspect h:1"]  # train refuses them
-    assert training_fact(contract) == {}
+    assert training_fact(contract, "h:1") == {}
