@@ -75,8 +75,8 @@ def connected_ray(console: Console, num_cpus: int, *, address: str | None = None
 
 
 @contextlib.contextmanager
-def joined_ray(address: str | None) -> Iterator[None]:
-    """Connect to a running Ray, and disconnect in the end; never starts one.
+def joined_ray(address: str | None) -> Iterator[str]:
+    """Connect to a running Ray, yield its address, and disconnect in the end; never starts one.
 
     Args:
         address: Address for ``ray.init``. None: the one of ``RAY_ADDRESS``, else the one that
@@ -94,7 +94,7 @@ def joined_ray(address: str | None) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         raise _not_joined(where, error) from error
     try:
-        yield
+        yield ray.get_runtime_context().gcs_address if where == "auto" else where
     finally:
         ray.shutdown()
 

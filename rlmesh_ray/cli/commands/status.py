@@ -64,31 +64,31 @@ def status(
         sys.stdout.write(render())
         return
     require_rllib("status", ["ray"], instead=_WITHOUT_RAY)
-    with joined_ray(ray_address):
+    with joined_ray(ray_address) as joined:
         if not watch:
-            console.show(_shown(_query(console)))
+            console.show(_shown(_query(console, joined), joined))
             return
         with contextlib.suppress(KeyboardInterrupt):  # the only way to end it
-            _watch(console)
+            _watch(console, joined)
 
 
-def _watch(console: Console) -> None:
+def _watch(console: Console, joined: str) -> None:
     if not console.people.is_terminal:
         while True:
-            console.show(_shown(_query(console)))
+            console.show(_shown(_query(console, joined), joined))
             time.sleep(_PERIOD_S)
     with Live(console=console.people, auto_refresh=False) as live:
         while True:
-            live.update(_shown(_query(console)), refresh=True)
+            live.update(_shown(_query(console, joined), joined), refresh=True)
             time.sleep(_PERIOD_S)
 
 
-def _query(console: Console) -> list[EndpointStatus]:
+def _query(console: Console, joined: str) -> list[EndpointStatus]:
     """Return the registry's endpoints, and report them as events."""
     endpoints = sorted(_endpoints(), key=in_order)
     for endpoint in endpoints:
         console.event("endpoint", **as_fields(endpoint))
-    console.event("status", endpoints=len(endpoints))
+    console.event("status", endpoints=len(endpoints), ray_address=joined)
     return endpoints
 
 
@@ -120,6 +120,6 @@ def _endpoints() -> list[EndpointStatus]:
     ]
 
 
-def _shown(endpoints: list[EndpointStatus]) -> Group:
-    moment = Text(time.strftime("%H:%M:%S"), style="dim")
+def _shown(endpoints: list[EndpointStatus], joined: str) -> Group:
+    moment = Text(f"{time.strftime('%H:%M:%S')}, Ray at {joined}", style="dim")
     return Group(moment, *tables(endpoints)) if endpoints else Group(moment, Text(_NONE))
