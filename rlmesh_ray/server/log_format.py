@@ -33,7 +33,7 @@ def log_to_stderr(
     Args:
         log_format: Format of a line.
         level: The lowest level; default: warnings as text; as JSON also the events of sessions.
-        with_sessions: Whether text has the begin and end of sessions, too.
+        with_sessions: Whether text has the begin and end of sessions, and the server's end, too.
     """
     if level is None:
         level = logging.INFO if log_format is LogFormat.JSON else logging.WARNING
@@ -43,7 +43,7 @@ def log_to_stderr(
     handler = _Handler()
     if with_sessions and level > logging.INFO:
         least, level = level, logging.INFO
-        handler.addFilter(lambda record: record.levelno >= least or _is_of_session(record))
+        handler.addFilter(lambda record: record.levelno >= least or _is_of_lifetime(record))
     handler.setLevel(level)
     handler.addFilter(ContextFilter())
     handler.setFormatter(formatter_of(log_format))
@@ -74,8 +74,9 @@ def configure_logging_from_environment() -> None:
     log_to_stderr(log_format)
 
 
-def _is_of_session(record: logging.LogRecord) -> bool:
-    return getattr(record, "facts", {}).get("event") in ("session_begins", "session_ends")
+def _is_of_lifetime(record: logging.LogRecord) -> bool:
+    event = getattr(record, "facts", {}).get("event")
+    return event in ("session_begins", "session_ends", "stopped")
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # generic for type checkers only

@@ -97,18 +97,20 @@ def test_people_see_warnings_only_and_programs_sessions_too(stderr: Stderr) -> N
     assert len(stderr.lines()) == 1
 
 
-def test_people_see_sessions_where_they_are_wanted_and_nothing_else_below_warnings(
+def test_people_see_sessions_and_the_end_where_they_are_wanted_and_nothing_else_below_warnings(
     stderr: Stderr,
 ) -> None:
     log_to_stderr(LogFormat.TEXT, with_sessions=True)
 
-    LOG.info("it stops", extra=facts("stopped"))
+    LOG.info("it drains", extra=facts("draining"))
     LOG.info("a client comes", extra=facts("session_begins"))
     LOG.warning("a client is lost")
+    LOG.info("it stops", extra=facts("stopped"))
 
     assert [line.partition(": ")[2] for line in stderr.lines()] == [
         "a client comes",
         "a client is lost",
+        "it stops",
     ]
 
 
