@@ -35,7 +35,10 @@ def explain_start_error(error: BaseException) -> str:
             "package registers, or module:factory for your own code)"
         )
     if isinstance(error, ModuleNotFoundError):
-        return f"{text} (install it for {sys.executable}, or put its folder on PYTHONPATH)"
+        return (
+            f"{text} (check its spelling; start in the module's folder, or put its folder on "
+            f"PYTHONPATH, or install it for {sys.executable})"
+        )
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

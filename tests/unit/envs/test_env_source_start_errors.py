@@ -31,6 +31,7 @@ def test_a_missing_module_is_explained_with_what_to_do() -> None:
     text = explain_start_error(raised_by_make("no_such_module:Env-v0"))
 
     assert "no_such_module" in text
+    assert "start in the module's folder" in text
     assert "PYTHONPATH" in text
 
 
