@@ -182,10 +182,12 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     """
     if stop_return is None and stop_iters is None:
         stop_iters = _DEFAULT_ITERS
-    if looks_like_address(env) and (num_endpoints, num_envs, env_kwargs) != (None, None, None):
+    own = {"--num-endpoints": num_endpoints, "--num-envs": num_envs, "--env-kwargs": env_kwargs}
+    given = [option for option, value in own.items() if value is not None]
+    if looks_like_address(env) and given:
         raise typer.BadParameter(
             "for a Gymnasium id or a factory only; a running endpoint has its own",
-            param_hint=["--num-endpoints", "--num-envs", "--env-kwargs"],
+            param_hint=given,
         )
     kwargs = parse_env_kwargs(env_kwargs)
     folder = checkpoint_dir or _default_folder(env, algo)

@@ -26,3 +26,13 @@ def test_an_address_that_cannot_be_one_is_refused_before_ray_is_started(
     assert main(["train", env]) == 2
 
     assert cause in re.sub(r"\s+", " ", capsys.readouterr().err)
+
+
+def test_an_option_that_does_not_fit_a_running_endpoint_is_named_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "127.0.0.1:1", "--env-kwargs", "{}"]) == 2
+
+    error = capsys.readouterr().err
+    assert "--env-kwargs" in error
+    assert "--num-envs" not in error
