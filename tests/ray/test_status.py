@@ -59,7 +59,9 @@ def status(*arguments: str) -> list[dict[str, Any]]:
     command = [*STATUS, "--ray-address", address, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    events: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {event["ray_address"] for event in events if event["event"] == "status"} == {address}
+    return events
 
 
 def drive(address: str, num_steps: int) -> None:
