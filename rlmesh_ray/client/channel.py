@@ -110,7 +110,7 @@ class ConnectOptions:
         """The metadata of every call.
 
         Raises:
-            ConfigurationError: The token is not valid as metadata, or its file has never existed.
+            ConfigurationError: The token is no valid metadata, or its file was never there to read.
             EndpointUnreachableError: Its file cannot be used now.
         """
         if self.token is None:
