@@ -71,7 +71,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         token: See ``evaluate``; a ``TokenFile`` must be on the workers' nodes.
         model_token: Likewise.
         on_episode: Called with each episode, in the caller's thread, soon after it has ended.
-        on_loss: Called when an endpoint fails, in the caller's thread.
+        on_loss: Called in the caller's thread when an endpoint fails, unless its error is raised.
         env_timeout_s: See ``evaluate``.
         model_timeout_s: See ``evaluate``.
         reconnect_timeout_s: See ``evaluate``; for each worker and its own endpoints.

@@ -209,8 +209,9 @@ class Coordinator:
             is_usable = isinstance(cause, RemoteError) and cause.is_recoverable
             is_final = source.is_final and not is_usable
             is_first = group.availability.lose(index, cause, time.monotonic(), is_final=is_final)
+            is_raised = self._ends_with(group)
             self._changed.notify_all()
-        if is_first or attempt.has_begun:
+        if (is_first and not is_raised) or attempt.has_begun:
             interrupted = lost if attempt.has_begun else ()
             self._report(Loss(role, source.address, _one_line(cause), interrupted))
         self._require_progress(lost, cause)
@@ -255,15 +256,16 @@ class Coordinator:
         for group in self._groups.values():
             if group.availability.has_failed(now_s):
                 causes = group.availability.causes()
-                if (
-                    len(group.sources) == 1
-                    and not self._finished
-                    and not group.availability.was_reached(0)
-                ):
+                if self._ends_with(group):
                     raise causes[0]
                 raise self._interrupted(
                     f"no endpoint of the {_NAMES[group.role]} is left", causes
                 ) from causes[-1]
+
+    def _ends_with(self, group: EndpointGroup) -> bool:
+        """Return whether the evaluation raises the error of a group that cannot be reached."""
+        has_worked = self._finished or group.availability.was_reached(0)
+        return len(group.sources) == 1 and not has_worked
 
     def _require_progress(self, lost: Sequence[int], cause: Exception) -> None:
         counts = {index: self._schedule.interruptions(index) for index in lost}

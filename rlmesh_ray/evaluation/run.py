@@ -114,7 +114,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         token: Token for addresses; fleets have their own.
         model_token: Token for addresses of models; default: ``token``.
         on_episode: Called with each episode as it ends, in the caller's thread.
-        on_loss: Called when an endpoint fails, in the caller's thread.
+        on_loss: Called in the caller's thread when an endpoint fails, unless its error is raised.
         env_timeout_s: Longest wait for an answer of an environment whose session this opens.
         model_timeout_s: Longest wait for an answer of a model whose session this opens.
         reconnect_timeout_s: How long to wait for an endpoint when none is left.

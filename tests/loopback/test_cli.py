@@ -747,6 +747,9 @@ def test_a_service_of_the_other_kind_is_named(here: Run) -> None:
     with ModelServer(lambda observations: observations) as server:
         arguments = evaluation(server.address, "own_policy:balance")
         fails(here, arguments, server.address, "an environment or a model")
+    with EnvServer("CartPole-v1") as server:
+        arguments = evaluation("CartPole-v1", server.address)
+        fails(here, arguments, server.address, "an environment or a model")
 
 
 def test_a_service_that_does_not_speak_dm_env_rpc_is_named(here: Run) -> None:

@@ -610,9 +610,11 @@ def test_an_endpoint_that_was_never_there_does_not_stop_the_others() -> None:
     assert [(loss.address, loss.episodes) for loss in record.losses] in ([], [("127.0.0.1:1", ())])
 
 
-def test_where_none_is_there_it_is_reported_at_once() -> None:
+def test_where_none_is_there_it_is_reported_at_once_and_once() -> None:
+    record = Record()
     with pytest.raises(EndpointUnreachableError, match=r"127.0.0.1:1: nothing answers"):
-        evaluate("127.0.0.1:1", lean, episodes=1)
+        run("127.0.0.1:1", lean, record)
+    assert record.losses == []
     with pytest.raises(EvaluationInterruptedError, match=r"127.0.0.1:1: nothing answers"):
         evaluate(["127.0.0.1:1", "127.0.0.1:2"], lean, episodes=1)
 
