@@ -210,8 +210,8 @@ _CONNECTION_FAILURES = (
     ),
     (
         "WRONG_VERSION_NUMBER",
-        "something answers there, but it does not use TLS; use no authority (--tls-ca), or "
-        "check the address",
+        "something answers there, but it does not use TLS; use no authority (without --tls-ca), "
+        "or check the address",
     ),
     (
         "Hostname Verification Check failed",

@@ -549,10 +549,12 @@ def test_each_endpoint_may_have_tls_of_its_own(folder: Path, here: Run) -> None:
         here(*names(encrypted_env, encrypted_model), *mine)
         here(*names(encrypted_env, model), *mine, "--model-tls-ca", "none")
         here(*names(env, encrypted_model), *its)
+        env_without = here(*names(env, encrypted_model), *mine, code=1)
         with_it = here(*names(encrypted_env, model), *mine, code=1)
         without = here(*names(env, encrypted_model), code=1)
         no_file = here(*names(env, model), "--model-tls-ca", "no-file.pem", code=2)
 
+    assert "without --tls-ca; --model-tls-ca is for the policy's endpoint" in env_without.stderr
     assert "no authority (--model-tls-ca none)" in with_it.stderr
     assert "name its authority (--model-tls-ca)" in without.stderr
     assert "no-file.pem" in no_file.stderr

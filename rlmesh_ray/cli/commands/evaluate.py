@@ -34,7 +34,7 @@ from rlmesh_ray.cli.options.common import (
     search_current_folder,
 )
 from rlmesh_ray.cli.views.episodes_file import episodes_file
-from rlmesh_ray.cli.views.evaluation_view import EvaluationView, show_result, with_model_options
+from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options, show_result
 from rlmesh_ray.errors import AccessDeniedError, ContractMismatchError, EndpointError
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.protocol.address import looks_like_address
@@ -255,8 +255,8 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
             seen = meter.so_far(error)
             if seen is not None:
                 show_result(console, seen, episodes, *addresses)
-            if isinstance(error, EndpointError) and error.address in addresses[1]:
-                error.message = with_model_options(error.message)
+            if isinstance(error, EndpointError):
+                name_options(error, addresses[1])
             raise
         show_result(console, result, episodes, *addresses)
 
@@ -290,6 +290,7 @@ def _check_endpoints(endpoints: "list[ConnectOptions]", num_envs: int | None) ->
         except AccessDeniedError:
             raise
         except EndpointError as error:
+            name_options(error, ())
             unreachable.append(error)
             continue
         if num_envs not in (None, width):

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,16 +13,32 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.signals import interrupts_held
 from rlmesh_ray.cli.views.episodes_file import EpisodesFile
-from rlmesh_ray.errors import EvaluationInterruptedError, RlmeshError
+from rlmesh_ray.errors import EndpointError, EvaluationInterruptedError, RlmeshError
 
 if TYPE_CHECKING:
     from rlmesh_ray.evaluation import EpisodeResult, EvaluationResult, Loss
 
 
-def with_model_options(text: str) -> str:
-    """Return the text of an error with the options for a model's endpoint."""
-    text = text.replace("no authority (--tls-ca)", "no authority (--tls-ca none)")
+def with_options_of(role: str, text: str) -> str:
+    """Return the text of an error with the options for an endpoint of that role."""
+    if role == "env":
+        also = "--model-tls-ca is for the policy's endpoint alone"
+        return text.replace("(without --tls-ca)", f"(without --tls-ca; {also})")
+    text = text.replace("(without --tls-ca)", "(--tls-ca none)")
     return re.sub(r"--(?=tls-ca|token-file)", "--model-", text)
+
+
+def name_options(error: EndpointError, models: Sequence[str]) -> None:
+    """Have an error's message name the options for the endpoints that it is about.
+
+    Args:
+        error: Of an evaluation.
+        models: Addresses of the model endpoints.
+    """
+    for cause in getattr(error, "causes", (error.message,)):
+        address = error.address or cause.partition(": ")[0]
+        role = "model" if address in models else "env"
+        error.message = error.message.replace(cause, with_options_of(role, cause))
 
 
 class EvaluationView:
@@ -78,9 +95,7 @@ class EvaluationView:
         self._losses.append(loss)
         self._console.event("lost", **asdict(loss))
         again = f"; {len(loss.episodes)} episodes run again" if loss.episodes else ""
-        cause = loss.cause.removeprefix(f"{loss.address}: ")
-        if loss.role == "model":
-            cause = with_model_options(cause)
+        cause = with_options_of(loss.role, loss.cause.removeprefix(f"{loss.address}: "))
         self._bar.console.print(
             f"lost {loss.role} {loss.address}: {cause}{again}",
             style="yellow",

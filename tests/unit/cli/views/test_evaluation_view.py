@@ -11,7 +11,7 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.cli.signals import INTERRUPTED
 from rlmesh_ray.cli.views.episodes_file import episodes_file
-from rlmesh_ray.cli.views.evaluation_view import EvaluationView
+from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options
 from rlmesh_ray.client import env_session_client
 from rlmesh_ray.errors import EvaluationInterruptedError, RemoteEnvError, RlmeshError
 from rlmesh_ray.evaluation import EndpointRole, EpisodeResult, EvaluationResult, Loss
@@ -219,3 +219,16 @@ def test_a_loss_names_the_address_once_and_the_option_of_its_side(
 
     shown = capsys.readouterr().err
     assert shown == f"lost {role} 127.0.0.1:2: name its authority ({option})\n"
+
+
+def test_an_error_of_several_endpoints_names_the_options_of_each() -> None:
+    reason = "use no authority (without --tls-ca)"
+    causes = (f"a:1: {reason}", f"b:1: {reason}")
+    error = EvaluationInterruptedError(f"none is left ({'; '.join(causes)})", (), causes)
+
+    name_options(error, ["b:1"])
+
+    assert str(error) == (
+        "none is left (a:1: use no authority (without --tls-ca; --model-tls-ca is for the "
+        "policy's endpoint alone); b:1: use no authority (--model-tls-ca none))"
+    )
