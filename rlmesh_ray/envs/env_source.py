@@ -1,16 +1,19 @@
 """EnvSource: an environment argument (id, factory or instance), serialized for a worker process."""
 
 import importlib
+import inspect
 import pickle
 import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import cloudpickle
 import gymnasium
 from gymnasium import error as gymnasium_error
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import VectorEnv
 
 from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
@@ -53,6 +56,7 @@ EnvLike = str | Callable[..., EnvInstance] | EnvInstance
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _OWN_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 """Pattern of ``module:factory``; a Gymnasium id without version may look the same."""
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,27 +244,39 @@ class _FromId:
     kwargs: dict[str, Any]
 
     def __call__(self) -> object:
-        factory = _factory_named(self.env_id)
+        module_name, _, name = self.env_id.rpartition(":")
+        factory = _factory_named(module_name, name) if module_name else None
         if factory is not None:
-            return factory(**self.kwargs)
+            return _FromFactory(factory, self.kwargs)()
         try:
             return gymnasium.make(self.env_id, **self.kwargs)
-        except gymnasium.error.UnregisteredEnv as error:
-            module_name, _, name = self.env_id.partition(":")
+        except (gymnasium_error.UnregisteredEnv, gymnasium_error.DeprecatedEnv) as error:
             if not _OWN_CODE.fullmatch(self.env_id):
-                raise
+                raise ConfigurationError(explain_start_error(error)) from error
             raise ConfigurationError(
                 f"module {module_name} has no function or class {name}, and registers no "
                 "environment of that id"
             ) from error
+        except TypeError as error:
+            creator = getattr(gymnasium.registry.get(name), "entry_point", None)
+            if isinstance(creator, str):
+                creator = load_env_creator(creator)
+            _refuse_unknown_keyword(error, self.kwargs, creator)
+            raise
 
 
-def _factory_named(name: str) -> Callable[..., object] | None:
-    """Return the callable at ``module:factory``; None where there is none."""
-    if not _OWN_CODE.fullmatch(name):
-        return None
-    module_name, _, attributes = name.partition(":")
-    found: Any = importlib.import_module(module_name)
+def _factory_named(module_name: str, attributes: str) -> Callable[..., object] | None:
+    """Return the callable of that name in a module; None where there is none.
+
+    Raises:
+        ConfigurationError: There is no such module.
+    """
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # one that it imports is missing
+        raise ConfigurationError(explain_start_error(error)) from error
     for attribute in attributes.split("."):
         found = getattr(found, attribute, None)
     return found if callable(found) else None
@@ -272,7 +288,32 @@ class _FromFactory:
     kwargs: dict[str, Any]
 
     def __call__(self) -> object:
-        return self.factory(**self.kwargs)
+        try:
+            return self.factory(**self.kwargs)
+        except TypeError as error:
+            _refuse_unknown_keyword(error, self.kwargs, self.factory)
+            raise
+
+
+def _refuse_unknown_keyword(error: TypeError, kwargs: Mapping[str, object], factory: Any) -> None:
+    """Raise an error with the keyword arguments of ``factory``, if a call of it had another one.
+
+    Raises:
+        ConfigurationError: By the factory's signature that is the cause of ``error``.
+    """
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return
+    taken = [each.name for each in parameters if each.kind in _BY_NAME]
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    for name in kwargs:
+        if not takes_any and name not in taken and f"argument {name!r}" in str(error):
+            near = [f"; did you mean {each}?" for each in get_close_matches(name, taken, 1)]
+            raise ConfigurationError(
+                f"env_kwargs has {name!r}, and the environment takes "
+                f"{', '.join(taken) or 'none'}{''.join(near)}"
+            ) from error
 
 
 @dataclass(frozen=True)

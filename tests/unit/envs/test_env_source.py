@@ -1,5 +1,6 @@
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -7,7 +8,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from rlmesh_ray.envs.env_source import EnvSource, build, make_source
+from rlmesh_ray.envs.env_source import EnvLike, EnvSource, build, make_source
 from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
@@ -57,6 +58,55 @@ def test_keyword_arguments_reach_gymnasium_make() -> None:
     vector = built(make_source("CartPole-v1", env_kwargs={"render_mode": "rgb_array"}))
 
     assert vector.render_mode == "rgb_array"
+
+
+def with_gravity(gravity: float = 9.8, *, length: float = 1.0) -> EchoEnv:
+    return EchoEnv(SPACES["box"])
+
+
+def with_any(**kwargs: Any) -> EchoEnv:
+    return with_gravity(**kwargs)
+
+
+def with_help(gravity: float = 9.8) -> EchoEnv:
+    return with_any(mass=gravity)
+
+
+@pytest.mark.parametrize(
+    ("env", "name", "words"),
+    [
+        (with_gravity, "gravty", "the environment takes gravity, length; did you mean gravity?"),
+        (with_gravity, "mass", "the environment takes gravity, length"),
+        (lambda: EchoEnv(BOX), "mass", "the environment takes none"),
+        ("CartPole-v1", "mass", "the environment takes sutton_barto_reward, render_mode"),
+        (f"{__name__}:with_gravity", "mass", "the environment takes gravity, length"),
+    ],
+)
+def test_an_unknown_keyword_is_refused_with_those_that_there_are(
+    env: EnvLike, name: str, words: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        built(make_source(env, env_kwargs={name: 1}))
+
+    assert str(caught.value) == f"env_kwargs has {name!r}, and {words}"
+
+
+@pytest.mark.parametrize(("env", "name"), [(with_any, "mass"), (with_help, "gravity")])
+def test_an_error_about_another_call_s_keyword_is_left_alone(env: EnvLike, name: str) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mass'"):
+        built(make_source(env, env_kwargs={name: 1}))
+
+
+def test_a_module_that_another_one_misses_is_no_wrong_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in_need.py").write_text("import not_installed")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(ModuleNotFoundError, match="not_installed"):
+        built(make_source("in_need:make"))
+    with pytest.raises(ConfigurationError, match="No module named 'in_nead'"):
+        built(make_source("in_nead:make"))
 
 
 def test_a_factory_is_called_once_a_lane() -> None:
