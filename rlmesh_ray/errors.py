@@ -265,12 +265,16 @@ class EnvStartError(RlmeshError):
     Args:
         message: The cause and the remedy, in one line.
         traceback_text: The worker's traceback; may be empty.
+        is_wrong_usage: Whether its name or an argument cannot be honoured; False: it has failed.
     """
 
-    def __init__(self, message: str, traceback_text: str = "") -> None:
-        super().__init__(message, traceback_text)
+    def __init__(
+        self, message: str, traceback_text: str = "", is_wrong_usage: bool = False
+    ) -> None:
+        super().__init__(message, traceback_text, is_wrong_usage)
         self.message = message
         self.traceback_text = traceback_text
+        self.is_wrong_usage = is_wrong_usage
 
     def __str__(self) -> str:
         return self.message

@@ -37,7 +37,9 @@ def exit_code(error: BaseException) -> int:
     The subclasses of ``ConfigurationError`` are failures: what the machine lacks, such as a free
     port or a package, and what endpoints or environments turn out to have.
     """
-    return 2 if type(_own_error(error)) in {ConfigurationError, AddressError} else 1
+    own = _own_error(error)
+    is_wrong_usage = type(own) in {ConfigurationError, AddressError}
+    return 2 if is_wrong_usage or getattr(own, "is_wrong_usage", False) else 1
 
 
 def _own_error(error: BaseException) -> BaseException | None:

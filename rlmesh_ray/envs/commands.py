@@ -259,7 +259,8 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """Reply to Start: the environment could not be created; the process ends."""
+    """Reply to Start: the arguments of ``EnvStartError``; the process ends."""
 
     message: str
     traceback_text: str
+    is_wrong_usage: bool

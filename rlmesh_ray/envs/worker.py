@@ -368,7 +368,9 @@ def serve(channel: WorkerChannel) -> None:
         started = encode(Started(worker.contract, worker.steps_subsets))
     except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
         message = f"cannot create {start.description}: {explain_start_error(error)}"
-        channel.send(encode(StartFailed(message, traceback.format_exc())))
+        # Its subclasses are about what an environment turns out to have.
+        is_wrong_usage = type(error) is ConfigurationError
+        channel.send(encode(StartFailed(message, traceback.format_exc(), is_wrong_usage)))
         return
     channel.send(started)
     num_lanes = worker.contract.num_envs

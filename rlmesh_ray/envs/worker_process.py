@@ -285,7 +285,7 @@ def _handshake(
             process.fault_log,
         ) from error
     if isinstance(answer, StartFailed):
-        raise EnvStartError(answer.message, answer.traceback_text)
+        raise EnvStartError(answer.message, answer.traceback_text, answer.is_wrong_usage)
     return answer
 
 

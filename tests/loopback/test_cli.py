@@ -44,6 +44,9 @@ import numpy as np
 
 def balance():
     return lambda observations: (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)
+
+def missing_file():
+    open("no.file")
 """
 
 Event = dict[str, Any]
@@ -676,23 +679,22 @@ def evaluation(env: str, model: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "words", "code"),
     [
-        (["serve-env", "Cart-v1"], ["Cart-v1", "CartPole"]),
-        (evaluation("127.0.0.1:9", "own_policy:balance"), ["127.0.0.1:9", "nothing answers"]),
+        (["serve-env", "Cart-v1"], ["Cart-v1", "CartPole"], 2),
+        (evaluation("127.0.0.1:9", "own_policy:balance"), ["127.0.0.1:9", "nothing answers"], 1),
     ],
 )
 def test_an_error_is_all_that_a_process_says(
-    arguments: list[str], words: list[str], folder: Path
+    arguments: list[str], words: list[str], code: int, folder: Path
 ) -> None:
-    fails(functools.partial(run, folder=folder), arguments, *words)
+    fails(functools.partial(run, folder=folder), arguments, *words, code=code)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["serve-env", "nowhere:Env-v0"], ["nowhere"]),
-        (["serve-env", "CartPole-v1", "--env-kwargs", '{"x": 1}'], ["CartPole-v1", "x"]),
+        (["serve-env", "own_policy:missing_file"], ["own_policy:missing_file", "No such file"]),
         (["inspect", "127.0.0.1:9"], ["127.0.0.1:9", "nothing answers"]),
     ],
 )
@@ -705,6 +707,12 @@ def test_an_error_names_cause_and_remedy(arguments: list[str], words: list[str],
     [
         (["serve-env", "CartPole-v1", "--address", "0.0.0.0:0"], ["--token-file", "127.0.0.1"]),
         (["serve-env", "CartPole-v1", "--address", "here"], ["'here'", "HOST:PORT"]),
+        (["serve-env", "nowhere:Env-v0"], ["nowhere", "PYTHONPATH"]),
+        (
+            ["serve-env", "CartPole-v1", "--env-kwargs", '{"render": "human"}'],
+            ["CartPole-v1", "'render'", "did you mean render_mode?"],
+        ),
+        (evaluation("Cart-v1", "own_policy:balance"), ["Cart-v1", "CartPole"]),
         (["serve-model", "no/such/folder"], ["no/such/folder", "RLlib checkpoint"]),
         (["serve-model", "own_policy.py"], ["own_policy.py", "TorchScript"]),
         (["serve-model", "own_policy:other"], ["own_policy", "other"]),
@@ -936,7 +944,7 @@ def test_train_on_an_unknown_environment_is_reported_in_one_line(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
 
-    done = run("train", "Cart-v1", "--json", folder=folder, code=1)
+    done = run("train", "Cart-v1", "--json", folder=folder, code=2)
 
     assert events(done.stdout)[-1]["type"] == "EnvStartError"
     assert "CartPole" in events(done.stdout)[-1]["message"]

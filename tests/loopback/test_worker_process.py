@@ -442,23 +442,28 @@ def test_a_factory_that_changes_its_spaces_cannot_be_renewed(start: Start, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("env", "words"),
+    ("env", "words", "is_wrong_usage"),
     [
-        ("CartPol-v1", "cannot create CartPol-v1: .*Did you mean: `CartPole`"),
-        ("no_such_module:Env-v0", "No module named 'no_such_module'.*PYTHONPATH"),
-        (lambda: FaultyEnv(Fault["NONE"]), "cannot create .*<lambda>: KeyError: "),
-        (lambda: sys.exit(3), "cannot create .*<lambda>: SystemExit: 3"),
-        (lambda: os._exit(3), "cannot create .*<lambda>: its process ended with exit code 3"),
-        (lambda: EchoEnv(Graph(Discrete(2), None)), "Graph"),
+        ("CartPol-v1", "cannot create CartPol-v1: .*Did you mean: `CartPole`", True),
+        ("no_such_module:Env-v0", "No module named 'no_such_module'.*PYTHONPATH", True),
+        (lambda: FaultyEnv(Fault["NONE"]), "cannot create .*<lambda>: KeyError: ", False),
+        (lambda: sys.exit(3), "cannot create .*<lambda>: SystemExit: 3", False),
+        (
+            lambda: os._exit(3),
+            "cannot create .*<lambda>: its process ended with exit code 3",
+            False,
+        ),
+        (lambda: EchoEnv(Graph(Discrete(2), None)), "Graph", False),
     ],
 )
 def test_an_environment_that_cannot_be_created_is_explained(
-    start: Start, env: EnvLike, words: str
+    start: Start, env: EnvLike, words: str, is_wrong_usage: bool
 ) -> None:
     with pytest.raises(EnvStartError, match=words) as caught:
         start(env)
 
     assert "\n" not in str(caught.value)
+    assert caught.value.is_wrong_usage is is_wrong_usage
 
 
 def test_the_traceback_of_a_failed_start_is_kept(start: Start) -> None:

@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 
 from rlmesh_ray.cli.error_reporting import describe, exit_code, trace
@@ -65,6 +67,13 @@ def test_wrong_options_have_the_exit_code_of_wrong_usage(kind: type[Exception]) 
     in_an_actor.__cause__ = kind("leave it out")
 
     assert exit_code(kind("leave it out")) == exit_code(in_an_actor) == 2
+
+
+def test_a_misnamed_environment_has_the_exit_code_of_wrong_usage() -> None:
+    error = EnvStartError("cannot create Cart-v1", is_wrong_usage=True)
+
+    assert exit_code(error) == exit_code(RayWrapped(error)) == 2
+    assert exit_code(pickle.loads(pickle.dumps(error))) == 2
 
 
 @pytest.mark.parametrize(
