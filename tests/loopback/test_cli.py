@@ -962,9 +962,16 @@ def test_train_on_nothing_is_reported_in_one_line(
     assert "RAY_ADDRESS" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.ray
-def test_train_on_several_agents_is_refused_with_the_remedy(here: Run) -> None:
+def test_train_on_an_endpoint_that_does_not_fit_is_refused_before_ray_is_started(
+    here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with ModelServer(lambda observations: observations) as server:
+        fails(here, ["train", server.address], server.address, "an environment or a model")
+    with EnvServer("CartPole-v1", token="s3cret") as server:
+        fails(here, ["train", server.address], server.address, "--token-file")
+    fails(here, ["train", "127.0.0.1:9"], "127.0.0.1:9: nothing answers there")
     with EnvServer(Climb) as server:
         done = here("train", server.address, code=2)
 

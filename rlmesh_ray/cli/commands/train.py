@@ -36,13 +36,14 @@ from rlmesh_ray.cli.options.hyperparameter_args import parse_settings, read_sett
 from rlmesh_ray.cli.signals import INTERRUPTED, interrupts_noted
 from rlmesh_ray.cli.views.training_view import StopCriteria, format_duration
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.protocol.address import looks_like_address, parse_address
+from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
     from rlmesh_ray.client.channel import ClientTls
     from rlmesh_ray.rllib.training import TrainingProgress
+    from rlmesh_ray.spaces.contract import EnvContract
 
 _DEFAULT_ITERS = 100
 _DEFAULT_LANES = 8
@@ -265,17 +266,15 @@ def _run(console: Console, job: _TrainOptions) -> int:
     from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
 
     require_rllib("train")
+    _check_env(job)
     from rlmesh_ray.cli.log_setup import quiet_rllib
     from rlmesh_ray.cli.views.training_view import TrainingView
-    from rlmesh_ray.envs.env_source import require_env_name
     from rlmesh_ray.models.torch.threads import limit_torch_threads
     from rlmesh_ray.rllib.config.hyperparameters import set_hyperparameters
     from rlmesh_ray.rllib.config.presets import algorithm_config
     from rlmesh_ray.rllib.training import learning_curve
     from rlmesh_ray.rllib.training import train as run
 
-    # Before Ray starts.
-    (parse_address if looks_like_address(job.env) else require_env_name)(job.env)
     limit_torch_threads(1)  # as train() does
     config = algorithm_config(job.algo)
     quiet_rllib(config)
@@ -307,6 +306,33 @@ def _run(console: Console, job: _TrainOptions) -> int:
     return INTERRUPTED if is_interrupted() else 0
 
 
+def _check_env(job: _TrainOptions) -> None:
+    """Dial an endpoint, or check the form of a name, before Ray starts, which takes long.
+
+    Raises:
+        RlmeshError: The endpoint or the name cannot be used.
+    """
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.client.env_session_client import probe_endpoint
+    from rlmesh_ray.envs.env_source import require_env_name
+    from rlmesh_ray.spaces.contract import EnvContract
+
+    if not looks_like_address(job.env):
+        require_env_name(job.env)
+        return
+    connect_options = ConnectOptions(job.env, job.token, job.tls, edition_text=job.edition_text)
+    contract = probe_endpoint(connect_options).contract
+    if isinstance(contract, EnvContract):
+        _require_one_agent(contract)
+
+
+def _require_one_agent(contract: "EnvContract") -> None:
+    from rlmesh_ray.client.multi_agent_errors import agents_notice
+
+    if agents := agents_notice(contract):
+        raise ConfigurationError(f"train trains one policy for one agent, and {agents}")
+
+
 def _report_interrupt() -> None:
     # In a signal handler: the console may be in the middle of a line.
     os.write(
@@ -316,7 +342,6 @@ def _report_interrupt() -> None:
 
 
 def _configure(config: "AlgorithmConfig", job: _TrainOptions) -> None:
-    from rlmesh_ray.client.multi_agent_errors import agents_notice
     from rlmesh_ray.rllib.config.configure import configure
     from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
 
@@ -334,9 +359,7 @@ def _configure(config: "AlgorithmConfig", job: _TrainOptions) -> None:
         edition_text=job.edition_text,
         lockstep=job.seed is not None,  # a seed is given for a reproducible training
     )
-    agents = agents_notice(config.env_config[PLAN_KEY].contract)
-    if agents:
-        raise ConfigurationError(f"train trains one policy for one agent, and {agents}")
+    _require_one_agent(config.env_config[PLAN_KEY].contract)
 
 
 def _announce(console: Console, config: "AlgorithmConfig", job: _TrainOptions) -> None:
