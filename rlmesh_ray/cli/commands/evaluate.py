@@ -1,8 +1,9 @@
 """``rlmesh-ray evaluate``: the returns of a policy in an environment."""
 
 import contextlib
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,6 +42,8 @@ from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.server.env_server import EnvServer
+    from rlmesh_ray.server.model_server import ModelServer
 
 _MOST_LANES = 8
 _EPISODES = "Episodes"
@@ -204,39 +207,22 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     token = read_token(token_file)
     model_token = read_token(model_token_file) if model_token_file else token
     tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
-    model_tls = None
-    if model_tls_ca is None:
-        model_tls = tls
-    elif model_tls_ca != _NO_TLS:
+    model_tls = None if model_tls_ca == _NO_TLS else tls
+    if model_tls_ca is not None and model_tls_ca != _NO_TLS:
         model_tls = client_tls(Path(model_tls_ca), tls_cert, tls_key)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(episodes_file(output))
         endpoints = [ConnectOptions(name, token, tls, edition_text=edition_text) for name in env]
-        _check_endpoints(
-            [
-                connect_options
-                for connect_options in endpoints
-                if looks_like_address(connect_options.address)
-            ],
-            num_envs,
-        )
+        _check_endpoints([each for each in endpoints if looks_like_address(each.address)], num_envs)
         lanes = num_envs or min(math.ceil(episodes / len(env)), _MOST_LANES)
-        envs = [
-            stack.enter_context(_served_env(connect_options, lanes, kwargs))
-            for connect_options in endpoints
-        ]
-        models = [
-            stack.enter_context(
-                _served_model(
-                    ConnectOptions(name, model_token, model_tls, edition_text=model_edition_text)
-                )
-            )
+        serve_env = functools.partial(_env_server, num_envs=lanes, env_kwargs=kwargs)
+        envs = [stack.enter_context(_served(each, serve_env)) for each in endpoints]
+        policies = [
+            ConnectOptions(name, model_token, model_tls, edition_text=model_edition_text)
             for name in model
         ]
-        addresses = (
-            [connect_options.address for connect_options in envs],
-            [connect_options.address for connect_options in models],
-        )
+        models = [stack.enter_context(_served(each, _model_server)) for each in policies]
+        addresses = [each.address for each in envs], [each.address for each in models]
         meter = EvaluationView(console, episodes, file)
         try:
             with meter:
@@ -303,33 +289,29 @@ def _check_endpoints(endpoints: "list[ConnectOptions]", num_envs: int | None) ->
 
 
 @contextlib.contextmanager
-def _served_env(
-    connect_options: "ConnectOptions", num_envs: int, env_kwargs: dict[str, object] | None
+def _served(
+    connect_options: "ConnectOptions", make_server: "Callable[[str], EnvServer | ModelServer]"
 ) -> "Iterator[ConnectOptions]":
-    """Return the options for connecting to an environment, which this serves unless it runs."""
+    """Yield the options for connecting to an endpoint, which this serves unless it runs."""
     from rlmesh_ray.client.channel import ConnectOptions
 
     if looks_like_address(connect_options.address):
         yield connect_options
         return
-    from rlmesh_ray.server.env_server import EnvServer
-
-    with EnvServer(connect_options.address, num_envs=num_envs, env_kwargs=env_kwargs) as server:
+    with make_server(connect_options.address) as server:
         yield ConnectOptions(server.address)
 
 
-@contextlib.contextmanager
-def _served_model(connect_options: "ConnectOptions") -> "Iterator[ConnectOptions]":
-    """Return the options for connecting to a policy, which this serves unless it runs."""
-    from rlmesh_ray.client.channel import ConnectOptions
+def _env_server(env: str, num_envs: int, env_kwargs: dict[str, object] | None) -> "EnvServer":
+    from rlmesh_ray.server.env_server import EnvServer
 
-    if looks_like_address(connect_options.address):
-        yield connect_options
-        return
+    return EnvServer(env, num_envs=num_envs, env_kwargs=env_kwargs)
+
+
+def _model_server(checkpoint: str) -> "ModelServer":
     from rlmesh_ray.models.loading import load_policy
     from rlmesh_ray.server.model_server import ModelServer
 
     with muted():
-        policy = load_policy(connect_options.address)
-    with ModelServer(policy, max_message_bytes=_OWN_MESSAGE_BYTES) as server:
-        yield ConnectOptions(server.address)
+        policy = load_policy(checkpoint)
+    return ModelServer(policy, max_message_bytes=_OWN_MESSAGE_BYTES)
