@@ -10,18 +10,10 @@ from rich.status import Status
 
 from rlmesh_ray.cli.console import Console
 
+if TYPE_CHECKING:
+    from rlmesh_ray.rllib.training import TrainingProgress
+
 _WINDOW = 10
-
-
-@dataclass(frozen=True, slots=True)
-class IterationSample:
-    """Progress of a run after one iteration."""
-
-    iteration: int
-    env_steps: int
-    return_mean: float
-    """NaN before the first episode has ended."""
-    wall_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +24,7 @@ class StopCriteria:
     stop_iters: int | None = None
 
 
-def eta_s(samples: Sequence[IterationSample], goal: StopCriteria) -> float | None:
+def eta_s(samples: "Sequence[TrainingProgress]", goal: StopCriteria) -> float | None:
     """Estimate the seconds left; None where the samples do not allow it.
 
     The return is extrapolated by a straight line through the last ten samples, which needs at least
@@ -68,7 +60,7 @@ def format_duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def _rise_per_s(samples: Sequence[IterationSample]) -> float | None:
+def _rise_per_s(samples: "Sequence[TrainingProgress]") -> float | None:
     """Return the slope of the return over time, by least squares."""
     known = [sample for sample in samples if sample.return_mean == sample.return_mean]
     if len(known) < 3:
@@ -84,10 +76,6 @@ def _rise_per_s(samples: Sequence[IterationSample]) -> float | None:
     return together / spread
 
 
-if TYPE_CHECKING:
-    from rlmesh_ray.rllib.training import TrainingProgress
-
-
 class TrainingView:
     """Prints a line for each iteration; on a terminal also a live status line.
 
@@ -99,7 +87,7 @@ class TrainingView:
     def __init__(self, console: Console, goal: StopCriteria) -> None:
         self._console = console
         self._goal = goal
-        self._samples: list[IterationSample] = []
+        self._samples: list[TrainingProgress] = []
         self._sessions_lost = 0
         self._is_failure_shown = False
         self._status: Status | None = None
@@ -137,11 +125,7 @@ class TrainingView:
 
     def update(self, progress: "TrainingProgress") -> None:
         """Show the progress after an iteration."""
-        self._samples.append(
-            IterationSample(
-                progress.iteration, progress.env_steps, progress.return_mean, progress.wall_s
-            )
-        )
+        self._samples.append(progress)
         left_s = eta_s(self._samples, self._goal)
         self._console.event(
             "progress",

@@ -1,15 +1,19 @@
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rlmesh_ray.cli.views.training_view import IterationSample, StopCriteria, eta_s, format_duration
+from rlmesh_ray.cli.views.training_view import StopCriteria, eta_s, format_duration
 
 
-def rising(num: int, per_iteration: float = 10.0, seconds: float = 2.0) -> list[IterationSample]:
-    return [
-        IterationSample(index, index * 100, index * per_iteration, index * seconds)
-        for index in range(1, num + 1)
-    ]
+def sample(iteration: int, return_mean: float, wall_s: float) -> Any:
+    """Stand-in for the class of rllib.training, which would import Ray."""
+    return SimpleNamespace(iteration=iteration, return_mean=return_mean, wall_s=wall_s)
+
+
+def rising(num: int, per_iteration: float = 10.0, seconds: float = 2.0) -> list[Any]:
+    return [sample(index, index * per_iteration, index * seconds) for index in range(1, num + 1)]
 
 
 def test_nothing_is_known_before_the_first_iteration() -> None:
@@ -34,21 +38,21 @@ def test_a_return_that_does_not_rise_is_not_extrapolated(per_iteration: float) -
 
 
 def test_only_the_last_ten_samples_count() -> None:
-    flat = [IterationSample(index, 0, 0.0, float(index)) for index in range(1, 51)]
-    steep = [IterationSample(50 + index, 0, 10.0 * index, 50.0 + index) for index in range(1, 11)]
+    flat = [sample(index, 0.0, float(index)) for index in range(1, 51)]
+    steep = [sample(50 + index, 10.0 * index, 50.0 + index) for index in range(1, 11)]
 
     assert eta_s(flat + steep, StopCriteria(stop_return=200.0)) == pytest.approx(10.0)
 
 
 def test_samples_without_a_return_are_left_out() -> None:
-    unknown = [IterationSample(index, 0, math.nan, float(index)) for index in range(1, 4)]
+    unknown = [sample(index, math.nan, float(index)) for index in range(1, 4)]
 
     assert eta_s(unknown, StopCriteria(stop_return=10.0)) is None
     assert eta_s(unknown + rising(9)[3:], StopCriteria(stop_return=100.0)) == pytest.approx(2.0)
 
 
 def test_samples_of_one_time_are_not_extrapolated() -> None:
-    same = [IterationSample(index, 0, float(index), 1.0) for index in range(1, 5)]
+    same = [sample(index, float(index), 1.0) for index in range(1, 5)]
 
     assert eta_s(same, StopCriteria(stop_return=100.0)) is None
 
