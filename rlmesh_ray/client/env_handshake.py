@@ -56,11 +56,8 @@ def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
         EndpointError: It cannot be reached.
         HandshakeRefusedError: It serves no generation or edition of this package.
     """
-    channel = connect_options.open()
-    try:
+    with connect_options.open() as channel:
         return _handshake(connect_options, channel)[1]
-    finally:
-        channel.close()
 
 
 def generations_of(connect_options: ConnectOptions) -> tuple[str, ...]:
@@ -69,13 +66,10 @@ def generations_of(connect_options: ConnectOptions) -> tuple[str, ...]:
     Raises:
         EndpointError: It cannot be reached.
     """
-    channel = connect_options.open()
-    try:
+    with connect_options.open() as channel:
         return supported_generations(
             connect_options, channel, _HANDSHAKE, _handshake_variants(connect_options)
         )
-    finally:
-        channel.close()
 
 
 def connect(connect_options: ConnectOptions) -> EnvConnection:

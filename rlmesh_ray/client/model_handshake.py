@@ -30,11 +30,8 @@ def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
         EndpointError: It cannot be reached.
         HandshakeRefusedError: It serves no generation or edition of this package.
     """
-    channel = connect_options.open()
-    try:
+    with connect_options.open() as channel:
         return handshake(connect_options, channel)[1]
-    finally:
-        channel.close()
 
 
 def policy_of(answer: HandshakeResponse) -> PolicyFacts:
@@ -48,13 +45,10 @@ def generations_of(connect_options: ConnectOptions) -> tuple[str, ...]:
     Raises:
         EndpointError: It cannot be reached.
     """
-    channel = connect_options.open()
-    try:
+    with connect_options.open() as channel:
         return supported_generations(
             connect_options, channel, _HANDSHAKE, _handshake_variants(connect_options)
         )
-    finally:
-        channel.close()
 
 
 def handshake(

@@ -16,9 +16,10 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv, evaluate
-from rlmesh_ray.cli.commands.inspect import dialects_of_env, dialects_of_model
+from rlmesh_ray.cli.commands.inspect import dialects_of_env
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
+from rlmesh_ray.client.model_handshake import generations_of
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.client.remote_model import shake_hands as shake_hands_with_model
 from rlmesh_ray.dialects.released.protocol.handshake import (
@@ -206,7 +207,7 @@ def test_what_an_environments_endpoint_speaks_is_seen_from_outside() -> None:
 def test_what_a_models_endpoint_speaks_is_seen_from_outside(dialects: list[str]) -> None:
     with ModelServer(lambda rows: rows, dialects=dialects) as server:
         answer = shake_hands_with_model(ConnectOptions(server.address))
-        found = dialects_of_model(ConnectOptions(server.address))
+        found = generations_of(ConnectOptions(server.address))
 
     assert found == tuple(dialects)
     assert answer.generation == found[0]

@@ -143,10 +143,8 @@ def check(  # noqa: PLR0913  # the command line; every option stands alone
 
     _require_edition(address)
     console: Console = context.obj
-    token, tls = (
-        read_token(token_file),
-        client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray),
-    )
+    token = read_token(token_file)
+    tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
     connect_options = ConnectOptions(address, token, tls, edition_text=edition_text)
     plan = _CheckOptions(connect_options, env, validation, may_end_endpoint, answer_timeout)
     report = _Report()

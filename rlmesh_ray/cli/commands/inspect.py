@@ -186,17 +186,6 @@ def dialects_of_env(connect_options: "ConnectOptions") -> tuple[str, ...]:
     return (*generations_of(connect_options), *added)
 
 
-def dialects_of_model(connect_options: "ConnectOptions") -> tuple[str, ...]:
-    """Return the dialects that the endpoint of a policy serves.
-
-    Raises:
-        EndpointError: The endpoint cannot be reached.
-    """
-    from rlmesh_ray.client.model_handshake import generations_of
-
-    return generations_of(connect_options)
-
-
 def _services(connect_options: "ConnectOptions") -> "list[_Service]":
     """Return the services of an endpoint that answer a handshake.
 
@@ -204,19 +193,20 @@ def _services(connect_options: "ConnectOptions") -> "list[_Service]":
         EndpointError: None of them answers.
     """
     from rlmesh_ray.client.env_session_client import probe_endpoint as ask_env
-    from rlmesh_ray.client.remote_model import shake_hands as ask_model
+    from rlmesh_ray.client.model_handshake import generations_of
+    from rlmesh_ray.client.model_handshake import shake_hands as ask_model
 
     if registry.client_dialect(connect_options.address) is not None:
         answer = ask_env(connect_options)
         return [_Service("env", answer, (answer.generation,))]
     found = []
     failure: EndpointUnreachableError | None = None
-    for name, ask, generations_of in (
+    for name, ask, dialects_of in (
         ("env", ask_env, dialects_of_env),
-        ("model", ask_model, dialects_of_model),
+        ("model", ask_model, generations_of),
     ):
         try:
-            found.append(_Service(name, ask(connect_options), generations_of(connect_options)))
+            found.append(_Service(name, ask(connect_options), dialects_of(connect_options)))
         except EndpointUnreachableError as error:
             failure = failure or error
     if not found and failure is not None:

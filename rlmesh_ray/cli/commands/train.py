@@ -194,10 +194,8 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     folder = checkpoint_dir or _default_folder(env, algo)
     _require_new(folder)
     search_current_folder(env)
-    source, tls = (
-        read_token(token_file),
-        client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray),
-    )
+    source = read_token(token_file)
+    tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
     # The token itself: runners may be on nodes without the file.
     token = None if source is None else client_token_of(source)
     job = _TrainOptions(

@@ -190,10 +190,7 @@ _OF_ALL: tuple[_Column, ...] = (
     ("state", lambda endpoint, _: _state(endpoint)),
     ("restarts", lambda endpoint, _: str(endpoint.restarts)),
 )
-_SESSIONS: _Column = (
-    "sessions",
-    lambda endpoint, fields: _sessions(endpoint, fields),
-)
+_SESSIONS: _Column = ("sessions", lambda endpoint, fields: _sessions(endpoint, fields))
 _TROUBLE: _Column = ("trouble", lambda _, fields: _trouble(fields))
 _OF_ENVS = (
     _SESSIONS,
