@@ -15,9 +15,9 @@ SIMULATORS_VENV := .venvs/simulators
 TRAINERS_EXTRA := .venvs/trainers
 NODE_MODULES := examples/javascript/node_modules
 BIN := $(VENV)/bin
-# How many files of tests run at a time. With three, two cores take a tenth less time, and some of
-# the tests' deadlines are missed now and then.
-TEST_WORKERS ?= 2
+# How many files of tests run at a time. Many wait for a process that starts: with three files, two
+# cores take a tenth less time than with two.
+TEST_WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
