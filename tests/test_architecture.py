@@ -111,7 +111,7 @@ _DIALECT_LAYERS: dict[str, tuple[set[str], set[str], set[str]]] = {
     "protocol": ({"errors", "protocol"}, set(), set()),
     "wire": ({"errors", "spaces", "protocol", "wire"}, {"protocol"}, set()),
     "server": (_SERVER | {"server"}, {"protocol", "wire"}, {"asyncio"}),
-    "client": (_CLIENT | {"client"}, {"protocol", "wire"}, {"asyncio", "gymnasium"}),
+    "client": (_CLIENT | {"client", "models/onnx"}, {"protocol", "wire"}, {"asyncio", "gymnasium"}),
     "runner": (_RLLIB | {"rllib"}, {"server", "wire"}, {"gymnasium", "ray", "torch"}),
 }
 DIALECTS = sorted(
@@ -135,6 +135,7 @@ LAZY_MODULES = {
     "models/rllib/checkpoint.py": {"ray"},
     "models/fast_path/action_sampling.py": {"ray"},
     "models/fast_path/array_connectors.py": {"ray"},
+    "models/rllib/exported_module.py": {"ray"},
     "models/rllib/forward.py": {"ray"},
     "models/rllib/checkpoint_policy.py": {"ray"},
 }

@@ -9,9 +9,9 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
 
 from rlmesh_ray.dialects.rllink.runner.listen_plan import RLLINK_KEY, RLlinkPlan
-from rlmesh_ray.dialects.rllink.runner.onnx_export import OUTPUT, distribution_of
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.models.rllib.exported_module import OUTPUT, distribution_of
 
 
 def client_config(

@@ -27,7 +27,6 @@ from rlmesh_ray.dialects.rllink.runner.episode_chain import EpisodeChain
 from rlmesh_ray.dialects.rllink.runner.listen_plan import RLlinkPlan, rllink_plan_of
 from rlmesh_ray.dialects.rllink.runner.logp_recomputer import LogpRecomputer
 from rlmesh_ray.dialects.rllink.runner.model_service_policy import ReportingPolicy
-from rlmesh_ray.dialects.rllink.runner.onnx_export import OnnxModel, distribution_of
 from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
@@ -36,6 +35,8 @@ from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkServer
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.dialects.rllink.wire.encodings import RAY, Encoding
 from rlmesh_ray.errors import AddressError, ConfigurationError
+from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
+from rlmesh_ray.models.rllib.exported_module import distribution_of, exported_module
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.rllib.runner.sample_recording import RecordingEnvRunner
 from rlmesh_ray.rllib.runner.session_setup import announce_environment
@@ -216,9 +217,9 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
         self._inference = BatchedInference(
             self._queue, self.module, fit, explore=bool(config.explore)
         )
-        self._model: OnnxModel | ConfigurationError
+        self._model: OnnxGraph | ConfigurationError
         try:
-            self._model = OnnxModel(self.module, config.observation_space, plan.model_input)
+            self._model = exported_module(self.module, config.observation_space, plan.model_input)
         except ConfigurationError as error:
             # Ray's clients, and those that ask for actions, need none.
             _LOG.warning("simulators that want a model will be refused: %s", error)

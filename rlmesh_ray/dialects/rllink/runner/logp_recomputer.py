@@ -9,10 +9,10 @@ import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.rl_module import RLModule
 
-from rlmesh_ray.dialects.rllink.runner.onnx_export import distribution_inputs
 from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.models.fast_path.action_sampling import as_arrays
+from rlmesh_ray.models.rllib.exported_module import distribution_inputs
 
 _MOST_ROWS = 1024
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from rlmesh_ray.dialects.rllink.runner.onnx_export import OnnxModel
 from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 
 
 @dataclass(slots=True, eq=False)
@@ -22,8 +22,8 @@ class WeightsVersion:
     """How many steps had been sampled by then: some modules explore accordingly."""
     _onnx: bytes = field(default=b"", repr=False)
 
-    def onnx(self, model: OnnxModel) -> bytes:
+    def onnx(self, model: OnnxGraph) -> bytes:
         """Return them as a model; made once, so one thread at a time may ask."""
         if not self._onnx:
-            self._onnx = model.filled(self.state)
+            self._onnx = model.serialized(self.state)
         return self._onnx

@@ -20,15 +20,15 @@ from rlmesh_ray.dialects.rllink.runner.batched_inference import action_transform
 from rlmesh_ray.dialects.rllink.runner.client_config import client_config, weights_extras
 from rlmesh_ray.dialects.rllink.runner.listen_plan import RLlinkPlan
 from rlmesh_ray.dialects.rllink.runner.logp_recomputer import LogpRecomputer
-from rlmesh_ray.dialects.rllink.runner.onnx_export import (
-    OnnxModel,
-    distribution_inputs,
-    distribution_of,
-)
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.models.rllib.exported_module import (
+    distribution_inputs,
+    distribution_of,
+    exported_module,
+)
 
 VECTOR = gymnasium.spaces.Box(-1, 1, (4,))
 PICTURE = gymnasium.spaces.Box(0, 1, (64, 64, 3))
@@ -67,7 +67,7 @@ class Made:
         self.module: Any = self.config.get_rl_module_spec(
             spaces=spaces, inference_only=True
         ).build()
-        self.model = OnnxModel(self.module, self.obs_space, "obs")
+        self.model = exported_module(self.module, self.obs_space, "obs")
         for parameter in self.module.parameters():
             parameter.data += 0.05 * torch.randn_like(parameter)
         self.weights = WeightsVersion(
@@ -221,7 +221,7 @@ def test_the_input_can_have_the_name_that_old_clients_expect() -> None:
     import onnxruntime
 
     made = Made("PPO, discrete")
-    model = OnnxModel(made.module, VECTOR, "onnx::Gemm_0").filled(made.weights.state)
+    model = exported_module(made.module, VECTOR, "onnx::Gemm_0").serialized(made.weights.state)
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     assert [each.name for each in session.get_inputs()] == ["onnx::Gemm_0"]
@@ -240,7 +240,7 @@ def test_a_module_that_cannot_be_a_model_is_named() -> None:
     module: Any = Unwritable()
 
     with pytest.raises(ConfigurationError, match="Unwritable cannot be written as ONNX"):
-        OnnxModel(module, VECTOR, "obs")
+        exported_module(module, VECTOR, "obs")
 
 
 def test_a_distribution_that_clients_do_not_know_is_named_on_both_sides() -> None:

@@ -1,0 +1,173 @@
+"""Export of torch modules as ONNX models: the one exporter of the package.
+
+A graph is made once. For other weights only its numbers are replaced.
+"""
+
+import contextlib
+import copy
+import functools
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.jit._trace import TracerWarning
+
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError
+
+_OPSET = 17
+_PREFIX = "module."
+
+Forward = Callable[..., Sequence[torch.Tensor]]
+"""Calls a module: from the module and one tensor for each input to one tensor for each output."""
+
+
+class OnnxGraph:
+    """The graph of a module's forward pass, and which of its numbers are the module's weights.
+
+    Args:
+        module: The module, on the CPU and in evaluation mode. It is not changed.
+        forward: How it is called.
+        inputs: An example for each input, by name; two rows each. The number of rows stays free.
+        outputs: A name for each output.
+
+    Raises:
+        ConfigurationError: The module cannot be written as ONNX, or what it computes is chosen by
+            the values of its input.
+        MissingPackageError: The package onnx is missing.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        forward: Forward,
+        inputs: Mapping[str, torch.Tensor],
+        outputs: Sequence[str],
+    ) -> None:
+        try:
+            import onnx
+        except ImportError as error:
+            raise MissingPackageError(
+                "models in ONNX need: pip install 'rlmesh-ray[onnx]'"
+            ) from error
+        name = type(module).__name__
+        _register_nanmean()
+        made: Any = io.BytesIO()
+        axes = {each: {0: "n"} for each in (*inputs, *outputs)}
+        try:
+            # torch merges weights of equal values, such as two biases of zeros, which would be
+            # different after the first update: so the graph is made of a copy without such.
+            wrapped = _Called(_with_distinct_weights(module), forward)
+            with (
+                warnings.catch_warnings(record=True) as caught,
+                torch.no_grad(),
+                _without_fused_attention(),
+            ):
+                warnings.simplefilter("always")
+                # The newer exporter takes ten seconds and another package, for the same graph.
+                torch.onnx.export(
+                    wrapped,
+                    tuple(inputs.values()),
+                    made,
+                    dynamo=False,
+                    opset_version=_OPSET,
+                    do_constant_folding=False,  # else weights would lose their names
+                    training=torch.onnx.TrainingMode.PRESERVE,  # likewise, before BatchNorm
+                    input_names=list(inputs),
+                    output_names=list(outputs),
+                    dynamic_axes=axes,
+                )
+        except Exception as error:  # a module's own code may raise anything
+            reason = (str(error).splitlines() or [""])[0]
+            raise ConfigurationError(f"{name} cannot be written as ONNX: {reason}") from error
+        for each in caught:
+            if issubclass(each.category, TracerWarning) and not _is_known(each.filename):
+                raise ConfigurationError(
+                    f"{name} cannot be written as ONNX: what it computes depends on values that "
+                    f"only a run has ({each.filename}:{each.lineno})"
+                )
+        self._model = onnx.load_model_from_string(made.getvalue())
+        known = weight_tensors(module)
+        self._weights = {
+            each.name: each.name.removeprefix(_PREFIX)
+            for each in self._model.graph.initializer
+            if each.name.removeprefix(_PREFIX) in known
+        }
+
+    @property
+    def weight_names(self) -> Mapping[str, str]:
+        """Names of the weights in the graph, and the module's names of the same."""
+        return self._weights
+
+    def serialized(self, weights: Mapping[str, NDArray[Any]]) -> bytes:
+        """Return the model with these weights, by the module's names; others stay as they are."""
+        from onnx import numpy_helper
+
+        for place in self._model.graph.initializer:
+            values = weights.get(self._weights.get(place.name, ""))
+            if values is not None:
+                place.CopyFrom(numpy_helper.from_array(np.asarray(values), place.name))
+        serialized: bytes = self._model.SerializeToString()
+        return serialized
+
+
+def _is_known(filename: str) -> bool:
+    """Return whether a file is torch's or Ray's, whose branches check shapes."""
+    return bool({"torch", "ray"} & set(Path(filename).parts[:-1]))
+
+
+@contextlib.contextmanager
+def _without_fused_attention() -> Iterator[None]:
+    """Have torch's attention run as separate operations, which ONNX has."""
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
+
+
+class _Called(nn.Module):
+    """A module as the exporter wants it: tensors in, tensors out."""
+
+    def __init__(self, module: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.module = module
+        self.run = forward
+
+    def forward(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        return self.run(self.module, *inputs)
+
+
+def weight_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors of a module's state by name; buffers outside of it are constants."""
+    state = module.state_dict()
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _with_distinct_weights(module: nn.Module) -> nn.Module:
+    """Return a copy whose weights are small positive numbers, no two tensors alike."""
+    copied = copy.deepcopy(module)
+    generator = torch.Generator().manual_seed(0)
+    for tensor in weight_tensors(copied).values():
+        if tensor.is_floating_point():
+            tensor.uniform_(0.05, 0.25, generator=generator)
+    return copied
+
+
+@functools.cache
+def _register_nanmean() -> None:
+    """Teach torch's exporter what a dueling head does; the same as a mean where nothing is NaN."""
+    from torch.onnx import symbolic_helper
+
+    def nanmean(graph: Any, values: Any, axes: Any, keep: Any, _dtype: Any) -> Any:
+        return graph.op("ReduceMean", values, axes_i=axes, keepdims_i=keep)
+
+    onnx: Any = torch.onnx
+    parse = symbolic_helper.parse_args("v", "is", "i", "none")
+    onnx.register_custom_op_symbolic("aten::nanmean", parse(nanmean), 9)

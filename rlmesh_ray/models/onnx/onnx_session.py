@@ -1,0 +1,61 @@
+"""ONNX Runtime sessions on one thread of the CPU, with weights that can be replaced."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import MissingPackageError
+
+Arrays = Sequence[NDArray[Any]]
+Weights = Mapping[str, NDArray[Any]]
+
+
+class OnnxSession:
+    """Runs a model.
+
+    Args:
+        model: The serialized model.
+        weights: Arrays that take the place of the model's weights of the same names. The session
+            works on these arrays themselves as far as it can, so that they can be written to
+            later; whether it could shows in its results only. None: it rearranges the model's own
+            weights for its layers, and is faster.
+
+    Raises:
+        MissingPackageError: onnxruntime is missing.
+    """
+
+    def __init__(self, model: bytes, weights: Weights | None = None) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise MissingPackageError(
+                "running ONNX models needs: pip install 'rlmesh-ray[onnx]'"
+            ) from error
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors: it warns of weights that an optimisation left over
+        options.intra_op_num_threads = 1  # small models: more would wait for each other
+        options.inter_op_num_threads = 1
+        if weights is not None:
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        self._weights: dict[str, Any] = {}
+        for name, array in (weights or {}).items():
+            self._weights[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+            options.add_initializer(name, self._weights[name])
+        self._session = onnxruntime.InferenceSession(
+            model,
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantFolding"] if weights is not None else [],
+        )
+        self._run = self._session.run
+        self.input_names: list[str] = [each.name for each in self._session.get_inputs()]
+        """Names of the model's inputs, in their order."""
+
+    def run(self, *inputs: NDArray[Any]) -> list[NDArray[np.generic]]:
+        """Return the outputs, for one array for each input."""
+        outputs: list[NDArray[np.generic]] = self._run(
+            None, dict(zip(self.input_names, inputs, strict=True))
+        )
+        return outputs

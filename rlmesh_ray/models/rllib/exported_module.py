@@ -1,0 +1,71 @@
+"""An RLModule as an ONNX graph: what it computes before an action is drawn, and how one is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.distribution.torch.torch_distribution import (
+    TorchCategorical,
+    TorchDiagGaussian,
+    TorchSquashedGaussian,
+)
+from ray.rllib.core.rl_module.rl_module import RLModule
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
+
+OUTPUT = Columns.ACTION_DIST_INPUTS
+"""The graph's output: what actions are drawn from."""
+_KINDS: dict[type[Any], str] = {
+    TorchCategorical: "categorical",
+    TorchDiagGaussian: "diag_gaussian",
+    TorchSquashedGaussian: "squashed_gaussian",
+}
+
+
+def distribution_of(module: RLModule) -> str:
+    """Return what actions are drawn from, by its name in ``action_draws.KINDS``.
+
+    Raises:
+        ConfigurationError: It is none of these.
+    """
+    if isinstance(module, DefaultDQNTorchRLModule):
+        return "epsilon_greedy"
+    kind = module.get_exploration_action_dist_cls()
+    if kind not in _KINDS:
+        raise ConfigurationError(
+            f"simulators cannot be told how to draw actions from {kind.__name__}; use a module "
+            f"with one of {', '.join(each.__name__ for each in _KINDS)}"
+        )
+    return _KINDS[kind]
+
+
+def distribution_inputs(module: Any, obs: torch.Tensor) -> torch.Tensor:
+    """Return what actions are drawn from, for observations as the space has them."""
+    batch = {Columns.OBS: obs.to(torch.float32)}
+    if isinstance(module, DefaultDQNTorchRLModule):
+        # Its exploration draws, and gives actions only.
+        values: torch.Tensor = module.compute_q_values(batch)["qf_preds"]
+        return values
+    inputs: torch.Tensor = module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS]
+    return inputs
+
+
+def exported_module(module: Any, observation_space: Any, input_name: str) -> OnnxGraph:
+    """Return a module's graph: observations as the space has them, (n, *shape), to ``OUTPUT``.
+
+    Args:
+        module: A TorchRLModule without a state.
+        observation_space: A Box.
+        input_name: What the graph calls its input.
+
+    Raises:
+        ConfigurationError: The module cannot be expressed, or the package onnx is missing.
+    """
+    shape = observation_space.shape or ()
+    example = torch.as_tensor(np.zeros((2, *shape), observation_space.dtype))
+    forward: Callable[..., Any] = lambda called, obs: (distribution_inputs(called, obs),)  # noqa: E731
+    return OnnxGraph(module, forward, {input_name: example}, [OUTPUT])

@@ -1,0 +1,105 @@
+"""A compiled forward pass computes what torch computes, also with weights that came later."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.models.onnx.compiled_forward import TOLERANCE, CompiledForward
+
+
+def called(module: nn.Module, *inputs: torch.Tensor) -> tuple[Any]:
+    return (module(*inputs),)
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 3))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 4, 2), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.Flatten(), nn.Linear(72, 3)
+    )
+
+
+def normalized() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(400, 2))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(4, 8, batch_first=True)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.cell(rows[:, None])[0][:, 0]
+        return found
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "dense": (dense, (4,)),
+    "convolutional": (convolutional, (3, 12, 12)),
+    "BatchNorm": (normalized, (3, 12, 12)),
+    "LSTM": (Recurrent, (4,)),
+}
+
+
+def compiled(name: str) -> tuple[nn.Module, CompiledForward, tuple[int, ...]]:
+    make, shape = CASES[name]
+    torch.manual_seed(5)
+    module = make().eval()
+    forward = CompiledForward(module, called, {"obs": torch.rand(2, *shape)}, ["out"])
+    return module, forward, shape
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("num_rows", [1, 2, 33])
+def test_it_computes_what_torch_computes(name: str, num_rows: int) -> None:
+    _, forward, shape = compiled(name)
+
+    rows = np.random.default_rng(1).random((num_rows, *shape), np.float32)
+
+    assert forward.difference([rows]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_after_load_it_has_the_modules_new_weights(name: str) -> None:
+    module, forward, shape = compiled(name)
+    rows = np.random.default_rng(1).random((3, *shape), np.float32)
+    before = forward(rows)[0]
+
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.add_(0.1 * torch.rand_like(tensor))
+    unchanged = forward(rows)[0]
+    forward.load()
+
+    assert np.array_equal(unchanged, before)
+    assert not np.allclose(forward(rows)[0], before, atol=1e-3)
+    assert forward.difference([rows]) <= TOLERANCE
+
+
+def test_weights_that_the_runtime_rearranges_are_noticed() -> None:
+    assert not compiled("dense")[1].is_rebuilt
+    assert compiled("convolutional")[1].is_rebuilt
+
+
+def test_a_module_that_draws_numbers_is_refused() -> None:
+    module = nn.Sequential(nn.Linear(4, 2))
+
+    with pytest.raises(ConfigurationError, match=r"Sequential computes something else when it is"):
+        CompiledForward(
+            module, lambda m, rows: (m(rows) + torch.randn(2),), {"obs": torch.rand(2, 4)}, ["out"]
+        )
+
+
+def test_numbers_that_are_none_are_equal_where_torch_has_them_too() -> None:
+    _, forward, _ = compiled("dense")
+    rows = np.zeros((2, 4), np.float32)
+    rows[1, 2] = np.nan
+
+    assert forward.difference([rows]) <= TOLERANCE

@@ -1,0 +1,104 @@
+"""A module as an ONNX graph: what it computes, and which of its numbers are weights."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.models.onnx.onnx_export import OnnxGraph, weight_tensors
+from rlmesh_ray.models.onnx.onnx_session import OnnxSession
+
+ROWS = torch.linspace(-1, 1, 8).reshape(2, 4)
+
+
+def called(module: nn.Module, *inputs: torch.Tensor) -> tuple[Any]:
+    return (module(*inputs),)
+
+
+def graph_of(module: nn.Module, rows: torch.Tensor = ROWS) -> OnnxGraph:
+    return OnnxGraph(module.eval(), called, {"obs": rows}, ["out"])
+
+
+def weights_of(module: nn.Module) -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in weight_tensors(module).items()}
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(rows)
+        return found if rows.mean() > 0 else -found
+
+
+def test_weights_that_were_equal_when_the_graph_was_made_stay_two() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    module = nn.Sequential(first, nn.Tanh(), second)
+    for layer in (first, second):
+        nn.init.zeros_(layer.bias)
+    graph = graph_of(module)
+
+    nn.init.ones_(second.bias)
+    (found,) = OnnxSession(graph.serialized(weights_of(module))).run(ROWS.numpy())
+
+    assert set(graph.weight_names.values()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert np.allclose(found, module(ROWS).detach().numpy(), atol=1e-6)
+
+
+def test_a_weight_that_two_layers_share_is_one() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    module = nn.Sequential(first, nn.Tanh(), second)
+    graph = graph_of(module)
+
+    nn.init.ones_(first.weight)
+    (found,) = OnnxSession(graph.serialized(weights_of(module))).run(ROWS.numpy())
+
+    assert np.allclose(found, module(ROWS).detach().numpy(), atol=1e-6)
+
+
+def test_a_buffer_that_the_state_leaves_out_is_a_constant() -> None:
+    module = nn.Sequential(nn.Linear(4, 2))
+    module.register_buffer("scale", torch.tensor(2.0), persistent=False)
+    graph = OnnxGraph(module, lambda m, rows: (m(rows) * m.scale,), {"obs": ROWS}, ["out"])
+
+    (found,) = OnnxSession(graph.serialized(weights_of(module))).run(ROWS.numpy())
+
+    assert np.allclose(found, 2 * module(ROWS).detach().numpy(), atol=1e-6)
+
+
+def test_the_module_itself_is_not_changed() -> None:
+    module = nn.Sequential(nn.Linear(4, 2))
+    before = {name: array.copy() for name, array in weights_of(module).items()}
+
+    graph_of(module)
+
+    for name, array in weights_of(module).items():
+        assert np.array_equal(array, before[name])
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7])
+def test_the_number_of_rows_is_free(num_rows: int) -> None:
+    module = nn.Sequential(nn.Linear(4, 2))
+    session = OnnxSession(graph_of(module).serialized(weights_of(module)))
+
+    (found,) = session.run(np.ones((num_rows, 4), np.float32))
+
+    assert found.shape == (num_rows, 2)
+
+
+def test_a_branch_on_values_is_refused_with_its_place() -> None:
+    with pytest.raises(ConfigurationError, match=r"depends on values .*test_onnx_export.py:\d+"):
+        graph_of(Branching())
+
+
+def test_what_onnx_has_no_operation_for_is_refused_with_the_cause() -> None:
+    with pytest.raises(ConfigurationError, match=r"Sequential cannot be written as ONNX: .*erfinv"):
+        OnnxGraph(
+            nn.Sequential(), lambda _, rows: (torch.special.erfinv(rows),), {"obs": ROWS}, ["out"]
+        )
