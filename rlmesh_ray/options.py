@@ -92,6 +92,20 @@ def allowed_transports(transport: object) -> frozenset[str]:
     return _TRANSPORTS[transport]
 
 
+INFERENCES = ("auto", "torch", "compiled")
+"""How a policy's module is run: in torch, or compiled for ONNX Runtime."""
+
+
+def require_inference(value: object) -> None:
+    """Require that an option is one of ``INFERENCES``.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if value not in INFERENCES:
+        raise ConfigurationError(f"inference={value!r:.40} is not one of {', '.join(INFERENCES)}")
+
+
 def require_count(name: str, value: object) -> None:
     """Require that an option is a whole number, 1 or more.
 

@@ -61,7 +61,7 @@ def runners() -> Iterator[Callable[..., RLMeshEnvRunner]]:
         servers = [EnvServer(env, num_envs=num_envs).start() for _ in range(num_endpoints)]
         opened.extend(servers)
         addresses = [server.address for server in servers]
-        config = configure(ppo(1), addresses, lockstep=num_endpoints > 1)
+        config = configure(ppo(1), addresses, lockstep=num_endpoints > 1, inference="torch")
         runner: RLMeshEnvRunner = build(RLMeshEnvRunner, config)
         opened.append(runner)
         return runner
@@ -79,7 +79,7 @@ def test_texts_that_flattening_leaves_out_do_not_matter() -> None:
         )
     )
     with EnvServer(lambda: EchoEnv(space, Discrete(2)), num_envs=2) as server:
-        runner = build(RLMeshEnvRunner, configure(config, server.address))
+        runner = build(RLMeshEnvRunner, configure(config, server.address, inference="torch"))
         episodes = runner.sample(num_timesteps=40)
         runner.stop()
 

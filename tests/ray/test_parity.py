@@ -500,7 +500,9 @@ def both() -> Iterator[Callable[[Case], tuple[Any, Callable[[], Any]]]]:
         def ours() -> Any:
             server = EnvServer(env, num_envs=LANES).start()
             opened.append(server)
-            config = configure(case.config(), server.address, fast_path=case.fast_path)
+            config = configure(
+                case.config(), server.address, fast_path=case.fast_path, inference="torch"
+            )
             opened.append(RLMeshEnvRunner(config=config, worker_index=0, num_workers=0))
             return opened[-1]
 

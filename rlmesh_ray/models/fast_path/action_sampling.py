@@ -184,4 +184,9 @@ def as_arrays(output: dict[str, Any]) -> dict[str, Any]:
 
 def _as_array(value: SampledActions) -> NDArray[Any]:
     array = value if isinstance(value, np.ndarray) else value.detach().cpu().numpy()
+    return narrowed(array)
+
+
+def narrowed(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy, of 32 bits where RLlib stores such."""
     return array.astype(_NARROWED.get(array.dtype, array.dtype))

@@ -69,7 +69,7 @@ class FastForward:
         self._layers = _layers_of(module)
         if self._layers is not None:
             self._hooks = hooks_on(module.encoder, module.pi)
-        self._is_switched_as_usual = _is_switched_as_usual(module)
+        self._is_switched_as_usual = is_switched_as_usual(module)
 
     def explore(self, batch: dict[str, Any], t: int) -> dict[str, Any]:
         """Return the result of ``module.forward_exploration``."""
@@ -102,7 +102,7 @@ class FastForward:
             self._module.eval()
 
 
-def _is_switched_as_usual(module: Any) -> bool:
+def is_switched_as_usual(module: Any) -> bool:
     """Return whether RLlib changes nothing but the module's mode around a forward pass."""
     return _has_rllibs(module, TorchRLModule, "forward_exploration", "forward_inference") and all(
         _has_rllibs(part, nn.Module, "train", "eval") for part in parts_of(module)

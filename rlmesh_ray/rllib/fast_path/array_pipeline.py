@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.metrics import RLMODULE_INFERENCE_TIMER
@@ -20,6 +19,7 @@ from rlmesh_ray.models.fast_path.action_sampling import as_arrays
 from rlmesh_ray.models.fast_path.array_connectors import ArrayConnectors
 from rlmesh_ray.models.fast_path.module_forward import FastForward
 from rlmesh_ray.rllib.fast_path.eligibility import flattener_of
+from rlmesh_ray.rllib.fast_path.inference_choice import InferenceChoice
 
 
 class ActionBatch(NamedTuple):
@@ -51,11 +51,14 @@ class ArrayPipeline:
 
     Args:
         runner: A runner without an ``ineligibility``.
+        inference: Runs its module.
         explore: Whether the module explores.
     """
 
-    def __init__(self, runner: Any, *, explore: bool) -> None:
+    def __init__(self, runner: Any, inference: InferenceChoice, *, explore: bool) -> None:
         self._explore = explore
+        self._inference = inference
+        inference.begin()
         self._forward = FastForward(runner.module)
         self._connectors = ArrayConnectors(
             runner._env_to_module,
@@ -88,29 +91,26 @@ class ArrayPipeline:
         )
         return rows
 
-    def to_module(self, observations: NDArray[Any]) -> dict[str, torch.Tensor]:
-        """Return the forward pass's input; it may share the memory of ``observations``."""
-        return self._connectors.to_module(observations)
-
-    def joined(self, inputs: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Return the input of one forward pass for the lanes of several slots."""
-        return {Columns.OBS: torch.cat([one[Columns.OBS] for one in inputs])}
-
-    def choose(self, to_module: dict[str, torch.Tensor], sampled: int) -> ActionBatch:
+    def choose(self, observations: NDArray[Any], sampled: int) -> ActionBatch:
         """Run the module, and return its actions.
 
         Args:
-            to_module: The forward pass's input.
+            observations: One row for each lane.
             sampled: Environment steps of this call of ``sample`` so far.
         """
+        t = (self._steps_before + sampled) * self._num_runners
         with self._timer:
-            if self._explore:
-                t = (self._steps_before + sampled) * self._num_runners
-                output = self._forward.explore(to_module, t)
-            else:
-                output = self._forward.infer(to_module)
-        self._connectors.add_actions(output, explore=self._explore)
-        arrays = as_arrays(output)
+            arrays = self._inference.run(observations, t, self._in_torch)
         actions_for_env = self._connectors.actions_for_env(arrays)
         arrays.pop(Columns.ACTIONS_FOR_ENV, None)
         return ActionBatch(arrays.pop(Columns.ACTIONS), actions_for_env, arrays)
+
+    def _in_torch(self, observations: NDArray[Any], t: int) -> dict[str, Any]:
+        """Return the module's outputs and actions, as RLlib computes them."""
+        to_module = self._connectors.to_module(observations)
+        if self._explore:
+            output = self._forward.explore(to_module, t)
+        else:
+            output = self._forward.infer(to_module)
+        self._connectors.add_actions(output, explore=self._explore)
+        return as_arrays(output)

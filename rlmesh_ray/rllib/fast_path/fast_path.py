@@ -44,7 +44,9 @@ class FastPath(SamplingPath):
         self._begin_call()
 
     def _begin_call(self) -> None:
-        self._pipeline = ArrayPipeline(self._runner, explore=self._runner._call.explore)
+        explore = self._runner._call.explore
+        inference = self._runner._inference_choice(explore=explore)
+        self._pipeline = ArrayPipeline(self._runner, inference, explore=explore)
         self._was_training = getattr(self._runner.module, "training", False)
         self._num_sent = 0
 
@@ -92,7 +94,7 @@ class FastPath(SamplingPath):
         pipeline, sampled = self._pipeline, self._runner._call.budget.timesteps
         if len(together) == 1:
             return (pipeline.choose(together[0].to_module, sampled),)
-        joined = pipeline.joined([state.to_module for state in together])
+        joined = np.concatenate([state.to_module for state in together])
         batches = pipeline.choose(joined, sampled).split([len(s.slot.lanes) for s in together])
         return batches or (pipeline.choose(state.to_module, sampled) for state in together)
 
@@ -138,7 +140,7 @@ class FastPath(SamplingPath):
             observation_space=self._pipeline.observation_space,
             action_space=self._runner.env.single_action_space,
         )
-        state.to_module = self._pipeline.to_module(observation)
+        state.to_module = observation
 
     def add_steps(self, state: SlotState, batch: GroupBatch) -> None:
         """See ``SamplingPath``."""
@@ -158,7 +160,7 @@ class FastPath(SamplingPath):
             discarded,
         )
         budget.episodes += buffer.num_over - len(discarded)
-        state.to_module = self._pipeline.to_module(observation)
+        state.to_module = observation
 
     def interrupt(self, slot: Slot, cause: RlmeshError) -> int:
         """See ``SamplingPath``."""

@@ -9,6 +9,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, ineligibility
 from rlmesh_ray.rllib.fast_path.fast_path import FastPath
+from rlmesh_ray.rllib.fast_path.inference_choice import InferenceChoice
 from rlmesh_ray.rllib.runner.multi_agent_env import MultiAgentRunnerEnv, MultiAgentSessionGroup
 from rlmesh_ray.rllib.runner.multi_agent_path import MultiAgentPath
 from rlmesh_ray.rllib.runner.runner_env import RunnerEnv
@@ -23,6 +24,8 @@ _LOG = logging.getLogger(__name__)
 
 LANES_AS_ARRAYS = "lanes_as_arrays"
 """Metric: 1.0 where a runner takes the fast path, 0.0 where it takes RLlib's per-item path."""
+COMPILED_INFERENCE = "compiled_inference"
+"""Metric: 1.0 where a runner's module runs compiled, 0.0 where it runs in torch."""
 
 
 class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
@@ -44,6 +47,17 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
     fast_path_disabled_reason: str | None = "nothing has been sampled yet"
     """Why the runner takes RLlib's per-item path; None: it takes the fast path."""
 
+    @property
+    def torch_inference_reason(self) -> str | None:
+        """Why the last call of ``sample`` ran the module in torch; None: it ran compiled."""
+        if self.fast_path_disabled_reason is not None:
+            return f"the fast path is off: {self.fast_path_disabled_reason}"
+        return self._inference_choice(explore=self._call.explore).torch_reason
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._inference_choices: dict[bool, InferenceChoice] = {}
+        super().__init__(**kwargs)
+
     def _sample(self, **kwargs: Any) -> list[SingleAgentEpisode]:
         episodes = super()._sample(**kwargs)
         num_steps = self._call.budget.timesteps
@@ -52,6 +66,8 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
         self._increase_sampled_metrics(num_steps, len(self._call.returned))
         is_fast = self.fast_path_disabled_reason is None
         self.metrics.log_value(LANES_AS_ARRAYS, float(is_fast), window=1)
+        is_compiled = self.torch_inference_reason is None
+        self.metrics.log_value(COMPILED_INFERENCE, float(is_compiled), window=1)
         return episodes
 
     def _choose_path(self) -> None:
@@ -65,6 +81,15 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
         if self._call.random_actions:
             return "actions are drawn at random"
         return ineligibility(self)
+
+    def _inference_choice(self, *, explore: bool) -> InferenceChoice:
+        """Return what runs the module on the fast path; the same one as long as it is the same."""
+        choice = self._inference_choices.get(explore)
+        if choice is None or choice.module is not self.module:
+            inference = plan_of(self.config).inference
+            choice = InferenceChoice(self.module, inference, seed=self._seed, explore=explore)
+            self._inference_choices[explore] = choice
+        return choice
 
     def _take_path(self, path: SamplingPath, fast_path_disabled_reason: str | None) -> None:
         """Sample by ``path`` from now on, and log a change."""

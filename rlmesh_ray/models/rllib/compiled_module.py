@@ -1,0 +1,145 @@
+"""An RLModule without a state, compiled: rows of observations in, actions out, as arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
+from ray.rllib.core.columns import Columns
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.models.fast_path.action_sampling import narrowed
+from rlmesh_ray.models.fast_path.module_forward import is_switched_as_usual
+from rlmesh_ray.models.fast_path.sequential import hooks_on
+from rlmesh_ray.models.onnx.action_draws import ActionDraws
+from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
+from rlmesh_ray.models.rllib.exported_module import distribution_of
+
+Outputs = Callable[[Any, torch.Tensor], dict[str, torch.Tensor]]
+"""Runs a module on rows; returns its outputs by name."""
+
+_DRAWN = {Columns.ACTIONS, Columns.ACTION_LOGP}
+
+
+class CompiledModule:
+    """Does what a module's forward pass and RLlib's sampling of actions do.
+
+    Args:
+        module: A TorchRLModule without a state, on the CPU.
+        rows: An example of its input, two rows.
+        explore: Whether it explores.
+        seed: Of the generator that actions are drawn from; None: a random one.
+
+    Raises:
+        ConfigurationError: It cannot be compiled; the message has the reason.
+        MissingPackageError: onnx or onnxruntime is missing.
+    """
+
+    def __init__(self, module: Any, rows: torch.Tensor, *, explore: bool, seed: int | None) -> None:
+        if not is_switched_as_usual(module):
+            raise ConfigurationError(
+                f"{type(module).__name__} has a forward_exploration, forward_inference, train or "
+                "eval of its own"
+            )
+        self._module, self._explore = module, explore
+        self._hooks = hooks_on(module)
+        self._dtype = rows.numpy().dtype
+        self._draws = ActionDraws(distribution_of(module), seed)
+        self._schedule = (
+            module.epsilon_schedule if isinstance(module, DefaultDQNTorchRLModule) else None
+        )
+        was_training = module.training
+        module.eval()
+        try:
+            outputs = _outputs_of(module, explore)
+            self._names = _names_of(outputs, module, rows)
+            self.require_unhooked()
+            self.forward = CompiledForward(
+                module, lambda *called: tuple(outputs(*called).values()), {"obs": rows}, self._names
+            )
+            """The compiled forward pass, before actions are drawn."""
+        finally:
+            module.train(was_training)
+
+    def require_unhooked(self) -> None:
+        """Raise ConfigurationError if a part of the module has hooks, which would not be called."""
+        if any(self._hooks):
+            raise ConfigurationError(f"{type(self._module).__name__} has hooks")
+
+    def output(self, rows: NDArray[Any], t: int) -> dict[str, NDArray[Any]] | None:
+        """Return the module's outputs with actions, as ``as_arrays`` makes them.
+
+        Args:
+            rows: Observations.
+            t: Environment steps of the training; exploration may depend on them.
+
+        Returns:
+            None: there are numbers among the outputs from which no action can be drawn.
+        """
+        if rows.dtype != self._dtype:
+            rows = rows.astype(self._dtype)
+        arrays = dict(zip(self._names, self.forward(rows), strict=True))
+        inputs = arrays[Columns.ACTION_DIST_INPUTS]
+        if self._schedule is not None:  # DQN's: it chooses its actions itself
+            del arrays[Columns.ACTION_DIST_INPUTS]
+            if self._explore:
+                self._draws.epsilon = float(self._schedule.update(t))
+        actions, logp = self._draws.draw(inputs, explore=self._explore)
+        arrays[Columns.ACTIONS] = narrowed(actions)
+        if logp is not None:
+            if self._explore and not np.isfinite(logp.sum()):
+                return None
+            arrays[Columns.ACTION_LOGP] = narrowed(logp)
+        return arrays
+
+
+def _names_of(outputs: Outputs, module: Any, rows: torch.Tensor) -> list[str]:
+    try:
+        with torch.no_grad():
+            return list(outputs(module, rows))
+    except ConfigurationError:
+        raise
+    except Exception as error:  # a module's own code may raise anything
+        raise ConfigurationError(
+            f"{type(module).__name__} cannot be run by itself, perhaps since its exploration "
+            f"depends on the number of steps: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _outputs_of(module: Any, explore: bool) -> Outputs:
+    """Return what runs a module, and returns its outputs by name.
+
+    Raises:
+        ConfigurationError: Later, by what is returned: the outputs are not what actions are drawn
+            from.
+    """
+    if isinstance(module, DefaultDQNTorchRLModule):
+        return lambda called, rows: {
+            Columns.ACTION_DIST_INPUTS: called.compute_q_values({Columns.OBS: rows})["qf_preds"]
+        }
+    name = type(module).__name__
+
+    def run(called: Any, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        batch = {Columns.OBS: rows}
+        found: dict[str, Any] = (
+            called._forward_exploration(batch, t=_NoTime())
+            if explore
+            else called._forward_inference(batch)
+        )
+        if Columns.ACTION_DIST_INPUTS not in found or _DRAWN & found.keys():
+            raise ConfigurationError(f"{name} chooses its actions itself")
+        for key, value in found.items():
+            if not isinstance(value, torch.Tensor):
+                raise ConfigurationError(f"{name} has {key} among its outputs, which is no tensor")
+        return dict(found)
+
+    return run
+
+
+class _NoTime:
+    """Stands for the number of steps of the training, on which a compiled module cannot depend.
+
+    Whatever is done with it raises.
+    """

@@ -1,0 +1,155 @@
+"""How a runner chooses between torch and a compiled module, and what it says about it."""
+
+import itertools
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.core.rl_module.torch import TorchRLModule
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.rllib.fast_path.inference_choice import InferenceChoice
+
+ROWS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+TORCH = {Columns.ACTIONS: np.zeros(3, np.int32)}
+
+
+class Actor(TorchRLModule):
+    def setup(self) -> None:
+        self.net = torch.nn.Linear(4, 3)
+
+    def _forward(self, batch: Any, **kwargs: Any) -> Any:
+        return {Columns.ACTION_DIST_INPUTS: self.net(batch[Columns.OBS])}
+
+
+class Noisy(Actor):
+    def _forward(self, batch: Any, **kwargs: Any) -> Any:
+        return {Columns.ACTION_DIST_INPUTS: self.net(batch[Columns.OBS]) + torch.rand(3)}
+
+
+class Choice:
+    """A choice for a module, and how often torch was asked.
+
+    Args:
+        torch_s: How long each pass in torch takes, by the choice's clock.
+        compiled_s: How long each compiled one takes.
+    """
+
+    def __init__(
+        self,
+        inference: str,
+        kind: type[TorchRLModule] = Actor,
+        torch_s: float = 2.0,
+        compiled_s: float = 1.0,
+    ) -> None:
+        spec = RLModuleSpec(
+            module_class=kind,
+            observation_space=gymnasium.spaces.Box(-1, 1, (4,)),
+            action_space=gymnasium.spaces.Discrete(3),
+        )
+        torch.manual_seed(1)
+        self.module: Any = spec.build()
+        ticks = itertools.accumulate(itertools.cycle([0.0, torch_s, compiled_s]))
+        self.choice = InferenceChoice(
+            self.module, inference, seed=1, explore=True, clock=lambda: next(ticks)
+        )
+        self.num_in_torch = 0
+
+    def run(self, rows: NDArray[Any] = ROWS) -> Any:
+        return self.choice.run(rows, 0, self._in_torch)
+
+    def _in_torch(self, rows: NDArray[Any], t: int) -> Any:
+        self.num_in_torch += 1
+        return TORCH
+
+
+def test_torch_runs_all_batches_if_it_was_asked_for() -> None:
+    case = Choice("torch")
+
+    outputs = [case.run() for _ in range(12)]
+
+    assert all(output is TORCH for output in outputs)
+    assert case.choice.torch_reason == 'configure(inference="torch") says so'
+
+
+def test_compiled_runs_all_batches_if_it_was_asked_for() -> None:
+    case = Choice("compiled")
+
+    output = case.run()
+
+    assert case.num_in_torch == 0
+    assert case.choice.torch_reason is None
+    assert output.keys() == {
+        Columns.ACTIONS,
+        Columns.ACTION_LOGP,
+        Columns.ACTION_DIST_INPUTS,
+    }
+
+
+def test_auto_takes_torchs_outputs_until_compiled_ones_were_the_same_and_sooner() -> None:
+    case = Choice("auto")
+
+    outputs = [case.run() for _ in range(10)]
+
+    assert [output is TORCH for output in outputs] == [True] * 8 + [False] * 2
+    assert case.num_in_torch == 8
+    assert case.choice.torch_reason is None
+
+
+def test_auto_stays_with_torch_where_that_is_faster() -> None:
+    case = Choice("auto", torch_s=1.0, compiled_s=2.0)
+
+    outputs = [case.run() for _ in range(10)]
+
+    assert all(output is TORCH for output in outputs)
+    assert case.choice.torch_reason == (
+        "compiled it takes 2000000 us for 3 rows, and 1000000 us in torch"
+    )
+
+
+def test_auto_stays_with_torch_where_a_module_cannot_be_compiled() -> None:
+    case = Choice("auto", Noisy)
+
+    assert case.run() is TORCH
+    assert "Noisy computes something else when it is compiled" in str(case.choice.torch_reason)
+
+
+def test_compiled_that_is_impossible_is_an_error_with_a_remedy() -> None:
+    case = Choice("compiled", Noisy)
+
+    with pytest.raises(ConfigurationError, match=r'Noisy computes .*; use "auto" or "torch"'):
+        case.run()
+
+
+def test_new_weights_act_from_the_next_call_on() -> None:
+    case = Choice("compiled")
+    before = case.run()[Columns.ACTION_DIST_INPUTS]
+
+    with torch.no_grad():
+        case.module.net.bias.add_(1)
+    case.choice.begin()
+
+    assert np.allclose(case.run()[Columns.ACTION_DIST_INPUTS], before + 1, atol=1e-5)
+
+
+def test_hooks_that_come_later_bring_torch_back() -> None:
+    case = Choice("auto")
+    for _ in range(9):
+        case.run()
+
+    case.module.net.register_forward_hook(lambda *_: None)
+    case.choice.begin()
+
+    assert case.run() is TORCH
+    assert case.choice.torch_reason == "Actor has hooks"
+
+
+def test_numbers_that_no_action_can_be_drawn_from_are_torchs_to_refuse() -> None:
+    case = Choice("compiled")
+
+    assert case.run(np.full_like(ROWS, np.nan)) is TORCH
