@@ -24,7 +24,9 @@ def test_the_runner_samples_from_b3_what_rllibs_own_samples_in_process(num_envs:
     theirs = own.sample(num_timesteps=200, random_actions=False)
     own.stop()
     with serving("serve_env", "CartPole-v1", str(num_envs)) as address:
-        config = configure(ppo(num_envs), f"rlmesh://{address}", edition_text=EDITION_TEXT)
+        config = configure(
+            ppo(num_envs), f"rlmesh://{address}", edition_text=EDITION_TEXT, inference="torch"
+        )
         runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
         ours = runner.sample(num_timesteps=200, random_actions=False)
         runner.stop()

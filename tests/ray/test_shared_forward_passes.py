@@ -46,9 +46,9 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     choose = ArrayPipeline.choose
 
-    def spy(self: ArrayPipeline, to_module: Any, sampled: int) -> ActionBatch:
-        seen.append(len(to_module[Columns.OBS]))
-        return choose(self, to_module, sampled)
+    def spy(self: ArrayPipeline, observations: Any, sampled: int) -> ActionBatch:
+        seen.append(len(observations))
+        return choose(self, observations, sampled)
 
     monkeypatch.setattr(ArrayPipeline, "choose", spy)
     return seen
@@ -133,10 +133,10 @@ def test_the_per_item_path_takes_over_when_the_module_s_output_changes(
 ) -> None:
     choose, num_chosen = ArrayPipeline.choose, 0
 
-    def changing(self: ArrayPipeline, to_module: Any, sampled: int) -> ActionBatch:
+    def changing(self: ArrayPipeline, observations: Any, sampled: int) -> ActionBatch:
         nonlocal num_chosen
         num_chosen += 1
-        choice = choose(self, to_module, sampled)
+        choice = choose(self, observations, sampled)
         if num_chosen > 2 * num_sessions:  # while other slots are being stepped
             logits = choice.extras[Columns.ACTION_DIST_INPUTS]
             choice.extras[Columns.ACTION_DIST_INPUTS] = logits.astype(np.float64)
