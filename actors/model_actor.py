@@ -166,7 +166,7 @@ class ModelActorFactory:
         explore: bool = False,
         device: str = "auto",
         buckets: Sequence[int] = (),
-        compile: bool = False,
+        inference: str = "auto",
         max_batch_rows: int = DEFAULT_MAX_ROWS,
         max_message_bytes: int | None = None,
         torch_threads: int = 1,
@@ -191,7 +191,7 @@ class ModelActorFactory:
                 that Ray assigned to the actor, if it assigned one.
             buckets: Sizes to which batches are padded, so that the device sees few; for
                 checkpoints and torch modules.
-            compile: Whether torch compiles the module, for each of ``buckets``.
+            inference: See ``TorchPolicy``.
             max_batch_rows: See ``ModelServer``.
             max_message_bytes: See ``ModelServer``.
             torch_threads: See ``ModelServer``.
@@ -217,7 +217,7 @@ class ModelActorFactory:
                 "explore": explore,
                 "device": device,
                 "buckets": tuple(buckets),
-                "compile": compile,
+                "inference": inference,
             },
             server_options={
                 "max_batch_rows": max_batch_rows,
@@ -249,7 +249,7 @@ def place_on_device(
     *,
     explore: bool = False,
     buckets: Sequence[int] = (),
-    compile: bool = False,
+    inference: str = "auto",
 ) -> object:
     """Return a policy on its device, loaded first if it is named by a text.
 
@@ -258,7 +258,7 @@ def place_on_device(
         device: A device as torch names it, or "auto".
         explore: For an RLlib checkpoint.
         buckets: Sizes to which batches are padded.
-        compile: Whether torch compiles the module.
+        inference: See ``TorchPolicy``.
 
     Raises:
         ConfigurationError: The policy or the device does not exist, or the policy cannot run there.
@@ -270,9 +270,15 @@ def place_on_device(
         is_factory = isinstance(policy, str) and not Path(policy).expanduser().exists()
         where = "cuda" if ray.get_gpu_ids() and not is_factory else None
     if isinstance(policy, str):
-        return load_policy(policy, explore=explore, device=where, buckets=buckets, compile=compile)
+        return load_policy(
+            policy, explore=explore, device=where, buckets=buckets, inference=inference
+        )
     moved = _moved(policy, where, is_automatic=device == "auto")
-    return as_policy(moved, buckets=buckets, compile=compile) if buckets or compile else moved
+    return (
+        as_policy(moved, buckets=buckets, inference=inference)
+        if buckets or inference != "auto"
+        else moved
+    )
 
 
 def _moved(policy: object, where: str | None, *, is_automatic: bool) -> object:

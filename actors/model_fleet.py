@@ -45,7 +45,7 @@ class ModelFleet(NamedModelFleet):
         explore: See ``ModelServiceActor``.
         device: See ``ModelServiceActor``.
         buckets: See ``ModelServiceActor``.
-        compile: See ``ModelServiceActor``.
+        inference: See ``ModelServiceActor``.
         max_batch_rows: See ``ModelServer``.
         max_message_bytes: See ``ModelServer``.
         torch_threads: See ``ModelServer``.
@@ -75,7 +75,7 @@ class ModelFleet(NamedModelFleet):
         explore: bool = False,
         device: str = "auto",
         buckets: Sequence[int] = (),
-        compile: bool = False,
+        inference: str = "auto",
         max_batch_rows: int = DEFAULT_MAX_ROWS,
         max_message_bytes: int | None = None,
         torch_threads: int = 1,
@@ -116,7 +116,7 @@ class ModelFleet(NamedModelFleet):
                     "explore": explore,
                     "device": device,
                     "buckets": tuple(buckets),
-                    "compile": compile,
+                    "inference": inference,
                 },
                 server_options={
                     "max_batch_rows": max_batch_rows,

@@ -70,7 +70,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "options", "histogram", "spaces", "protocol", "wire", "polling"},
         {"asyncio"},
     ),
-    "models": ({"errors", "spaces", "protocol"}, {"torch"}),
+    "models": ({"errors", "options", "spaces", "protocol"}, {"torch"}),
     "server": (_SERVER, {"asyncio"}),
     "client": (_CLIENT, {"asyncio", "gymnasium"}),
     "sb3": ({"errors", "spaces", "client"}, {"stable_baselines3"}),

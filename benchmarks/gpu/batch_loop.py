@@ -54,10 +54,13 @@ def main() -> None:
 def _sides(job: BatchJob) -> dict[str, Callable[[int], Batch]]:
     """Return what makes a batch of a number of rows, for each side; all are compiled already."""
     network = Network(job.network)
-    options: dict[str, dict[str, Any]] = {"policy": {}, "buckets": {"buckets": job.rows}}
+    options: dict[str, dict[str, Any]] = {
+        "policy": {"inference": "torch"},
+        "buckets": {"inference": "torch", "buckets": job.rows},
+    }
     if job.compiles:
-        options["compiled"] = {"compile": True}
-        options["compiled, buckets"] = {"compile": True, "buckets": job.rows}
+        options["compiled"] = {"inference": "compiled"}
+        options["compiled, buckets"] = {"inference": "compiled", "buckets": job.rows}
     sides = {TORCH: _torch_batches(make_network(network).eval().to(job.device), network)}
     for name, chosen in options.items():
         policy = TorchPolicy(make_network(network), device=job.device, **chosen)

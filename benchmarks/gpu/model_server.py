@@ -23,7 +23,7 @@ def main() -> None:
         make_network(network),
         device=served.device,
         buckets=served.buckets,
-        compile=served.compile,
+        inference="compiled" if served.compile else "torch",
     )
     with ModelServer(
         policy, max_message_bytes=_MAX_MESSAGE_BYTES, torch_threads=served.torch_threads

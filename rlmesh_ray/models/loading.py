@@ -64,14 +64,14 @@ class _Options:
 
     device: str | None = None
     buckets: Sequence[int] = ()
-    compile: bool = False
+    inference: str = "auto"
 
     def refuse_for(self, kind: str) -> None:
         """Raise if an option is set: only torch policies have them."""
         asked = {
             "device": self.device not in (None, "cpu"),
             "buckets": bool(self.buckets),
-            "compile": self.compile,
+            "inference": self.inference == "compiled",
         }
         names = [name for name, is_asked in asked.items() if is_asked]
         if names:
@@ -81,7 +81,7 @@ class _Options:
             )
 
 
-def as_policy(policy: object, *, buckets: Sequence[int] = (), compile: bool = False) -> Policy:
+def as_policy(policy: object, *, buckets: Sequence[int] = (), inference: str = "auto") -> Policy:
     """Return an object as a policy.
 
     Args:
@@ -89,12 +89,12 @@ def as_policy(policy: object, *, buckets: Sequence[int] = (), compile: bool = Fa
             has an ``initial_state``; see ``RecurrentTorchPolicy``), or a function: a batch of
             observations in, a batch of actions out.
         buckets: See ``TorchPolicy``; for modules only.
-        compile: See ``TorchPolicy``; for modules only.
+        inference: See ``TorchPolicy``; for modules only.
 
     Raises:
         ConfigurationError: It has another type, or cannot use an option.
     """
-    return _as_policy(policy, _Options(None, tuple(buckets), compile))
+    return _as_policy(policy, _Options(None, tuple(buckets), inference))
 
 
 def load_policy(
@@ -103,7 +103,7 @@ def load_policy(
     explore: bool = False,
     device: str | None = None,
     buckets: Sequence[int] = (),
-    compile: bool = False,
+    inference: str = "auto",
 ) -> Policy:
     """Load the policy that an operator names.
 
@@ -115,7 +115,7 @@ def load_policy(
         device: The device of the module, such as ``"cuda:0"``; None: the CPU, or the device to
             which a factory has moved its module.
         buckets: See ``TorchPolicy``; not for functions.
-        compile: See ``TorchPolicy``; not for functions, nor for TorchScript.
+        inference: See ``TorchPolicy``; not for functions.
 
     Raises:
         ConfigurationError: The name does not exist, or is not that of a policy, or the policy
@@ -123,7 +123,7 @@ def load_policy(
         PolicyError: The policy exists, and loading it failed.
     """
     path = Path(checkpoint).expanduser()
-    options = _Options(device, tuple(buckets), compile)
+    options = _Options(device, tuple(buckets), inference)
     if path.is_dir():
         return _from_folder(path, explore, options)
     if explore:
@@ -174,7 +174,7 @@ def _torch_policy(module: Any, options: _Options) -> Policy:
     from rlmesh_ray.models.torch.policy import TorchPolicy
 
     kind = RecurrentTorchPolicy if hasattr(module, "initial_state") else TorchPolicy
-    return kind(module, device=options.device, buckets=options.buckets, compile=options.compile)
+    return kind(module, device=options.device, buckets=options.buckets, inference=options.inference)
 
 
 # --- RLlib -----------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def _from_folder(folder: Path, explore: bool, options: _Options) -> Policy:
         explore=explore,
         device=options.device or "cpu",
         buckets=options.buckets,
-        compile=options.compile,
+        inference=options.inference,
     )
 
 

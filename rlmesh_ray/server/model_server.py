@@ -54,6 +54,8 @@ class ModelServer:
             need where the policy's observation space is known (as of RLlib checkpoints), 32 MiB
             where it is not. For a moment, gRPC takes three times as much memory as a message has
             bytes.
+        inference: For a ``torch.nn.Module``: ``"torch"``, ``"compiled"`` or ``"auto"``; see
+            ``TorchPolicy``.
         torch_threads: How many threads torch uses for a batch. More than one pays for large modules
             only: on two cores, two of them were seen to be forty times as slow for small ones.
         stuck_after_s: After how many seconds at one batch ``health`` calls the policy stuck; more
@@ -85,6 +87,7 @@ class ModelServer:
         no_token: bool = False,
         max_batch_rows: int = DEFAULT_MAX_ROWS,
         max_message_bytes: int | None = None,
+        inference: str = "auto",
         torch_threads: int = 1,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         allow_shutdown: bool = False,
@@ -104,7 +107,7 @@ class ModelServer:
         checked_idle_timeout(idle_timeout_s)
         is_awake = should_spin(spin)
         wanted_bytes = checked_message_bytes(max_message_bytes)
-        served = as_policy(policy)
+        served = as_policy(policy, inference=inference)
         self._engine = BatchCollector(
             served,
             max_batch_rows,

@@ -1,6 +1,6 @@
 """Policies on a GPU act as on the CPU; what is not about compilation runs on the CPU, too.
 
-``tests/ray/test_compiled_policies.py`` has compiled policies on the CPU.
+``test_compiled_policies.py`` has compiled policies on the CPU.
 """
 
 import threading
@@ -36,9 +36,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
 ]
 BUCKETS = {"buckets": [2, 8]}
-COMPILED = [{"compile": True}, {"compile": True, **BUCKETS}]
+COMPILED = [{"inference": "compiled"}, {"inference": "compiled", **BUCKETS}]
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
-DEVICES_TO_COMPILE_FOR = [pytest.param("cpu", marks=pytest.mark.slow), DEVICES[1]]
 POLICIES = [
     *(("cpu", options) for options in ({}, BUCKETS)),
     *(pytest.param("cuda", options, marks=needs_cuda) for options in ({}, BUCKETS, *COMPILED)),
@@ -184,11 +183,11 @@ def test_a_file_acts_as_on_the_cpu(
         assert np.allclose(act(policy, num_rows), expected(module, num_rows), atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("device", DEVICES_TO_COMPILE_FOR)
+@pytest.mark.parametrize("device", DEVICES)
 def test_an_exported_program_can_be_compiled(device: str, tmp_path: Path) -> None:
     module = mlp()
     file = saved(tmp_path / "policy.pt2", module, "torch.export")
-    policy = load_policy(file, device=device, buckets=(2, 8), compile=True)
+    policy = load_policy(file, device=device, buckets=(2, 8), inference="compiled")
 
     policy.check_contract(CONTRACT)
 
@@ -270,13 +269,14 @@ def test_all_is_compiled_and_captured_when_a_contract_is_checked(
     assert counters["inductor"]["cudagraph_skips"] == 0
 
 
-@pytest.mark.parametrize("device", DEVICES_TO_COMPILE_FOR)
+@pytest.mark.parametrize("device", DEVICES)
 def test_two_servers_of_one_process_serve_compiled_modules_each_in_its_own_thread(
     device: str,
 ) -> None:
     modules = [mlp(), mlp()]
     first, second = (
-        TorchPolicy(twin(module), device=device, buckets=[2, 8], compile=True) for module in modules
+        TorchPolicy(twin(module), device=device, buckets=[2, 8], inference="compiled")
+        for module in modules
     )
     # A use in this thread, before the servers' threads run the policy.
     first.check_contract(CONTRACT)
@@ -294,7 +294,8 @@ def test_two_servers_of_one_process_serve_compiled_modules_each_in_its_own_threa
 def test_compiled_modules_run_at_the_same_time() -> None:
     modules = [mlp(), mlp()]
     policies = [
-        TorchPolicy(twin(module), device="cuda", buckets=[2, 8], compile=True) for module in modules
+        TorchPolicy(twin(module), device="cuda", buckets=[2, 8], inference="compiled")
+        for module in modules
     ]
     results: list[Any] = []
 

@@ -20,6 +20,8 @@ from rlmesh_ray.cli.options.common import (
     DebugFlag,
     EditionText,
     EnvKwargs,
+    Inference,
+    InferenceOption,
     JsonFlag,
     TlsAuthority,
     TlsCertificate,
@@ -164,6 +166,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     env: EnvOption,
     model: ModelOption,
     episodes: EpisodesOption = 20,
+    inference: InferenceOption = Inference.AUTO,
     seed: SeedOption = None,
     num_envs: LanesOption = None,
     env_kwargs: EnvKwargs = None,
@@ -221,7 +224,8 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
             ConnectOptions(name, model_token, model_tls, edition_text=model_edition_text)
             for name in model
         ]
-        models = [stack.enter_context(_served(each, _model_server)) for each in policies]
+        serve_model = functools.partial(_model_server, inference=inference)
+        models = [stack.enter_context(_served(each, serve_model)) for each in policies]
         addresses = [each.address for each in envs], [each.address for each in models]
         meter = EvaluationView(console, episodes, file)
         try:
@@ -308,10 +312,10 @@ def _env_server(env: str, num_envs: int, env_kwargs: dict[str, object] | None) -
     return EnvServer(env, num_envs=num_envs, env_kwargs=env_kwargs)
 
 
-def _model_server(checkpoint: str) -> "ModelServer":
+def _model_server(checkpoint: str, inference: str) -> "ModelServer":
     from rlmesh_ray.models.loading import load_policy
     from rlmesh_ray.server.model_server import ModelServer
 
     with muted():
-        policy = load_policy(checkpoint)
+        policy = load_policy(checkpoint, inference=inference)
     return ModelServer(policy, max_message_bytes=_OWN_MESSAGE_BYTES)

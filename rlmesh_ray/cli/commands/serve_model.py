@@ -15,6 +15,8 @@ from rlmesh_ray.cli.options.common import (
     POLICY,
     SERVING,
     DebugFlag,
+    Inference,
+    InferenceOption,
     JsonFlag,
     TlsCertificate,
     TlsFromRay,
@@ -73,14 +75,6 @@ Buckets = Annotated[
         help="Pad batches to this many rows, so that the device sees few sizes; repeatable.",
     ),
 ]
-Compile = Annotated[
-    bool,
-    typer.Option(
-        "--compile",
-        rich_help_panel=POLICY,
-        help="Compile the module with torch.compile, once for each --bucket.",
-    ),
-]
 Threads = Annotated[
     int,
     typer.Option(
@@ -128,7 +122,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     explore: Explore = False,
     device: Device = None,
     bucket: Buckets = None,
-    compile_module: Compile = False,
+    inference: InferenceOption = Inference.AUTO,
     torch_threads: Threads = 1,
     max_batch_rows: MaxBatchRows = DEFAULT_MAX_ROWS,
     max_message_bytes: MaxMessageBytes = None,
@@ -180,7 +174,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
                 explore=explore,
                 device=device,
                 buckets=sorted(set(bucket or ())),
-                compile=compile_module,
+                inference=inference,
             )
         server = ModelServer(
             policy,

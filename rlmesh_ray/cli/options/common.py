@@ -45,6 +45,23 @@ class ValidationChoice(enum.StrEnum):
     OFF = "off"
 
 
+class Inference(enum.StrEnum):
+    """How a policy's module is run."""
+
+    AUTO = "auto"
+    TORCH = "torch"
+    COMPILED = "compiled"
+
+
+InferenceOption = Annotated[
+    Inference,
+    typer.Option(
+        "--inference",
+        rich_help_panel=POLICY,
+        help="Run the module in torch, or compiled; auto takes what gives the same sooner.",
+    ),
+]
+
 # main() reads these two from the arguments itself: usage errors must honour them too, and are
 # found before any option has a value. They are declared for the parser and for --help.
 JsonFlag = Annotated[

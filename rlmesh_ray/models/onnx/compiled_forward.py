@@ -43,31 +43,33 @@ class CompiledForward:
         inputs: Mapping[str, torch.Tensor],
         outputs: Sequence[str],
     ) -> None:
-        self._module, self._forward = module, forward
         self._graph = graph = OnnxGraph(module, forward, inputs, outputs)
-        names = graph.weight_names
-        known = weight_tensors(module)
-        self._tensors = [known[names[name]] for name in names]
-        # Arrays of their own, with other numbers than the module's until ``load``: a session that
-        # does not see the change has made other numbers of them.
+        # Arrays of their own, with other numbers than any module's until they are written to: a
+        # session that does not see the change has made other numbers of them.
+        own = weight_tensors(graph.copy)
         self._arrays = {
-            name: np.full(tensor.shape, 0.1, tensor.numpy().dtype)
-            for name, tensor in zip(names, self._tensors, strict=True)
+            name: np.full(own[theirs].shape, 0.1, own[theirs].numpy().dtype)
+            for name, theirs in graph.weight_names.items()
         }
         self._is_live = True
-        self._session = OnnxSession(graph.serialized({}), self._arrays)
-        self.load()
-        example = [each.numpy() for each in inputs.values()]
-        if self.difference(example) > TOLERANCE:
-            self._is_live = False
-            self.load()
-        for rows in (example, [np.concatenate([each, each[:1]]) for each in example]):
-            difference = self.difference(rows)
+        self._session = OnnxSession(self._serialized(), self._arrays)
+        self._load(graph.copy)
+        for rows in (2, 3):
+            batch = [torch.cat([each, each])[:rows] for each in inputs.values()]
+            with torch.no_grad():
+                expected = [each.numpy() for each in forward(graph.copy, *batch)]
+            arrays = [each.numpy() for each in batch]
+            if self.difference(expected, *arrays) > TOLERANCE and self._is_live:
+                self._is_live = False
+                self._load(graph.copy)
+            difference = self.difference(expected, *arrays)
             if difference > TOLERANCE:
                 raise ConfigurationError(
                     f"{type(module).__name__} computes something else when it is compiled: the "
                     f"results differ by {difference:.1e} from torch's"
                 )
+        self._module = module
+        self.load()
 
     @property
     def is_rebuilt(self) -> bool:
@@ -76,27 +78,30 @@ class CompiledForward:
 
     def load(self) -> None:
         """Take the module's weights as they are now."""
-        for array, tensor in zip(self._arrays.values(), self._tensors, strict=True):
-            np.copyto(array, tensor.numpy())
+        self._load(self._module)
+
+    def _load(self, module: nn.Module) -> None:
+        tensors, names = weight_tensors(module), self._graph.weight_names
+        for name, array in self._arrays.items():
+            np.copyto(array, tensors[names[name]].numpy())
         if not self._is_live:
-            names = self._graph.weight_names
-            weights = {names[each]: array for each, array in self._arrays.items()}
-            self._session = OnnxSession(self._graph.serialized(weights))
+            self._session = OnnxSession(self._serialized())
+
+    def _serialized(self) -> bytes:
+        names = self._graph.weight_names
+        return self._graph.serialized({names[each]: own for each, own in self._arrays.items()})
 
     def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
         """Return the outputs, for one array for each input."""
         return self._session.run(*inputs)
 
-    def difference(self, inputs: Arrays) -> float:
-        """Return by how much the results differ from torch's: the largest of all differences.
+    def difference(self, expected: Arrays, *inputs: NDArray[Any]) -> float:
+        """Return by how much the outputs differ from what torch returned for the same inputs.
 
-        It is relative to the largest result, or to 1. Infinite: the shapes differ, or a number is
-        NaN on one side only.
+        It is the largest of all differences, relative to the largest result, or to 1. Infinite: the
+        shapes differ, or a number is NaN on one side only.
         """
-        with torch.no_grad():
-            expected = self._forward(self._module, *map(torch.from_numpy, inputs))
-        found = self._session.run(*inputs)
-        return max(map(_difference, (each.numpy() for each in expected), found), default=0.0)
+        return max(map(_difference, expected, self._session.run(*inputs)), default=0.0)
 
 
 def _difference(expected: NDArray[Any], found: NDArray[Any]) -> float:

@@ -31,7 +31,7 @@ class OnnxGraph:
     """The graph of a module's forward pass, and which of its numbers are the module's weights.
 
     Args:
-        module: The module, on the CPU and in evaluation mode. It is not changed.
+        module: The module, on the CPU and in evaluation mode. It is neither changed nor run.
         forward: How it is called.
         inputs: An example for each input, by name; two rows each. The number of rows stays free.
         outputs: A name for each output.
@@ -60,15 +60,21 @@ class OnnxGraph:
         made: Any = io.BytesIO()
         axes = {each: {0: "n"} for each in (*inputs, *outputs)}
         try:
-            # torch merges weights of equal values, such as two biases of zeros, which would be
-            # different after the first update: so the graph is made of a copy without such.
-            wrapped = _Called(_with_distinct_weights(module), forward)
             with (
                 warnings.catch_warnings(record=True) as caught,
                 torch.no_grad(),
                 _without_fused_attention(),
             ):
                 warnings.simplefilter("always")
+                # torch merges weights of equal values, such as two biases of zeros, which would be
+                # different after the first update: so the graph is made of a copy without such.
+                self.copy = _with_distinct_weights(module)
+                """What the graph was made of: a copy of the module with weights of its own."""
+                wrapped: nn.Module = _Called(self.copy, forward)
+                if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+                    # The exporter does not look into TorchScript, but keeps what was traced.
+                    trace: Any = torch.jit.trace
+                    wrapped = trace(wrapped, tuple(inputs.values()), check_trace=False)
                 # The newer exporter takes ten seconds and another package, for the same graph.
                 torch.onnx.export(
                     wrapped,
@@ -92,6 +98,8 @@ class OnnxGraph:
                     f"only a run has ({each.filename}:{each.lineno})"
                 )
         self._model = onnx.load_model_from_string(made.getvalue())
+        if [each.name for each in self._model.graph.input] != list(inputs):
+            raise ConfigurationError(f"{name} does not use all of its input")
         known = weight_tensors(module)
         self._weights = {
             each.name: each.name.removeprefix(_PREFIX)

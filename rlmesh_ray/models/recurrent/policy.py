@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlmesh_ray.errors import PolicyError
+from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.models.nan_rows import IsNan, nan_rows, refused_rows
 from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
@@ -34,7 +34,7 @@ class RecurrentTorchPolicy(TorchPolicy):
         module: The module; it is switched to evaluation mode.
         device: See ``TorchPolicy``.
         buckets: See ``TorchPolicy``; rows of padding have states of zeros, which are dropped.
-        compile: See ``TorchPolicy``.
+        inference: See ``TorchPolicy``.
 
     Raises:
         ConfigurationError: See ``TorchModule``; or ``initial_state`` returns no state.
@@ -47,9 +47,9 @@ class RecurrentTorchPolicy(TorchPolicy):
         *,
         device: str | None = None,
         buckets: Sequence[int] = (),
-        compile: bool = False,
+        inference: str = "auto",
     ) -> None:
-        super().__init__(module, device=device, buckets=buckets, compile=compile)
+        super().__init__(module, device=device, buckets=buckets, inference=inference)
         # A trial run takes rows of the table, so it must not run beside a batch.
         self.traits = replace(self.traits, checks_concurrently=False)
         self._initial_state: Any = module.initial_state
@@ -69,10 +69,11 @@ class RecurrentTorchPolicy(TorchPolicy):
             row = self._table.allocate()
             try:
                 states = self._table.gather(self._table.index([row] * part.num_rows, part))
-                result, after = self._run(self._module.tensors(observations, part), states)
+                returned = self._module.try_out(self._module.tensors(observations, part), states)
+                result, after = _outputs_and_state(returned)
                 action_layout(contract.action_space).check(result, part)
                 self._table.kept(after, part)
-            except PolicyError as error:
+            except (ConfigurationError, PolicyError) as error:
                 raise self._module.misfit(error, contract, part) from error
             finally:
                 self._table.release(row)
@@ -92,9 +93,10 @@ class RecurrentTorchPolicy(TorchPolicy):
         is_refused = np.zeros(len(lanes), np.bool_)
         for part in self._module.parts(len(lanes)):
             index = self._table.index(lanes, part)
-            result, after = self._run(
+            returned = self._module.run(
                 self._module.tensors(rows.observations, part), self._table.gather(index)
             )
+            result, after = _outputs_and_state(returned)
             actions.append(layout.actions(result, part))
             is_nan = nan_rows(output.tensor for output in layout.outputs(result, part.size))
             if is_nan is not None:
@@ -126,11 +128,11 @@ class RecurrentTorchPolicy(TorchPolicy):
                 f"the module's initial_state() raised {type(error).__name__}: {error}"
             ) from error
 
-    def _run(self, observations: Any, states: Any) -> tuple[Any, Any]:
-        returned = self._module.run(observations, states)
-        if not isinstance(returned, tuple) or len(returned) != 2:
-            raise PolicyError(
-                "the module's forward(observations, state) must return (outputs, state), not a "
-                f"{type(returned).__name__}"
-            )
-        return returned
+
+def _outputs_and_state(returned: Any) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise PolicyError(
+            "the module's forward(observations, state) must return (outputs, state), not a "
+            f"{type(returned).__name__}"
+        )
+    return returned

@@ -61,8 +61,7 @@ class RllibPolicy:
         device: Torch's name of the module's device.
         buckets: Row counts that the module is run with, see ``TorchPolicy``. Connectors get no
             padding.
-        compile: Whether to run the module through ``torch.compile``; the first batch of each size
-            waits for it.
+        inference: See ``TorchPolicy``; the first batch waits where the module is compiled.
 
     Raises:
         ConfigurationError: The folder is no such checkpoint, or an option is not available.
@@ -76,12 +75,12 @@ class RllibPolicy:
         explore: bool = False,
         device: str = "cpu",
         buckets: Sequence[int] = (),
-        compile: bool = False,
+        inference: str = "auto",
     ) -> None:
         of_device, sizes = torch_device(device), BatchBuckets(buckets)
         parts = load_checkpoint(checkpoint, device)
         self._spaces = parts.spaces
-        forward = BucketedForward(parts.module, explore, sizes, of_device if compile else None)
+        self._forward = BucketedForward(parts.module, explore, sizes, of_device, inference)
         self._weights = RllibWeights(
             parts.module,
             {
@@ -91,7 +90,7 @@ class RllibPolicy:
             parts.env_steps,
             self._try,
         )
-        run = ModuleRunner(forward, self._weights, explore)
+        run = ModuleRunner(self._forward, self._weights, explore)
         is_array = allows_arrays(parts)
         self._actor: RllibInference = (
             ArrayInference(parts, run) if is_array else EpisodeInference(parts, run)
@@ -100,7 +99,7 @@ class RllibPolicy:
             # Custom connectors may change their state before they raise.
             is_repeatable=all(map(is_trusted, map(type, pieces(parts)))),
             only_computes=is_array
-            and not compile
+            and not (inference == "compiled" and of_device.type != "cpu")
             and only_computes(parts.module, of_device)
             and _samples_as_known(parts.module),
             observation_space=_spec_of(self._spaces[0]),
@@ -176,6 +175,7 @@ class RllibPolicy:
             PolicyError: A part of it does not fit; nothing has changed.
         """
         self._weights.set(weights)
+        self._forward.load()
 
     def _try(self) -> None:
         """Act on one row of zeros, of a lane that no client has."""

@@ -1,6 +1,7 @@
 """An RLModule without a state, compiled: rows of observations in, actions out, as arrays."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,16 @@ from ray.rllib.core.columns import Columns
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.fast_path.action_sampling import narrowed
-from rlmesh_ray.models.fast_path.module_forward import is_switched_as_usual
+from rlmesh_ray.models.fast_path.module_forward import batch_of
 from rlmesh_ray.models.fast_path.sequential import hooks_on
 from rlmesh_ray.models.onnx.action_draws import ActionDraws
 from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
-from rlmesh_ray.models.rllib.exported_module import distribution_of
+from rlmesh_ray.models.rllib.exported_module import (
+    OUTPUT,
+    bare_forward,
+    distribution_inputs,
+    distribution_of,
+)
 
 Outputs = Callable[[Any, torch.Tensor], dict[str, torch.Tensor]]
 """Runs a module on rows; returns its outputs by name."""
@@ -27,8 +33,9 @@ class CompiledModule:
     """Does what a module's forward pass and RLlib's sampling of actions do.
 
     Args:
-        module: A TorchRLModule without a state, on the CPU.
-        rows: An example of its input, two rows.
+        module: A TorchRLModule without a state.
+        rows: An example of observations, one or more.
+        t: Environment steps of the training then.
         explore: Whether it explores.
         seed: Of the generator that actions are drawn from; None: a random one.
 
@@ -37,15 +44,15 @@ class CompiledModule:
         MissingPackageError: onnx or onnxruntime is missing.
     """
 
-    def __init__(self, module: Any, rows: torch.Tensor, *, explore: bool, seed: int | None) -> None:
-        if not is_switched_as_usual(module):
-            raise ConfigurationError(
-                f"{type(module).__name__} has a forward_exploration, forward_inference, train or "
-                "eval of its own"
-            )
+    def __init__(
+        self, module: Any, rows: NDArray[Any], t: int = 0, *, explore: bool, seed: int | None
+    ) -> None:
+        if any(each.device.type != "cpu" for each in module.parameters()):
+            raise ConfigurationError("the module is not on the CPU")
         self._module, self._explore = module, explore
         self._hooks = hooks_on(module)
-        self._dtype = rows.numpy().dtype
+        example = batch_of(np.concatenate([rows[:1], rows[:1]]), None)[Columns.OBS]
+        self._dtype = example.numpy().dtype
         self._draws = ActionDraws(distribution_of(module), seed)
         self._schedule = (
             module.epsilon_schedule if isinstance(module, DefaultDQNTorchRLModule) else None
@@ -54,21 +61,44 @@ class CompiledModule:
         module.eval()
         try:
             outputs = _outputs_of(module, explore)
-            self._names = _names_of(outputs, module, rows)
-            self.require_unhooked()
-            self.forward = CompiledForward(
-                module, lambda *called: tuple(outputs(*called).values()), {"obs": rows}, self._names
+            self._names = _names_of(outputs, copy.deepcopy(module), example)
+            self._require_unhooked()
+            self._forward = CompiledForward(
+                module,
+                lambda *called: tuple(outputs(*called).values()),
+                {"obs": example},
+                self._names,
             )
-            """The compiled forward pass, before actions are drawn."""
         finally:
             module.train(was_training)
 
-    def require_unhooked(self) -> None:
-        """Raise ConfigurationError if a part of the module has hooks, which would not be called."""
+    def load(self) -> None:
+        """Take the module's weights as they are now.
+
+        Raises:
+            ConfigurationError: A part of the module has hooks, which would not be called.
+        """
+        self._require_unhooked()
+        self._forward.load()
+
+    def difference(self, output: Mapping[str, Any], rows: NDArray[Any], t: int) -> float:
+        """See ``CompiledForward``."""
+        rows = self._as_input(rows)
+        if self._schedule is None:
+            expected = [output[name] for name in self._names]
+        else:  # DQN's output does not have what its actions were chosen by
+            with torch.no_grad():
+                expected = [distribution_inputs(self._module, torch.from_numpy(rows)).numpy()]
+        return self._forward.difference(expected, rows)
+
+    def _require_unhooked(self) -> None:
         if any(self._hooks):
             raise ConfigurationError(f"{type(self._module).__name__} has hooks")
 
-    def output(self, rows: NDArray[Any], t: int) -> dict[str, NDArray[Any]] | None:
+    def _as_input(self, rows: NDArray[Any]) -> NDArray[Any]:
+        return rows if rows.dtype == self._dtype else rows.astype(self._dtype)
+
+    def run(self, rows: NDArray[Any], t: int) -> dict[str, NDArray[Any]] | None:
         """Return the module's outputs with actions, as ``as_arrays`` makes them.
 
         Args:
@@ -78,12 +108,10 @@ class CompiledModule:
         Returns:
             None: there are numbers among the outputs from which no action can be drawn.
         """
-        if rows.dtype != self._dtype:
-            rows = rows.astype(self._dtype)
-        arrays = dict(zip(self._names, self.forward(rows), strict=True))
-        inputs = arrays[Columns.ACTION_DIST_INPUTS]
+        arrays = dict(zip(self._names, self._forward(self._as_input(rows)), strict=True))
+        inputs = arrays[OUTPUT]
         if self._schedule is not None:  # DQN's: it chooses its actions itself
-            del arrays[Columns.ACTION_DIST_INPUTS]
+            del arrays[OUTPUT]
             if self._explore:
                 self._draws.epsilon = float(self._schedule.update(t))
         actions, logp = self._draws.draw(inputs, explore=self._explore)
@@ -116,19 +144,12 @@ def _outputs_of(module: Any, explore: bool) -> Outputs:
             from.
     """
     if isinstance(module, DefaultDQNTorchRLModule):
-        return lambda called, rows: {
-            Columns.ACTION_DIST_INPUTS: called.compute_q_values({Columns.OBS: rows})["qf_preds"]
-        }
-    name = type(module).__name__
+        return lambda called, rows: {OUTPUT: distribution_inputs(called, rows)}
+    name, forward = type(module).__name__, bare_forward(module, explore=explore)
 
     def run(called: Any, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        batch = {Columns.OBS: rows}
-        found: dict[str, Any] = (
-            called._forward_exploration(batch, t=_NoTime())
-            if explore
-            else called._forward_inference(batch)
-        )
-        if Columns.ACTION_DIST_INPUTS not in found or _DRAWN & found.keys():
+        found = forward(called, {Columns.OBS: rows})
+        if OUTPUT not in found or _DRAWN & found.keys():
             raise ConfigurationError(f"{name} chooses its actions itself")
         for key, value in found.items():
             if not isinstance(value, torch.Tensor):
@@ -136,10 +157,3 @@ def _outputs_of(module: Any, explore: bool) -> Outputs:
         return dict(found)
 
     return run
-
-
-class _NoTime:
-    """Stands for the number of steps of the training, on which a compiled module cannot depend.
-
-    Whatever is done with it raises.
-    """

@@ -15,6 +15,7 @@ from ray.rllib.core.distribution.torch.torch_distribution import (
 from ray.rllib.core.rl_module.rl_module import RLModule
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.models.fast_path.module_forward import is_switched_as_usual
 from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 
 OUTPUT = Columns.ACTION_DIST_INPUTS
@@ -52,6 +53,30 @@ def distribution_inputs(module: Any, obs: torch.Tensor) -> torch.Tensor:
         return values
     inputs: torch.Tensor = module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS]
     return inputs
+
+
+def bare_forward(module: Any, *, explore: bool) -> Callable[[Any, Any], dict[str, Any]]:
+    """Return what RLlib runs of a module, without the switching of modes around it.
+
+    Returns:
+        A function of the module, or a copy of it, and a batch. Where the exploration depends on the
+        number of steps it raises.
+
+    Raises:
+        ConfigurationError: The module does something of its own around it.
+    """
+    if not is_switched_as_usual(module):
+        raise ConfigurationError(
+            f"{type(module).__name__} has a forward_exploration, forward_inference, train or eval "
+            "of its own"
+        )
+    if explore:
+        return lambda called, batch: dict(called._forward_exploration(batch, t=_NoTime()))
+    return lambda called, batch: dict(called._forward_inference(batch))
+
+
+class _NoTime:
+    """Stands for the number of steps of the training: whatever is done with it raises."""
 
 
 def exported_module(module: Any, observation_space: Any, input_name: str) -> OnnxGraph:

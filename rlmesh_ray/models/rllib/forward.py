@@ -1,6 +1,7 @@
 """The forward pass of an RLModule, in batches of few sizes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,7 +9,11 @@ import tree
 
 from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
 from rlmesh_ray.models.fast_path.module_forward import FastForward
+from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
+from rlmesh_ray.models.rllib.exported_module import bare_forward
+from rlmesh_ray.models.torch.compiled_module import CompiledTorchModule
 from rlmesh_ray.models.torch.module import compiled
+from rlmesh_ray.options import require_inference
 
 # By name, so that DQN is imported for its own checkpoints only.
 _DQN = "ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module"
@@ -22,26 +27,48 @@ class BucketedForward:
     """Runs an RLModule for inference or exploration.
 
     Args:
-        module: The RLModule, on its device; its parts must not be replaced.
+        module: The RLModule, on its device, switched to evaluation mode; its parts must not be
+            replaced.
         explore: Whether to run its exploration forward pass.
         buckets: Row counts that the module is run with.
-        compile: The device to compile for; None: it is not compiled.
+        device: Its device.
+        inference: See ``TorchPolicy``.
+
+    Raises:
+        ConfigurationError: There are more buckets than torch compiles.
     """
 
     def __init__(
-        self, module: Any, explore: bool, buckets: BatchBuckets, compile: torch.device | None
+        self,
+        module: Any,
+        explore: bool,
+        buckets: BatchBuckets,
+        device: torch.device,
+        inference: str,
     ) -> None:
+        require_inference(inference)
+        module.eval()
         self._explore = explore
         self._buckets = buckets
-        self._forward: Forward
-        if compile is None:
-            bare = FastForward(module)
-            self._forward = bare.explore if explore else _with_logits(module) or bare.infer
-        elif explore:
-            self._forward = compiled(module.forward_exploration, compile, buckets)
+        self._env_steps = 0
+        is_on_cpu = device.type == "cpu"
+        if inference == "compiled" and not is_on_cpu:
+            named = module.forward_exploration if explore else module.forward_inference
+            if _gives_logits(module, explore):
+                named = partial(_logits, module)
+            self._torch: Forward = compiled(named, device, buckets)
+        elif _gives_logits(module, explore):
+            self._torch = partial(_logits, module)
         else:
-            own = _with_logits(module) or module.forward_inference
-            self._forward = compiled(own, compile, buckets)
+            bare = FastForward(module)
+            self._torch = bare.explore if explore else bare.infer
+        self._inference = InferenceChoice(
+            inference if is_on_cpu else "torch", partial(_compiled, module, explore)
+        )
+
+    def load(self) -> None:
+        """Take the module's weights as they are now; to be called after each change of them."""
+        self._inference.load()
 
     def __call__(self, batch: dict[str, Any], env_steps: int) -> dict[str, Any]:
         """Return the module's outputs for a batch of tensors, without those of padding.
@@ -50,35 +77,45 @@ class BucketedForward:
             batch: Columns of tensors (nested), one batch dimension first.
             env_steps: Environment steps of the training; some modules' exploration depends on it.
         """
-        extra = {"t": env_steps} if self._explore else {}
+        self._env_steps = env_steps
         if not self._buckets.sizes:
-            return dict(self._forward(batch, **extra))
+            return dict(self._run(batch))
         parts = self._buckets.parts(len(tree.flatten(batch)[0]))
-        outputs = [
-            _cut(self._forward(_padded(batch, part), **extra), part, len(parts)) for part in parts
-        ]
+        outputs = [_cut(self._run(_padded(batch, part)), part, len(parts)) for part in parts]
         if len(outputs) == 1:
             return outputs[0]
         joined: dict[str, Any] = tree.map_structure(lambda *of_parts: torch.cat(of_parts), *outputs)
         return joined
 
+    def _run(self, batch: dict[str, Any]) -> dict[str, Any]:
+        outputs: dict[str, Any] = self._inference.run(self._in_torch, batch)
+        return outputs
 
-def _with_logits(module: Any) -> Forward | None:
-    """Return an inference pass with logits for a module that has none in its own; else None.
+    def _in_torch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if self._explore:
+            return self._torch(batch, t=self._env_steps)
+        return self._torch(batch)
+
+
+def _compiled(module: Any, explore: bool, batch: dict[str, Any]) -> CompiledTorchModule:
+    forward = _logits if _gives_logits(module, explore) else bare_forward(module, explore=explore)
+    return CompiledTorchModule(module, batch, call=forward)
+
+
+def _gives_logits(module: Any, explore: bool) -> bool:
+    """Return whether a module's inference is run for logits that its own does not return.
 
     DQN's returns actions only, the best by its Q-values, so NaN in these would be lost. RLlib's
     connectors choose the same actions from logits.
     """
-    if type(module)._forward_inference.__module__ != _DQN:
-        return None
+    return not explore and type(module)._forward_inference.__module__ == _DQN
 
-    @torch.no_grad()
-    def infer(batch: dict[str, Any]) -> dict[str, Any]:
-        outputs = dict(module.compute_q_values(batch))
-        outputs["action_dist_inputs"] = outputs.pop("qf_preds")
-        return {key: outputs[key] for key in _KEPT & outputs.keys()}
 
-    return infer
+@torch.no_grad()
+def _logits(module: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    outputs = dict(module.compute_q_values(batch))
+    outputs["action_dist_inputs"] = outputs.pop("qf_preds")
+    return {key: outputs[key] for key in _KEPT & outputs.keys()}
 
 
 def _padded(batch: dict[str, Any], part: PaddedBatch) -> dict[str, Any]:

@@ -2,17 +2,21 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError, RlmeshError
 from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
 from rlmesh_ray.models.fast_path.sequential import SequentialFastPath, is_sequential
+from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
+from rlmesh_ray.models.torch.compiled_module import CompiledTorchModule
 from rlmesh_ray.models.torch.weights import check_weights, replace, weights_of
 from rlmesh_ray.models.trusted_code import only_computes
+from rlmesh_ray.options import require_inference
 from rlmesh_ray.spaces.contract import EnvContract
 
 # Torch's default limit of compiled versions of a function, beyond which it runs uncompiled.
@@ -26,8 +30,9 @@ class TorchModule:
         module: The module, which is switched to evaluation mode; its parts must not be replaced.
         device: Torch's name of the device to move it to; None: it is not moved.
         buckets: Row counts that the module is run with; see ``BatchBuckets``.
-        compile: Whether to run it through ``torch.compile``, once for each bucket; on CUDA the
-            graphs are captured, too.
+        inference: ``"torch"``; ``"compiled"``: on a CPU in ONNX Runtime, on CUDA through
+            ``torch.compile`` and with captured graphs, once for each bucket; ``"auto"``: on a CPU
+            compiled, if the first batches show that it computes the same, sooner.
 
     Raises:
         ConfigurationError: There is no such device, the buckets are not ascending or too many to
@@ -40,8 +45,9 @@ class TorchModule:
         *,
         device: str | None = None,
         buckets: Sequence[int] = (),
-        compile: bool = False,
+        inference: str = "auto",
     ) -> None:
+        require_inference(inference)
         # A program from torch.export was traced in one mode and cannot switch.
         with contextlib.suppress(NotImplementedError):
             module.eval()
@@ -51,19 +57,27 @@ class TorchModule:
         first = next(iter([*module.parameters(), *module.buffers()]), None)
         self.device = torch.device(device or "cpu") if first is None else first.device
         """The device to which inputs are moved."""
-        self.only_computes = not compile and only_computes(module, self.device)
+        is_on_cpu = self.device.type == "cpu"
+        is_torchs = inference == "compiled" and not is_on_cpu
+        self.only_computes = not is_torchs and only_computes(module, self.device)
         """Whether a run waits for nothing but the processor, see ``trusted_code``."""
         self.kind = _kind(module)
         """The kind of module, for display."""
         self._buckets = BatchBuckets(buckets)
-        self._is_compiled = compile
-        if compile and isinstance(module, torch.jit.ScriptModule):
-            raise ConfigurationError("TorchScript is compiled already; leave compile out")
+        self._is_compiled_by_torch = is_torchs
         self._call: Callable[..., Any] = (
             SequentialFastPath(module) if is_sequential(module) else module
         )
-        if compile:
+        self._inference = InferenceChoice(
+            inference if is_on_cpu else "torch", partial(CompiledTorchModule, module)
+        )
+        if is_torchs:
+            if isinstance(module, torch.jit.ScriptModule):
+                raise ConfigurationError(
+                    'TorchScript is compiled already; on CUDA inference is "torch" for it'
+                )
             self._call = compiled(module, self.device, self._buckets)
+        self._chosen = partial(self._inference.run, self._call)
 
     def parts(self, num_rows: int) -> list[PaddedBatch]:
         """Return the parts of a batch of ``num_rows``, each of which runs at once."""
@@ -75,13 +89,13 @@ class TorchModule:
         They are one row, and two where batches of the route may have several and are not padded: a
         program may have been exported for one. Or they are all sizes that have to be compiled.
         """
-        sizes = self._buckets.sizes if self._is_compiled else ()
+        sizes = self._buckets.sizes if self._is_compiled_by_torch else ()
         if not sizes:
             sizes = (1,) if num_lanes == 1 or self._buckets.sizes else (1, 2)
         return [part for size in sizes for part in self.parts(size)]
 
     def misfit(
-        self, error: PolicyError, contract: EnvContract, part: PaddedBatch
+        self, error: RlmeshError, contract: EnvContract, part: PaddedBatch
     ) -> ContractMismatchError:
         """Return the error of a trial run whose ``part`` has failed."""
         remedy = (
@@ -107,6 +121,17 @@ class TorchModule:
             return {key: self.tensors(inner, part) for key, inner in value.items()}
         return tuple(self.tensors(inner, part) for inner in value)
 
+    def try_out(self, *inputs: Any) -> Any:
+        """Run the module on the result of ``tensors`` in torch, and compile it if that is wanted.
+
+        Raises:
+            ConfigurationError: It cannot be compiled, and ``inference`` is ``"compiled"``.
+            PolicyError: The module raised; its own error is the cause.
+        """
+        output = self._run(self._call, *inputs)
+        self._inference.prepare(*inputs)
+        return output
+
     def run(self, *inputs: Any) -> Any:
         """Run the module on the result of ``tensors``.
 
@@ -115,9 +140,12 @@ class TorchModule:
         Raises:
             PolicyError: The module raised; its own error is the cause.
         """
+        return self._run(self._chosen, *inputs)
+
+    def _run(self, function: Callable[..., Any], *inputs: Any) -> Any:
         try:
             with torch.inference_mode():
-                return self._call(*inputs)
+                return function(*inputs)
         except Exception as error:
             raise PolicyError(
                 f"the module raised {type(error).__name__} on observations "
@@ -135,6 +163,7 @@ class TorchModule:
             PolicyError: They do not fit this module; nothing has changed.
         """
         replace(check_weights(self._module, weights))
+        self._inference.load()
 
     def _tensor(self, array: np.ndarray[Any, Any], part: PaddedBatch) -> torch.Tensor:
         if self.device.type != "cpu":

@@ -19,7 +19,6 @@ from rlmesh_ray.models.fast_path.action_sampling import as_arrays
 from rlmesh_ray.models.fast_path.array_connectors import ArrayConnectors
 from rlmesh_ray.models.fast_path.module_forward import FastForward
 from rlmesh_ray.rllib.fast_path.eligibility import flattener_of
-from rlmesh_ray.rllib.fast_path.inference_choice import InferenceChoice
 
 
 class ActionBatch(NamedTuple):
@@ -51,14 +50,13 @@ class ArrayPipeline:
 
     Args:
         runner: A runner without an ``ineligibility``.
-        inference: Runs its module.
         explore: Whether the module explores.
     """
 
-    def __init__(self, runner: Any, inference: InferenceChoice, *, explore: bool) -> None:
+    def __init__(self, runner: Any, *, explore: bool) -> None:
         self._explore = explore
-        self._inference = inference
-        inference.begin()
+        self._inference = runner._inference_choice(explore=explore)
+        self._inference.load()
         self._forward = FastForward(runner.module)
         self._connectors = ArrayConnectors(
             runner._env_to_module,
@@ -100,7 +98,7 @@ class ArrayPipeline:
         """
         t = (self._steps_before + sampled) * self._num_runners
         with self._timer:
-            arrays = self._inference.run(observations, t, self._in_torch)
+            arrays = self._inference.run(self._in_torch, observations, t)
         actions_for_env = self._connectors.actions_for_env(arrays)
         arrays.pop(Columns.ACTIONS_FOR_ENV, None)
         return ActionBatch(arrays.pop(Columns.ACTIONS), actions_for_env, arrays)

@@ -44,9 +44,7 @@ class FastPath(SamplingPath):
         self._begin_call()
 
     def _begin_call(self) -> None:
-        explore = self._runner._call.explore
-        inference = self._runner._inference_choice(explore=explore)
-        self._pipeline = ArrayPipeline(self._runner, inference, explore=explore)
+        self._pipeline = ArrayPipeline(self._runner, explore=self._runner._call.explore)
         self._was_training = getattr(self._runner.module, "training", False)
         self._num_sent = 0
 

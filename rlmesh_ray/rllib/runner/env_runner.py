@@ -1,15 +1,17 @@
 """RLMeshEnvRunner and RLMeshMultiAgentEnvRunner: RLlib's env runners, with lanes at endpoints."""
 
 import logging
+from functools import partial
 from typing import Any
 
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
+from rlmesh_ray.models.rllib.compiled_module import CompiledModule
 from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, ineligibility
 from rlmesh_ray.rllib.fast_path.fast_path import FastPath
-from rlmesh_ray.rllib.fast_path.inference_choice import InferenceChoice
 from rlmesh_ray.rllib.runner.multi_agent_env import MultiAgentRunnerEnv, MultiAgentSessionGroup
 from rlmesh_ray.rllib.runner.multi_agent_path import MultiAgentPath
 from rlmesh_ray.rllib.runner.runner_env import RunnerEnv
@@ -55,7 +57,7 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
         return self._inference_choice(explore=self._call.explore).torch_reason
 
     def __init__(self, **kwargs: Any) -> None:
-        self._inference_choices: dict[bool, InferenceChoice] = {}
+        self._inference_choices: dict[bool, tuple[Any, InferenceChoice]] = {}
         super().__init__(**kwargs)
 
     def _sample(self, **kwargs: Any) -> list[SingleAgentEpisode]:
@@ -84,11 +86,11 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
 
     def _inference_choice(self, *, explore: bool) -> InferenceChoice:
         """Return what runs the module on the fast path; the same one as long as it is the same."""
-        choice = self._inference_choices.get(explore)
-        if choice is None or choice.module is not self.module:
-            inference = plan_of(self.config).inference
-            choice = InferenceChoice(self.module, inference, seed=self._seed, explore=explore)
-            self._inference_choices[explore] = choice
+        module, choice = self._inference_choices.get(explore, (None, None))
+        if choice is None or module is not self.module:
+            compile_module = partial(CompiledModule, self.module, explore=explore, seed=self._seed)
+            choice = InferenceChoice(plan_of(self.config).inference, compile_module)
+            self._inference_choices[explore] = self.module, choice
         return choice
 
     def _take_path(self, path: SamplingPath, fast_path_disabled_reason: str | None) -> None:

@@ -333,7 +333,7 @@ def test_a_factory_s_module_gets_the_options(own_code: Callable[[str], str]) -> 
     [
         ({"device": "cuda:0"}, "device cannot"),
         ({"buckets": [1, 2]}, "buckets cannot"),
-        ({"compile": True, "buckets": [1]}, "buckets and compile cannot"),
+        ({"inference": "compiled", "buckets": [1]}, "buckets and inference cannot"),
     ],
 )
 @pytest.mark.parametrize(
@@ -352,14 +352,6 @@ def test_options_that_a_policy_cannot_use_are_refused(
     with pytest.raises(ConfigurationError, match=rf"make\(\): {named} be used with {kind}"):
         load_policy(f"{name}:make", **options)
     load_policy(f"{name}:make", device="cpu")
-
-
-@torchscript
-def test_torchscript_is_not_compiled_again(tmp_path: Path, module: torch.nn.Module) -> None:
-    torch.jit.save(torch.jit.script(module), tmp_path / "policy.pt")
-
-    with pytest.raises(ConfigurationError, match="TorchScript is compiled already"):
-        load_policy(str(tmp_path / "policy.pt"), compile=True)
 
 
 @torchscript

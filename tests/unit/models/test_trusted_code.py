@@ -7,7 +7,6 @@ from torch import nn
 
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.models.policy import traits_of
-from rlmesh_ray.models.torch.policy import TorchPolicy
 from rlmesh_ray.models.trusted_code import is_trusted, only_computes
 
 CPU = torch.device("cpu")
@@ -145,11 +144,6 @@ def test_modules_with_custom_code_may_wait(make: Callable[[], nn.Module]) -> Non
 
     assert not only_computes(module, CPU)
     assert not traits_of(as_policy(module)).only_computes
-
-
-@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
-def test_a_module_that_may_still_be_compiled_waits_for_the_compiler() -> None:
-    assert not TorchPolicy(network(), compile=True).traits.only_computes
 
 
 def test_names_that_begin_alike_are_not_known() -> None:

@@ -47,8 +47,7 @@ def rows_of(space: Any, num: int) -> Any:
 
 
 def compiled(module: Any, space: Any, *, explore: bool) -> CompiledModule:
-    example = torch.from_numpy(rows_of(space, 2))
-    return CompiledModule(module, example, explore=explore, seed=7)
+    return CompiledModule(module, rows_of(space, 1), explore=explore, seed=7)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -57,7 +56,7 @@ def test_without_exploring_the_actions_are_rllibs(name: str) -> None:
     module = built(config, observation, action)
     rows = rows_of(observation, 9)
 
-    output = compiled(module, observation, explore=False).output(rows, 0)
+    output = compiled(module, observation, explore=False).run(rows, 0)
     expected = module.forward_inference({Columns.OBS: torch.from_numpy(rows)})
     if Columns.ACTIONS not in expected:
         kind = module.get_inference_action_dist_cls()
@@ -80,7 +79,7 @@ def test_exploring_gives_the_columns_that_rllib_gives(name: str) -> None:
     module = built(config, observation, action)
     rows = rows_of(observation, 9)
 
-    output = compiled(module, observation, explore=True).output(rows, 0)
+    output = compiled(module, observation, explore=True).run(rows, 0)
     expected = module.forward_exploration({Columns.OBS: torch.from_numpy(rows)}, t=0)
 
     assert output is not None
@@ -102,7 +101,7 @@ def test_dqn_explores_as_often_as_its_schedule_says() -> None:
     rows = np.repeat(rows_of(VECTOR, 1), 3000, axis=0)
 
     def shares(t: int) -> Any:
-        output = forward.output(rows, t)
+        output = forward.run(rows, t)
         assert output is not None
         return np.bincount(output[Columns.ACTIONS], minlength=3) / 3000
 
@@ -122,7 +121,7 @@ def test_the_module_keeps_its_mode() -> None:
 def test_outputs_from_which_no_action_can_be_drawn_are_left_to_torch() -> None:
     forward = compiled(built(*CASES["PPO, discrete"]), VECTOR, explore=True)
 
-    assert forward.output(np.full((2, 4), np.nan, np.float32), 0) is None
+    assert forward.run(np.full((2, 4), np.nan, np.float32), 0) is None
 
 
 class Actor(TorchRLModule):
@@ -161,7 +160,7 @@ def own(kind: type[TorchRLModule]) -> Any:
 def test_a_users_module_is_compiled_with_all_its_outputs() -> None:
     rows = rows_of(VECTOR, 5)
 
-    output = compiled(own(Actor), VECTOR, explore=True).output(rows, 0)
+    output = compiled(own(Actor), VECTOR, explore=True).run(rows, 0)
 
     assert output is not None
     assert np.allclose(output[Columns.EMBEDDINGS], rows * 2)
@@ -183,9 +182,9 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(kind: Any, reason: s
 def test_hooks_are_noticed_whenever_they_are_registered() -> None:
     module = own(Actor)
     forward = compiled(module, VECTOR, explore=True)
-    forward.require_unhooked()
+    forward.load()
 
     module.net.register_forward_hook(lambda *_: None)
 
     with pytest.raises(ConfigurationError, match="Actor has hooks"):
-        forward.require_unhooked()
+        forward.load()

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
+from rlmesh_ray.models.batch_buckets import BatchBuckets
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows, UpdatablePolicy
+from rlmesh_ray.models.torch.module import compiled
 from rlmesh_ray.models.torch.policy import TorchPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -339,7 +341,7 @@ def test_a_module_stays_where_it_is_unless_a_device_is_named() -> None:
 
 def test_more_buckets_than_torch_compiles_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="9 buckets are more than torch compiles"):
-        TorchPolicy(torch.nn.Linear(3, 2), buckets=range(1, 10), compile=True)
+        compiled(torch.nn.Linear(3, 2), torch.device("cuda"), BatchBuckets(range(1, 10)))
 
 
 # --- new weights -----------------------------------------------------------------------

@@ -1,0 +1,153 @@
+"""Whether a policy's module runs in torch or compiled: the option ``inference``."""
+
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Protocol
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.models.onnx.compiled_forward import TOLERANCE
+
+_LOG = logging.getLogger(__name__)
+
+_NUM_COMPARED = 8
+"""Batches that ``"auto"`` runs both ways."""
+
+
+class Compiled(Protocol):
+    """A compiled module."""
+
+    def run(self, *batch: Any) -> Any | None:
+        """Return the outputs, as torch's; None: torch must be asked for this batch."""
+
+    def difference(self, output: Any, *batch: Any) -> float:
+        """Return by how much the results differ from torch's output; see ``CompiledForward``."""
+
+    def load(self) -> None:
+        """Take the module's weights as they are now.
+
+        Raises:
+            ConfigurationError: The module has become another one, which cannot be compiled.
+        """
+
+
+class InferenceChoice:
+    """Runs a module in torch or compiled, and says why.
+
+    Args:
+        inference: ``"torch"``; ``"compiled"``, which raises where that is impossible; or
+            ``"auto"``: compiled, if the first batches show that it computes the same, sooner.
+        compile: Makes the compiled module, from an example of its batch. It raises
+            ConfigurationError with the reason where that is impossible.
+        clock: Returns seconds.
+    """
+
+    def __init__(
+        self,
+        inference: str,
+        compile: Callable[..., Compiled],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._inference = inference
+        self._compile, self._clock = compile, clock
+        self._compiled: Compiled | None = None
+        # Contracts are checked in several threads.
+        self._lock = threading.Lock()
+        self._asked = inference
+        self._seconds: tuple[list[float], list[float]] = ([], [])
+        self.torch_reason: str | None = "nothing has been computed yet"
+        """Why the module runs in torch; None: it runs compiled."""
+        if inference == "torch":
+            self._fall_back('inference="torch" says so')
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InferenceChoice, (self._asked, self._compile)
+
+    def load(self) -> None:
+        """Take the module's weights as they are now; to be called after each change of them."""
+        if self._compiled is not None:
+            try:
+                self._compiled.load()
+            except ConfigurationError as error:
+                self._refuse(error)
+
+    def prepare(self, *batch: Any) -> None:
+        """Compile, unless that has been done or tried.
+
+        Args:
+            batch: An example of a batch.
+
+        Raises:
+            ConfigurationError: It is impossible, and ``inference`` is ``"compiled"``.
+        """
+        with self._lock:
+            if self._compiled is not None or self._inference == "torch":
+                return
+            try:
+                self._compiled = self._compile(*batch)
+            except ConfigurationError as error:
+                self._refuse(error)
+                return
+            if self._inference == "compiled":
+                self._take()
+
+    def run(self, in_torch: Callable[..., Any], *batch: Any) -> Any:
+        """Return the module's outputs for a batch.
+
+        Args:
+            in_torch: Runs the module in torch.
+            batch: The batch.
+
+        Raises:
+            ConfigurationError: As ``prepare``.
+        """
+        if self._compiled is None:
+            self.prepare(*batch)
+        compiled = self._compiled
+        if compiled is None:
+            return in_torch(*batch)
+        if self.torch_reason is None:
+            found = compiled.run(*batch)
+            return in_torch(*batch) if found is None else found
+        return self._compare(in_torch, compiled, *batch)
+
+    def _compare(self, in_torch: Callable[..., Any], compiled: Compiled, *batch: Any) -> Any:
+        times_s = [self._clock()]
+        output = in_torch(*batch)
+        times_s.append(self._clock())
+        compiled.run(*batch)
+        times_s.append(self._clock())
+        for seconds, (began_s, ended_s) in zip(self._seconds, pairwise(times_s), strict=True):
+            seconds.append(ended_s - began_s)
+        difference = compiled.difference(output, *batch)
+        if difference > TOLERANCE:
+            self._fall_back(f"compiled results differ by {difference:.1e} from torch's")
+        elif len(self._seconds[0]) == _NUM_COMPARED:
+            torch_s, compiled_s = map(statistics.median, self._seconds)
+            if compiled_s < torch_s:
+                self._take()
+            else:
+                self._fall_back(
+                    f"a batch takes {compiled_s * 1e6:.0f} us compiled, and {torch_s * 1e6:.0f} us "
+                    "in torch"
+                )
+        return output
+
+    def _take(self) -> None:
+        self.torch_reason = None
+        _LOG.info("the module runs compiled")
+
+    def _refuse(self, error: ConfigurationError) -> None:
+        if self._inference == "compiled":
+            raise ConfigurationError(
+                f'inference="compiled" is impossible: {error}; use "auto" or "torch"'
+            ) from error
+        self._fall_back(str(error))
+
+    def _fall_back(self, reason: str) -> None:
+        self._inference, self._compiled, self.torch_reason = "torch", None, reason
+        _LOG.info("the module runs in torch: %s", reason)
