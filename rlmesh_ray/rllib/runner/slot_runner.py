@@ -27,6 +27,7 @@ from rlmesh_ray.rllib.runner.session_setup import (
 )
 from rlmesh_ray.rllib.runner.slot import SlotGroup, SlotPhase, SlotResult
 from rlmesh_ray.rllib.runner.slot_state import SlotState, close_slots, slots_of
+from rlmesh_ray.server.gc_tuning import freeze_heap
 
 _PART_OF_SAMPLE_TIMEOUT = 0.5
 """How long ``sample`` waits while all endpoints are away, before it returns what it has."""
@@ -75,6 +76,8 @@ class SlotRunner(EnvRunner):
         self._path: SamplingPath = type(self).path_class(self)
         self._recovery = SessionRecovery(self)
         super().__init__(config=config, **kwargs)
+        if self.worker_index:  # else it is in the process of the program that trains
+            freeze_heap()
         for name in LIFETIME_SUMS:  # so that results have a 0 before the first failure
             self.metrics.log_value(name, 0, reduce="lifetime_sum")
 
