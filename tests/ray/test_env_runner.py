@@ -132,6 +132,19 @@ def test_whole_episodes_equal_those_of_rllibs_own_runner(
     assert_same_episodes(actual, expected)
 
 
+def test_a_seed_gives_the_same_episodes_in_each_run_although_they_are_compiled() -> None:
+    runs = []
+    for _ in range(2):
+        with EnvServer("CartPole-v1", num_envs=2) as server:
+            runner = build(RLMeshEnvRunner, configure(ppo(2), server.address))
+            runs.append([runner.sample(num_timesteps=200) for _ in range(2)])
+            runner.stop()
+        assert runner.torch_inference_reason is None
+
+    for mine, other in zip(*runs, strict=True):
+        assert_same_episodes(mine, other)
+
+
 @pytest.mark.parametrize(
     "env",
     [

@@ -42,6 +42,8 @@ class InferenceChoice:
             ``"auto"``: compiled, if the first batches show that it computes the same, sooner.
         compile: Makes the compiled module, from an example of its batch. It raises
             ConfigurationError with the reason where that is impossible.
+        is_timed: Whether ``"auto"`` takes the compiled module only if it is the faster one. With
+            False the choice depends on results alone, so that it is the same in each run.
         clock: Returns seconds.
     """
 
@@ -50,10 +52,11 @@ class InferenceChoice:
         inference: str,
         compile: Callable[..., Compiled],
         *,
+        is_timed: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._inference = inference
-        self._compile, self._clock = compile, clock
+        self._compile, self._is_timed, self._clock = compile, is_timed, clock
         self._compiled: Compiled | None = None
         # Contracts are checked in several threads.
         self._lock = threading.Lock()
@@ -128,7 +131,7 @@ class InferenceChoice:
             self._fall_back(f"compiled results differ by {difference:.1e} from torch's")
         elif len(self._seconds[0]) == _NUM_COMPARED:
             torch_s, compiled_s = map(statistics.median, self._seconds)
-            if compiled_s < torch_s:
+            if compiled_s < torch_s or not self._is_timed:
                 self._take()
             else:
                 self._fall_back(

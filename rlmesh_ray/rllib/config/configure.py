@@ -139,7 +139,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             actions that NumPy draws from a generator of the runner's own. Their probabilities are
             the same up to 1e-5; the actions drawn are others than torch's. ``"auto"``: compiled
             where that is possible, and the first batches show that it computes the same and is
-            faster.
+            faster; with a seed, whether or not it is faster, so that each run does the same.
         dm_env_rpc: For addresses of dm_env_rpc servers (``"dm_env_rpc://HOST:PORT"``): the worlds
             to create and to join there, their lanes, and how to interpret their tensors.
 

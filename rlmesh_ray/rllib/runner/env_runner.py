@@ -89,7 +89,9 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
         module, choice = self._inference_choices.get(explore, (None, None))
         if choice is None or module is not self.module:
             compile_module = partial(CompiledModule, self.module, explore=explore, seed=self._seed)
-            choice = InferenceChoice(plan_of(self.config).inference, compile_module)
+            inference = plan_of(self.config).inference
+            # A seed decides what is drawn, and so does what draws it: time must not choose that.
+            choice = InferenceChoice(inference, compile_module, is_timed=self._seed is None)
             self._inference_choices[explore] = self.module, choice
         return choice
 

@@ -38,6 +38,7 @@ class Choice:
     Args:
         torch_s: How long each pass in torch takes, by the choice's clock.
         compiled_s: How long each compiled one takes.
+        is_timed: Whether that decides.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Choice:
         kind: type[TorchRLModule] = Actor,
         torch_s: float = 2.0,
         compiled_s: float = 1.0,
+        is_timed: bool = True,
     ) -> None:
         spec = RLModuleSpec(
             module_class=kind,
@@ -58,6 +60,7 @@ class Choice:
         self.choice = InferenceChoice(
             inference,
             lambda rows, t: CompiledModule(self.module, rows, t, explore=True, seed=1),
+            is_timed=is_timed,
             clock=lambda: next(ticks),
         )
         self.outputs: list[Any] = []
@@ -118,6 +121,15 @@ def test_auto_stays_with_torch_where_that_is_faster() -> None:
     assert case.choice.torch_reason == (
         "a batch takes 2000000 us compiled, and 1000000 us in torch"
     )
+
+
+def test_auto_that_is_not_timed_takes_compiled_ones_that_are_the_same() -> None:
+    case = Choice("auto", torch_s=1.0, compiled_s=2.0, is_timed=False)
+
+    outputs = [case.run() for _ in range(10)]
+
+    assert list(map(case.is_torchs, outputs)) == [True] * 8 + [False] * 2
+    assert case.choice.torch_reason is None
 
 
 def test_auto_stays_with_torch_where_a_module_cannot_be_compiled() -> None:
