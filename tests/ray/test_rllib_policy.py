@@ -11,6 +11,7 @@ import textwrap
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ from rlmesh_ray.wire.rlmesh_v1 import values
 
 pytestmark = pytest.mark.ray
 NUM_LANES = 3
+exact_policy = partial(RllibPolicy, inference="torch")
+"""Loads a policy that acts as RLlib's module does, to the last bit."""
 
 
 @dataclass
@@ -242,7 +245,7 @@ def test_the_served_policy_acts_as_rllib_evaluates_it(
     trained: Callable[[str], Trained], name: str, routes: list[int]
 ) -> None:
     run = trained(name)
-    policy = load_policy(str(run.checkpoint))
+    policy = load_policy(str(run.checkpoint), inference="torch")
     policy.check_contract(run.contract)
     vector_steps = list(zip(*run.lanes, strict=True))
 
@@ -263,7 +266,7 @@ def test_a_plain_checkpoint_asks_nothing_of_the_lanes(
     trained: Callable[[str], Trained],
 ) -> None:
     run = trained("discrete")
-    policy = load_policy(str(run.checkpoint))
+    policy = load_policy(str(run.checkpoint), inference="torch")
     events = [event for lane in run.lanes for event in lane[:5]]
     of_one_lane = [PredictSlot(0, "", 0, reset=False)] * len(events)
     observations = np.stack([event.observation for event in events])
@@ -277,7 +280,7 @@ def test_a_plain_checkpoint_asks_nothing_of_the_lanes(
 
 def test_a_recurrent_policy_needs_lanes_that_differ(trained: Callable[[str], Trained]) -> None:
     run = trained("recurrent")
-    policy = load_policy(str(run.checkpoint))
+    policy = load_policy(str(run.checkpoint), inference="torch")
     observations = np.stack([lane[0].observation for lane in run.lanes[:2]])
     slots = [PredictSlot(0, "", 0, reset=True)] * 2
 
@@ -287,7 +290,7 @@ def test_a_recurrent_policy_needs_lanes_that_differ(trained: Callable[[str], Tra
 
 def test_a_forgotten_lane_begins_anew(trained: Callable[[str], Trained]) -> None:
     run = trained("recurrent")
-    policy = load_policy(str(run.checkpoint))
+    policy = load_policy(str(run.checkpoint), inference="torch")
     first, second = run.lanes[0][0], Event(run.lanes[0][0].observation, np.zeros(1))
 
     of_a_new_episode = act(policy, run.contract, [first], [1])
@@ -303,7 +306,7 @@ def test_what_is_remembered_does_not_grow_with_the_episode(
     trained: Callable[[str], Trained],
 ) -> None:
     run = trained("looking back")
-    policy = RllibPolicy(run.checkpoint)
+    policy = exact_policy(run.checkpoint)
     slots = [PredictSlot(0, "", 0, reset=False)]
     rows = Rows(run.lanes[0][0].observation[None], [RouteRows("r", slots)])
     actor: Any = policy._actor
@@ -330,7 +333,7 @@ def test_a_failed_batch_leaves_the_lanes_as_they_were(
     trained: Callable[[str], Trained], name: str
 ) -> None:
     run = trained(name)
-    policy, undisturbed = (RllibPolicy(run.checkpoint) for _ in range(2))
+    policy, undisturbed = (exact_policy(run.checkpoint) for _ in range(2))
     incompatibilities = [Event(np.zeros(7, np.float32), np.zeros(1))] * NUM_LANES
 
     for now in first_steps(run):
@@ -361,7 +364,7 @@ def altered(
         return parts
 
     monkeypatch.setattr(checkpoint_policy, "load_checkpoint", load)
-    return RllibPolicy(checkpoint)
+    return exact_policy(checkpoint)
 
 
 def test_only_what_rllib_wrote_counts_as_repeatable_and_as_computing_only(
@@ -378,8 +381,8 @@ def test_only_what_rllib_wrote_counts_as_repeatable_and_as_computing_only(
     def claims(policy: RllibPolicy) -> tuple[bool, bool]:
         return policy.traits.is_repeatable, policy.traits.only_computes
 
-    plain = RllibPolicy(checkpoint, explore=True)
-    recurrent = RllibPolicy(trained("recurrent").checkpoint)
+    plain = exact_policy(checkpoint, explore=True)
+    recurrent = exact_policy(trained("recurrent").checkpoint)
     own_piece = altered(monkeypatch, checkpoint, lambda parts: parts.env_to_module.append(Preach()))
     own_hook = altered(monkeypatch, checkpoint, add_hook)
     own_distribution = altered(monkeypatch, checkpoint, sample_oddly)
@@ -396,7 +399,7 @@ def test_a_checkpoint_tells_the_observations_that_it_acts_on(
 ) -> None:
     run = trained("discrete")
 
-    reported = RllibPolicy(run.checkpoint).traits.observation_space
+    reported = exact_policy(run.checkpoint).traits.observation_space
 
     assert reported == run.contract.observation_space
 
@@ -416,7 +419,7 @@ def test_weights_that_are_nan_do_not_act_until_there_are_others(
     trained: Callable[[str], Trained], name: str, explore: bool
 ) -> None:
     run = trained(name)
-    policy = RllibPolicy(run.checkpoint, explore=explore)
+    policy = exact_policy(run.checkpoint, explore=explore)
     of_three, sound = [lane[0] for lane in run.lanes], policy.get_weights()
 
     policy.set_weights(no_numbers(sound))
@@ -434,8 +437,8 @@ def test_a_request_that_makes_nan_is_refused_alone_and_disturbs_no_memory(
     trained: Callable[[str], Trained], name: str, buckets: list[int]
 ) -> None:
     run = trained(name)
-    policy = RllibPolicy(run.checkpoint, buckets=buckets)
-    undisturbed = RllibPolicy(run.checkpoint, buckets=buckets)
+    policy = exact_policy(run.checkpoint, buckets=buckets)
+    undisturbed = exact_policy(run.checkpoint, buckets=buckets)
     space = to_gymnasium(run.contract.action_space)
 
     for number, now in enumerate(first_steps(run)):
@@ -464,7 +467,7 @@ def test_clients_of_an_exploring_recurrent_policy_do_not_fail_for_one_s_infinity
     trained: Callable[[str], Trained],
 ) -> None:
     run = trained("recurrent")
-    policy, undisturbed = (RllibPolicy(run.checkpoint, explore=True) for _ in range(2))
+    policy, undisturbed = (exact_policy(run.checkpoint, explore=True) for _ in range(2))
     good = run.lanes[0][0].observation
 
     def part(route: str, observation: Any) -> PredictionRequest:
@@ -503,7 +506,7 @@ def q_network(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_nan_among_q_values_is_noticed_and_sound_ones_act_as_rllib_has_it(q_network: Path) -> None:
-    policy = RllibPolicy(q_network)
+    policy = exact_policy(q_network)
     space = from_gymnasium(gym.spaces.Box(-np.inf, np.inf, (4,), np.float32))
     actions = from_gymnasium(gym.spaces.Discrete(3))
     contract = EnvContract("Q-v0", space, actions, 64, AutoresetMode.NEXT_STEP)
@@ -584,7 +587,9 @@ def test_a_checkpoint_is_served_without_ray_and_without_its_environment(
         [sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True
     )
 
-    expected = act(load_policy(str(run.checkpoint)), run.contract, [run.lanes[0][0]], [1])
+    expected = act(
+        load_policy(str(run.checkpoint), inference="torch"), run.contract, [run.lanes[0][0]], [1]
+    )
     assert done.stdout.splitlines()[-1] == str(expected.tolist())
     assert "absent_simulator" in done.stderr
 
@@ -598,7 +603,7 @@ def test_a_checkpoint_that_reads_rewards_is_warned_about(
     )
     run = train(case, tmp_path)
 
-    load_policy(str(run.checkpoint))
+    load_policy(str(run.checkpoint), inference="torch")
 
     assert "trained on previous rewards, which clients do not send" in caplog.text
 
@@ -753,7 +758,7 @@ def test_with_an_env_runner_s_state_it_acts_as_the_later_checkpoint(
     trained: Callable[[str], Trained], name: str
 ) -> None:
     run = trained(name)
-    policy = RllibPolicy(run.checkpoint)
+    policy = exact_policy(run.checkpoint)
     assert isinstance(policy, UpdatablePolicy)
     with noted_layers() as layers:
         before = history(policy, run)
@@ -771,7 +776,7 @@ def test_what_get_weights_returns_brings_the_policy_back(
     trained: Callable[[str], Trained],
 ) -> None:
     run = trained("filtered")
-    policy = RllibPolicy(run.checkpoint)
+    policy = exact_policy(run.checkpoint)
     before, weights = history(policy, run), policy.get_weights()
 
     policy.set_weights(run.later_state)
@@ -784,7 +789,7 @@ def test_clients_teach_a_filter_nothing_before_and_after_new_weights(
     trained: Callable[[str], Trained],
 ) -> None:
     run = trained("filtered")
-    policy = RllibPolicy(run.checkpoint)
+    policy = exact_policy(run.checkpoint)
 
     for state in ({}, run.later_state):
         if state:
@@ -799,7 +804,7 @@ def test_running_episodes_keep_their_states_over_new_weights(
     trained: Callable[[str], Trained],
 ) -> None:
     run = trained("recurrent")
-    policy = RllibPolicy(run.checkpoint)
+    policy = exact_policy(run.checkpoint)
     first, second = run.lanes[0][0], Event(run.lanes[0][0].observation, np.zeros(1))
 
     act(policy, run.contract, [first], [1])
@@ -849,7 +854,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_changes(
     trained: Callable[[str], Trained],
 ) -> None:
     run = trained("filtered")
-    policy = RllibPolicy(run.checkpoint)
+    policy = exact_policy(run.checkpoint)
     before, actions = policy.get_weights(), history(policy, run)
 
     for reason, weights in broken_states(run.later_state).items():
@@ -865,7 +870,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_changes(
 
 def test_what_only_learning_needs_may_be_there_or_not(trained: Callable[[str], Trained]) -> None:
     run = trained("normalised")
-    policy = RllibPolicy(run.checkpoint)
+    policy = exact_policy(run.checkpoint)
     whole = policy.get_weights()["rl_module"]["default_policy"]
 
     policy.set_weights({"rl_module": whole})
@@ -893,7 +898,7 @@ def test_nothing_grows_with_episodes_routes_and_clients(
     trained: Callable[[str], Trained], name: str, num_episodes: int
 ) -> None:
     run = trained(name)
-    policy = RllibPolicy(run.checkpoint)
+    policy = exact_policy(run.checkpoint)
     observation = run.lanes[0][0].observation
     known: weakref.WeakSet[Name] = weakref.WeakSet()
 

@@ -211,7 +211,7 @@ def test_a_served_policy_acts_episode_by_episode_as_algorithm_evaluate_does(
     run = runs(name)
 
     with (
-        ModelServer(load_policy(str(run.checkpoint))) as server,
+        ModelServer(load_policy(str(run.checkpoint), inference="torch")) as server,
         RemoteModel(server.address) as model,
     ):
         episodes = played(model, run.case, num_lanes)
@@ -236,7 +236,7 @@ def test_our_evaluate_earns_what_algorithm_evaluate_earns(
 
     with (
         EnvServer(run.case.env, num_envs=3) as env_server,
-        ModelServer(load_policy(str(run.checkpoint))) as server,
+        ModelServer(load_policy(str(run.checkpoint), inference="torch")) as server,
     ):
         result = evaluate(
             env_server.address,
