@@ -10,19 +10,22 @@ import typer
 from benchmarks.cli.findings_view import FindingsReport
 from benchmarks.cli.options import (
     DmEnvRpcPython,
+    InferencesOption,
     QuickFlag,
     ReleasedPython,
     RepetitionsOption,
     SecondsOption,
+    inferences_of,
 )
 from benchmarks.growth.plan import Axis, GrowthPlan
-from benchmarks.sampling.plan import Rival, SamplingPlan
+from benchmarks.sampling.plan import Rival, SamplingPlan, Task
 from benchmarks.stepping.plan import Peer, Row, SteppingPlan, rows_of
 from rlmesh_ray.cli.local_ray import require_rllib
 from rlmesh_ray.cli.options.common import DebugFlag, JsonFlag
 
 if TYPE_CHECKING:
     from benchmarks.findings import Finding, Measurement
+    from benchmarks.sampling.measure import UsedInference
     from benchmarks.stepping.measure import Installations
 
 _PLOT = Path("runs/bench/growth.png")
@@ -65,6 +68,14 @@ RivalsOption = Annotated[
         help="Compare with RLlib's own runner, or with the bare loop over gymnasium's "
         "SyncVectorEnv, which has no policy; repeatable.",
         show_default="both",
+    ),
+]
+SampledOption = Annotated[
+    list[Task] | None,
+    typer.Option(
+        "--only",
+        help="Sample this environment and number of lanes; repeatable.",
+        show_default="cartpole-64",
     ),
 ]
 AxesOption = Annotated[
@@ -110,10 +121,12 @@ def stepping(  # noqa: PLR0913  # the command line; every option stands alone
     return report.follow(measure(plan, installed, report.note))
 
 
-def sampling(  # the command line; every option stands alone
+def sampling(  # noqa: PLR0913  # the command line; every option stands alone
     context: typer.Context,
     vs: RivalsOption = None,
     quick: QuickFlag = False,
+    only: SampledOption = None,
+    inference: InferencesOption = None,
     repetitions: RepetitionsOption = None,
     seconds: SecondsOption = None,
     _json: JsonFlag = False,
@@ -121,22 +134,43 @@ def sampling(  # the command line; every option stands alone
 ) -> int:
     """Measure how fast a runner samples through an endpoint, and RLlib's own without one.
 
-    CartPole, PPO's default module, 64 lanes: two sessions of 32 with an endpoint on this machine.
-    There is no learner. All sides run at once, each with a Ray of its own, and sample in turns,
-    since the speed of many machines changes from one second to the next.
+    Two sessions with an endpoint on this machine, each with half of the lanes, and an algorithm's
+    default module: PPO's on CartPole and on 84x84x4 frames, SAC's on Pendulum. There is no learner.
+    All sides run at once, each with a Ray of its own, and sample in turns, since the speed of many
+    machines changes from one second to the next. On all sides garbage collections leave out what
+    was loaded, as they do in our remote runners. The measurement begins when auto has chosen; what
+    it chose is shown.
     """
     from benchmarks.sampling.measure import measure_sampling
 
     require_rllib("benchmarks sampling")
     effort = _QUICK_SAMPLING if quick else _SAMPLING
+    defaults = SamplingPlan()
     plan = SamplingPlan(
         rivals=tuple(dict.fromkeys(vs or Rival)),
+        tasks=tuple(dict.fromkeys(only or defaults.tasks)),
+        inferences=inferences_of(inference, defaults.inferences),
         repetitions=repetitions or effort.repetitions,
         warm_up_s=effort.warm_up_s,
         seconds=seconds or effort.seconds,
     )
+    used: list[UsedInference] = []
+
+    def finish(_: "Sequence[Finding]") -> dict[str, object]:
+        context.obj.facts("inference used", _used_facts(used), [])
+        return {"inference": [asdict(each) for each in used]}
+
     report = FindingsReport(context.obj, "sampling", asdict(plan), _caveats)
-    return report.follow(measure_sampling(plan, report.note))
+    return report.follow(measure_sampling(plan, report.note, used.append), finish)
+
+
+def _used_facts(used: "Sequence[UsedInference]") -> dict[str, object]:
+    """Return by task and inference what was used; several values where repetitions differ."""
+    found: dict[str, dict[str, None]] = {}
+    for each in used:
+        way = "compiled" if each.torch_reason is None else f"torch ({each.torch_reason})"
+        found.setdefault(f"{each.task}, {each.inference}", {})[way] = None
+    return {case: "; ".join(ways) for case, ways in found.items()}
 
 
 def growth(  # the command line; every option stands alone

@@ -1,9 +1,12 @@
 """Options that several subjects of ``python -m benchmarks`` share."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from rlmesh_ray.options import INFERENCES
 
 QuickFlag = Annotated[
     bool, typer.Option("--quick", help="About a minute instead of ten, and figures to match.")
@@ -20,6 +23,16 @@ RepetitionsOption = Annotated[
 SecondsOption = Annotated[
     float | None,
     typer.Option("--seconds", min=0.05, help="Of each measurement.", show_default="0.3 to 5"),
+]
+InferencesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--inference",
+        metavar="|".join(INFERENCES),
+        help="How our runner runs the module, as of configure; each is measured by itself; "
+        "repeatable, or separated by commas.",
+        show_default="auto,torch",
+    ),
 ]
 ReleasedPython = Annotated[
     Path | None,
@@ -39,3 +52,18 @@ DmEnvRpcPython = Annotated[
         show_default=".venvs/dm_env_rpc/bin/python",
     ),
 ]
+
+
+def inferences_of(values: Sequence[str] | None, default: Sequence[str]) -> tuple[str, ...]:
+    """Return what ``--inference`` names, each once.
+
+    Raises:
+        BadParameter: There is something else among them.
+    """
+    named = [name.strip() for value in values or default for name in value.split(",")]
+    for name in named:
+        if name not in INFERENCES:
+            raise typer.BadParameter(
+                f"{name!r} is not one of {', '.join(INFERENCES)}", param_hint="--inference"
+            )
+    return tuple(dict.fromkeys(named))

@@ -1,68 +1,95 @@
 """How fast a runner samples through an endpoint, against RLlib's own and against no runner at all.
 
-CartPole and PPO's default module, 64 lanes: ours are two sessions of 32 with one endpoint on the
-same host. Every measurement has fresh processes. The speed of a shared machine changes by
-half from one second to the next: so all sides run at once, and sample in short turns.
+Ours are two sessions with one endpoint on the same host, each with half of the lanes; each way of
+inference is a side of its own. Every measurement has fresh processes. The speed of a shared machine
+changes by half from one second to the next: so all sides run at once, and sample in short turns.
 """
 
 import json
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 
 from benchmarks.findings import Finding, Goal
 from benchmarks.machine import work_of
 from benchmarks.processes import Process, Reading, Server, busy
 from benchmarks.record import Note, Record, by_turns, ratios
-from benchmarks.sampling.plan import Rival, SamplingPlan
-from benchmarks.stepping.specs import CARTPOLE, ServerSpec
+from benchmarks.sampling.plan import TASKS, Rival, SamplingPlan, Task
+from benchmarks.stepping.specs import ServerSpec
 from benchmarks.stepping.targets import OUR_SERVER, UNIT
 
 WORKLOAD = "sampling"
 OURS = "rlmesh-ray"
 NAMES = {Rival.RLLIB: "RLlib", Rival.BARE: "no policy"}
-GOALS = {
-    Rival.RLLIB: Goal(f"/ {NAMES[Rival.RLLIB]} >= 4", 4.0),
-    Rival.BARE: Goal(f"/ {NAMES[Rival.BARE]} >= 0.55", 0.55),
-}
+GOALS: Mapping[tuple[Task, str, Rival], Goal] = MappingProxyType(
+    {
+        (Task.CARTPOLE_64, "auto", Rival.RLLIB): Goal(f"/ {NAMES[Rival.RLLIB]} >= 4.5", 4.5),
+        (Task.CARTPOLE_64, "auto", Rival.BARE): Goal(f"/ {NAMES[Rival.BARE]} >= 0.6", 0.6),
+    }
+)
+"""By task, inference and rival; those of what users get without options. The aims are 6 and 0.8."""
 
 _RUN = (sys.executable, "-m", "benchmarks.sampling.run")
-_LANES, _SESSION_LANES = 64, 32
-_TIMESTEPS = 4_000
-"""Of each call of ``sample``: what PPO asks for at once, by default."""
 _TURN_S = 0.25
-_CASE = f"{_LANES} lanes"
 
 
-def measure_sampling(plan: SamplingPlan, note: Note) -> Iterator[list[Finding]]:
-    """Measure all of ``plan``; yield what was found.
+@dataclass(frozen=True, slots=True)
+class UsedInference:
+    """How the module of one of our runners was run in the end."""
+
+    task: Task
+    inference: str
+    """What was asked for."""
+    repetition: int
+    torch_reason: str | None
+    """Why it ran in torch; None: it ran compiled."""
+
+
+def measure_sampling(
+    plan: SamplingPlan, note: Note, note_used: Callable[[UsedInference], None]
+) -> Iterator[list[Finding]]:
+    """Measure all of ``plan``; yield what was found, task by task.
 
     Args:
         plan: What to measure.
         note: Gets every single measurement when it is made.
+        note_used: Gets the inference that was used in each of our measurements.
 
     Raises:
         EndpointError: A process failed.
     """
-    record = Record(WORKLOAD, note)
-    for repetition in range(plan.repetitions):
-        for name, reading in _readings(plan).items():
-            record.add(_CASE, name, repetition, reading.answers_per_s, UNIT, reading)
-    yield findings(record, plan)
+    for task in plan.tasks:
+        record = Record(WORKLOAD, note)
+        for repetition in range(plan.repetitions):
+            samplers = _measured(plan, task)
+            for name, sampler in samplers.items():
+                reading = sampler.reading()
+                record.add(task, name, repetition, reading.answers_per_s, UNIT, reading)
+            for inference in plan.inferences:
+                reason = samplers[our_side(inference)].torch_reason
+                note_used(UsedInference(task, inference, repetition, reason))
+        yield findings(record, plan, task)
 
 
-def findings(record: Record, plan: SamplingPlan) -> list[Finding]:
-    """Return a line for each rival: each has a goal of its own."""
-    found = record.sides(_CASE)
+def our_side(inference: str) -> str:
+    """Return the name of our side with a way of inference."""
+    return f"{OURS}, {inference}"
+
+
+def findings(record: Record, plan: SamplingPlan, task: Task) -> list[Finding]:
+    """Return a line for each inference and rival: each has a goal of its own."""
+    found = record.sides(task)
     lines = []
-    for rival in plan.rivals:
-        name = NAMES[rival]
-        sides = {OURS: found[OURS], name: found[name]}
-        by_rival = ratios(sides)
-        case = f"{_CASE}, against {name}"
-        goal, judged = GOALS[rival], by_rival[f"/ {name}"]
-        lines.append(Finding(WORKLOAD, case, UNIT, sides, by_rival, goal, judged))
+    for inference in plan.inferences:
+        for rival in plan.rivals:
+            name = NAMES[rival]
+            sides = {OURS: found[our_side(inference)], name: found[name]}
+            by_rival = ratios(sides)
+            case = f"{task}, {inference}, against {name}"
+            goal, judged = GOALS.get((task, inference, rival)), by_rival[f"/ {name}"]
+            lines.append(Finding(WORKLOAD, case, UNIT, sides, by_rival, goal, judged))
     return lines
 
 
@@ -74,6 +101,8 @@ class _Sampler:
     server_pids: Collection[int]
     env_steps: int = 0
     seconds: float = 0.0
+    torch_reason: str | None = None
+    """Of the last turn of one of ours; see ``UsedInference``."""
     # Busy cores of servers, of itself and of all else, with the seconds of each turn.
     _busy: list[tuple[float, float, float, float]] = field(default_factory=list)
 
@@ -89,6 +118,7 @@ class _Sampler:
             self._busy.append((after.now_s - before.now_s, servers, own, others))
         self.env_steps += message["env_steps"]
         self.seconds += message["seconds"]
+        self.torch_reason = message["torch_reason"]
         return float(message["seconds"])
 
     def forget(self) -> None:
@@ -113,24 +143,30 @@ class _Sampler:
         )
 
 
-def _readings(plan: SamplingPlan) -> dict[str, Reading]:
-    """Measure all sides once; by the name of each, ours first."""
+def _measured(plan: SamplingPlan, task: Task) -> dict[str, _Sampler]:
+    """Measure all sides of a task once; return them by name, ours first."""
+    samplers: dict[str, _Sampler] = {}
     with ExitStack() as stack:
-        server_spec = ServerSpec(CARTPOLE, _SESSION_LANES)
-        server = stack.enter_context(Server("the server", [*OUR_SERVER, server_spec.to_line()]))
-        tasks = {OURS: ("endpoint", server.address)}
-        tasks.update((NAMES[rival], (str(rival), "")) for rival in plan.rivals)
-        samplers: dict[str, _Sampler] = {}
-        for name, (kind, address) in tasks.items():
-            process = stack.enter_context(Process(f"the sampler of {name}", _RUN))
-            process.send(_task(kind, address))
-            process.receive()
-            samplers[name] = _Sampler(process, [server.pid] if address else [])
+        for inference in plan.inferences:
+            server = stack.enter_context(task_server(task))
+            line = task_line(task, "endpoint", server.address, inference)
+            name = our_side(inference)
+            samplers[name] = _Sampler(_started(stack, name, line), [server.pid])
+        for rival in plan.rivals:
+            name = NAMES[rival]
+            samplers[name] = _Sampler(_started(stack, name, task_line(task, rival)), [])
         _alternate(list(samplers.values()), plan.warm_up_s)
         for sampler in samplers.values():
             sampler.forget()
         _alternate(list(samplers.values()), plan.seconds)
-        return {name: sampler.reading() for name, sampler in samplers.items()}
+    return samplers
+
+
+def _started(stack: ExitStack, name: str, line: str) -> Process:
+    process = stack.enter_context(Process(f"the sampler of {name}", _RUN))
+    process.send(line)
+    process.receive()
+    return process
 
 
 def _alternate(samplers: list[_Sampler], seconds: float) -> None:
@@ -143,14 +179,23 @@ def _alternate(samplers: list[_Sampler], seconds: float) -> None:
         turn += 1
 
 
-def _task(kind: str, address: str) -> str:
+def task_server(task: Task) -> Server:
+    """Start the endpoint of a task: each session has half of the runner's lanes."""
+    spec = TASKS[task]
+    server_spec = ServerSpec(spec.env_id, spec.num_envs // 2, spec.env_kwargs)
+    return Server("the server", [*OUR_SERVER, server_spec.to_line()])
+
+
+def task_line(task: Task, kind: str, address: str = "", inference: str = "") -> str:
+    """Return what ``benchmarks.sampling.run`` reads; see its ``RunnerTask``."""
+    spec = TASKS[task]
     return json.dumps(
         {
-            "env_id": CARTPOLE,
+            **asdict(spec),
             "kind": kind,
             "address": address,
-            "num_envs": _LANES,
-            "timesteps": _TIMESTEPS,
+            "inference": inference,
+            "timesteps": spec.timesteps,
             "turn_s": _TURN_S,
         }
     )

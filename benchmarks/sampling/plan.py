@@ -1,11 +1,14 @@
-"""Plan of a measurement of sampling: its peers.
+"""Plan of a measurement of sampling: its tasks, its ways of inference and its peers.
 
 Standard library only: the command line needs it for its help.
 """
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from benchmarks.stepping.specs import CARTPOLE, FRAMES
 
 
 class Rival(enum.StrEnum):
@@ -17,11 +20,57 @@ class Rival(enum.StrEnum):
     """The loop over gymnasium's SyncVectorEnv without a policy: the limit of one core."""
 
 
+class Task(enum.StrEnum):
+    """An environment, and the number of lanes of the runner."""
+
+    CARTPOLE_8 = "cartpole-8"
+    CARTPOLE_64 = "cartpole-64"
+    CARTPOLE_256 = "cartpole-256"
+    PENDULUM_64 = "pendulum-64"
+    FRAMES_8 = "frames-8"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """What a task's runner samples."""
+
+    env_id: str
+    num_envs: int
+    """Lanes of the runner: two sessions, with half of them each."""
+    algorithm: str = "PPO"
+    """Whose default module chooses the actions."""
+    env_kwargs: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def timesteps(self) -> int:
+        """Env steps of each call of ``sample``: 4,000 of 64 lanes, PPO's default batch."""
+        return 4_000 * self.num_envs // 64
+
+
+TASKS: Mapping[Task, TaskSpec] = MappingProxyType(
+    {
+        Task.CARTPOLE_8: TaskSpec(CARTPOLE, 8),
+        Task.CARTPOLE_64: TaskSpec(CARTPOLE, 64),
+        Task.CARTPOLE_256: TaskSpec(CARTPOLE, 256),
+        Task.PENDULUM_64: TaskSpec("Pendulum-v1", 64, "SAC"),
+        Task.FRAMES_8: TaskSpec(
+            FRAMES,
+            8,
+            # RLlib keeps the frames of an episode until it ends, so there is a time limit.
+            env_kwargs={"step_s": 0.0, "is_float": True, "max_episode_steps": 100},
+        ),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
     """The cases, the peers, the repetitions and the durations."""
 
     rivals: Sequence[Rival] = tuple(Rival)
+    tasks: Sequence[Task] = (Task.CARTPOLE_64,)
+    inferences: Sequence[str] = ("auto", "torch")
+    """How our runner runs the module: some of ``rlmesh_ray.options.INFERENCES``."""
     repetitions: int = 5
     warm_up_s: float = 1.0
     """Before each measurement; not counted."""

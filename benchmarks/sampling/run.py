@@ -1,41 +1,55 @@
 """A runner that samples, as a process of its own: ``python -m benchmarks.sampling.run``.
 
-It reads a line of JSON and writes ``ready``. For each line that follows it samples for a while, and
-writes how many env steps that brought and how many seconds it took. There is no
-learner.
+It reads a line of JSON and writes ``ready``, when ``inference="auto"`` has chosen. For each line
+that follows it samples for a while, and writes how many env steps that brought and how many seconds
+it took. There is no learner. On all sides the garbage collector leaves out what was loaded, as in
+our remote runners.
 """
 
 import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 import gymnasium
 import ray
 import torch
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 from benchmarks.measured_process import only_for_the_parent
 from rlmesh_ray.rllib.config.configure import configure
 from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
+from rlmesh_ray.server.gc_tuning import freeze_heap
 
 _LOGICAL_CPUS = 2
 _SEED = 1
 _NUM_ACTIONS = 256
 
 
+_CONFIGS: Mapping[str, type[AlgorithmConfig]] = {"PPO": PPOConfig, "SAC": SACConfig}
+
+
 @dataclass(frozen=True, slots=True)
-class _Task:
+class RunnerTask:
+    """What is sampled, and by whom."""
+
     env_id: str
-    kind: str
-    """``endpoint``, ``rllib`` or ``bare``: RLlib's own runner, or none at all."""
-    address: str
-    """Of the endpoint."""
     num_envs: int
-    """Of the runner."""
+    """Of the runner; a multiple of the endpoint's."""
+    algorithm: str
+    env_kwargs: Mapping[str, Any]
+    kind: str
+    """``endpoint``, ``rllib`` or ``bare``: ours, RLlib's own runner, or none at all."""
+    address: str
+    """Of the endpoint that hosts the environment."""
+    inference: str
+    """Of our runner; see ``configure``."""
     timesteps: int
     """Of each call of ``sample``."""
     turn_s: float
@@ -45,8 +59,12 @@ class _Task:
 class _BareLoop:
     """Steps gymnasium's SyncVectorEnv with actions that were drawn beforehand."""
 
-    def __init__(self, env_id: str, num_envs: int) -> None:
-        self._venv = gymnasium.make_vec(env_id, num_envs, vectorization_mode="sync")
+    torch_inference_reason = "there is no policy"
+
+    def __init__(self, task: RunnerTask) -> None:
+        self._venv = gymnasium.make_vec(
+            task.env_id, task.num_envs, vectorization_mode="sync", **task.env_kwargs
+        )
         self._venv.reset(seed=_SEED)
         self._venv.action_space.seed(_SEED)
         self._actions = [self._venv.action_space.sample() for _ in range(_NUM_ACTIONS)]
@@ -67,30 +85,36 @@ class _BareLoop:
         self._venv.close()
 
 
-def sampling_runner(env_id: str, num_envs: int, *, address: str = "") -> SingleAgentEnvRunner:
-    """Return a local runner of PPO's default module; Ray must be running.
-
-    Args:
-        env_id: Of the environment.
-        num_envs: Lanes of the runner; a multiple of the endpoint's.
-        address: Of the endpoint that hosts it; empty: RLlib's own runner.
-    """
-    config = PPOConfig().environment(env_id).debugging(seed=_SEED)
-    config.env_runners(num_env_runners=0, num_envs_per_env_runner=num_envs)
+def sampling_runner(task: RunnerTask) -> SingleAgentEnvRunner:
+    """Return a runner as on an actor, with an algorithm's default module; Ray must be running."""
+    config = _CONFIGS[task.algorithm]().debugging(seed=_SEED)
+    config.env_runners(num_env_runners=1, num_envs_per_env_runner=task.num_envs)
     runner_class = SingleAgentEnvRunner
-    if address:
-        config, runner_class = configure(config, address), RLMeshEnvRunner
-    return runner_class(config=config, worker_index=0, num_workers=0)
+    if task.address:
+        config = configure(config, task.address, inference=task.inference)
+        runner_class = RLMeshEnvRunner
+    else:
+        config.environment(task.env_id, env_config=dict(task.env_kwargs))
+    # Index 0 is the local runner, whose heap is not frozen.
+    return runner_class(config=config, worker_index=1, num_workers=1)
 
 
 def main() -> None:
     """Do the work that standard input describes."""
-    task = _Task(**json.loads(sys.stdin.readline()))
+    task = RunnerTask(**json.loads(sys.stdin.readline()))
     parent = only_for_the_parent()
     if task.kind == "bare":
-        _take_turns(_BareLoop(task.env_id, task.num_envs), task, parent)
+        _take_turns(_BareLoop(task), task, parent)
         return
-    # For both alike, and as on a runner's actor: a network this small is not worth sharing.
+    start_ray()
+    try:
+        _take_turns(sampling_runner(task), task, parent)
+    finally:
+        ray.shutdown()
+
+
+def start_ray() -> None:
+    """Start a Ray of this process's own, with as many threads of torch as on a runner's actor."""
     torch.set_num_threads(1)
     ray.init(
         address="local",
@@ -99,17 +123,17 @@ def main() -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
-    try:
-        _take_turns(sampling_runner(task.env_id, task.num_envs, address=task.address), task, parent)
-    finally:
-        ray.shutdown()
 
 
-def _take_turns(runner: Any, task: _Task, parent: TextIO) -> None:
+def _take_turns(runner: Any, task: RunnerTask, parent: TextIO) -> None:
+    freeze_heap()
+    # In one call there are more batches than inference="auto" compares.
+    _sample_for(runner, 0.0, task.timesteps)
     _say(parent, ready=True)
     while sys.stdin.readline():
         env_steps, seconds = _sample_for(runner, task.turn_s, task.timesteps)
-        _say(parent, env_steps=env_steps, seconds=seconds)
+        reason = getattr(runner, "torch_inference_reason", "RLlib knows nothing else")
+        _say(parent, env_steps=env_steps, seconds=seconds, torch_reason=reason)
     runner.stop()
 
 
@@ -121,7 +145,7 @@ def _sample_for(runner: Any, seconds: float, timesteps: int) -> tuple[int, float
     make metrics of them is RLlib's own work on all sides, and its time is not counted.
     """
     num_steps, took_s = 0, 0.0
-    while took_s < seconds:
+    while took_s <= seconds:
         began_s = time.perf_counter()
         num_steps += sum(map(len, runner.sample(num_timesteps=timesteps)))
         took_s += time.perf_counter() - began_s

@@ -24,25 +24,36 @@ _WAITING_LANES = 8
 Stepped = tuple[NDArray[Any], float, bool, bool, dict[str, Any]]
 
 
-class Frames(gymnasium.Env[NDArray[np.uint8], np.int64]):
+class Frames(gymnasium.Env[NDArray[Any], np.int64]):
     """Copies a stored frame, as an emulator does. Episodes never end.
 
     Args:
-        shape: Of a frame, uint8.
+        shape: Of a frame.
         step_s: How long a step keeps the processor busy; 0: no longer than the copy takes.
+        is_float: Whether pixels are float32 from 0 to 1, as RLlib's networks take them; else uint8.
     """
 
-    def __init__(self, shape: tuple[int, ...] = (84, 84, 4), step_s: float = 1e-4) -> None:
-        self.observation_space = Box(0, 255, tuple(shape), np.uint8)
+    def __init__(
+        self,
+        shape: tuple[int, ...] = (84, 84, 4),
+        step_s: float = 1e-4,
+        *,
+        is_float: bool = False,
+    ) -> None:
         self.action_space = Discrete(6)
         rng = np.random.default_rng(0)
-        self._frames: NDArray[np.uint8] = rng.integers(0, 256, (_NUM_FRAMES, *shape), np.uint8)
+        self._frames: NDArray[Any] = rng.integers(0, 256, (_NUM_FRAMES, *shape), np.uint8)
+        if is_float:
+            self._frames = self._frames.astype(np.float32) / 255
+            self.observation_space = Box(0.0, 1.0, tuple(shape), np.float32)
+        else:
+            self.observation_space = Box(0, 255, tuple(shape), np.uint8)
         self._step_s = step_s
         self._num_steps = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
         """Begin with the first frame."""
         super().reset(seed=seed)
         self._num_steps = 0
@@ -57,8 +68,8 @@ class Frames(gymnasium.Env[NDArray[np.uint8], np.int64]):
             pass
         return frame, 1.0, False, False, {}
 
-    def _frame(self) -> NDArray[np.uint8]:
-        frame: NDArray[np.uint8] = self._frames[self._num_steps % _NUM_FRAMES]
+    def _frame(self) -> NDArray[Any]:
+        frame: NDArray[Any] = self._frames[self._num_steps % _NUM_FRAMES]
         return frame.copy()
 
 

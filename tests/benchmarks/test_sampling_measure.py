@@ -1,16 +1,54 @@
+import json
+
+import pytest
+
 from benchmarks.processes import Reading
 from benchmarks.record import Record
-from benchmarks.sampling.measure import WORKLOAD, findings
-from benchmarks.sampling.plan import Rival, SamplingPlan
+from benchmarks.sampling.measure import GOALS, WORKLOAD, findings, our_side, task_line
+from benchmarks.sampling.plan import TASKS, Rival, SamplingPlan, Task
+from benchmarks.sampling.run import RunnerTask
+
+TASK = Task.CARTPOLE_64
 
 
-def test_each_rival_has_a_line_and_a_goal_of_its_own() -> None:
-    record = Record(WORKLOAD, lambda _: None)
-    for side, speed in (("rlmesh-ray", 90.0), ("RLlib", 20.0), ("no policy", 180.0)):
-        record.add("64 lanes", side, 0, speed, "env-steps/s", Reading(speed, (), (), 0, (1,), 0))
+def record(speeds: dict[str, float]) -> Record:
+    made = Record(WORKLOAD, lambda _: None)
+    for side, speed in speeds.items():
+        made.add(TASK, side, 0, speed, "env-steps/s", Reading(speed, (), (), 0, (1,), 0))
+    return made
 
-    rllib, bare = findings(record, SamplingPlan())
 
-    assert (rllib.comparisons["/ RLlib"].median, rllib.is_met) == (4.5, True)
-    assert (bare.comparisons["/ no policy"].median, bare.is_met) == (0.5, False)
-    assert len(findings(record, SamplingPlan(rivals=[Rival.BARE]))) == 1
+def test_each_inference_and_rival_has_a_line() -> None:
+    sides = {our_side("auto"): 90.0, our_side("torch"): 60.0, "RLlib": 20.0, "no policy": 180.0}
+
+    lines = findings(record(sides), SamplingPlan(), TASK)
+
+    assert [(line.case, next(iter(line.comparisons.items()))[1].median) for line in lines] == [
+        ("cartpole-64, auto, against RLlib", 4.5),
+        ("cartpole-64, auto, against no policy", 0.5),
+        ("cartpole-64, torch, against RLlib", 3.0),
+        ("cartpole-64, torch, against no policy", pytest.approx(1 / 3)),
+    ]
+    assert [line.is_met for line in lines] == [True, False, None, None]
+
+
+def test_only_what_was_planned_has_a_line() -> None:
+    plan = SamplingPlan(rivals=[Rival.BARE], inferences=["compiled"])
+
+    (line,) = findings(record({our_side("compiled"): 90.0, "no policy": 180.0}), plan, TASK)
+
+    assert line.goal is None
+
+
+def test_goals_are_of_tasks_and_defaults_that_exist() -> None:
+    assert set(TASKS) == set(Task)
+    assert {inference for _, inference, _ in GOALS} <= set(SamplingPlan().inferences)
+
+
+@pytest.mark.parametrize("task", Task)
+def test_a_task_is_sent_as_a_line(task: Task) -> None:
+    sent = RunnerTask(**json.loads(task_line(task, "endpoint", "127.0.0.1:1", "torch")))
+
+    assert (sent.address, sent.inference) == ("127.0.0.1:1", "torch")
+    assert sent.num_envs % 2 == 0
+    assert sent.timesteps / sent.num_envs > 8, "inference='auto' chooses after 8 batches"

@@ -77,11 +77,21 @@ def test_every_row_of_stepping_is_measured_with_all_peers(capsys: Capture) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_sampling_is_measured(capsys: Capture) -> None:
-    result = bench("sampling", *TINY, capsys=capsys)
+    options = ["--only", "cartpole-8", "--inference", "compiled,torch"]
 
-    against_rllib, against_bare = result["findings"]
-    assert against_rllib["comparisons"]["/ RLlib"]["median"] > 0
-    assert against_bare["comparisons"]["/ no policy"]["median"] > 0
+    result = bench("sampling", *TINY, *options, capsys=capsys)
+
+    assert [each["case"] for each in result["findings"]] == [
+        f"cartpole-8, {inference}, against {rival}"
+        for inference in ("compiled", "torch")
+        for rival in ("RLlib", "no policy")
+    ]
+    assert all(
+        ratio["median"] > 0 for each in result["findings"] for ratio in each["comparisons"].values()
+    )
+    compiled, torch = result["inference"]
+    assert compiled["torch_reason"] is None
+    assert "inference=" in torch["torch_reason"]
 
 
 @pytest.mark.nightly
@@ -116,6 +126,11 @@ def test_everybody_is_known_to_some_subject() -> None:
 
     known = {each for kind in subjects for each in kind}
     assert named == {each.value for each in AnyRival} == known
+
+
+def test_an_unknown_inference_is_refused(capsys: Capture) -> None:
+    with pytest.raises(typer.BadParameter, match="'jax' is not one of auto, torch, compiled"):
+        bench("sampling", "--inference", "auto,jax", capsys=capsys)
 
 
 def test_a_peer_of_another_subject_is_refused(capsys: Capture) -> None:
