@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from benchmarks.cli.env_commands import growth, installations, sampling, stepping
+from benchmarks.cli.env_commands import growth, installations, profile, sampling, stepping
 from benchmarks.cli.findings_view import FindingsReport
 from benchmarks.cli.gpu_command import gpu
 from benchmarks.cli.learning_view import LearningReport
@@ -179,6 +179,7 @@ def _known(kind: type[T], names: Iterable[str] | None) -> list[T] | None:
 
 
 app.command(cls=ReadableCommand)(sampling)
+app.command(cls=ReadableCommand)(profile)
 app.command(cls=ReadableCommand)(stepping)
 app.command(cls=ReadableCommand)(growth)
 app.command(cls=ReadableCommand)(scaling)

@@ -1,5 +1,6 @@
-"""``stepping``, ``sampling`` and ``growth``: environments that are elsewhere."""
+"""``stepping``, ``sampling``, ``profile`` and ``growth``: environments that are elsewhere."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from benchmarks.cli.options import (
     SecondsOption,
     inferences_of,
 )
+from benchmarks.cli.progress_view import BenchView
 from benchmarks.growth.plan import Axis, GrowthPlan
 from benchmarks.sampling.plan import Rival, SamplingPlan, Task
 from benchmarks.stepping.plan import Peer, Row, SteppingPlan, rows_of
@@ -171,6 +173,56 @@ def _used_facts(used: "Sequence[UsedInference]") -> dict[str, object]:
         way = "compiled" if each.torch_reason is None else f"torch ({each.torch_reason})"
         found.setdefault(f"{each.task}, {each.inference}", {})[way] = None
     return {case: "; ".join(ways) for case, ways in found.items()}
+
+
+def profile(
+    context: typer.Context,
+    only: SampledOption = None,
+    inference: InferencesOption = None,
+    seconds: SecondsOption = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int:
+    """Profile the runner that sampling measures: its functions, and the time between its events.
+
+    The functions are found by py-spy where it is installed (pip install py-spy) and may look at
+    other processes, else by cProfile, with which small functions look more expensive than they are.
+    """
+    from benchmarks.processes import Process
+    from benchmarks.sampling.measure import task_line, task_server
+
+    require_rllib("benchmarks profile")
+    plan = SamplingPlan()
+    inferences = inferences_of(inference, plan.inferences)
+    view = BenchView(context.obj, "profile", {"inferences": inferences})
+    found = []
+
+    def measure(task: Task, asked: str) -> None:
+        view.now(f"{task}, {asked}")
+        command = (sys.executable, "-m", "benchmarks.sampling.profile")
+        with task_server(task) as server, Process("the runner", command) as process:
+            line = task_line(
+                task, "endpoint", server.address, asked, turn_s=seconds or plan.seconds
+            )
+            process.send(line)
+            message = process.receive(2 * (seconds or plan.seconds))
+        found.append({"task": task, "inference": asked, **message})
+        used = message["torch_reason"] or "runs compiled"
+        own = "\n".join(f"{part:6.1%}  {name}" for name, part in message["own_time"])
+        spans = "\n".join(
+            f"{name:30}" + "".join(f"{value:10,.0f}" for value in values)
+            for name, values in message["spans_us"].items()
+        )
+        facts = {"module": used, f"own time, {message['tool']}": own, "us, p10 p50 p90": spans}
+        context.obj.facts(f"{task}, {asked}", facts, [])
+
+    def measure_all() -> None:
+        for task in only or plan.tasks:
+            for each in inferences:
+                measure(task, each)
+
+    is_complete = view.follow(measure_all)
+    return view.sum_up(is_complete=is_complete, caveats=[], found={"profiles": found})
 
 
 def growth(  # the command line; every option stands alone

@@ -186,7 +186,9 @@ def task_server(task: Task) -> Server:
     return Server("the server", [*OUR_SERVER, server_spec.to_line()])
 
 
-def task_line(task: Task, kind: str, address: str = "", inference: str = "") -> str:
+def task_line(
+    task: Task, kind: str, address: str = "", inference: str = "", *, turn_s: float = _TURN_S
+) -> str:
     """Return what ``benchmarks.sampling.run`` reads; see its ``RunnerTask``."""
     spec = TASKS[task]
     return json.dumps(
@@ -196,6 +198,6 @@ def task_line(task: Task, kind: str, address: str = "", inference: str = "") -> 
             "address": address,
             "inference": inference,
             "timesteps": spec.timesteps,
-            "turn_s": _TURN_S,
+            "turn_s": turn_s,
         }
     )

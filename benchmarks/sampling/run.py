@@ -128,16 +128,16 @@ def start_ray() -> None:
 def _take_turns(runner: Any, task: RunnerTask, parent: TextIO) -> None:
     freeze_heap()
     # In one call there are more batches than inference="auto" compares.
-    _sample_for(runner, 0.0, task.timesteps)
+    sample_for(runner, 0.0, task.timesteps)
     _say(parent, ready=True)
     while sys.stdin.readline():
-        env_steps, seconds = _sample_for(runner, task.turn_s, task.timesteps)
+        env_steps, seconds = sample_for(runner, task.turn_s, task.timesteps)
         reason = getattr(runner, "torch_inference_reason", "RLlib knows nothing else")
         _say(parent, env_steps=env_steps, seconds=seconds, torch_reason=reason)
     runner.stop()
 
 
-def _sample_for(runner: Any, seconds: float, timesteps: int) -> tuple[int, float]:
+def sample_for(runner: Any, seconds: float, timesteps: int) -> tuple[int, float]:
     """Sample once or more; return the env steps in the episodes, and how long it took.
 
     As an algorithm does, this asks for the metrics each time, since a runner keeps all episodes

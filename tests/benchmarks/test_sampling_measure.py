@@ -6,6 +6,7 @@ from benchmarks.processes import Reading
 from benchmarks.record import Record
 from benchmarks.sampling.measure import GOALS, WORKLOAD, findings, our_side, task_line
 from benchmarks.sampling.plan import TASKS, Rival, SamplingPlan, Task
+from benchmarks.sampling.profile import spans_of
 from benchmarks.sampling.run import RunnerTask
 
 TASK = Task.CARTPOLE_64
@@ -52,3 +53,22 @@ def test_a_task_is_sent_as_a_line(task: Task) -> None:
     assert (sent.address, sent.inference) == ("127.0.0.1:1", "torch")
     assert sent.num_envs % 2 == 0
     assert sent.timesteps / sent.num_envs > 8, "inference='auto' chooses after 8 batches"
+
+
+def test_the_time_of_a_step_is_that_between_the_events_of_its_slot() -> None:
+    events = [
+        ("step", 0.0, 1.0, 7),
+        ("step", 1.0, 2.0, 8),
+        ("_process", 5.0, 6.0, 7),
+        ("choose", 8.0, 12.0, 0),
+        ("step", 13.0, 14.0, 7),
+        ("_process", 20.0, 21.0, 8),
+    ]
+
+    assert spans_of(events) == {
+        "step sent to answer taken": [4, 18],
+        "answer taken to kept": [1, 1],
+        "answer kept to forward pass": [2],
+        "forward pass": [4],
+        "forward pass to actions sent": [2],
+    }

@@ -94,6 +94,18 @@ def test_sampling_is_measured(capsys: Capture) -> None:
     assert "inference=" in torch["torch_reason"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_runner_is_profiled(capsys: Capture) -> None:
+    options = ["--json", "--seconds", "0.1", "--inference", "torch"]
+
+    (profile,) = bench("profile", *options, capsys=capsys)["profiles"]
+
+    assert len(profile["own_time"]) == 20
+    assert profile["spans_us"]["forward pass"][1] > 0
+    assert "inference=" in profile["torch_reason"]
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_growth_is_measured_and_drawn(capsys: Capture, tmp_path: Path) -> None:
