@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from rlmesh_ray.errors import ConfigurationError
+
+_RESAMPLES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,19 @@ def _pairs(ours: Spread, theirs: Spread) -> list[tuple[float, float]]:
             f"{len(ours.values)} repetitions cannot be compared with {len(theirs.values)}"
         )
     return list(zip(ours.values, theirs.values, strict=True))
+
+
+def interval_of_mean(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the bootstrap's 95 % interval of a mean, the same each time.
+
+    Args:
+        values: One row for each repetition, of any shape; the interval has the shape of a row.
+    """
+    rows = np.asarray(values, np.float64)
+    drawn = np.random.default_rng(0).integers(len(rows), size=(_RESAMPLES, len(rows)))
+    means = np.stack([rows[each].mean(axis=0) for each in drawn])
+    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    return low, high
 
 
 @dataclass(frozen=True, slots=True)

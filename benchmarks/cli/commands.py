@@ -7,6 +7,7 @@ command here, and a line in ``everything``.
 import enum
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
@@ -15,7 +16,14 @@ from benchmarks.cli.env_commands import growth, installations, profile, sampling
 from benchmarks.cli.findings_view import FindingsReport
 from benchmarks.cli.gpu_command import gpu
 from benchmarks.cli.learning_view import LearningReport
-from benchmarks.cli.options import QuickFlag, ReleasedPython, RepetitionsOption, SecondsOption
+from benchmarks.cli.options import (
+    LearningInferencesOption,
+    QuickFlag,
+    ReleasedPython,
+    RepetitionsOption,
+    SecondsOption,
+    inferences_of,
+)
 from benchmarks.cli.scaling_commands import scaling
 from benchmarks.learning.plan import LearningPlan, Task
 from benchmarks.sampling.plan import Rival as SamplingRival
@@ -64,6 +72,7 @@ class _Effort:
 
 _THOROUGH = _Effort(repetitions=5, warm_up_s=0.5, seconds=2.0, latency_s=60.0)
 _QUICK = _Effort(repetitions=1, warm_up_s=0.2, seconds=0.5, latency_s=3.0)
+_CURVES = Path("runs/bench/learning.png")
 
 VsOption = Annotated[
     list[Rival] | None,
@@ -108,12 +117,34 @@ PinFlag = Annotated[
 ]
 
 TasksOption = Annotated[
-    list[Task] | None, typer.Option("--only", help="Learn this task only; repeatable.")
+    list[Task] | None,
+    typer.Option(
+        "--only",
+        help="Learn this task only; repeatable.",
+        show_default=f"all; with --curves {Task.PPO_CARTPOLE} and {Task.SAC_PENDULUM_SMALL}",
+    ),
 ]
 SeedsOption = Annotated[
-    int, typer.Option("--repetitions", min=1, help="How many repetitions, each with another seed.")
+    int, typer.Option("--seeds", min=1, help="How many seeds; each side learns with all of them.")
 ]
-FirstSeedOption = Annotated[int, typer.Option("--seed", help="Seed of the first repetition.")]
+JobsOption = Annotated[
+    int,
+    typer.Option(
+        "--jobs", min=1, help="Runs at a time, which changes their seconds, but not their steps."
+    ),
+]
+CurvesFlag = Annotated[
+    bool,
+    typer.Option(
+        "--curves",
+        help="Learn for a fixed number of env steps, beyond the threshold, and draw the mean of "
+        "all seeds with its 95 % interval, which a bootstrap finds.",
+    ),
+]
+CurvesPlotOption = Annotated[
+    Path, typer.Option("--out", metavar="PNG", help="File of the plot of --curves.")
+]
+FirstSeedOption = Annotated[int, typer.Option("--seed", help="The first seed.")]
 KillsOption = Annotated[
     int, typer.Option("--kills", min=1, help="How many endpoints to kill, at random moments.")
 ]
@@ -122,8 +153,8 @@ MostStepsOption = Annotated[
     typer.Option(
         "--most-steps",
         min=1,
-        help="Give up after this many env steps.",
-        show_default="30,000 to 2,000,000",
+        help="Give up, or end the curve, after this many env steps.",
+        show_default="each task's own",
     ),
 ]
 
@@ -233,32 +264,44 @@ def serving(  # noqa: PLR0913  # the command line; every option stands alone
 
 
 @app.command(cls=ReadableCommand)
-def learning(
+def learning(  # noqa: PLR0913  # the command line; every option stands alone
     context: typer.Context,
     only: TasksOption = None,
-    repetitions: SeedsOption = 1,
+    inference: LearningInferencesOption = None,
+    seeds: SeedsOption = 1,
     seed: FirstSeedOption = 1,
     most_steps: MostStepsOption = None,
+    curves: CurvesFlag = False,
+    out: CurvesPlotOption = _CURVES,
+    jobs: JobsOption = 1,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> int:
     """Learn through endpoints and with RLlib's own runner, and compare the steps that it took.
 
-    The same config and seed on both sides, to the thresholds of RLlib's tuned examples. PPO's
-    curves are the same, to the last digit. DQN and SAC draw from a replay buffer that RLlib does
-    not seed, and APPO and IMPALA learn what comes first: there, compare several seeds.
-    All of it takes hours on two cores, ppo-catch and ppo-cartpole some minutes.
+    The same config and seed on all sides, to the thresholds of RLlib's tuned examples. PPO's
+    curves in torch are the same, to the last digit; compiled, other actions are drawn. DQN and SAC
+    draw from a replay buffer that RLlib does not seed, and APPO and IMPALA learn what comes first:
+    there, compare several seeds. All of it takes hours on two cores, ppo-catch and ppo-cartpole
+    some minutes.
     """
+    from benchmarks.growth.plot import require_matplotlib
     from benchmarks.learning.measure import compare
 
     require_rllib("benchmarks learning")
+    if curves:
+        require_matplotlib()
+    defaults = (Task.PPO_CARTPOLE, Task.SAC_PENDULUM_SMALL) if curves else tuple(Task)
     plan = LearningPlan(
-        tasks=tuple(dict.fromkeys(only or Task)),
-        repetitions=repetitions,
+        tasks=tuple(dict.fromkeys(only or defaults)),
+        inferences=inferences_of(inference, LearningPlan().inferences),
+        seeds=seeds,
         first_seed=seed,
         most_steps=most_steps,
+        is_whole_curve=curves,
+        jobs=jobs,
     )
-    report = LearningReport(context.obj, plan)
+    report = LearningReport(context.obj, plan, out)
     return report.follow(compare(plan, report.note))
 
 

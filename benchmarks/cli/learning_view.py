@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.cli.progress_view import BenchView
-from benchmarks.learning.plan import THRESHOLDS, LearningPlan, Task
+from benchmarks.learning.plan import THRESHOLDS, LearningPlan, Sampler, Task
 from rlmesh_ray.cli.console import Console
 
 if TYPE_CHECKING:
-    from benchmarks.learning.measure import Comparison, Point, Sampler
+    from benchmarks.learning.measure import Comparison, Point
 
 
 class LearningReport:
@@ -18,14 +19,16 @@ class LearningReport:
     Args:
         console: Where.
         plan: What is learnt.
+        out: Of the plot, which whole curves have.
     """
 
-    def __init__(self, console: Console, plan: LearningPlan) -> None:
+    def __init__(self, console: Console, plan: LearningPlan, out: Path) -> None:
         self._console = console
+        self._plot = out if plan.is_whole_curve else None
         self._view = BenchView(console, "learning", asdict(plan))
         self._comparisons: list[Comparison] = []
 
-    def note(self, task: Task, sampler: "Sampler", seed: int, point: "Point") -> None:
+    def note(self, task: Task, sampler: Sampler, seed: int, point: "Point") -> None:
         """Take one iteration of a run in, as soon as it is done."""
         self._console.event(
             "point", subject="learning", task=task, sampler=sampler, seed=seed, **asdict(point)
@@ -44,10 +47,17 @@ class LearningReport:
         from benchmarks.learning.report import caveats
 
         is_complete = self._view.follow(lambda: self._take(comparisons))
+        found: dict[str, object] = {"tasks": [each.as_json() for each in self._comparisons]}
+        if self._plot is not None and self._comparisons:
+            from benchmarks.learning.plot import draw
+
+            draw(self._comparisons, self._plot)
+            self._console.say(f"plot: {self._plot}")
+            found["plot"] = str(self._plot)
         return self._view.sum_up(
             is_complete=is_complete,
             caveats=caveats(self._comparisons),
-            found={"tasks": [comparison.as_json() for comparison in self._comparisons]},
+            found=found,
         )
 
     def _take(self, comparisons: "Iterable[Comparison]") -> None:

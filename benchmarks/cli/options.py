@@ -24,15 +24,16 @@ SecondsOption = Annotated[
     float | None,
     typer.Option("--seconds", min=0.05, help="Of each measurement.", show_default="0.3 to 5"),
 ]
+_INFERENCE = {
+    "metavar": "|".join(INFERENCES),
+    "help": "How our runner runs the module, as of configure; each is a side of its own; "
+    "repeatable, or separated by commas.",
+}
 InferencesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--inference",
-        metavar="|".join(INFERENCES),
-        help="How our runner runs the module, as of configure; each is measured by itself; "
-        "repeatable, or separated by commas.",
-        show_default="auto,torch",
-    ),
+    list[str] | None, typer.Option("--inference", show_default="auto,torch", **_INFERENCE)
+]
+LearningInferencesOption = Annotated[
+    list[str] | None, typer.Option("--inference", show_default="torch,compiled", **_INFERENCE)
 ]
 ReleasedPython = Annotated[
     Path | None,

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.learning.measure import Comparison, Run
-from benchmarks.learning.plan import THRESHOLDS
+from benchmarks.learning.plan import THRESHOLDS, Sampler
 
 
 def table(comparison: Comparison) -> Table:
@@ -27,10 +27,10 @@ def table(comparison: Comparison) -> Table:
         made.add_row(
             run.sampler,
             str(run.seed),
-            f"{run.last.env_steps:,}",
-            str(run.last.iteration),
-            f"{run.last.wall_s:,.0f}",
-            f"{run.last.return_mean:.3g}",
+            f"{run.decisive.env_steps:,}",
+            str(run.decisive.iteration),
+            f"{run.decisive.wall_s:,.0f}",
+            f"{run.decisive.return_mean:.3g}",
             _mark(run),
         )
     return made
@@ -48,10 +48,30 @@ def caveats(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _verdict(comparison: Comparison) -> str:
-    if comparison.is_same_curve:
-        return "the same curve, to the last digit"
-    ratio = comparison.steps_ratio
-    return "" if ratio is None else f"steps through endpoints / RLlib's own: {ratio:.2f}"
+    lines = []
+    for sampler in comparison.samplers:
+        line = f"{sampler}: {_steps(comparison, sampler)}"
+        if sampler is not Sampler.RLLIB:
+            ratio = comparison.steps_ratio(sampler)
+            if comparison.is_same_curve(sampler):
+                line += "; RLlib's own curve, to the last digit"
+            elif ratio is not None:
+                line += f"; {ratio:.2f} of RLlib's own"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _steps(comparison: Comparison, sampler: Sampler) -> str:
+    runs = comparison.of(sampler)
+    num_learnt = sum(run.is_learnt for run in runs)
+    found = comparison.steps_to_threshold(sampler)
+    if found is None:
+        return "not learnt"
+    mean, low, high = found
+    text = f"{mean:,.0f} env steps to the threshold"
+    if num_learnt > 1:
+        text += f" in the mean, 95 % interval {low:,.0f} to {high:,.0f}"
+    return text if num_learnt == len(runs) else f"{text}, {num_learnt} of {len(runs)} seeds only"
 
 
 def _mark(run: Run) -> Text:

@@ -119,6 +119,26 @@ def _sac_pendulum() -> AlgorithmConfig:
     return config.reporting(min_sample_timesteps_per_iteration=1000)
 
 
+def _sac_pendulum_small() -> AlgorithmConfig:
+    config = SACConfig().training(
+        initial_alpha=1.001,
+        actor_lr=1.5e-3,
+        critic_lr=3e-3,
+        alpha_lr=3e-3,
+        lr=None,
+        tau=0.01,
+        replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": 50_000},
+        train_batch_size_per_learner=64,
+        num_steps_sampled_before_learning_starts=512,
+        training_intensity=16.0,  # 16 updates for each sample of 8 steps of 8 lanes
+    )
+    config.env_runners(rollout_fragment_length=8)
+    config.rl_module(
+        model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="relu")
+    )
+    return config.reporting(min_sample_timesteps_per_iteration=800)
+
+
 _TASKS = {
     "ppo-cartpole": _Task(_CARTPOLE, _ppo_cartpole, num_env_runners=0, num_lanes=8),
     "ppo-catch": _Task(_CATCH, _ppo_catch, num_env_runners=0, num_lanes=8),
@@ -126,24 +146,25 @@ _TASKS = {
     "impala-cartpole": _Task(_CARTPOLE, _impala_cartpole, num_env_runners=1, num_lanes=8),
     "dqn-cartpole": _Task(_CARTPOLE, _dqn_cartpole, num_env_runners=0, num_lanes=1),
     "sac-pendulum": _Task(_PENDULUM, _sac_pendulum, num_env_runners=0, num_lanes=1),
+    "sac-pendulum-small": _Task(_PENDULUM, _sac_pendulum_small, num_env_runners=0, num_lanes=8),
 }
 
 
-def learning_config(task: str, seed: int, *, is_through_endpoints: bool) -> AlgorithmConfig:
+def learning_config(task: str, seed: int, *, inference: str) -> AlgorithmConfig:
     """Return the config of a run; a fleet is started for it if it needs one.
 
     Args:
         task: One of ``benchmarks.learning.plan.Task``.
         seed: Of everything RLlib seeds.
-        is_through_endpoints: Or with RLlib's own runner.
+        inference: Of our runner, as of ``configure``; empty: with RLlib's own runner.
     """
     chosen = _TASKS[task]
     config = chosen.config().debugging(seed=seed)
     config.env_runners(
         num_env_runners=chosen.num_env_runners, num_envs_per_env_runner=chosen.num_lanes
     )
-    if is_through_endpoints:
-        return configure(config, chosen.env_id)
+    if inference:
+        return configure(config, chosen.env_id, inference=inference)
     return config.environment(chosen.env_id)
 
 
@@ -154,7 +175,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--stop-return", type=float, required=True)
     parser.add_argument("--most-steps", type=int, required=True)
-    parser.add_argument("--through-endpoints", action="store_true")
+    parser.add_argument("--inference", default="", help="Through endpoints; else RLlib's runner.")
     options = parser.parse_args(arguments)
     parent = only_for_the_parent()
     torch.set_num_threads(1)  # as train() does
@@ -166,9 +187,7 @@ def main(arguments: list[str] | None = None) -> None:
         logging_level=logging.ERROR,
     )
     try:
-        config = learning_config(
-            options.task, options.seed, is_through_endpoints=options.through_endpoints
-        )
+        config = learning_config(options.task, options.seed, inference=options.inference)
         run = train(config, stop_return=options.stop_return, stop_timesteps=options.most_steps)
         for progress in run:
             _say(parent, progress)

@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 
-from benchmarks.statistics import Spread, difference, percentiles, ratio
+from benchmarks.statistics import Spread, difference, interval_of_mean, percentiles, ratio
 from rlmesh_ray.errors import ConfigurationError
 
 
@@ -52,3 +53,18 @@ def test_one_slow_answer_among_few_is_the_tail() -> None:
 def test_a_measurement_without_answers_is_none() -> None:
     with pytest.raises(ConfigurationError, match="no request was answered"):
         percentiles([])
+
+
+def test_the_interval_of_a_mean_is_that_of_the_textbook_for_many_values() -> None:
+    values = np.random.default_rng(1).normal(5.0, 2.0, size=(400, 3))
+
+    low, high = interval_of_mean(values)
+
+    half = 1.96 * values.std(axis=0) / 20
+    np.testing.assert_allclose(low, values.mean(axis=0) - half, atol=0.1 * half.max())
+    np.testing.assert_allclose(high, values.mean(axis=0) + half, atol=0.1 * half.max())
+    np.testing.assert_array_equal(interval_of_mean(values)[0], low)
+
+
+def test_the_interval_of_one_value_is_that_value() -> None:
+    assert [float(each) for each in interval_of_mean([3.0])] == [3.0, 3.0]

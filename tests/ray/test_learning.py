@@ -1,6 +1,7 @@
 """Algorithms learn through endpoints what they learn without them."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def bench(capture: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 
 @pytest.mark.parametrize("task", Task)
 def test_every_task_of_the_bench_has_a_config(task: Task) -> None:
-    config = learning_config(task, seed=5, is_through_endpoints=False)
+    config = learning_config(task, seed=5, inference="")
 
     config.validate()
     assert config.seed == 5
@@ -88,11 +89,11 @@ def test_every_task_of_the_bench_has_a_config(task: Task) -> None:
 def test_a_game_is_learnt_from_its_pixels_in_the_same_steps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    result = bench(capsys, "--only", "ppo-catch")
+    result = bench(capsys, "--only", "ppo-catch", "--inference", "torch")
 
     (task,) = result["tasks"]
-    assert task["is_same_curve"]
-    assert task["steps_ratio"] == 1.0
+    assert task["is_same_curve"] == {"rlmesh-ray, torch": True}
+    assert task["steps_ratio"] == {"rlmesh-ray, torch": 1.0}
     assert [run["is_learnt"] for run in task["runs"]] == [True, True]
     assert result["caveats"] == []
 
@@ -105,14 +106,19 @@ def test_a_game_is_learnt_from_its_pixels_in_the_same_steps(
         pytest.param(list(Task), marks=pytest.mark.nightly),
     ],
 )
-def test_tasks_of_the_bench_run_on_both_sides(
-    tasks: list[Task], capsys: pytest.CaptureFixture[str]
+def test_tasks_of_the_bench_run_on_all_sides(
+    tasks: list[Task], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     chosen = [option for task in tasks for option in ("--only", task.value)]
 
-    result = bench(capsys, "--most-steps", "1", *chosen)
+    plot = tmp_path / "learning.png"
+    options = ["--curves", "--jobs", "2", "--out", str(plot)]
 
+    result = bench(capsys, "--most-steps", "1", *options, *chosen)
+
+    assert plot.read_bytes().startswith(b"\x89PNG")
     assert [task["task"] for task in result["tasks"]] == tasks
     for task in result["tasks"]:
-        assert sorted(run["sampler"] for run in task["runs"]) == ["RLlib", "rlmesh-ray"]
+        samplers = sorted(run["sampler"] for run in task["runs"])
+        assert samplers == ["RLlib", "rlmesh-ray, compiled", "rlmesh-ray, torch"]
         assert all(run["env_steps"] >= 1 for run in task["runs"])
