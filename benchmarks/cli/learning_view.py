@@ -34,7 +34,7 @@ class LearningReport:
             "point", subject="learning", task=task, sampler=sampler, seed=seed, **asdict(point)
         )
         self._view.now(
-            f"{task}, {sampler}, seed {seed}: mean return {point.return_mean:.3g} of "
+            f"{task}, {sampler}, seed {seed}: mean return {point.return_mean:.4g} of "
             f"{THRESHOLDS[task].stop_return:g} after {point.env_steps:,} steps"
         )
 

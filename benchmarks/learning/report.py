@@ -30,7 +30,7 @@ def table(comparison: Comparison) -> Table:
             f"{run.decisive.env_steps:,}",
             str(run.decisive.iteration),
             f"{run.decisive.wall_s:,.0f}",
-            f"{run.decisive.return_mean:.3g}",
+            f"{run.decisive.return_mean:.4g}",
             _mark(run),
         )
     return made
@@ -40,7 +40,7 @@ def caveats(comparisons: Sequence[Comparison]) -> list[str]:
     """Return what did not turn out as it should; each as a sentence."""
     return [
         f"{run.task} was not learnt by {run.sampler} with seed {run.seed}: mean return "
-        f"{run.last.return_mean:.3g} after {run.last.env_steps:,} steps"
+        f"{run.last.return_mean:.4g} after {run.last.env_steps:,} steps"
         for comparison in comparisons
         for run in comparison.runs
         if not run.is_learnt
