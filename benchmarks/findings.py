@@ -27,7 +27,9 @@ class Measurement:
     other_cores: float | None
     """With anything else; likewise."""
     cpu_us: float | None = None
-    """Of a rate: processor time of one step or message; see ``Spread``."""
+    """Of a rate or round trip: processor time of one step or message; see ``Spread``."""
+    server_cpu_us: float | None = None
+    """The servers' part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Finding:
     sides: Mapping[str, Spread]
     """The first one is this package."""
     comparisons: Mapping[str, Spread] = field(default_factory=dict)
-    """Name, such as ``"/ noop"``, and the ratio or difference of each repetition."""
+    """Name, such as ``"/ noop"``, and the ratio of each repetition."""
     goal: Goal | None = None
     judged: Spread | None = None
     """What the goal is about."""

@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from benchmarks.load import ClientJob, ClientResult
 from benchmarks.machine import Work, work_of
-from benchmarks.serving.interleaved import Taken, Turns
 from rlmesh_ray.errors import EndpointError
 
 _GRACE_S = 10.0
@@ -191,16 +190,14 @@ def measure(
         for client, job in zip(clients, jobs, strict=True):
             client.send(job.line)
         for client in clients:
-            _received(client)
+            received(client)
         for client in clients:
             client.send()
         for client, job in zip(clients, jobs, strict=True):
-            _received(client, job.warm_up_s)
+            received(client, job.warm_up_s)
         groups = [server_pids, *([client.pid] for client in clients)]
         before = work_of(groups)
-        replies = [
-            _received(client, job.seconds) for client, job in zip(clients, jobs, strict=True)
-        ]
+        replies = [received(client, job.seconds) for client, job in zip(clients, jobs, strict=True)]
         after = work_of(groups)
     results = [ClientResult(**each) for each in replies]
     if before is None or after is None:
@@ -219,32 +216,6 @@ def measure(
     )
 
 
-def take_turns(turns: Turns, *, cores: Collection[int] | None = None) -> list[Reading]:
-    """Have one client ask several servers by turns; return what it found of each.
-
-    Args:
-        turns: The work to send it.
-        cores: Its own, as of ``Process``.
-
-    Raises:
-        EndpointError: It failed, or an answer was no prediction; there are no numbers then.
-    """
-    with Process("a client", turns.command, cores=cores) as client:
-        client.send(turns.to_line())
-        taken = Taken(**_received(client, turns.duration_s))
-    return [
-        Reading(
-            answers_per_s=len(latencies_us) / turns.seconds,
-            latencies_us=tuple(latencies_us),
-            lags_us=(),
-            server_cores=None,
-            client_cores=(taken.client_cores,),
-            other_cores=None,
-        )
-        for latencies_us in taken.latencies_us
-    ]
-
-
 def busy(before: Work, after: Work) -> tuple[list[float], float]:
     """Return how many cores each group of processes kept busy, and how many all other processes."""
     seconds = after.now_s - before.now_s
@@ -255,7 +226,16 @@ def busy(before: Work, after: Work) -> tuple[list[float], float]:
     return cores, max(0.0, (after.all_s - before.all_s) / seconds - sum(cores))
 
 
-def _received(client: Process, within_s: float = 0.0) -> dict[str, Any]:
+def received(client: Process, within_s: float = 0.0) -> dict[str, Any]:
+    """Return the next line of a client.
+
+    Args:
+        client: A process that writes ``error`` where it has nothing to report.
+        within_s: As of ``Process.receive``.
+
+    Raises:
+        EndpointError: It failed, or has written an error.
+    """
     message = client.receive(within_s)
     if "error" in message:
         raise EndpointError(f"nothing was measured: {message['error']}")

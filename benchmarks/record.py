@@ -1,6 +1,6 @@
 """All measurements of one workload, and what is compared with what."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from benchmarks.findings import Measurement
@@ -8,6 +8,9 @@ from benchmarks.processes import Reading
 from benchmarks.statistics import Spread, percentiles, ratio
 
 T = TypeVar("T")
+
+ROUND_TRIP = "us"
+"""Unit of the round trips of requests."""
 
 Note = Callable[[Measurement], None]
 """Gets every measurement when it is made."""
@@ -34,6 +37,7 @@ class Record:
         Raises:
             ConfigurationError: Nothing was answered while it was measured.
         """
+        per_s = _per_s(value, unit, reading)
         can_tell = reading.latencies_us or not reading.answers_per_s
         made = Measurement(
             workload=self._workload,
@@ -47,7 +51,8 @@ class Record:
             server_cores=reading.server_cores,
             client_cores=reading.client_cores,
             other_cores=reading.other_cores,
-            cpu_us=_cpu_us(reading, value) if unit.endswith("/s") else None,
+            cpu_us=_cpu_us(per_s, reading.server_cores, *reading.client_cores),
+            server_cpu_us=_cpu_us(per_s, reading.server_cores),
         )
         self._all.append(made)
         self._note(made)
@@ -61,17 +66,32 @@ class Record:
         return {side: _spread(measured) for side, measured in found.items()}
 
 
-def _cpu_us(reading: Reading, per_s: float) -> float | None:
+def _per_s(value: float, unit: str, reading: Reading) -> float | None:
+    """Return how many of the things were done a second whose processor time is reported."""
+    if unit.endswith("/s"):
+        return value
+    return reading.answers_per_s if unit == ROUND_TRIP else None
+
+
+def _cpu_us(per_s: float | None, *cores: float | None) -> float | None:
     """Return the processor time of each of ``per_s`` things a second."""
-    if reading.server_cores is None:
-        return None
-    return (reading.server_cores + sum(reading.client_cores)) / per_s * 1e6
+    known = [each for each in cores if each is not None]
+    return None if not per_s or len(known) < len(cores) else sum(known) / per_s * 1e6
 
 
 def _spread(measured: Sequence[Measurement]) -> Spread:
-    known = [each.cpu_us for each in measured if each.cpu_us is not None]
-    is_known = len(known) == len(measured)
-    return Spread(tuple(each.value for each in measured), tuple(known) if is_known else ())
+    return Spread(
+        tuple(each.value for each in measured),
+        _known(each.cpu_us for each in measured),
+        _known(each.server_cpu_us for each in measured),
+    )
+
+
+def _known(values: Iterable[float | None]) -> tuple[float, ...]:
+    """Return ``values``, or none of them where one is not known."""
+    every = tuple(values)
+    known = tuple(value for value in every if value is not None)
+    return known if len(known) == len(every) else ()
 
 
 def by_turns(sides: Sequence[T], repetition: int) -> Sequence[T]:

@@ -147,6 +147,8 @@ def _shown(spread: Spread | None) -> Text:
         lines += ["\n", (f"[{_number(low)}, {_number(high)}]", "dim")]
     if spread.cpu_us:
         lines += ["\n", f"{_number(median(spread.cpu_us))} us CPU"]
+    if spread.server_cpu_us and any(spread.server_cpu_us):
+        lines += ["\n", (f"server {_number(median(spread.server_cpu_us))}", "dim")]
     return Text.assemble(*lines)
 
 

@@ -18,8 +18,10 @@ class Spread:
     values: tuple[float, ...]
     """In the order in which they were taken; none is left out."""
     cpu_us: tuple[float, ...] = ()
-    """Where they are rates: processor time of one step or message in each of them, of clients,
+    """Of rates and round trips: processor time of one step or message in each of them, of clients,
     servers and all that they have started. Empty where it is not known."""
+    server_cpu_us: tuple[float, ...] = ()
+    """The servers' part of it."""
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -42,7 +44,8 @@ class Spread:
         """Return it for a program: the summary, and every value."""
         low, high = self.quartiles
         summary = {"median": self.median, "quartiles": [low, high], "values": list(self.values)}
-        return {**summary, "cpu_us": Spread(self.cpu_us).as_json()} if self.cpu_us else summary
+        costs = {"cpu_us": self.cpu_us, "server_cpu_us": self.server_cpu_us}
+        return {**summary, **{name: Spread(each).as_json() for name, each in costs.items() if each}}
 
 
 def ratio(ours: Spread, theirs: Spread) -> Spread:
@@ -51,20 +54,11 @@ def ratio(ours: Spread, theirs: Spread) -> Spread:
     Raises:
         ConfigurationError: The two were not repeated equally often.
     """
-    return Spread(tuple(a / b for a, b in _pairs(ours, theirs)))
-
-
-def difference(ours: Spread, theirs: Spread) -> Spread:
-    """Subtract repetition by repetition, as ``ratio`` divides."""
-    return Spread(tuple(a - b for a, b in _pairs(ours, theirs)))
-
-
-def _pairs(ours: Spread, theirs: Spread) -> list[tuple[float, float]]:
     if len(ours.values) != len(theirs.values):
         raise ConfigurationError(
             f"{len(ours.values)} repetitions cannot be compared with {len(theirs.values)}"
         )
-    return list(zip(ours.values, theirs.values, strict=True))
+    return Spread(tuple(a / b for a, b in zip(ours.values, theirs.values, strict=True)))
 
 
 def interval_of_mean(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

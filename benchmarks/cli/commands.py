@@ -5,10 +5,10 @@ command here, and a line in ``everything``.
 """
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -27,11 +27,14 @@ from benchmarks.cli.options import (
 from benchmarks.cli.scaling_commands import scaling
 from benchmarks.learning.plan import LearningPlan, Task
 from benchmarks.sampling.plan import Rival as SamplingRival
-from benchmarks.serving.plan import Plan, Side, Workload
+from benchmarks.serving.plan import ClientKind, Plan, Side, Workload
 from benchmarks.stepping.plan import Peer, SteppingPlan, rows_of
 from rlmesh_ray.cli.local_ray import require_rllib
 from rlmesh_ray.cli.main import ReadableCommand, ReadableCommandGroup
 from rlmesh_ray.cli.options.common import DebugFlag, JsonFlag
+
+if TYPE_CHECKING:
+    from benchmarks.findings import Finding, Measurement
 
 T = TypeVar("T", bound=enum.StrEnum)
 
@@ -44,6 +47,13 @@ class Rival(enum.StrEnum):
     NOOP = Side.NOOP.value
     NOOP_UVLOOP = Side.NOOP_UVLOOP.value
     RELEASED = Side.RELEASED.value
+
+
+class ManyRoutesClient(enum.StrEnum):
+    """Clients of many routes; some of ``ClientKind``."""
+
+    ASYNCIO = ClientKind.ASYNCIO.value
+    BLOCKING = ClientKind.BLOCKING.value
 
 
 class AnyRival(enum.StrEnum):
@@ -102,6 +112,10 @@ LatencySecondsOption = Annotated[
         help="Duration of the arrivals, for latency.",
         show_default="60",
     ),
+]
+ClientOption = Annotated[
+    ManyRoutesClient,
+    typer.Option("--client", help="Of messages: grpc.aio, or grpcio's ordinary blocking client."),
 ]
 ClientProcessesOption = Annotated[
     int,
@@ -226,28 +240,32 @@ def serving(  # noqa: PLR0913  # the command line; every option stands alone
     repetitions: RepetitionsOption = None,
     seconds: SecondsOption = None,
     latency_seconds: LatencySecondsOption = None,
+    client: ClientOption = ManyRoutesClient.ASYNCIO,
     client_processes: ClientProcessesOption = 1,
     pin: PinFlag = False,
     released_python: ReleasedPython = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> int:
-    """Measure the serving of policies, with raw clients and a 4-64-64-2 network.
+    """Measure the serving of policies, with a 4-64-64-2 network.
 
     messages: Predicts a second of 1, 8 and 32 routes. rows: lanes a second, 32 routes of 32.
     latency: requests that arrive at random, at 70 % of our capacity, and at the others at 70 % of
     theirs, too (not at the released rlmesh, which ends such connections). clients: 64 to 256.
-    single: what batching costs a client that is alone.
+    single: the round trip of a client that is alone, and the processor time of both ends: grpcio's
+    blocking client, grpc.aio, and JavaScript where its packages are installed.
     """
     from benchmarks.peers import RELEASED_PYTHON
     from benchmarks.report import caveats
     from benchmarks.serving.measure import measure
-    from benchmarks.serving.targets import Bench
+    from benchmarks.serving.targets import Bench, installed_clients
 
     effort = _QUICK if quick else _THOROUGH
     plan = Plan(
         workloads=tuple(dict.fromkeys(only or Workload)),
         rivals=tuple(Side(rival.value) for rival in dict.fromkeys(vs or [Rival.NOOP])),
+        client=ClientKind(client.value),
+        lone_clients=installed_clients(),
         repetitions=repetitions or effort.repetitions,
         latency_s=latency_seconds or effort.latency_s,
     )
@@ -259,7 +277,16 @@ def serving(  # noqa: PLR0913  # the command line; every option stands alone
         released_python=released_python or RELEASED_PYTHON,
     )
     settings = {**asdict(plan), **asdict(bench)}
-    report = FindingsReport(context.obj, "serving", settings, caveats)
+    missing = set(ClientKind) - set(plan.lone_clients) if Workload.SINGLE in plan.workloads else ()
+    left_out = [
+        f"there is no {kind} client: make examples/javascript/node_modules/.ready installs it"
+        for kind in missing
+    ]
+
+    def doubts(findings: "Sequence[Finding]", measurements: "Sequence[Measurement]") -> list[str]:
+        return [*caveats(findings, measurements), *left_out]
+
+    report = FindingsReport(context.obj, "serving", settings, doubts)
     return report.follow(measure(plan, bench, report.note))
 
 

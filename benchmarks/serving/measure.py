@@ -1,26 +1,29 @@
 """How fast policies are served: messages, rows, latency, many clients, a single one.
 
-The policy is a 4-64-64-2 network, the clients are raw (``raw_client``). Servers are fresh in every
-repetition and take turns in going first; but for latency, which is measured once and for long, and
-a single client, who asks both servers by turns.
+The policy is a 4-64-64-2 network. Servers are fresh in every repetition, but for latency, which is
+measured once and for long. Messages and a single client are measured with ordinary clients, which
+ask all servers by turns of a quarter second; the others with raw ones (``closed_loop_client``,
+``open_loop_client``), and there the servers take turns in going first.
 """
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from benchmarks.findings import Finding, Goal
-from benchmarks.record import Note, Record, by_turns, ratios
-from benchmarks.serving.plan import Plan, Side, Workload
-from benchmarks.serving.targets import NOOP_STYLES, Bench, Task
-from benchmarks.statistics import Percentiles, Spread, difference, percentiles, ratio
+from benchmarks.processes import Server
+from benchmarks.record import ROUND_TRIP, Note, Record, by_turns, ratios
+from benchmarks.serving.plan import ClientKind, Plan, Side, Workload
+from benchmarks.serving.targets import NOOP_STYLES, Bench, Task, client_command
+from benchmarks.statistics import Percentiles, Spread, percentiles, ratio
 
 LAG = "client's lag, p99"
 """How late the open loop itself was; a case."""
 TWO_CLIENTS = "2 / 1 processes"
 """What a second client process gets out of a no-op server; a comparison."""
 
-_RATE, _MICROSECONDS = "messages/s", "us"
+_RATE = "messages/s"
 _LOAD = 0.7
 """Part of the capacity at which requests arrive in the open loop."""
 
@@ -31,14 +34,25 @@ class _Case:
     task: Task
     goal: Goal | None = None
     """Of the ratio to the no-op server."""
+    released_goal: Goal | None = None
+    """Of the blocking client's ratio to the released rlmesh."""
+    released_cost: float | None = None
+    """Likewise of the servers' processor time a prediction; at most."""
+
+
+_NOOP_GOAL = Goal("/ noop >= 0.7", 0.7)
+
+
+def _beside_released(limit: float) -> Goal:
+    return Goal(f"/ {Side.RELEASED} >= {limit:g}", limit)
 
 
 _MESSAGES = (
     _Case("1 route", Task(1)),
-    _Case("8 routes", Task(8), Goal("/ noop >= 0.7", 0.7)),
-    _Case("32 routes", Task(32), Goal("/ noop >= 0.7", 0.7)),
-    _Case("8 routes in one stream", Task(8, is_one_stream=True)),
-    _Case("32 routes in one stream", Task(32, is_one_stream=True)),
+    _Case("8 routes", Task(8), _NOOP_GOAL, _beside_released(2.0), released_cost=0.7),
+    _Case("32 routes", Task(32), _NOOP_GOAL, _beside_released(3.0), released_cost=0.5),
+    _Case("8 routes in one stream", Task(8, is_one_stream=True), None, _beside_released(1.3)),
+    _Case("32 routes in one stream", Task(32, is_one_stream=True), None, _beside_released(1.5)),
 )
 _ROWS = (_Case("32 routes of 32 rows", Task(32, rows=32)),)
 _ROWS_GOAL = Goal(">= 100,000/s", 100_000)
@@ -47,7 +61,10 @@ _LATENCY_GOAL = Goal("p99 < 5 ms", 5_000, is_ceiling=True)
 _CLIENTS = (64, 128, 256)
 _CLIENT_PROCESSES = 2
 _CLIENTS_GOAL = Goal("/ 64 clients >= 0.95", 0.95)
-_SINGLE_GOAL = Goal("- direct <= 50 us", 50, is_ceiling=True)
+_SINGLE_GOAL = Goal("released / ours >= 1", 1.0)
+_SINGLE_COST = 1.0
+"""Of the server's processor time a prediction, beside the released rlmesh; at most."""
+_COST = "us CPU"
 
 
 def measure(plan: Plan, bench: Bench, note: Note) -> Iterator[list[Finding]]:
@@ -64,6 +81,8 @@ def measure(plan: Plan, bench: Bench, note: Note) -> Iterator[list[Finding]]:
     """
     for rival in plan.rivals:
         bench.check(rival)
+    for kind in plan.lone_clients:
+        client_command(kind)
     if {Side.NOOP, Side.NOOP_UVLOOP} & set(plan.rivals) and set(plan.workloads) != {
         Workload.SINGLE
     }:
@@ -127,12 +146,47 @@ def _throughput(
 
 
 def _messages(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
-    record = _throughput(Workload.MESSAGES, _MESSAGES, plan, bench, note)
+    """Ordinary clients ask all servers by turns.
+
+    The goals of the blocking client are those beside the released rlmesh.
+    """
+    is_blocking = plan.client is ClientKind.BLOCKING
+    workload = f"{Workload.MESSAGES}, blocking client" if is_blocking else Workload.MESSAGES
+    record = Record(workload, note)
+    for repetition in range(plan.repetitions):
+        with _side_by_side(plan, bench) as servers:
+            for case in _MESSAGES:
+                for side, reading in bench.take_turns(servers, plan.client, case.task).items():
+                    record.add(case.name, side, repetition, reading.answers_per_s, _RATE, reading)
     for case in _MESSAGES:
         sides = record.sides(case.name)
         by_rival = ratios(sides)
-        judged = by_rival.get(f"/ {Side.NOOP}")
-        yield Finding(Workload.MESSAGES, case.name, _RATE, sides, by_rival, case.goal, judged)
+        goal, judged = case.goal, by_rival.get(f"/ {Side.NOOP}")
+        if is_blocking:
+            goal, judged = case.released_goal, by_rival.get(f"/ {Side.RELEASED}")
+        yield Finding(workload, case.name, _RATE, sides, by_rival, goal, judged)
+        if is_blocking and case.released_cost is not None:
+            yield from _server_cost(workload, case.name, sides, case.released_cost)
+
+
+@contextmanager
+def _side_by_side(plan: Plan, bench: Bench) -> Iterator[dict[Side, Server]]:
+    """Start a server of each side, all at once; end them."""
+    with ExitStack() as stack:
+        yield {side: stack.enter_context(bench.start(side)) for side in (Side.OURS, *plan.rivals)}
+
+
+def _server_cost(
+    workload: str, case: str, sides: Mapping[str, Spread], limit: float
+) -> Iterator[Finding]:
+    """Yield a line with the servers' processor time, where the system reports it."""
+    costs = {name: Spread(each.server_cpu_us) for name, each in sides.items() if each.server_cpu_us}
+    if len(costs) == len(sides):
+        by_rival = ratios(costs)
+        released = f"/ {Side.RELEASED}"
+        goal = Goal(f"{released} <= {limit:g}", limit, is_ceiling=True)
+        judged = by_rival.get(released)
+        yield Finding(workload, f"{case}, server", _COST, costs, by_rival, goal, judged)
 
 
 def _rows(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
@@ -162,21 +216,37 @@ def _clients(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
 
 
 def _single(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
-    """Compare two servers that are there at once; see ``turns_client``."""
+    """One client after the other, each alone at every server with one request in flight."""
     record = Record(Workload.SINGLE, note)
-    case = "1 client, median round trip"
+    p90_us: dict[tuple[ClientKind, str], list[float]] = {}
     for repetition in range(plan.repetitions):
-        with ExitStack() as stack:
-            servers = {
-                side: stack.enter_context(bench.start(side)) for side in (Side.OURS, Side.DIRECT)
-            }
-            for side, reading in bench.take_turns(servers).items():
-                round_trip = percentiles(reading.latencies_us)
-                record.add(case, side, repetition, round_trip.p50, _MICROSECONDS, reading)
-    sides = record.sides(case)
-    cost = difference(sides[Side.OURS], sides[Side.DIRECT])
-    comparisons = {f"- {Side.DIRECT}": cost}
-    yield Finding(Workload.SINGLE, case, _MICROSECONDS, sides, comparisons, _SINGLE_GOAL, cost)
+        with _side_by_side(plan, bench) as servers:
+            for kind in plan.lone_clients:
+                for side, reading in bench.take_turns(servers, kind, Task(1)).items():
+                    waited = percentiles(reading.latencies_us)
+                    record.add(kind, side, repetition, waited.p50, ROUND_TRIP, reading)
+                    p90_us.setdefault((kind, side), []).append(waited.p90)
+    for kind in plan.lone_clients:
+        sides = record.sides(kind)
+        # Processor time has lines of its own.
+        round_trips = {side: Spread(each.values) for side, each in sides.items()}
+        comparisons, judged = ratios(round_trips), None
+        if Side.RELEASED in sides:
+            judged = ratio(sides[Side.RELEASED], sides[Side.OURS])
+            comparisons["released / ours"] = judged
+        p90 = {side: Spread(tuple(p90_us[kind, side])) for side in sides}
+        yield Finding(
+            Workload.SINGLE, kind, ROUND_TRIP, round_trips, comparisons, _SINGLE_GOAL, judged
+        )
+        yield Finding(Workload.SINGLE, f"{kind}, p90", ROUND_TRIP, p90, ratios(p90))
+        yield from _server_cost(Workload.SINGLE, kind, sides, _SINGLE_COST)
+        clients = {
+            side: Spread(tuple(map(operator.sub, each.cpu_us, each.server_cpu_us)))
+            for side, each in sides.items()
+            if each.server_cpu_us
+        }
+        if len(clients) == len(sides):
+            yield Finding(Workload.SINGLE, f"{kind}, client", _COST, clients, ratios(clients))
 
 
 # --- open loop -------------------------------------------------------------------------
@@ -217,8 +287,8 @@ def _latency(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
         sides = _only(waited, field)
         goal = _LATENCY_GOAL if field == "p99" else None
         waits, ours = ratios(sides), sides[Side.OURS]
-        yield Finding(Workload.LATENCY, name, _MICROSECONDS, sides, waits, goal, ours)
-    yield Finding(Workload.LATENCY, LAG, _MICROSECONDS, _only(lags, "p99"))
+        yield Finding(Workload.LATENCY, name, ROUND_TRIP, sides, waits, goal, ours)
+    yield Finding(Workload.LATENCY, LAG, ROUND_TRIP, _only(lags, "p99"))
 
 
 def _only(sides: Mapping[str, Percentiles], field: str) -> dict[str, Spread]:

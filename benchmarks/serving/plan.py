@@ -18,8 +18,17 @@ class Side(enum.StrEnum):
     """The same on uvloop in place of asyncio's own event loop."""
     RELEASED = "released"
     """The released rlmesh 0.1.0, on its own wire, from a virtual environment of its own."""
-    DIRECT = "direct"
-    """The policy called in the handler: no batching, no second thread."""
+
+
+class ClientKind(enum.StrEnum):
+    """A closed-loop client, written as a first program of its library would be."""
+
+    BLOCKING = "blocking"
+    """grpcio's blocking client: a queue of requests, an iterator of answers; threads."""
+    ASYNCIO = "asyncio"
+    """grpc.aio on asyncio's own event loop."""
+    JAVASCRIPT = "JavaScript"
+    """@grpc/grpc-js on Node.js; for a lone client."""
 
 
 class Workload(enum.StrEnum):
@@ -38,6 +47,10 @@ class Plan:
 
     workloads: Sequence[Workload] = tuple(Workload)
     rivals: Sequence[Side] = (Side.NOOP,)
+    client: ClientKind = ClientKind.ASYNCIO
+    """Of messages."""
+    lone_clients: Sequence[ClientKind] = (ClientKind.BLOCKING, ClientKind.ASYNCIO)
+    """Of a single client, one after the other."""
     repetitions: int = 5
     latency_s: float = 60.0
     """How long requests arrive in the open loop."""

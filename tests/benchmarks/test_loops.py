@@ -1,17 +1,19 @@
-"""The two loops of the raw client, on streams that end in this process."""
+"""The loops of the clients, on streams that end in this process."""
 
 import asyncio
+import math
 import random
 
 import grpc
 import pytest
 
-from benchmarks.serving import interleaved_client, open_loop_client
+from benchmarks.serving import open_loop_client
 from benchmarks.serving.arrivals import poisson
 from benchmarks.serving.closed_loop import ask_by_turns
 from benchmarks.serving.frames import EchoedFrames, OurFrames
 from benchmarks.serving.open_loop import Arrival, OpenRoute, schedule
 from benchmarks.serving.streams import BadAnswerError, Stream, Tally
+from benchmarks.serving.turns_client import Loop
 from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
 
@@ -149,50 +151,33 @@ def test_the_delay_of_the_client_itself_is_reported_and_counts_as_waiting(
     assert len(sent) == 2
 
 
-class Clock:
-    """Time that passes by a 64th of a second at each look."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        self.now_s += 1 / 64
-        return self.now_s
+REQUESTS = {b"route-000": b"ask route-000", b"route-001": b"ask route-001"}
 
 
-def test_servers_are_asked_by_turns_and_each_first_every_second_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(interleaved_client, "now_s", Clock())
-    asked: list[str] = []
+def test_a_turn_keeps_one_request_of_each_route_in_flight_until_its_time_is_over() -> None:
+    loop = Loop(REQUESTS, until_s=math.inf)
+    assert list(loop.first()) == list(REQUESTS.values())
 
-    class Noted(Echo):
-        def __init__(self, name: str) -> None:
-            super().__init__()
-            self.name = name
+    following = loop.answered(b"to route-001")
+    over = Loop(REQUESTS, until_s=0.0)
+    list(over.first())
+    last = [over.answered(b"to route-001"), over.answered(b"to route-000")]
 
-        async def write(self, frame: bytes) -> None:
-            if asked[-1:] != [self.name]:
-                asked.append(self.name)
-            await super().write(frame)
-
-    async def ask() -> list[list[int]]:
-        streams = [Stream(Noted(name), EchoedFrames(), ("route-0",)) for name in "ab"]
-        return await interleaved_client.take_turns(streams, 0.2)
-
-    latencies_us = asyncio.run(ask())
-
-    assert asked == ["a", "b", "a", "b", "a"]  # ab, ba, ab, ba
-    assert [len(own) for own in latencies_us] == [16, 16]
-    assert {value for own in latencies_us for value in own} == {15_625}
+    assert following == b"ask route-001"
+    assert not loop.is_over
+    assert last == [None, None]
+    assert over.is_over
+    assert over.answers == [b"to route-001", b"to route-000"]
+    assert len(over.latencies_us) == 2
 
 
-def test_a_server_that_answers_a_turn_with_an_error_gives_no_numbers() -> None:
-    class Failing(Echo):
-        async def read(self) -> object:
-            return ERROR
+def test_an_answer_that_no_route_waits_for_ends_the_turn() -> None:
+    loop = Loop(REQUESTS, until_s=0.0)
+    list(loop.first())
+    loop.answered(b"to route-001")
 
-    with pytest.raises(BadAnswerError, match="it broke"):
-        asyncio.run(
-            interleaved_client.take_turns([Stream(Failing(), OurFrames(), ("route-0",))], 0.1)
-        )
+    for answer in (b"to route-001", b"an error without a route"):
+        with pytest.raises(ValueError, match="no route waits for the answer"):
+            loop.answered(answer)
+    with pytest.raises(ValueError, match="the server ended the stream"):
+        loop.answered(None)

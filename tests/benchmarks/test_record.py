@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.findings import Measurement
 from benchmarks.processes import Reading
-from benchmarks.record import Record, by_turns, ratios
+from benchmarks.record import ROUND_TRIP, Record, by_turns, ratios
 from benchmarks.statistics import Spread
 from rlmesh_ray.errors import ConfigurationError
 
@@ -47,18 +47,28 @@ def test_rates_have_the_processor_time_of_servers_and_clients_beside_them() -> N
     measurements: list[Measurement] = []
     record = Record("work", measurements.append)
 
-    for repetition, value in enumerate((3.0, 1.0)):
+    for repetition, value in enumerate((2.5, 1.0)):
         record.add("case", "ours", repetition, value, "env-steps/s", reading(value))
-    record.add("latency", "ours", 0, 9.0, "us", reading(9.0))
+    record.add("latency", "ours", 0, 9.0, "us a vector step", reading(9.0))
 
-    assert record.sides("case") == {"ours": Spread((3.0, 1.0), (250_000.0, 750_000.0))}
+    both, server = (300_000.0, 750_000.0), (200_000.0, 500_000.0)
+    assert record.sides("case") == {"ours": Spread((2.5, 1.0), both, server)}
     assert record.sides("case")["ours"].as_json()["cpu_us"] == {
-        "median": 500_000.0,
-        "quartiles": [375_000.0, 625_000.0],
-        "values": [250_000.0, 750_000.0],
+        "median": 525_000.0,
+        "quartiles": [412_500.0, 637_500.0],
+        "values": [300_000.0, 750_000.0],
     }
-    assert [each.cpu_us for each in measurements] == [250_000.0, 750_000.0, None]
+    assert [each.cpu_us for each in measurements] == [*both, None]
+    assert [each.server_cpu_us for each in measurements] == [*server, None]
     assert "cpu_us" not in record.sides("latency")["ours"].as_json()
+
+
+def test_a_round_trip_has_the_processor_time_of_an_answer_beside_it() -> None:
+    record = Record("work", lambda _: None)
+
+    record.add("case", "ours", 0, 99.0, ROUND_TRIP, reading(2.5))
+
+    assert record.sides("case") == {"ours": Spread((99.0,), (300_000.0,), (200_000.0,))}
 
 
 def test_processor_time_is_reported_only_where_the_system_has_it_each_time() -> None:

@@ -78,9 +78,11 @@ def test_a_single_value_has_no_quartiles() -> None:
 
 
 def test_processor_time_stands_below_a_rate() -> None:
-    costly = replace(FINDING, sides={"rlmesh-ray": Spread((5000.0,) * 3, (90.0, 120.0, 130.0))})
+    spread = Spread((5000.0,) * 3, (90.0, 120.0, 130.0), (45.0, 60.0, 65.0))
+    costly = replace(FINDING, sides={"rlmesh-ray": spread})
 
     assert "120 us CPU" in shown(table([costly]))
+    assert "server 60" in shown(table([costly]))
     assert "CPU" not in shown(table([FINDING]))
 
 

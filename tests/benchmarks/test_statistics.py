@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.statistics import Spread, difference, interval_of_mean, percentiles, ratio
+from benchmarks.statistics import Spread, interval_of_mean, percentiles, ratio
 from rlmesh_ray.errors import ConfigurationError
 
 
@@ -28,10 +28,6 @@ def test_nothing_measured_is_no_spread() -> None:
 def test_a_ratio_pairs_repetitions_and_not_medians() -> None:
     # The machine halves its speed in the second repetition, for both.
     assert ratio(Spread((10.0, 5.0)), Spread((20.0, 10.0))).values == (0.5, 0.5)
-
-
-def test_a_difference_pairs_repetitions_too() -> None:
-    assert difference(Spread((10.0, 50.0)), Spread((4.0, 40.0))).values == (6.0, 10.0)
 
 
 def test_repetitions_without_a_partner_are_refused() -> None:

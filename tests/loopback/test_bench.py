@@ -14,7 +14,11 @@ import typer
 from benchmarks import processes
 from benchmarks.cli.commands import app
 from benchmarks.load import Load
-from benchmarks.processes import Process, Server, measure
+from benchmarks.processes import Process, Reading, Server, measure
+from benchmarks.serving.frames import DIALECTS
+from benchmarks.serving.plan import ClientKind
+from benchmarks.serving.targets import client_command, installed_clients
+from benchmarks.serving.turns import AskedServer, TurnsJob, ask_by_turns
 from rlmesh_ray import ModelServer
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.errors import EndpointError, UnsupportedSpaceError
@@ -70,7 +74,8 @@ def test_rows_are_measured_and_reported_as_json(capsys: Capture) -> None:
         (["--only", "messages", "--pin"], "32 routes in one stream"),
         (["--only", "latency", "--client-processes", "2"], "noop, own load"),
         (["--only", "clients"], "256 clients"),
-        (["--only", "single", "--repetitions", "2"], "1 client, median round trip"),
+        (["--only", "messages", "--client", "blocking"], "32 routes in one stream"),
+        (["--only", "single", "--repetitions", "2"], "blocking, p90 (us)"),
     ],
 )
 def test_every_workload_is_measured_and_shown(
@@ -163,6 +168,63 @@ def test_a_server_that_goes_is_no_measurement(arrivals_per_s: float | None) -> N
 
     with pytest.raises(EndpointError, match=r"nothing was measured: .*ended the stream"):
         measure([os.getpid()], [work.job()])
+
+
+TURNS_CLIENTS = [
+    pytest.param(
+        kind,
+        marks=pytest.mark.skipif(kind not in installed_clients(), reason="needs node_modules"),
+    )
+    for kind in ClientKind
+]
+
+
+def take_turns(server: ModelServer, kind: ClientKind, num_routes: int = 1) -> list[Reading]:
+    routes = [f"route-{index:03}" for index in range(num_routes)]
+    job = TurnsJob(client_command(kind), routes, rows=2, is_one_stream=num_routes > 1)
+    asked = AskedServer(server.address, os.getpid(), DIALECTS["ours"])
+    return ask_by_turns([asked, asked], [job], warm_up_s=0.02, seconds=0.1)
+
+
+@pytest.mark.parametrize("kind", TURNS_CLIENTS)
+def test_clients_that_take_turns_have_a_reading_of_each_server(kind: ClientKind) -> None:
+    with ModelServer(push_right) as server:
+        readings = take_turns(server, kind)
+
+    assert len(readings) == 2
+    for reading in readings:
+        assert reading.answers_per_s > 0
+        assert reading.latencies_us
+        assert len(reading.client_cores) == 1
+
+
+@pytest.mark.parametrize("kind", [ClientKind.BLOCKING, ClientKind.ASYNCIO])
+def test_routes_of_one_stream_take_turns_together(kind: ClientKind) -> None:
+    with ModelServer(push_right) as server:
+        readings = take_turns(server, kind, num_routes=3)
+
+    assert all(len(reading.latencies_us) >= 3 for reading in readings)
+
+
+@pytest.mark.parametrize("kind", TURNS_CLIENTS)
+def test_errors_in_a_turn_are_no_measurement(kind: ClientKind) -> None:
+    def broken(observations: Any) -> Any:
+        raise RuntimeError("no weights")
+
+    with (
+        ModelServer(broken) as server,
+        pytest.raises(EndpointError, match=r"nothing was measured: .*answered with .*no weights"),
+    ):
+        take_turns(server, kind)
+
+
+@pytest.mark.parametrize("kind", TURNS_CLIENTS)
+def test_a_server_that_is_gone_gives_no_turns(kind: ClientKind) -> None:
+    with ModelServer(push_right) as server:
+        pass
+
+    with pytest.raises(EndpointError, match=r"nothing was measured: .*ended the stream"):
+        take_turns(server, kind)
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
