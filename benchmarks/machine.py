@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 _PACKAGES = ("rlmesh-ray", "grpcio", "protobuf", "numpy", "gymnasium", "torch", "ray", "uvloop")
 
@@ -26,6 +28,8 @@ class Machine:
     """Name and version of what is installed."""
     load_average: float | None
     """Of the last minute, before the measurements; None where the system does not report it."""
+    date: str
+    """When the measurements began, in UTC."""
 
 
 def describe() -> Machine:
@@ -37,6 +41,7 @@ def describe() -> Machine:
         python=f"{platform.python_implementation()} {platform.python_version()}",
         packages={name: found for name in _PACKAGES if (found := _version(name))},
         load_average=_load(),
+        date=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )
 
 
@@ -48,7 +53,7 @@ class Work:
     groups_s: tuple[float, ...]
     """Of each group of processes so far, and of those that they have started."""
     all_s: float
-    """Of everything so far; on a virtual machine, what its host gave to others is in it."""
+    """Of everything so far."""
 
 
 def work_of(groups: Sequence[Collection[int]]) -> Work | None:
@@ -62,22 +67,53 @@ def work_of(groups: Sequence[Collection[int]]) -> Work | None:
     Returns:
         None where the system does not report it, or where one of the processes is gone.
     """
-    machine = Path("/proc/stat")
-    if not machine.exists():
+    stats, times = _stats(), _machine_times()
+    if times is None or not {pid for group in groups for pid in group} <= set(stats):
         return None
-    stats = _stats()
-    if not {pid for group in groups for pid in group} <= set(stats):
-        return None
-    ticks_per_s = os.sysconf("SC_CLK_TCK")
-    user, nice, system, _idle, _waiting, *rest = machine.read_text().split("\n", 1)[0].split()[1:9]
+    ticks_per_s = _ticks_per_s()
     return Work(
-        now_s=time.perf_counter(),
+        now_s=times.now_s,
         groups_s=tuple(
             sum(sum(map(int, stats[pid][11:13])) for pid in _families(group, stats)) / ticks_per_s
             for group in groups
         ),
-        all_s=sum(map(int, (user, nice, system, *rest))) / ticks_per_s,
+        all_s=times.busy_s,
     )
+
+
+class StealClock:
+    """The steal time from now on: what a virtual machine's host gave to its other guests."""
+
+    def __init__(self) -> None:
+        self._before = _machine_times()
+
+    def percent_of_a_core(self) -> float | None:
+        """Return it so far, as part of the time that has passed; None where it is not reported."""
+        before, now = self._before, _machine_times()
+        if before is None or now is None:
+            return None
+        return round(100 * (now.stolen_s - before.stolen_s) / (now.now_s - before.now_s), 1)
+
+
+class _MachineTimes(NamedTuple):
+    now_s: float
+    busy_s: float
+    stolen_s: float
+
+
+def _machine_times() -> _MachineTimes | None:
+    """Return the processor time of everything so far, and the steal time; see ``proc_stat(5)``."""
+    machine = Path("/proc/stat")
+    if not machine.exists():
+        return None
+    ticks = map(int, machine.read_text().split("\n", 1)[0].split()[1:9])
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, steal = ticks
+    busy = user + nice + system + interrupts + soft_interrupts
+    return _MachineTimes(time.perf_counter(), busy / _ticks_per_s(), steal / _ticks_per_s())
+
+
+def _ticks_per_s() -> int:
+    return os.sysconf("SC_CLK_TCK")
 
 
 def _stats() -> dict[int, list[str]]:

@@ -1,7 +1,7 @@
 """``python -m benchmarks.page FILE``: writes what the benchmarks print with ``--json`` into a page.
 
 A section of the page is a workload; one that is measured again replaces the former one, and the
-others stay. Each section has the machine, the date and the command.
+others stay. Each section has the date, the machine and how busy it was, and the command.
 """
 
 import argparse
@@ -9,32 +9,32 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 _HEAD = """# Figures
 
-Written by `make bench`, not by hand: each section has the machine, the date and the command of its
-last measurement. Medians; in brackets the quartiles, where there were several repetitions. Only
-the ratios (columns with `/`) mean anything on another machine. [Benchmarks](index.md) has the
-commands, and a summary of former measurements.
+Written by `make bench`, not by hand: each section has the date, the machine and the command of its
+last measurement, the load before it, and the steal time during it: what a virtual machine's host
+gave to its other guests. Medians; in brackets the quartiles, where there were several repetitions.
+Below a rate stands the processor time of a step or message: of both ends together, and the
+server's part. Only the ratios (columns with `/`) mean anything on another machine.
+[Benchmarks](index.md) has the commands, and a summary of former measurements.
 """
 _SECTION = re.compile(r"^## (.*)\n", re.MULTILINE)
 
 
-def sections(lines: Iterable[str], command: str, date: str) -> Iterator[tuple[str, str]]:
+def sections(lines: Iterable[str], command: str) -> Iterator[tuple[str, str]]:
     """Yield heading and text of each section that complete results give.
 
     Args:
         lines: JSON objects, one a line.
         command: The command that has printed them.
-        date: The day on which it ran.
     """
     for line in lines:
         event = json.loads(line)
         if event["event"] == "result" and event["is_complete"]:
-            where = f"{date}, {_machine(event['machine'])}, `{command}`\n"
+            where = f"{_machine(event)}, `{command}`\n"
             doubts = "".join(f"\n> {caveat}\n" for caveat in event["caveats"])
             for name, table in _tables(event).items():
                 yield f"{event['subject']}: {name}", f"\n{where}{doubts}\n{table}\n"
@@ -82,21 +82,43 @@ def _shown(spread: Mapping[str, Any] | None) -> str:
         return ""
     low, high = map(_number, spread["quartiles"])
     is_one = len(spread["values"]) == 1
-    return _number(spread["median"]) + ("" if is_one else f" [{low}, {high}]")
+    costs = {"{} us CPU": spread.get("cpu_us"), "server {}": spread.get("server_cpu_us")}
+    return "<br>".join(
+        (
+            _number(spread["median"]) + ("" if is_one else f" [{low}, {high}]"),
+            *(
+                text.format(_number(cost["median"]))
+                for text, cost in costs.items()
+                if cost and cost["median"]
+            ),
+        )
+    )
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _machine(machine: Mapping[str, Any]) -> str:
+def _machine(event: Mapping[str, Any]) -> str:
+    machine, steal = event["machine"], event["steal_percent"]
     names = ("grpcio", "ray", "torch", "rlmesh-ray")
     packages = [
         f"{name} {machine['packages'][name]}" for name in names if name in machine["packages"]
     ]
     return ", ".join(
-        (f"{machine['cores']} cores of {machine['cpu']}", machine["python"], *packages)
+        (
+            machine["date"],
+            f"{machine['cores']} cores of {machine['cpu']}",
+            machine["python"],
+            *packages,
+            f"load before {_known(machine['load_average'])}",
+            f"steal time {_known(steal, ' % of a core')}",
+        )
     )
+
+
+def _known(value: float | None, unit: str = "") -> str:
+    return "unknown" if value is None else f"{value:g}{unit}"
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -124,8 +146,7 @@ def main() -> None:
     parser.add_argument("page", type=Path)
     parser.add_argument("--command", required=True, help="What has printed the lines.")
     options = parser.parse_args()
-    date = datetime.now(UTC).date().isoformat()
-    new = dict(sections(sys.stdin, options.command, date))
+    new = dict(sections(sys.stdin, options.command))
     if new:
         page = options.page.read_text() if options.page.exists() else ""
         options.page.write_text(updated(page, new))

@@ -52,7 +52,7 @@ class Record:
             client_cores=reading.client_cores,
             other_cores=reading.other_cores,
             cpu_us=_cpu_us(per_s, reading.server_cores, *reading.client_cores),
-            server_cpu_us=_cpu_us(per_s, reading.server_cores),
+            server_cpu_us=_cpu_us(per_s, reading.server_cores) if reading.client_cores else None,
         )
         self._all.append(made)
         self._note(made)

@@ -20,6 +20,7 @@ _NOTABLE_OTHERS = 0.1
 def machine_facts(machine: Machine) -> dict[str, object]:
     """Return the machine, for people."""
     return {
+        "date": machine.date,
         "processor": f"{machine.cpu}, {machine.cores} cores",
         "system": machine.system,
         "python": machine.python,

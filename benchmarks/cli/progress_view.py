@@ -22,12 +22,13 @@ class BenchView:
     """
 
     def __init__(self, console: Console, subject: str, settings: Mapping[str, object]) -> None:
-        from benchmarks.machine import describe
+        from benchmarks.machine import StealClock, describe
 
         self._console = console
         self._subject = subject
         self._settings = dict(settings)
         self._machine = describe()
+        self._steal = StealClock()
         self._status: Status | None = None
 
     def now(self, text: str) -> None:
@@ -66,6 +67,10 @@ class BenchView:
             caveats: What makes the figures less than they seem.
             found: For programs, by name.
         """
+        steal = self._steal.percent_of_a_core()
+        self._console.say(
+            f"steal time: {'not known' if steal is None else f'{steal:g} % of a core'}"
+        )
         for caveat in caveats:
             self._console.say(f"! {caveat}", style="yellow")
         self._console.event(
@@ -73,6 +78,7 @@ class BenchView:
             subject=self._subject,
             is_complete=is_complete,
             machine=asdict(self._machine),
+            steal_percent=steal,
             settings=self._settings,
             **found,
             caveats=caveats,

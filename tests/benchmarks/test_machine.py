@@ -3,16 +3,18 @@ import sys
 
 import pytest
 
-from benchmarks.machine import _families, describe, usable_cores, work_of
+from benchmarks import machine
+from benchmarks.machine import _families, _MachineTimes, describe, usable_cores, work_of
 
 
 def test_the_machine_is_named() -> None:
-    machine = describe()
+    described = describe()
 
-    assert machine.cpu
-    assert machine.cores >= 1
-    assert machine.python.split()[1] == sys.version.split()[0]
-    assert {"rlmesh-ray", "grpcio", "numpy"} <= set(machine.packages)
+    assert described.cpu
+    assert described.cores >= 1
+    assert described.date.endswith(" UTC")
+    assert described.python.split()[1] == sys.version.split()[0]
+    assert {"rlmesh-ray", "grpcio", "numpy"} <= set(described.packages)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it in /proc")
@@ -26,6 +28,23 @@ def test_processor_time_of_the_machine_only_grows() -> None:
     assert before.all_s <= after.all_s
     assert before.now_s < after.now_s
     assert usable_cores()
+
+
+def test_steal_time_is_what_the_host_took_since_the_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter((_MachineTimes(10.0, 0.0, 5.0), _MachineTimes(12.0, 0.0, 6.0)))
+    monkeypatch.setattr(machine, "_machine_times", lambda: next(times))
+
+    assert machine.StealClock().percent_of_a_core() == 50.0
+
+
+def test_steal_time_is_not_known_where_the_system_does_not_report_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "_machine_times", lambda: None)
+
+    assert machine.StealClock().percent_of_a_core() is None
 
 
 def test_a_process_that_is_gone_has_no_work() -> None:
