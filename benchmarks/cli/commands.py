@@ -209,7 +209,7 @@ def _everything(context: typer.Context, vs: list[AnyRival] | None, *, quick: boo
     if vs is None or peers:
         code = code or stepping(context, vs=peers, quick=quick)
     if vs is None or rivals:
-        code = code or serving(context, vs=rivals, quick=quick)
+        code = code or serving(context, vs=rivals or [Rival.NOOP, Rival.RELEASED], quick=quick)
     if vs is None:
         code = code or growth(context, quick=quick)
     return code or learning(context, only=tasks)

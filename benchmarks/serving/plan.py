@@ -47,10 +47,10 @@ class Plan:
 
     workloads: Sequence[Workload] = tuple(Workload)
     rivals: Sequence[Side] = (Side.NOOP,)
+    repetitions: int = 5
+    latency_s: float = 60.0
+    """How long requests arrive in the open loop."""
     client: ClientKind = ClientKind.ASYNCIO
     """Of messages."""
     lone_clients: Sequence[ClientKind] = (ClientKind.BLOCKING, ClientKind.ASYNCIO)
     """Of a single client, one after the other."""
-    repetitions: int = 5
-    latency_s: float = 60.0
-    """How long requests arrive in the open loop."""
