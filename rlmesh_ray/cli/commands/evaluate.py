@@ -224,8 +224,12 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
             ConnectOptions(name, model_token, model_tls, edition_text=model_edition_text)
             for name in model
         ]
-        serve_model = functools.partial(_model_server, inference=inference)
-        models = [stack.enter_context(_served(each, serve_model)) for each in policies]
+        models = [
+            stack.enter_context(
+                _served(each, functools.partial(_model_server, inference=inference))
+            )
+            for each in policies
+        ]
         addresses = [each.address for each in envs], [each.address for each in models]
         meter = EvaluationView(console, episodes, file)
         try:
