@@ -99,7 +99,7 @@ def test_choices_are_listed_in_the_help(capsys: Capture, monkeypatch: pytest.Mon
     [
         ("serve-env", [EnvServer]),
         ("serve-model", [ModelServer, load_policy]),
-        ("evaluate", [evaluate, EnvServer, ConnectOptions]),
+        ("evaluate", [evaluate, EnvServer, load_policy, ConnectOptions]),
     ],
 )
 def test_a_flag_is_named_like_the_parameter_of_the_same_thing(
