@@ -5,7 +5,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -67,7 +67,7 @@ def work_of(groups: Sequence[Collection[int]]) -> Work | None:
     Returns:
         None where the system does not report it, or where one of the processes is gone.
     """
-    stats, times = _stats(), _machine_times()
+    stats, times = _stats(), machine_times()
     if times is None or not {pid for group in groups for pid in group} <= set(stats):
         return None
     ticks_per_s = _ticks_per_s()
@@ -81,27 +81,15 @@ def work_of(groups: Sequence[Collection[int]]) -> Work | None:
     )
 
 
-class StealClock:
-    """The steal time from now on: what a virtual machine's host gave to its other guests."""
+class MachineTimes(NamedTuple):
+    """Processor time of the whole machine, at one moment."""
 
-    def __init__(self) -> None:
-        self._before = _machine_times()
-
-    def percent_of_a_core(self) -> float | None:
-        """Return it so far, as part of the time that has passed; None where it is not reported."""
-        before, now = self._before, _machine_times()
-        if before is None or now is None:
-            return None
-        return round(100 * (now.stolen_s - before.stolen_s) / (now.now_s - before.now_s), 1)
-
-
-class _MachineTimes(NamedTuple):
     now_s: float
     busy_s: float
     stolen_s: float
 
 
-def _machine_times() -> _MachineTimes | None:
+def machine_times() -> MachineTimes | None:
     """Return the processor time of everything so far, and the steal time; see ``proc_stat(5)``."""
     machine = Path("/proc/stat")
     if not machine.exists():
@@ -109,7 +97,25 @@ def _machine_times() -> _MachineTimes | None:
     ticks = map(int, machine.read_text().split("\n", 1)[0].split()[1:9])
     user, nice, system, _idle, _waiting, interrupts, soft_interrupts, steal = ticks
     busy = user + nice + system + interrupts + soft_interrupts
-    return _MachineTimes(time.perf_counter(), busy / _ticks_per_s(), steal / _ticks_per_s())
+    return MachineTimes(time.perf_counter(), busy / _ticks_per_s(), steal / _ticks_per_s())
+
+
+class StealClock:
+    """The steal time from now on: what a virtual machine's host gave to its other guests.
+
+    Args:
+        read: Returns the present times; None where the system does not report them.
+    """
+
+    def __init__(self, read: Callable[[], MachineTimes | None] = machine_times) -> None:
+        self._read, self._before = read, read()
+
+    def percent_of_a_core(self) -> float | None:
+        """Return it so far, as part of the time that has passed; None where it is not reported."""
+        before, now = self._before, self._read()
+        if before is None or now is None:
+            return None
+        return round(100 * (now.stolen_s - before.stolen_s) / (now.now_s - before.now_s), 1)
 
 
 def _ticks_per_s() -> int:

@@ -3,8 +3,14 @@ import sys
 
 import pytest
 
-from benchmarks import machine
-from benchmarks.machine import _families, _MachineTimes, describe, usable_cores, work_of
+from benchmarks.machine import (
+    MachineTimes,
+    StealClock,
+    _families,
+    describe,
+    usable_cores,
+    work_of,
+)
 
 
 def test_the_machine_is_named() -> None:
@@ -30,21 +36,14 @@ def test_processor_time_of_the_machine_only_grows() -> None:
     assert usable_cores()
 
 
-def test_steal_time_is_what_the_host_took_since_the_beginning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    times = iter((_MachineTimes(10.0, 0.0, 5.0), _MachineTimes(12.0, 0.0, 6.0)))
-    monkeypatch.setattr(machine, "_machine_times", lambda: next(times))
+def test_steal_time_is_what_the_host_took_since_the_beginning() -> None:
+    times = iter((MachineTimes(10.0, 0.0, 5.0), MachineTimes(12.0, 0.0, 6.0)))
 
-    assert machine.StealClock().percent_of_a_core() == 50.0
+    assert StealClock(lambda: next(times)).percent_of_a_core() == 50.0
 
 
-def test_steal_time_is_not_known_where_the_system_does_not_report_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(machine, "_machine_times", lambda: None)
-
-    assert machine.StealClock().percent_of_a_core() is None
+def test_steal_time_is_not_known_where_the_system_does_not_report_it() -> None:
+    assert StealClock(lambda: None).percent_of_a_core() is None
 
 
 def test_a_process_that_is_gone_has_no_work() -> None:

@@ -70,7 +70,7 @@ class Choice:
 
     def _in_torch(self, rows: NDArray[Any], t: int) -> Any:
         with torch.no_grad():
-            inputs = self.module._forward({Columns.OBS: torch.from_numpy(rows)})
+            inputs = self.module.forward_exploration({Columns.OBS: torch.from_numpy(rows)})
         outputs = {name: values.numpy() for name, values in inputs.items()}
         self.outputs.append(outputs)
         return outputs
