@@ -266,9 +266,11 @@ def place_on_device(
     """
     where: str | None = device
     if device == "auto":
-        # A factory chooses the device of its policy itself.
-        is_factory = isinstance(policy, str) and not Path(policy).expanduser().exists()
-        where = "cuda" if ray.get_gpu_ids() and not is_factory else None
+        # A factory chooses the device of its policy itself, and ONNX files run on the CPU.
+        is_chosen = isinstance(policy, str) and (
+            policy.lower().endswith(".onnx") or not Path(policy).expanduser().exists()
+        )
+        where = "cuda" if ray.get_gpu_ids() and not is_chosen else None
     if isinstance(policy, str):
         return load_policy(
             policy, explore=explore, device=where, buckets=buckets, inference=inference

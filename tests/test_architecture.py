@@ -70,7 +70,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "options", "histogram", "spaces", "protocol", "wire", "polling"},
         {"asyncio"},
     ),
-    "models": ({"errors", "options", "spaces", "protocol"}, {"torch"}),
+    "models": ({"errors", "options", "spaces", "protocol", "wire/rlmesh_v1/specs"}, {"torch"}),
     "server": (_SERVER, {"asyncio"}),
     "client": (_CLIENT, {"asyncio", "gymnasium"}),
     "sb3": ({"errors", "spaces", "client"}, {"stable_baselines3"}),
@@ -135,7 +135,9 @@ LAZY_MODULES = {
     "models/rllib/checkpoint.py": {"ray"},
     "models/fast_path/action_sampling.py": {"ray"},
     "models/fast_path/array_connectors.py": {"ray"},
+    "models/rllib/compiled_module.py": {"ray"},
     "models/rllib/exported_module.py": {"ray"},
+    "models/rllib/exported_policy.py": {"ray"},
     "models/rllib/forward.py": {"ray"},
     "models/rllib/checkpoint_policy.py": {"ray"},
 }

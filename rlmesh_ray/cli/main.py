@@ -14,6 +14,7 @@ from rlmesh_ray import __version__
 from rlmesh_ray.cli.commands.bench import bench
 from rlmesh_ray.cli.commands.check import check
 from rlmesh_ray.cli.commands.evaluate import evaluate
+from rlmesh_ray.cli.commands.export import export
 from rlmesh_ray.cli.commands.inspect import inspect
 from rlmesh_ray.cli.commands.pool import pool
 from rlmesh_ray.cli.commands.register import register
@@ -87,6 +88,10 @@ for command, examples in (
     (
         serve_model,
         ("runs/demo/checkpoint --address 127.0.0.1:5556", "my_policy:make --token-file token"),
+    ),
+    (
+        export,
+        ("runs/demo/checkpoint policy.onnx", "my_policy:make policy.onnx --env CartPole-v1"),
     ),
     (pool, ("games --address 0.0.0.0:7070 --token-file pool-token",)),
     (register, ("games@HEAD:7070 HOST:5555 --pool-token-file pool-token",)),

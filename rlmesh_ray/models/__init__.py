@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlmesh_ray.models.loading import load_policy
+    from rlmesh_ray.models.onnx.policy_export import ExportProof, export_policy
     from rlmesh_ray.models.policy import Policy, PolicyTraits
 
 _HOMES = {
+    "ExportProof": "rlmesh_ray.models.onnx.policy_export",
     "Policy": "rlmesh_ray.models.policy",
     "PolicyTraits": "rlmesh_ray.models.policy",
+    "export_policy": "rlmesh_ray.models.onnx.policy_export",
     "load_policy": "rlmesh_ray.models.loading",
 }
 
-__all__ = ["Policy", "PolicyTraits", "load_policy"]
+__all__ = ["ExportProof", "Policy", "PolicyTraits", "export_policy", "load_policy"]
 
 
 def __getattr__(name: str) -> object:

@@ -2,7 +2,8 @@
 
 **Loading runs code**: RLlib checkpoints are unpickled, programs of torch are executed, a factory
 is called. So a name or path must never come from the network. RLlib checkpoints are the only files
-that are unpickled (see ``torch.exported_programs``); a factory may run any code.
+that are unpickled (see ``torch.exported_programs``); a factory may run any code. ONNX files have
+no code of their own (see ``onnx.file_policy``).
 """
 
 import importlib
@@ -66,19 +67,21 @@ class _Options:
     buckets: Sequence[int] = ()
     inference: str = "auto"
 
-    def refuse_for(self, kind: str) -> None:
+    def refuse_for(
+        self,
+        kind: str,
+        why: str = "which runs its own code: leave them out, and set the same in that code",
+        impossible_inference: str = "compiled",
+    ) -> None:
         """Raise if an option is set: only torch policies have them."""
         asked = {
             "device": self.device not in (None, "cpu"),
             "buckets": bool(self.buckets),
-            "inference": self.inference == "compiled",
+            "inference": self.inference == impossible_inference,
         }
         names = [name for name, is_asked in asked.items() if is_asked]
         if names:
-            raise ConfigurationError(
-                f"{' and '.join(names)} cannot be used with {kind}, which runs its own code: leave "
-                "them out, and set the same in that code"
-            )
+            raise ConfigurationError(f"{' and '.join(names)} cannot be used with {kind}, {why}")
 
 
 def as_policy(policy: object, *, buckets: Sequence[int] = (), inference: str = "auto") -> Policy:
@@ -109,13 +112,14 @@ def load_policy(
 
     Args:
         checkpoint: An RLlib checkpoint folder (of an Algorithm, or of an RLModule), a TorchScript
-            file, a torch.export file, or ``module:factory``: the module is imported from the
-            current folder or the Python path, and ``factory()`` returns what ``as_policy`` takes.
+            file, a torch.export file, an ONNX file (``policy.onnx``), or ``module:factory``: the
+            module is imported from the current folder or the Python path, and ``factory()`` returns
+            what ``as_policy`` takes.
         explore: Whether to sample actions instead of taking the likeliest; for RLlib only.
         device: The device of the module, such as ``"cuda:0"``; None: the CPU, or the device to
             which a factory has moved its module.
-        buckets: See ``TorchPolicy``; not for functions.
-        inference: See ``TorchPolicy``; not for functions.
+        buckets: See ``TorchPolicy``; not for functions and ONNX files.
+        inference: See ``TorchPolicy``; not for functions. ONNX files are compiled.
 
     Raises:
         ConfigurationError: The name does not exist, or is not that of a policy, or the policy
@@ -130,6 +134,15 @@ def load_policy(
         raise ConfigurationError(
             f"explore is for RLlib checkpoints; {checkpoint} chooses its own actions"
         )
+    if path.is_file() and path.suffix.lower() == ".onnx":
+        options.refuse_for(
+            "an ONNX file",
+            "which runs in ONNX Runtime on one thread of the CPU: leave them out",
+            impossible_inference="torch",
+        )
+        from rlmesh_ray.models.onnx.file_policy import load_onnx
+
+        return load_onnx(path)
     if path.is_file():
         return _torch_policy(load_program(path, device or "cpu"), options)
     if _FACTORY.fullmatch(checkpoint):

@@ -89,7 +89,7 @@ def refusable(spec: SpaceSpec, actions: object, is_nan: IsNan) -> object:
     except ConformanceError:
         # The actions do not fit the space in any row, and are refused unchanged.
         return actions
-    outside = [_outside(leaf) for leaf in leaves(spec)]
+    outside = [value_outside(leaf) for leaf in leaves(spec)]
     if all(value is None for value in outside):
         raise PolicyError(
             f"the module's output has NaN in it for {is_nan.sum()} of {len(is_nan)} rows"
@@ -98,7 +98,7 @@ def refusable(spec: SpaceSpec, actions: object, is_nan: IsNan) -> object:
     return unflatten(spec, marked)
 
 
-def _outside(leaf: Leaf) -> float | None:
+def value_outside(leaf: Leaf) -> float | None:
     """Return a value outside the leaf's space; None: its dtype has none."""
     match leaf.spec:
         case DiscreteSpec(n=n, start=start):

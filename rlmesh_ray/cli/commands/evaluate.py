@@ -218,8 +218,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
         endpoints = [ConnectOptions(name, token, tls, edition_text=edition_text) for name in env]
         _check_endpoints([each for each in endpoints if looks_like_address(each.address)], num_envs)
         lanes = num_envs or min(math.ceil(episodes / len(env)), _MOST_LANES)
-        serve_env = functools.partial(_env_server, num_envs=lanes, env_kwargs=kwargs)
-        envs = [stack.enter_context(_served(each, serve_env)) for each in endpoints]
+        envs = [stack.enter_context(served_env(each, lanes, kwargs)) for each in endpoints]
         policies = [
             ConnectOptions(name, model_token, model_tls, edition_text=model_edition_text)
             for name in model
@@ -310,10 +309,14 @@ def _served(
         yield ConnectOptions(server.address)
 
 
-def _env_server(env: str, num_envs: int, env_kwargs: dict[str, object] | None) -> "EnvServer":
+def served_env(
+    connect_options: "ConnectOptions", num_envs: int, env_kwargs: dict[str, object] | None
+) -> "contextlib.AbstractContextManager[ConnectOptions]":
+    """Return the options for connecting to an environment, which is served unless it runs."""
     from rlmesh_ray.server.env_server import EnvServer
 
-    return EnvServer(env, num_envs=num_envs, env_kwargs=env_kwargs)
+    make = functools.partial(EnvServer, num_envs=num_envs, env_kwargs=env_kwargs)
+    return _served(connect_options, make)
 
 
 def _model_server(checkpoint: str, inference: str) -> "ModelServer":

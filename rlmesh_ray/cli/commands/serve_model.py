@@ -114,7 +114,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         str,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="An RLlib checkpoint folder, a TorchScript or torch.export file, or "
+            help="An RLlib checkpoint folder, a TorchScript, torch.export or ONNX file, or "
             "module:factory of your own code.",
         ),
     ],

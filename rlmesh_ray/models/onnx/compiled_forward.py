@@ -96,15 +96,15 @@ class CompiledForward:
         return self._session.run(*inputs)
 
     def difference(self, expected: Arrays, *inputs: NDArray[Any]) -> float:
-        """Return by how much the outputs differ from what torch returned for the same inputs.
-
-        It is the largest of all differences, relative to the largest result, or to 1. Infinite: the
-        shapes differ, or a number is NaN on one side only.
-        """
-        return max(map(_difference, expected, self._session.run(*inputs)), default=0.0)
+        """Return the largest ``difference`` from what torch returned for the same inputs."""
+        return max(map(difference, expected, self._session.run(*inputs)), default=0.0)
 
 
-def _difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
+def difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
+    """Return the largest difference of two arrays, relative to the largest number or to 1.
+
+    Infinite: the shapes differ, or a number is NaN in one only.
+    """
     if expected.shape != found.shape or not np.array_equal(np.isnan(expected), np.isnan(found)):
         return float("inf")
     apart = np.abs(found - expected)[~np.isnan(expected) & (found != expected)]

@@ -98,8 +98,7 @@ class OnnxGraph:
                     f"only a run has ({each.filename}:{each.lineno})"
                 )
         self._model = onnx.load_model_from_string(made.getvalue())
-        if [each.name for each in self._model.graph.input] != list(inputs):
-            raise ConfigurationError(f"{name} does not use all of its input")
+        _declare_all(self._model.graph.input, inputs)
         known = weight_tensors(module)
         self._weights = {
             each.name: each.name.removeprefix(_PREFIX)
@@ -112,16 +111,40 @@ class OnnxGraph:
         """Names of the weights in the graph, and the module's names of the same."""
         return self._weights
 
-    def serialized(self, weights: Mapping[str, NDArray[Any]]) -> bytes:
-        """Return the model with these weights, by the module's names; others stay as they are."""
-        from onnx import numpy_helper
+    def serialized(
+        self, weights: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Return the model with these weights, by the module's names; others stay as they are.
+
+        Args:
+            weights: The weights.
+            metadata: For the model's ``metadata_props``.
+        """
+        from onnx import helper, numpy_helper
 
         for place in self._model.graph.initializer:
             values = weights.get(self._weights.get(place.name, ""))
             if values is not None:
                 place.CopyFrom(numpy_helper.from_array(np.asarray(values), place.name))
+        helper.set_model_props(self._model, dict(metadata or {}))
         serialized: bytes = self._model.SerializeToString()
         return serialized
+
+
+def _declare_all(declared: Any, inputs: Mapping[str, torch.Tensor]) -> None:
+    """Declare inputs that the module does not use, too: the exporter leaves them out."""
+    from onnx import helper
+
+    used = {each.name: each for each in declared}
+    every = [
+        used.get(name)
+        or helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(rows.numpy().dtype), ["n", *rows.shape[1:]]
+        )
+        for name, rows in inputs.items()
+    ]
+    del declared[:]
+    declared.extend(every)
 
 
 def _is_known(filename: str) -> bool:

@@ -1,15 +1,28 @@
 """ONNX Runtime sessions on one thread of the CPU, with weights that can be replaced."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import MissingPackageError
+from rlmesh_ray.spaces.spec import DTYPES
 
 Arrays = Sequence[NDArray[Any]]
 Weights = Mapping[str, NDArray[Any]]
+# ONNX Runtime's names of types that NumPy calls otherwise.
+_NUMPY_NAMES = {"tensor(float)": "float32", "tensor(double)": "float64"}
+
+
+class OnnxValue(NamedTuple):
+    """An input or output of a model, as the model declares it."""
+
+    name: str
+    dtype: np.dtype[Any] | None
+    """None: it holds something else than numbers."""
+    shape: tuple[int | None, ...]
+    """None: any size. Empty also where the model does not declare it."""
 
 
 class OnnxSession:
@@ -50,8 +63,18 @@ class OnnxSession:
             disabled_optimizers=["ConstantFolding"] if weights is not None else [],
         )
         self._run = self._session.run
-        self.input_names: list[str] = [each.name for each in self._session.get_inputs()]
+        self.inputs = [_value(each) for each in self._session.get_inputs()]
+        """The model's inputs, in their order."""
+        self.outputs = [_value(each) for each in self._session.get_outputs()]
+        """The model's outputs, in their order."""
+        self.input_names = [each.name for each in self.inputs]
         """Names of the model's inputs, in their order."""
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The model's ``metadata_props``."""
+        props: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+        return props
 
     def run(self, *inputs: NDArray[Any]) -> list[NDArray[np.generic]]:
         """Return the outputs, for one array for each input."""
@@ -59,3 +82,9 @@ class OnnxSession:
             None, dict(zip(self.input_names, inputs, strict=True))
         )
         return outputs
+
+
+def _value(declared: Any) -> OnnxValue:
+    name = _NUMPY_NAMES.get(declared.type, declared.type.removeprefix("tensor(").rstrip(")"))
+    shape = tuple(size if isinstance(size, int) else None for size in declared.shape)
+    return OnnxValue(declared.name, np.dtype(name) if name in DTYPES else None, shape)

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
+from rlmesh_ray.models.actions import action_layout, zero_observations
 from rlmesh_ray.models.nan_rows import IsNan, nan_rows, refused_rows
 from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
 from rlmesh_ray.models.recurrent.state_tensors import StateTable
-from rlmesh_ray.models.torch.actions import action_layout, zero_observations
 from rlmesh_ray.models.torch.policy import TorchPolicy
 from rlmesh_ray.spaces.contract import EnvContract
 
@@ -98,9 +98,10 @@ class RecurrentTorchPolicy(TorchPolicy):
             )
             result, after = _outputs_and_state(returned)
             actions.append(layout.actions(result, part))
-            is_nan = nan_rows(output.tensor for output in layout.outputs(result, part.size))
+            outputs = layout.outputs(result, part)
+            is_nan = nan_rows(torch.from_numpy(output.column) for output in outputs)
             if is_nan is not None:
-                is_refused[part.rows] = is_nan[: part.num_rows]
+                is_refused[part.rows] = is_nan
             changes.append((part, index, self._table.kept(after, part)))
         if is_refused.any():
             is_refused = refused_rows(is_refused, rows)
@@ -118,6 +119,14 @@ class RecurrentTorchPolicy(TorchPolicy):
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Free the state of a lane, or of all lanes of a route."""
         self._lanes.forget(route_key, env_index)
+
+    def greedy_forward(self, contract: EnvContract) -> NoReturn:
+        """Refuse: a graph has no memory.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError("the module has a memory, which an ONNX file cannot have")
 
     def _initial(self) -> Any:
         try:

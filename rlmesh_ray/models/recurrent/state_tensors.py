@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
+from rlmesh_ray.models.actions import describe
 from rlmesh_ray.models.batch_buckets import PaddedBatch
-from rlmesh_ray.models.torch.module import describe
 
 # The row that padding reads. It is never written.
 _PADDING_ROW = 0

@@ -17,7 +17,7 @@ Three things differ on purpose, because a server is not an evaluation:
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlmesh_ray.errors import ContractMismatchError, PolicyError, UnsupportedSpaceError
 from rlmesh_ray.models.batch_buckets import BatchBuckets
@@ -41,6 +41,9 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.space_description import describe_difference
 from rlmesh_ray.spaces.spec import SpaceSpec
+
+if TYPE_CHECKING:
+    from rlmesh_ray.models.onnx.policy_export import GreedyForward
 
 # A route key that no server uses.
 _TRIAL = "\0"
@@ -78,7 +81,7 @@ class RllibPolicy:
         inference: str = "auto",
     ) -> None:
         of_device, sizes = torch_device(device), BatchBuckets(buckets)
-        parts = load_checkpoint(checkpoint, device)
+        parts = self._parts = load_checkpoint(checkpoint, device)
         self._spaces = parts.spaces
         self._forward = BucketedForward(parts.module, explore, sizes, of_device, inference)
         self._weights = RllibWeights(
@@ -157,6 +160,12 @@ class RllibPolicy:
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Free the episode of a lane, or of all lanes of a route."""
         self._actor.forget(route_key, env_index)
+
+    def greedy_forward(self, contract: EnvContract) -> "GreedyForward":
+        """Return module and connectors as a function of tensors; see ``ExportablePolicy``."""
+        from rlmesh_ray.models.rllib.exported_policy import greedy_forward
+
+        return greedy_forward(self._parts, contract)
 
     def get_weights(self) -> dict[str, Any]:
         """Return a copy of the module's and the connectors' state, as an EnvRunner has it."""

@@ -98,8 +98,12 @@ class BucketedForward:
 
 
 def _compiled(module: Any, explore: bool, batch: dict[str, Any]) -> CompiledTorchModule:
-    forward = _logits if _gives_logits(module, explore) else bare_forward(module, explore=explore)
-    return CompiledTorchModule(module, batch, call=forward)
+    return CompiledTorchModule(module, batch, call=forward_with_logits(module, explore=explore))
+
+
+def forward_with_logits(module: Any, *, explore: bool) -> Callable[[Any, Any], dict[str, Any]]:
+    """Return what a served module is run for; see ``bare_forward``, and ``_gives_logits``."""
+    return _logits if _gives_logits(module, explore) else bare_forward(module, explore=explore)
 
 
 def _gives_logits(module: Any, explore: bool) -> bool:

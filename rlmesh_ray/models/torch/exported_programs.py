@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import torch
 
 KINDS = (
-    "an RLlib checkpoint folder, a TorchScript file, a torch.export file, or module:factory "
-    "of your own code"
+    "an RLlib checkpoint folder, a TorchScript file, a torch.export file, an ONNX file "
+    "(policy.onnx), or module:factory of your own code"
 )
 """The kinds of policies that an operator may name, as text."""
 _PROGRAM = "models/model.json"
@@ -74,12 +74,6 @@ def load_program(file: Path, device: str) -> "torch.nn.Module":
 
 def _loader(file: Path) -> "Callable[[Path, str], torch.nn.Module]":
     """Return the loader for a file, by its table of contents."""
-    if file.suffix.lower() == ".onnx":
-        raise ConfigurationError(
-            f"{file} is an ONNX file, which is not supported: export the module with "
-            "torch.jit.save (TorchScript) or torch.export.save and name that file, or write a "
-            "module:factory that runs the ONNX model"
-        )
     if not zipfile.is_zipfile(file):
         raise ConfigurationError(f"{file} is not a policy; name {KINDS}")
     with zipfile.ZipFile(file) as archive:

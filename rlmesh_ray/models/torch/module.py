@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError, RlmeshError
+from rlmesh_ray.models.actions import describe
 from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
 from rlmesh_ray.models.fast_path.sequential import SequentialFastPath, is_sequential
 from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
@@ -53,7 +54,8 @@ class TorchModule:
             module.eval()
         if device is not None:
             module.to(torch_device(device))
-        self._module = module
+        self.module = module
+        """The module."""
         first = next(iter([*module.parameters(), *module.buffers()]), None)
         self.device = torch.device(device or "cpu") if first is None else first.device
         """The device to which inputs are moved."""
@@ -154,7 +156,7 @@ class TorchModule:
 
     def get_weights(self) -> dict[str, Any]:
         """Return a copy of the module's state dict; see ``weights.weights_of``."""
-        return weights_of(self._module)
+        return weights_of(self.module)
 
     def set_weights(self, weights: object) -> None:
         """Replace all weights, in place.
@@ -162,7 +164,7 @@ class TorchModule:
         Raises:
             PolicyError: They do not fit this module; nothing has changed.
         """
-        replace(check_weights(self._module, weights))
+        replace(check_weights(self.module, weights))
         self._inference.load()
 
     def _tensor(self, array: np.ndarray[Any, Any], part: PaddedBatch) -> torch.Tensor:
@@ -267,14 +269,3 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return FunctionType(call.__code__.replace(), call.__globals__, closure=call.__closure__)
-
-
-def describe(value: Any) -> str:
-    """Return the dtypes and shapes of a batched value as text."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {describe(part)}" for key, part in value.items()) + "}"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(describe(part) for part in value) + ")"
-    if isinstance(value, np.ndarray | torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    return type(value).__name__

@@ -1,15 +1,18 @@
 """A policy that is a torch module without memory: a module, TorchScript, a torch.export program."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
+from rlmesh_ray.models.actions import action_layout, zero_observations
 from rlmesh_ray.models.policy import PolicyTraits, Rows
-from rlmesh_ray.models.torch.actions import action_layout, zero_observations
 from rlmesh_ray.models.torch.module import TorchModule
 from rlmesh_ray.spaces.contract import EnvContract
+
+if TYPE_CHECKING:
+    from rlmesh_ray.models.onnx.policy_export import GreedyForward
 
 
 class TorchPolicy:
@@ -94,6 +97,12 @@ class TorchPolicy:
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Do nothing: the module has no state of lanes."""
+
+    def greedy_forward(self, contract: EnvContract) -> "GreedyForward":
+        """Return the module as a function of tensors; see ``ExportablePolicy``."""
+        from rlmesh_ray.models.onnx.policy_export import module_forward
+
+        return module_forward(self._module.module, contract)
 
     def get_weights(self) -> dict[str, Any]:
         """Return a copy of the state dict: name -> NumPy array (a tensor for bfloat16)."""

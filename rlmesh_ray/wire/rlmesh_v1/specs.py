@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, assert_never
 
 import numpy as np
+from google.protobuf import json_format
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
@@ -47,6 +48,24 @@ def spec_from_proto(message: pb.SpaceSpec) -> SpaceSpec:
         CodecError: It is no valid space, or its values are larger than ``MAX_LANE_BYTES``.
     """
     return _SpecReader().spec(message, ())
+
+
+def spec_to_json(spec: SpaceSpec) -> str:
+    """Return the message that describes ``spec``, as JSON."""
+    return json_format.MessageToJson(spec_to_proto(spec), indent=None)
+
+
+def spec_from_json(text: str) -> SpaceSpec:
+    """Return the spec that a message in JSON describes.
+
+    Raises:
+        CodecError: See ``spec_from_proto``; or it is no such message.
+    """
+    try:
+        message = json_format.Parse(text, pb.SpaceSpec())
+    except (json_format.ParseError, RecursionError) as error:
+        raise CodecError(f"it is no SpaceSpec: {error}") from error
+    return spec_from_proto(message)
 
 
 def _fill(message: pb.SpaceSpec, spec: SpaceSpec) -> None:

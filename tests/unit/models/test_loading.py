@@ -167,14 +167,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_policy(str(archive))
 
 
-@pytest.mark.parametrize("name", ["net.onnx", "NET.ONNX"])
-def test_onnx_files_are_refused_with_what_to_export_instead(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"\x08\x07\x12\x07pytorch")
-
-    with pytest.raises(ConfigurationError, match=r"ONNX.* not supported.*torch\.jit\.save.*export"):
-        load_policy(str(tmp_path / name))
-
-
 @torchscript
 def test_a_broken_torchscript_file_is_a_policy_error(tmp_path: Path) -> None:
     file = tmp_path / "policy.pt"

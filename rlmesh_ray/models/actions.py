@@ -1,16 +1,15 @@
-"""Conversion of a torch module's output to actions, by the rules in ``TorchPolicy``."""
+"""Conversion of a module's output to actions, by the rules in ``TorchPolicy``; without torch."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError, PolicyError
 from rlmesh_ray.models.batch_buckets import PaddedBatch
-from rlmesh_ray.models.torch.module import describe
 from rlmesh_ray.spaces.batch import Leaf, empty_columns, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
@@ -26,8 +25,8 @@ def zero_observations(contract: EnvContract, num_rows: int) -> Any:
     for leaf in (*leaves(contract.observation_space), *leaves(contract.action_space)):
         if leaf.dtype is None:
             raise ContractMismatchError(
-                f"a torch module cannot act in {contract.id}: {leaf.name or 'its space'} is "
-                "text; serve a Python callable instead"
+                f"the policy cannot act in {contract.id}: {leaf.name or 'its space'} is text, "
+                "which no tensor can hold; serve a Python callable instead"
             )
     spec = contract.observation_space
     return unflatten(spec, empty_columns(spec, num_rows))
@@ -37,9 +36,9 @@ class ActionOutput(NamedTuple):
     """A module's output for one leaf of the action space."""
 
     leaf: Leaf
-    tensor: torch.Tensor
+    column: NDArray[Any]
     num_choices: int
-    """Number of logits in a row; 0: the tensor holds the actions themselves."""
+    """Number of logits in a row; 0: the column holds the actions themselves."""
 
 
 @lru_cache(maxsize=256)
@@ -59,12 +58,12 @@ class ActionLayout:
         self._spec = spec
         self._leaves = leaves(spec)
 
-    def outputs(self, result: Any, size: int) -> list[ActionOutput]:
-        """Return one output for each leaf of the action space.
+    def outputs(self, result: Any, part: PaddedBatch) -> list[ActionOutput]:
+        """Return one output for each leaf of the action space, without those of padding.
 
         Args:
-            result: The module's output.
-            size: Number of rows of its input.
+            result: The module's output: tensors or arrays, nested as the space is.
+            part: The rows of its input.
 
         Raises:
             PolicyError: The output cannot be actions of the action space.
@@ -75,7 +74,7 @@ class ActionLayout:
             raise PolicyError(
                 f"the module's output does not have the structure of the action space: {error}"
             ) from error
-        return [_output(leaf, part, size) for leaf, part in zip(self._leaves, parts, strict=True)]
+        return [_output(*pair, part) for pair in zip(self._leaves, parts, strict=True)]
 
     def check(self, result: Any, part: PaddedBatch) -> None:
         """Check that a module's output in a trial run can be actions.
@@ -90,14 +89,10 @@ class ActionLayout:
         Raises:
             PolicyError: The output cannot be actions of the action space.
         """
-        for leaf, tensor, num_choices in self.outputs(result, part.size):
-            try:
-                column = _column(tensor, part)
-            except (RuntimeError, TypeError) as error:
-                raise _impossible(leaf, tensor, str(error)) from error
+        for leaf, column, num_choices in self.outputs(result, part):
             obstacle = "" if num_choices else _obstacle(leaf, column)
             if obstacle:
-                raise _impossible(leaf, tensor, obstacle)
+                raise _impossible(leaf, column, obstacle)
 
     def actions(self, result: Any, part: PaddedBatch) -> list[NDArray[Any]]:
         """Return the actions ``(part.num_rows, *leaf.shape)``, an array for each leaf, unpadded.
@@ -113,7 +108,7 @@ class ActionLayout:
             PolicyError: The output cannot be actions of the action space, or the logits of all rows
                 have NaN in them.
         """
-        return [_actions(output, part) for output in self.outputs(result, part.size)]
+        return [_actions(output) for output in self.outputs(result, part)]
 
     def joined(self, parts: Sequence[Sequence[NDArray[Any]]]) -> Any:
         """Return the actions of all parts as one batched value."""
@@ -122,23 +117,37 @@ class ActionLayout:
         return unflatten(self._spec, [np.concatenate(own) for own in zip(*parts, strict=True)])
 
 
-def _output(leaf: Leaf, tensor: Any, size: int) -> ActionOutput:
-    if not isinstance(tensor, torch.Tensor):
+def _output(leaf: Leaf, value: Any, part: PaddedBatch) -> ActionOutput:
+    array = _array(leaf, value)
+    spec, is_float = leaf.spec, array.dtype.kind == "f"
+    if isinstance(spec, DiscreteSpec) and is_float and array.shape == (part.size, spec.n):
+        return ActionOutput(leaf, array[: part.num_rows], spec.n)
+    is_shaped = array.shape == (part.size, *leaf.shape)
+    if is_shaped and (isinstance(spec, BoxSpec) or not is_float):
+        return ActionOutput(leaf, array[: part.num_rows], 0)
+    raise _misfit(leaf, array, part.size)
+
+
+def _array(leaf: Leaf, value: Any) -> NDArray[Any]:
+    if isinstance(value, np.ndarray):
+        return value
+    torch: Any = sys.modules.get("torch")  # without it there are no tensors
+    if torch is None or not isinstance(value, torch.Tensor):
         raise PolicyError(
-            f"the module returned a {type(tensor).__name__} where a tensor of actions or "
+            f"the module returned a {type(value).__name__} where a tensor of actions or "
             "logits is needed; wrap it in a module that returns just that"
         )
-    spec, is_float = leaf.spec, tensor.is_floating_point()
-    if isinstance(spec, DiscreteSpec) and is_float and tensor.shape == (size, spec.n):
-        return ActionOutput(leaf, tensor, spec.n)
-    if tensor.shape == (size, *leaf.shape) and (isinstance(spec, BoxSpec) or not is_float):
-        return ActionOutput(leaf, tensor, 0)
-    raise _misfit(leaf, tensor, size)
+    try:
+        # NumPy has no bfloat16.
+        tensor = value.float() if value.dtype is torch.bfloat16 else value
+        array: NDArray[Any] = tensor.detach().cpu().numpy()
+    except (RuntimeError, TypeError) as error:
+        raise _impossible(leaf, value, str(error)) from error
+    return array
 
 
-def _actions(output: ActionOutput, part: PaddedBatch) -> NDArray[Any]:
-    leaf, tensor, num_choices = output
-    column = _column(tensor, part)
+def _actions(output: ActionOutput) -> NDArray[Any]:
+    leaf, column, num_choices = output
     if not num_choices:
         return column
     # For small arrays NumPy is several times as fast as torch, and breaks ties in the same way.
@@ -151,13 +160,6 @@ def _actions(output: ActionOutput, part: PaddedBatch) -> NDArray[Any]:
         choices[is_nan] = num_choices
     start = leaf.spec.start if isinstance(leaf.spec, DiscreteSpec) else 0
     return choices + start if start else choices
-
-
-def _column(tensor: torch.Tensor, part: PaddedBatch) -> NDArray[Any]:
-    # NumPy has no bfloat16.
-    tensor = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
-    column: NDArray[Any] = tensor.detach().cpu().numpy()[: part.num_rows]
-    return column
 
 
 def _obstacle(leaf: Leaf, column: NDArray[Any]) -> str:
@@ -173,14 +175,14 @@ def _obstacle(leaf: Leaf, column: NDArray[Any]) -> str:
     return ""
 
 
-def _impossible(leaf: Leaf, tensor: torch.Tensor, why: str) -> PolicyError:
+def _impossible(leaf: Leaf, value: Any, why: str) -> PolicyError:
     return PolicyError(
-        f"the module returned {describe(tensor)} for {leaf.name or 'the action'}, which cannot be "
+        f"the module returned {describe(value)} for {leaf.name or 'the action'}, which cannot be "
         f"actions: {why}"
     )
 
 
-def _misfit(leaf: Leaf, tensor: torch.Tensor, size: int) -> PolicyError:
+def _misfit(leaf: Leaf, value: Any, size: int) -> PolicyError:
     spec, actions_shape = leaf.spec, (size, *leaf.shape)
     wanted = f"actions {actions_shape}"
     if isinstance(spec, DiscreteSpec):
@@ -188,6 +190,17 @@ def _misfit(leaf: Leaf, tensor: torch.Tensor, size: int) -> PolicyError:
     elif not isinstance(spec, BoxSpec):
         wanted = f"integer {wanted}"
     return PolicyError(
-        f"the module returned {describe(tensor)} for {leaf.name or 'the action'}; "
+        f"the module returned {describe(value)} for {leaf.name or 'the action'}; "
         f"{type(spec).__name__.removesuffix('Spec')} takes {wanted}"
     )
+
+
+def describe(value: Any) -> str:
+    """Return the dtypes and shapes of a batched value as text."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {describe(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(describe(part) for part in value) + ")"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,115 @@
+"""``rlmesh-ray export``: writes a policy as an ONNX file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray.cli.commands.evaluate import served_env
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.log_setup import muted
+from rlmesh_ray.cli.options.common import (
+    ENVIRONMENT,
+    DebugFlag,
+    EnvKwargs,
+    JsonFlag,
+    TlsAuthority,
+    TlsCertificate,
+    TlsFromRay,
+    TlsKey,
+    TokenFile,
+    client_tls,
+    parse_env_kwargs,
+    read_token,
+    search_current_folder,
+)
+from rlmesh_ray.errors import ContractMismatchError
+from rlmesh_ray.protocol.address import looks_like_address
+
+if TYPE_CHECKING:
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.spaces.contract import EnvContract
+
+EnvOption = Annotated[
+    str | None,
+    typer.Option(
+        "--env",
+        metavar="ENV_OR_ADDRESS",
+        rich_help_panel=ENVIRONMENT,
+        help="For a module of torch: a Gymnasium id, module:factory or an endpoint, whose spaces "
+        "the file is for.",
+        show_default="the checkpoint's own spaces",
+    ),
+]
+
+
+def export(  # noqa: PLR0913  # the command line; every option stands alone
+    context: typer.Context,
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="An RLlib checkpoint folder, a TorchScript or torch.export file, or "
+            "module:factory of your own code that returns a torch.nn.Module.",
+        ),
+    ],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.onnx", help="The file to write; an old one is replaced.")
+    ],
+    env: EnvOption = None,
+    env_kwargs: EnvKwargs = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_from_ray: TlsFromRay = False,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> None:
+    """Write a policy as an ONNX file: from observations to the most likely actions.
+
+    The file is written only if it acts as the policy does in torch, for 1,000 observations. It
+    needs neither torch nor Ray: serve-model and evaluate take it, and ONNX Runtime in any language.
+    """
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.models.onnx.policy_export import export_policy
+
+    console: Console = context.obj
+    kwargs = parse_env_kwargs(env_kwargs)
+    if kwargs is not None and (env is None or looks_like_address(env)):
+        raise typer.BadParameter(
+            "for --env with a Gymnasium id or a factory only; a running endpoint has its own",
+            param_hint="--env-kwargs",
+        )
+    contract = None
+    if env is not None:
+        tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
+        contract = _contract(ConnectOptions(env, read_token(token_file), tls), kwargs)
+    with muted():
+        proof = export_policy(checkpoint, file, contract=contract)
+    console.event("exported", file=str(file), **proof._asdict())
+    console.say(str(proof))
+    console.facts(
+        str(file),
+        {"policy": checkpoint, "size": f"{file.expanduser().stat().st_size:,} bytes"},
+        [f"serve-model {file}"],
+    )
+
+
+def _contract(
+    connect_options: "ConnectOptions", env_kwargs: dict[str, object] | None
+) -> "EnvContract":
+    """Return the contract of an endpoint, or of an environment that this serves for a moment."""
+    from rlmesh_ray.client.env_session_client import probe_endpoint
+    from rlmesh_ray.spaces.contract import EnvContract
+
+    name = connect_options.address
+    search_current_folder(name)
+    with served_env(connect_options, 1, env_kwargs) as endpoint:
+        contract = probe_endpoint(endpoint).contract
+    if not isinstance(contract, EnvContract):
+        raise ContractMismatchError(
+            f"{name} has several agents, and a policy that is exported acts for one; name an "
+            "environment of one agent"
+        )
+    return contract

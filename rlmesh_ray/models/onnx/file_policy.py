@@ -1,0 +1,341 @@
+"""A policy that is an ONNX file, run without torch.
+
+``policy_export`` writes such files. Those of other programs are served, too: their inputs and
+outputs are matched with the leaves of the spaces by name, or by their order.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray import __version__
+from rlmesh_ray.errors import (
+    CodecError,
+    ConfigurationError,
+    ContractMismatchError,
+    MissingPackageError,
+    PolicyError,
+)
+from rlmesh_ray.models.actions import action_layout, describe, zero_observations
+from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
+from rlmesh_ray.models.onnx.onnx_session import OnnxSession, OnnxValue
+from rlmesh_ray.models.policy import PolicyTraits, Rows
+from rlmesh_ray.spaces.batch import Leaf, flatten, leaves, unflatten
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.space_description import describe_difference
+from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_json, spec_to_json
+
+_OBSERVATION_SPACE = "rlmesh_ray.observation_space"
+_ACTION_SPACE = "rlmesh_ray.action_space"
+_PRODUCER = "rlmesh_ray.producer"
+_ALGORITHM = "rlmesh_ray.algorithm"
+
+
+def metadata_of(observation: SpaceSpec, action: SpaceSpec, algorithm: str) -> dict[str, str]:
+    """Return what a file says of itself, for its ``metadata_props``.
+
+    Args:
+        observation: Observation space of one lane.
+        action: Action space of one lane.
+        algorithm: The algorithm that trained it; empty: unknown.
+    """
+    return {
+        _OBSERVATION_SPACE: spec_to_json(observation),
+        _ACTION_SPACE: spec_to_json(action),
+        _PRODUCER: f"rlmesh-ray {__version__}",
+        **({_ALGORITHM: algorithm} if algorithm else {}),
+    }
+
+
+def input_names(observation: SpaceSpec) -> tuple[str, ...]:
+    """Return the names of an exported file's inputs.
+
+    They are those of the leaves of a Dict, such as ``"camera.depth"``, so that a flat Dict is what
+    ONNX Runtime takes; else ``observation``, with what ``Leaf.name`` has.
+    """
+    return _distinct(
+        [
+            # torch's exporter does not take digits alone.
+            leaf.name if leaf.name[:1].strip("0123456789") else _dotted("observation", leaf)
+            for leaf in leaves(observation)
+        ]
+    )
+
+
+def output_names(observation: SpaceSpec, action: SpaceSpec) -> tuple[str, ...]:
+    """Return the names of an exported file's outputs: ``action``, with the names of leaves."""
+    named = [_dotted("action", leaf) for leaf in leaves(action)]
+    inputs = input_names(observation)
+    return _distinct([*inputs, *named])[len(inputs) :]
+
+
+def _dotted(root: str, leaf: Leaf) -> str:
+    return f"{root}.{leaf.name}" if leaf.name else root
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    found: list[str] = []
+    for name in names:
+        while name in found:
+            name += "_"
+        found.append(name)
+    return tuple(found)
+
+
+def load_onnx(file: Path) -> "OnnxFilePolicy":
+    """Return the policy of an ONNX file.
+
+    Raises:
+        ConfigurationError: It keeps numbers in other files, which are not read.
+        MissingPackageError: onnx or onnxruntime is missing.
+        PolicyError: It is damaged, or needs what ONNX Runtime does not have.
+    """
+    return OnnxFilePolicy(file.read_bytes(), str(file))
+
+
+class OnnxFilePolicy:
+    """Runs an ONNX model on one thread of the CPU.
+
+    A file of ``policy_export`` says what its spaces are, and no other spaces are accepted. Of
+    another file's model a trial run with zeros shows whether it fits: it has an input for each leaf
+    of the observation space, and for each leaf of the action space an output by the rules in
+    ``TorchPolicy``.
+
+    Args:
+        model: The serialized model.
+        name: Its name, for messages.
+
+    Raises:
+        ConfigurationError: See ``load_onnx``.
+        MissingPackageError: See ``load_onnx``.
+        PolicyError: See ``load_onnx``.
+    """
+
+    def __init__(self, model: bytes, name: str) -> None:
+        self._name = name
+        may_loop = _check_model(model, name)
+        try:
+            self._session = OnnxSession(model)
+        except MissingPackageError:
+            raise
+        except Exception as error:  # ONNX Runtime's errors have no base class of their own
+            raise PolicyError(f"{name} cannot be loaded by ONNX Runtime: {error}") from error
+        metadata = self._session.metadata
+        self._spaces = _spaces_in(metadata, name)
+        sizes = {each.shape[0] for each in self._session.inputs if each.shape} - {None}
+        if len(sizes) > 1:
+            raise ConfigurationError(
+                f"{name} has inputs of {sorted(map(str, sizes))} rows; their first axis must be "
+                "that of the batch"
+            )
+        # A model with a fixed number of rows gets no other.
+        self._buckets = BatchBuckets([size for size in sizes if size is not None])
+        observation_space, action_space = self._spaces or (None, None)
+        self.traits = PolicyTraits(
+            is_repeatable=True,
+            only_computes=not may_loop,
+            observation_space=observation_space,
+            action_space=action_space,
+            kind="ONNX",
+            algorithm=metadata.get(_ALGORITHM, ""),
+            checks_concurrently=True,
+        )
+
+    def check_contract(self, contract: EnvContract) -> None:
+        """Compare the spaces with those that the file names, and run the model on zeros.
+
+        Raises:
+            ContractMismatchError: They differ, or the model does not take the contract's
+                observations, or its outputs cannot be actions of the action space.
+        """
+        if self._spaces is not None:
+            found = (contract.observation_space, contract.action_space)
+            differences = [
+                f"{name}: {describe_difference(own, other)}"
+                for name, own, other in zip(
+                    ("observation_space", "action_space"), self._spaces, found, strict=True
+                )
+                # Not the specs: a bound of -0.0 is one of 0.0.
+                if to_gymnasium(own) != to_gymnasium(other)
+            ]
+            if differences:
+                raise ContractMismatchError(
+                    f"{self._name} was exported for other spaces than {contract.id} has: "
+                    f"{'; '.join(differences)}; export a policy of this environment"
+                )
+        layout = action_layout(contract.action_space)
+        try:
+            for num_rows in (1, 2):
+                columns = flatten(contract.observation_space, zero_observations(contract, num_rows))
+                for part in self._buckets.parts(num_rows):
+                    layout.check(self._run(contract, columns, part), part)
+        except PolicyError as error:
+            raise ContractMismatchError(
+                f"{self._name} cannot act in {contract.id}: {error}"
+            ) from error
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        """Return the model's actions; of logits the largest wins, as in ``TorchPolicy``.
+
+        Raises:
+            PolicyError: The model failed, or its output has another form.
+        """
+        layout = action_layout(contract.action_space)
+        columns = flatten(contract.observation_space, rows.observations)
+        return layout.joined(
+            [
+                layout.actions(self._run(contract, columns, part), part)
+                for part in self._buckets.parts(rows.num_rows)
+            ]
+        )
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Do nothing: the model has no state of lanes."""
+
+    def _run(self, contract: EnvContract, columns: Sequence[Any], part: PaddedBatch) -> Any:
+        """Return the outputs for a part of a batch, nested as the action space is."""
+        observation_space, action_space = contract.observation_space, contract.action_space
+        inputs, outputs = self._session.inputs, self._session.outputs
+        order = _order(
+            tuple(each.name for each in inputs),
+            (input_names(observation_space), _leaf_names(observation_space)),
+            "an input",
+        )
+        feeds: list[Any] = [None] * len(inputs)
+        for position, leaf, column in zip(order, leaves(observation_space), columns, strict=True):
+            feeds[position] = _fed(inputs[position], leaf, column, part)
+        order = _order(
+            tuple(each.name for each in outputs),
+            (output_names(observation_space, action_space), _leaf_names(action_space)),
+            "an output",
+        )
+        try:
+            found = self._session.run(*feeds)
+        except Exception as error:  # as above
+            raise PolicyError(
+                f"the ONNX model failed on observations {describe(tuple(feeds))}: {error}"
+            ) from error
+        return unflatten(action_space, [found[position] for position in order])
+
+
+def _leaf_names(spec: SpaceSpec) -> tuple[str, ...]:
+    return tuple(leaf.name for leaf in leaves(spec))
+
+
+@lru_cache(maxsize=256)
+def _order(
+    given: tuple[str, ...], candidates: tuple[tuple[str, ...], ...], what: str
+) -> tuple[int, ...]:
+    """Return the position of each leaf's input or output.
+
+    Args:
+        given: Names of the inputs or outputs, in their order.
+        candidates: Names of the leaves, any of which the model may use.
+        what: ``an input`` or ``an output``. There may be more outputs than leaves.
+
+    Raises:
+        PolicyError: Neither names nor numbers agree.
+    """
+    for names in candidates:
+        is_subset = set(names) <= set(given)
+        if is_subset and (what == "an output" or len(names) == len(given)):
+            return tuple(given.index(name) for name in names)
+    wanted = candidates[0]
+    if len(wanted) == len(given):
+        return tuple(range(len(given)))
+    raise PolicyError(
+        f"it has {what} each for {', '.join(given) or 'nothing'}, where {', '.join(wanted)} is "
+        "needed; export it again with these names"
+    )
+
+
+def _fed(declared: OnnxValue, leaf: Leaf, column: NDArray[Any], part: PaddedBatch) -> NDArray[Any]:
+    """Return a leaf's rows as an input takes them, padded with zeros.
+
+    Raises:
+        PolicyError: Their shape or dtype is another one.
+    """
+    shape = (part.size, *leaf.shape)
+    is_shaped = not declared.shape or (
+        len(shape) == len(declared.shape)
+        and all(size in (None, own) for own, size in zip(shape, declared.shape, strict=True))
+    )
+    kind, target = column.dtype, declared.dtype
+    if not is_shaped or target is None or not np.can_cast(kind, target, "same_kind"):
+        sizes = ", ".join("n" if size is None else str(size) for size in declared.shape)
+        raise PolicyError(
+            f"its input {declared.name} takes {target or 'something else than numbers'} ({sizes}), "
+            f"and the observation is {describe(column)}"
+        )
+    rows = column[part.rows].astype(target, copy=False)
+    if part.size == part.num_rows:
+        return rows
+    return np.concatenate([rows, np.zeros((part.size - part.num_rows, *leaf.shape), target)])
+
+
+# --- what is read from a file --------------------------------------------------------------
+
+
+def _check_model(model: bytes, name: str) -> bool:
+    """Return whether a model has loops, which may not end.
+
+    Raises:
+        ConfigurationError: It keeps numbers in other files.
+        PolicyError: It is no ONNX model.
+    """
+    try:
+        import onnx
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{name} is an ONNX file, which needs: pip install 'rlmesh-ray[onnx]'"
+        ) from error
+    parsed = onnx.ModelProto()
+    try:
+        parsed.ParseFromString(model)
+    except Exception as error:  # protobuf's implementations raise different errors
+        raise PolicyError(f"{name} is damaged, or no ONNX file: {error}") from error
+    may_loop = False
+    for part in _messages(parsed):
+        if isinstance(part, onnx.TensorProto) and (
+            part.external_data or part.data_location == onnx.TensorProto.EXTERNAL
+        ):
+            raise ConfigurationError(
+                f"{name} keeps the numbers of {part.name} in another file, and a policy is read "
+                "from one file alone; save it as one: onnx.save(onnx.load(FILE), NEW_FILE)"
+            )
+        may_loop = may_loop or (isinstance(part, onnx.NodeProto) and part.op_type == "Loop")
+    return may_loop
+
+
+def _messages(message: Any) -> Iterator[Any]:
+    """Yield a protobuf message and all messages in it."""
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            parts = [value] if hasattr(value, "ListFields") else value
+            for part in parts:
+                yield from _messages(part)
+
+
+def _spaces_in(metadata: Mapping[str, str], name: str) -> tuple[SpaceSpec, SpaceSpec] | None:
+    """Return observation and action space; None: the file does not name them.
+
+    Raises:
+        PolicyError: It names something else.
+    """
+    texts = [metadata.get(key) for key in (_OBSERVATION_SPACE, _ACTION_SPACE)]
+    if texts == [None, None]:
+        return None
+    try:
+        observation, action = (spec_from_json(text or "") for text in texts)
+    except CodecError as error:
+        raise PolicyError(
+            f"{name} has no valid spaces in its metadata ({error}); export it again"
+        ) from error
+    return observation, action
