@@ -6,9 +6,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
+import tree
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from gymnasium.vector import AutoresetMode
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.connectors.env_to_module import FlattenObservations
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
@@ -18,6 +21,7 @@ import rlmesh_ray.rllib.runner.session_retry
 from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
+from rlmesh_ray.rllib.runner.env_runner import COMPILED_INFERENCE
 from rlmesh_ray.testing.envs import EchoEnv
 from tests.ray.ramps import Fragile, Hopeless, Ramp, ramps
 
@@ -143,6 +147,47 @@ def test_a_seed_gives_the_same_episodes_in_each_run_although_they_are_compiled()
 
     for mine, other in zip(*runs, strict=True):
         assert_same_episodes(mine, other)
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_a_recurrent_module_runs_compiled_on_rllibs_per_item_path(explore: bool) -> None:
+    model = {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}
+    runs = []
+    with EnvServer("CartPole-v1", num_envs=2, max_sessions=2) as server:
+        for inference in ("torch", "compiled"):
+            config = ppo(2).rl_module(model_config=model)
+            config = configure(config, server.address, inference=inference)
+            runner = build(RLMeshEnvRunner, config)
+            chunks = runner.sample(num_timesteps=60, explore=explore)
+            with torch.no_grad():  # as weights come from a learner
+                for weight in runner.module.parameters():
+                    weight.mul_(1.5)
+            runs.append([*chunks, *runner.sample(num_timesteps=60, explore=explore)])
+            runner.stop()
+
+    assert runner.fast_path_disabled_reason == "the module has a state"
+    assert runner.torch_inference_reason is None
+    assert runner.metrics.peek(COMPILED_INFERENCE) == 1.0
+    for mine, other in zip(*runs, strict=True):
+        np.testing.assert_array_equal(mine.get_actions(), other.get_actions())
+        for key in other.extra_model_outputs:
+            outputs = (tree.flatten(each.get_extra_model_outputs(key)) for each in (mine, other))
+            for part, expected in zip(*outputs, strict=True):
+                np.testing.assert_allclose(part, expected, atol=1e-5)
+
+
+def test_exploration_that_depends_on_steps_stays_in_torch_on_rllibs_per_item_path() -> None:
+    config = DQNConfig().environment("CartPole-v1")
+    config.env_runners(num_env_runners=0, rollout_fragment_length=16)
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        runner = build(RLMeshEnvRunner, configure(config, server.address, fast_path=False))
+        runner.sample(num_timesteps=20, explore=True)
+        reason = runner.torch_inference_reason
+        runner.sample(num_timesteps=40, explore=False)
+        runner.stop()
+
+    assert "depends on the number of steps" in reason
+    assert runner.torch_inference_reason != reason
 
 
 @pytest.mark.parametrize(

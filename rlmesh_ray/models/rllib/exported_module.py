@@ -1,7 +1,7 @@
 """An RLModule as an ONNX graph: what it computes before an action is drawn, and how one is."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -59,8 +59,8 @@ def bare_forward(module: Any, *, explore: bool) -> Callable[[Any, Any], dict[str
     """Return what RLlib runs of a module, without the switching of modes around it.
 
     Returns:
-        A function of the module, or a copy of it, and a batch. Where the exploration depends on the
-        number of steps it raises.
+        A function of the module, or a copy of it, and a batch. It raises ConfigurationError where
+        the exploration depends on the number of steps.
 
     Raises:
         ConfigurationError: The module does something of its own around it.
@@ -71,12 +71,22 @@ def bare_forward(module: Any, *, explore: bool) -> Callable[[Any, Any], dict[str
             "of its own"
         )
     if explore:
-        return lambda called, batch: dict(called._forward_exploration(batch, t=_NoTime()))
+        no_time = _NoTime(type(module).__name__)
+        return lambda called, batch: dict(called._forward_exploration(batch, t=no_time))
     return lambda called, batch: dict(called._forward_inference(batch))
 
 
 class _NoTime:
     """Stands for the number of steps of the training: whatever is done with it raises."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise ConfigurationError(f"the exploration of {self._name} depends on the number of steps")
+
+    __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = __index__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
 
 
 def exported_module(module: Any, observation_space: Any, input_name: str) -> OnnxGraph:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import tree
 
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
 from rlmesh_ray.models.fast_path.module_forward import FastForward
 from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
@@ -99,6 +100,28 @@ class BucketedForward:
 
 def _compiled(module: Any, explore: bool, batch: dict[str, Any]) -> CompiledTorchModule:
     return CompiledTorchModule(module, batch, call=forward_with_logits(module, explore=explore))
+
+
+def compiled_forward(module: Any, batch: dict[str, Any], *, explore: bool) -> CompiledTorchModule:
+    """Return the forward pass of a module on the CPU, compiled, with the outputs that RLlib's has.
+
+    Args:
+        module: A TorchRLModule, with a state or without. Its mode stays as it is.
+        batch: An example of its batch, as connectors make it; a time axis keeps its length.
+        explore: Whether it explores.
+
+    Raises:
+        ConfigurationError: It cannot be compiled; the message has the reason.
+        MissingPackageError: onnx or onnxruntime is missing.
+    """
+    if any(each.device.type != "cpu" for each in module.parameters()):
+        raise ConfigurationError("the module is not on the CPU")
+    was_training = module.training
+    module.eval()
+    try:
+        return CompiledTorchModule(module, batch, call=bare_forward(module, explore=explore))
+    finally:
+        module.train(was_training)
 
 
 def forward_with_logits(module: Any, *, explore: bool) -> Callable[[Any, Any], dict[str, Any]]:

@@ -37,11 +37,16 @@ class CompiledTorchModule:
         is_exported = isinstance(module, torch.fx.GraphModule)
         self._hooks = () if is_exported else hooks_on(module)
         self._require_unhooked()
+        if not all(isinstance(leaf, torch.Tensor) for leaf in _leaves(inputs)):
+            raise ConfigurationError(f"{type(module).__name__} gets something else than tensors")
+        self._pattern_in = _map(_kind, inputs)
         example = tuple(_map(_two_rows, each) for each in inputs)
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what torch copies
                 output = call(copy.deepcopy(module), *example)
+        except ConfigurationError:
+            raise
         except Exception as error:  # a module's own code may raise anything
             raise ConfigurationError(
                 f"{type(module).__name__} cannot be run with two rows: {error}"
@@ -60,8 +65,10 @@ class CompiledTorchModule:
         named = {f"input_{number}": leaf for number, leaf in enumerate(_leaves(example))}
         self._forward = CompiledForward(module, forward, named, names)
 
-    def run(self, *inputs: Any) -> Any:
-        """Return the module's outputs."""
+    def run(self, *inputs: Any) -> Any | None:
+        """Return the module's outputs; None: the inputs are nested otherwise, or other tensors."""
+        if _map(_kind, inputs) != self._pattern_in:
+            return None
         found = iter(self._forward(*(leaf.numpy() for leaf in _leaves(inputs))))
         return _map(lambda _: torch.from_numpy(next(found)), self._pattern)
 
@@ -86,6 +93,12 @@ class CompiledTorchModule:
 
 def _two_rows(leaf: torch.Tensor) -> torch.Tensor:
     return torch.cat([leaf[:1], leaf[:1]])
+
+
+def _kind(leaf: Any) -> tuple[Any, ...]:
+    """Return what a compiled module cannot change of an input: dtype, and shape of a row."""
+    is_tensor = isinstance(leaf, torch.Tensor)
+    return (leaf.dtype, leaf.shape[1:]) if is_tensor else (type(leaf),)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

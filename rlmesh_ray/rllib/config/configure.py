@@ -134,12 +134,13 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             depends on timing. A runner with one session is reproducible in either case.
         fast_path: Whether runners take the fast path where they can. With False they always take
             RLlib's per-item path: for comparison, or to rule the fast path out as a cause.
-        inference: How runners run the module on the fast path. ``"torch"``: as RLlib does; a seed
-            gives RLlib's own episodes to the last bit. ``"compiled"``: in ONNX Runtime, with
-            actions that NumPy draws from a generator of the runner's own. Their probabilities are
-            the same up to 1e-5; the actions drawn are others than torch's. ``"auto"``: compiled
-            where that is possible, and the first batches show that it computes the same and is
-            faster; with a seed, whether or not it is faster, so that each run does the same.
+        inference: How runners run the module of an environment with one agent, also one with a
+            state. ``"torch"``: as RLlib does; a seed gives RLlib's own episodes to the last bit.
+            ``"compiled"``: in ONNX Runtime; results are the same up to 1e-5. On the fast path NumPy
+            draws the actions, others than torch's, from a generator of the runner's own.
+            ``"auto"``: compiled where that is possible, and the first batches show that it computes
+            the same and is faster; with a seed, whether or not it is faster, so that each run does
+            the same.
         dm_env_rpc: For addresses of dm_env_rpc servers (``"dm_env_rpc://HOST:PORT"``): the worlds
             to create and to join there, their lanes, and how to interpret their tensors.
 

@@ -55,8 +55,7 @@ class ArrayPipeline:
 
     def __init__(self, runner: Any, *, explore: bool) -> None:
         self._explore = explore
-        self._inference = runner._inference_choice(explore=explore)
-        self._inference.load()
+        self._inference = runner._inference_choice(explore=explore, draws=True)
         self._forward = FastForward(runner.module)
         self._connectors = ArrayConnectors(
             runner._env_to_module,

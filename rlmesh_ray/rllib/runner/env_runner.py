@@ -10,6 +10,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
 from rlmesh_ray.models.rllib.compiled_module import CompiledModule
+from rlmesh_ray.models.rllib.forward import compiled_forward
 from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, ineligibility
 from rlmesh_ray.rllib.fast_path.fast_path import FastPath
 from rlmesh_ray.rllib.runner.multi_agent_env import MultiAgentRunnerEnv, MultiAgentSessionGroup
@@ -52,15 +53,17 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
     @property
     def torch_inference_reason(self) -> str | None:
         """Why the last call of ``sample`` ran the module in torch; None: it ran compiled."""
-        if self.fast_path_disabled_reason is not None:
-            return f"the fast path is off: {self.fast_path_disabled_reason}"
-        return self._inference_choice(explore=self._call.explore).torch_reason
+        choice = self._last_inference_choice
+        return "nothing has been sampled yet" if choice is None else choice.torch_reason
 
     def __init__(self, **kwargs: Any) -> None:
-        self._inference_choices: dict[bool, tuple[Any, InferenceChoice]] = {}
+        self._inference_choices: dict[tuple[bool, bool], tuple[Any, InferenceChoice]] = {}
+        self._last_inference_choice: InferenceChoice | None = None
         super().__init__(**kwargs)
 
     def _sample(self, **kwargs: Any) -> list[SingleAgentEpisode]:
+        for _, choice in self._inference_choices.values():
+            choice.load()
         episodes = super()._sample(**kwargs)
         num_steps = self._call.budget.timesteps
         if num_steps:
@@ -84,15 +87,23 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
             return "actions are drawn at random"
         return ineligibility(self)
 
-    def _inference_choice(self, *, explore: bool) -> InferenceChoice:
-        """Return what runs the module on the fast path; the same one as long as it is the same."""
-        module, choice = self._inference_choices.get(explore, (None, None))
+    def _inference_choice(self, *, explore: bool, draws: bool) -> InferenceChoice:
+        """Return what runs the module; the same one as long as the module is the same.
+
+        Args:
+            explore: Whether it explores.
+            draws: Whether actions are drawn with it, as on the fast path. On RLlib's per-item path
+                a connector draws them.
+        """
+        module, choice = self._inference_choices.get((explore, draws), (None, None))
         if choice is None or module is not self.module:
-            compile_module = partial(CompiledModule, self.module, explore=explore, seed=self._seed)
+            compiled = partial(CompiledModule, seed=self._seed) if draws else compiled_forward
+            compile_module = partial(compiled, self.module, explore=explore)
             inference = plan_of(self.config).inference
             # A seed decides what is drawn, and so does what draws it: time must not choose that.
             choice = InferenceChoice(inference, compile_module, is_timed=self._seed is None)
-            self._inference_choices[explore] = self.module, choice
+            self._inference_choices[explore, draws] = self.module, choice
+        self._last_inference_choice = choice
         return choice
 
     def _take_path(self, path: SamplingPath, fast_path_disabled_reason: str | None) -> None:

@@ -7,7 +7,8 @@ all of the runner's, in RLlib's own order.
 
 import abc
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.utils.metrics import (
@@ -156,12 +157,15 @@ class PerItemPath(SamplingPath):
         runner = self._runner
         with runner.metrics.log_time(RLMODULE_INFERENCE_TIMER):
             if not runner._call.explore:
-                return runner.module.forward_inference(to_module)
+                return self._run(runner.module.forward_inference, to_module)
             num_runners = runner.config.num_env_runners or 1
             per_runner = runner.num_env_steps_sampled_lifetime // num_runners
-            return runner.module.forward_exploration(
-                to_module, t=(per_runner + sampled) * num_runners
-            )
+            t = (per_runner + sampled) * num_runners
+            return self._run(partial(runner.module.forward_exploration, t=t), to_module)
+
+    def _run(self, in_torch: Callable[[Any], Any], to_module: Any) -> Any:
+        """Run the module; ``in_torch`` is its method."""
+        return in_torch(to_module)
 
     def _step(self, state: SlotState, actions: Any, num_timesteps: int) -> None:
         """Send actions, which are to bring ``num_timesteps``."""

@@ -1,7 +1,7 @@
 """RLlib's per-item path for lanes with one agent each."""
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from ray.rllib.core.columns import Columns
@@ -34,6 +34,12 @@ class SingleAgentPath(PerItemPath):
         # A lane that has ended is not stepped but starts anew.
         num_timesteps = sum(episode.is_reset for episode in self._episodes_of(state))
         self._step(state, actions_for_env, num_timesteps)
+
+    def _run(self, in_torch: Callable[[Any], Any], to_module: Any) -> Any:
+        """Run the module in torch or compiled."""
+        explore = self._runner._call.explore
+        choice = self._runner._inference_choice(explore=explore, draws=False)
+        return choice.run(in_torch, to_module)
 
     def _random(self, slot: Slot) -> Any:
         actions = self._runner.env.action_space.sample()
