@@ -70,6 +70,8 @@ def export(  # noqa: PLR0913  # the command line; every option stands alone
 
     The file is written only if it acts as the policy does in torch, for 1,000 observations. It
     needs neither torch nor Ray: serve-model and evaluate take it, and ONNX Runtime in any language.
+
+    Loading runs code: export only checkpoints that you trust.
     """
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.models.onnx.policy_export import export_policy

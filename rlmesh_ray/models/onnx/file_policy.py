@@ -4,7 +4,7 @@
 outputs are matched with the leaves of the spaces by name, or by their order.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.models.actions import action_layout, describe, zero_observations
 from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
-from rlmesh_ray.models.onnx.onnx_session import OnnxSession, OnnxValue
+from rlmesh_ray.models.onnx.onnx_session import OnnxSession, OnnxValue, check_model
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.spaces.batch import Leaf, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
@@ -119,7 +119,7 @@ class OnnxFilePolicy:
 
     def __init__(self, model: bytes, name: str) -> None:
         self._name = name
-        may_loop = _check_model(model, name)
+        may_loop = check_model(model, name)
         try:
             self._session = OnnxSession(model)
         except MissingPackageError:
@@ -277,50 +277,6 @@ def _fed(declared: OnnxValue, leaf: Leaf, column: NDArray[Any], part: PaddedBatc
     if part.size == part.num_rows:
         return rows
     return np.concatenate([rows, np.zeros((part.size - part.num_rows, *leaf.shape), target)])
-
-
-# --- what is read from a file --------------------------------------------------------------
-
-
-def _check_model(model: bytes, name: str) -> bool:
-    """Return whether a model has loops, which may not end.
-
-    Raises:
-        ConfigurationError: It keeps numbers in other files.
-        PolicyError: It is no ONNX model.
-    """
-    try:
-        import onnx
-    except ImportError as error:
-        raise MissingPackageError(
-            f"{name} is an ONNX file, which needs: pip install 'rlmesh-ray[onnx]'"
-        ) from error
-    parsed = onnx.ModelProto()
-    try:
-        parsed.ParseFromString(model)
-    except Exception as error:  # protobuf's implementations raise different errors
-        raise PolicyError(f"{name} is damaged, or no ONNX file: {error}") from error
-    may_loop = False
-    for part in _messages(parsed):
-        if isinstance(part, onnx.TensorProto) and (
-            part.external_data or part.data_location == onnx.TensorProto.EXTERNAL
-        ):
-            raise ConfigurationError(
-                f"{name} keeps the numbers of {part.name} in another file, and a policy is read "
-                "from one file alone; save it as one: onnx.save(onnx.load(FILE), NEW_FILE)"
-            )
-        may_loop = may_loop or (isinstance(part, onnx.NodeProto) and part.op_type == "Loop")
-    return may_loop
-
-
-def _messages(message: Any) -> Iterator[Any]:
-    """Yield a protobuf message and all messages in it."""
-    yield message
-    for field, value in message.ListFields():
-        if field.message_type is not None:
-            parts = [value] if hasattr(value, "ListFields") else value
-            for part in parts:
-                yield from _messages(part)
 
 
 def _spaces_in(metadata: Mapping[str, str], name: str) -> tuple[SpaceSpec, SpaceSpec] | None:

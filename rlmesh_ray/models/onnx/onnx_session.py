@@ -1,12 +1,12 @@
 """ONNX Runtime sessions on one thread of the CPU, with weights that can be replaced."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.errors import MissingPackageError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError, PolicyError
 from rlmesh_ray.spaces.spec import DTYPES
 
 Arrays = Sequence[NDArray[Any]]
@@ -88,3 +88,49 @@ def _value(declared: Any) -> OnnxValue:
     name = _NUMPY_NAMES.get(declared.type, declared.type.removeprefix("tensor(").rstrip(")"))
     shape = tuple(size if isinstance(size, int) else None for size in declared.shape)
     return OnnxValue(declared.name, np.dtype(name) if name in DTYPES else None, shape)
+
+
+def check_model(model: bytes, name: str) -> bool:
+    """Check that a model reads no files, as ONNX Runtime would; return whether it has loops.
+
+    Args:
+        model: The serialized model.
+        name: Its name, for messages.
+
+    Raises:
+        ConfigurationError: It keeps numbers in other files.
+        MissingPackageError: onnx is missing.
+        PolicyError: It is no ONNX model.
+    """
+    try:
+        import onnx
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{name}, an ONNX model, needs: pip install 'rlmesh-ray[onnx]'"
+        ) from error
+    parsed = onnx.ModelProto()
+    try:
+        parsed.ParseFromString(model)
+    except Exception as error:  # protobuf's implementations raise different errors
+        raise PolicyError(f"{name} is damaged, or no ONNX model: {error}") from error
+    may_loop = False
+    for part in _messages(parsed):
+        if isinstance(part, onnx.TensorProto) and (
+            part.external_data or part.data_location == onnx.TensorProto.EXTERNAL
+        ):
+            raise ConfigurationError(
+                f"{name} keeps the numbers of {part.name} in another file, and a policy is read "
+                "from one file alone; save it as one: onnx.save(onnx.load(FILE), NEW_FILE)"
+            )
+        may_loop = may_loop or (isinstance(part, onnx.NodeProto) and part.op_type == "Loop")
+    return may_loop
+
+
+def _messages(message: Any) -> Iterator[Any]:
+    """Yield a protobuf message and all messages in it."""
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            parts = [value] if hasattr(value, "ListFields") else value
+            for part in parts:
+                yield from _messages(part)

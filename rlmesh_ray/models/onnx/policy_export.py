@@ -119,6 +119,8 @@ def export_policy(
         PolicyError: It could not be loaded, or the file would act otherwise; nothing is written.
     """
     target = _checked_target(file)
+    if checkpoint.lower().endswith(".onnx"):
+        raise ConfigurationError(f"{checkpoint} is an ONNX file already; serve it as it is")
     policy = load_policy(checkpoint, device="cpu", inference="torch")
     if not isinstance(policy, ExportablePolicy):
         raise ConfigurationError(

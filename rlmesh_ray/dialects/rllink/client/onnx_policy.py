@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.action_draws import KINDS, ActionDraws
-from rlmesh_ray.models.onnx.onnx_session import OnnxSession
+from rlmesh_ray.models.onnx.onnx_session import OnnxSession, check_model
 
 Array = NDArray[Any]
 
@@ -58,8 +58,11 @@ class OnnxPolicy:
         """Act with other weights from now on.
 
         Raises:
-            MissingPackageError: onnxruntime is missing.
+            ConfigurationError: The server's model would read this machine's files.
+            MissingPackageError: onnx or onnxruntime is missing.
+            PolicyError: It is no model.
         """
+        check_model(state.onnx, "the server's model")
         self._session = OnnxSession(state.onnx)
         self._draws.epsilon = float(state.extras.get("epsilon", 0.0))
         self.weights_seq_no = state.weights_seq_no

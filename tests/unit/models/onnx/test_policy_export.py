@@ -232,6 +232,11 @@ def test_a_module_needs_the_spaces_of_an_environment(own_code: Write) -> None:
         export_policy(own_code("self.net(x)"), "policy.onnx")
 
 
+def test_an_onnx_file_is_not_exported_again() -> None:
+    with pytest.raises(ConfigurationError, match=r"policy\.onnx is an ONNX file already"):
+        export_policy("policy.onnx", "other.onnx")
+
+
 @pytest.mark.parametrize(
     ("file", "reason"),
     [("policy.pt", r"does not end with \.onnx"), ("none/policy.onnx", "none does not exist")],

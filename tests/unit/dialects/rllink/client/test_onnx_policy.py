@@ -229,6 +229,21 @@ def test_the_input_can_have_the_name_that_old_clients_expect() -> None:
     assert found.shape == (5, 3)
 
 
+def test_a_model_that_would_read_a_file_of_the_client_is_refused() -> None:
+    import onnx
+
+    made = Made("PPO, discrete")
+    model = onnx.load_model_from_string(made.weights.onnx(made.model))
+    weights = model.graph.initializer[0]
+    weights.ClearField("raw_data")
+    weights.data_location = onnx.TensorProto.EXTERNAL
+    weights.external_data.add(key="location", value="../secret")
+    state = m.SetState(6, model.SerializeToString(), extras={})
+
+    with pytest.raises(ConfigurationError, match="the server's model keeps the numbers of"):
+        made.client().load(state)
+
+
 class Unwritable(torch.nn.Module):
     """Does what no model can express."""
 
