@@ -1,6 +1,5 @@
 """A torch module's forward pass, compiled: arrays in, arrays out, with the module's weights."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,26 +23,20 @@ class CompiledForward:
     made, which takes milliseconds and makes each run twice as fast.
 
     Args:
-        module: The module, on the CPU and in evaluation mode. It keeps the weights; ``load`` takes
-            them from there.
+        module: The module, which keeps the weights; ``load`` takes them from there.
         forward: How it is called.
-        inputs: An example for each input, by name; two rows each.
-        outputs: A name for each output.
+        graph: The graph of that.
+        examples: An example for each input, two rows each.
 
     Raises:
-        ConfigurationError: The module cannot be compiled, or its compiled form computes something
-            else.
-        MissingPackageError: onnx or onnxruntime is missing.
+        ConfigurationError: The compiled module computes something else.
+        MissingPackageError: onnxruntime is missing.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        forward: Forward,
-        inputs: Mapping[str, torch.Tensor],
-        outputs: Sequence[str],
+        self, module: nn.Module, forward: Forward, graph: OnnxGraph, *examples: torch.Tensor
     ) -> None:
-        self._graph = graph = OnnxGraph(module, forward, inputs, outputs)
+        self._module, self._graph = module, graph
         # Arrays of their own, with other numbers than any module's until they are written to: a
         # session that does not see the change has made other numbers of them.
         own = weight_tensors(graph.copy)
@@ -55,7 +48,7 @@ class CompiledForward:
         self._session = OnnxSession(self._serialized(), self._arrays)
         self._load(graph.copy)
         for rows in (2, 3):
-            batch = [torch.cat([each, each])[:rows] for each in inputs.values()]
+            batch = [torch.cat([each, each])[:rows] for each in examples]
             with torch.no_grad():
                 expected = [each.numpy() for each in forward(graph.copy, *batch)]
             arrays = [each.numpy() for each in batch]
@@ -68,7 +61,6 @@ class CompiledForward:
                     f"{type(module).__name__} computes something else when it is compiled: the "
                     f"results differ by {difference:.1e} from torch's"
                 )
-        self._module = module
         self.load()
 
     @property

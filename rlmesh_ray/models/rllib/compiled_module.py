@@ -16,6 +16,7 @@ from rlmesh_ray.models.fast_path.module_forward import batch_of
 from rlmesh_ray.models.fast_path.sequential import hooks_on
 from rlmesh_ray.models.onnx.action_draws import ActionDraws
 from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
+from rlmesh_ray.models.onnx.onnx_export import Forward, OnnxGraph
 from rlmesh_ray.models.rllib.exported_module import (
     OUTPUT,
     bare_forward,
@@ -63,12 +64,9 @@ class CompiledModule:
             outputs = _outputs_of(module, explore)
             self._names = _names_of(outputs, copy.deepcopy(module), example)
             self._require_unhooked()
-            self._forward = CompiledForward(
-                module,
-                lambda *called: tuple(outputs(*called).values()),
-                {"obs": example},
-                self._names,
-            )
+            forward: Forward = lambda *called: tuple(outputs(*called).values())  # noqa: E731
+            graph = OnnxGraph(module, forward, {"obs": example}, self._names)
+            self._forward = CompiledForward(module, forward, graph, example)
         finally:
             module.train(was_training)
 

@@ -10,6 +10,7 @@ import torch
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.fast_path.sequential import hooks_on
 from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
+from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 
 
 class CompiledTorchModule:
@@ -63,7 +64,8 @@ class CompiledTorchModule:
             return tuple(_leaves(call(called, *nested)))
 
         named = {f"input_{number}": leaf for number, leaf in enumerate(_leaves(example))}
-        self._forward = CompiledForward(module, forward, named, names)
+        graph = OnnxGraph(module, forward, named, names)
+        self._forward = CompiledForward(module, forward, graph, *named.values())
 
     def run(self, *inputs: Any) -> Any | None:
         """Return the module's outputs; None: the inputs are nested otherwise, or other tensors."""

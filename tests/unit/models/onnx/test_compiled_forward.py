@@ -10,6 +10,7 @@ from torch import nn
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.compiled_forward import TOLERANCE, CompiledForward
+from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 
 
 def called(module: nn.Module, *inputs: torch.Tensor) -> tuple[Any]:
@@ -57,8 +58,9 @@ def compiled(name: str) -> tuple[nn.Module, CompiledForward, tuple[int, ...]]:
     make, shape = CASES[name]
     torch.manual_seed(5)
     module = make().eval()
-    forward = CompiledForward(module, called, {"obs": torch.rand(2, *shape)}, ["out"])
-    return module, forward, shape
+    example = torch.rand(2, *shape)
+    graph = OnnxGraph(module, called, {"obs": example}, ["out"])
+    return module, CompiledForward(module, called, graph, example), shape
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -95,11 +97,15 @@ def test_weights_that_the_runtime_rearranges_are_noticed() -> None:
 
 def test_a_module_that_draws_numbers_is_refused() -> None:
     module = nn.Sequential(nn.Linear(4, 2))
+    example = torch.rand(2, 4)
+
+    def noisy(called: nn.Module, rows: torch.Tensor) -> tuple[torch.Tensor]:
+        return (called(rows) + torch.randn(2),)
+
+    graph = OnnxGraph(module, noisy, {"obs": example}, ["out"])
 
     with pytest.raises(ConfigurationError, match=r"Sequential computes something else when it is"):
-        CompiledForward(
-            module, lambda m, rows: (m(rows) + torch.randn(2),), {"obs": torch.rand(2, 4)}, ["out"]
-        )
+        CompiledForward(module, noisy, graph, example)
 
 
 def test_numbers_that_are_none_are_equal_where_torch_has_them_too() -> None:
