@@ -39,7 +39,11 @@ def test_the_learning_curve_is_the_same_to_the_last_digit() -> None:
     without = list(train(ppo(seed=3), stop_iters=NUM_ITERATIONS))
 
     with EnvServer("CartPole-v1", num_envs=NUM_ENVS) as server:
-        through = list(train(configure(ppo(seed=3), server.address), stop_iters=NUM_ITERATIONS))
+        through = list(
+            train(
+                configure(ppo(seed=3), server.address, inference="torch"), stop_iters=NUM_ITERATIONS
+            )
+        )
 
     assert returns(through) == returns(without)
     assert [point.env_steps for point in through] == [point.env_steps for point in without]

@@ -50,7 +50,7 @@ def test_the_runner_samples_from_its_server_what_rllibs_own_samples_in_process(
 ) -> None:
     theirs = sampled(ppo(num_envs), SingleAgentEnvRunner)
     with serving("serve_env", "CartPole-v1", kind, num_envs) as address:
-        ours = sampled(configure(ppo(num_envs), address), RLMeshEnvRunner)
+        ours = sampled(configure(ppo(num_envs), address, inference="torch"), RLMeshEnvRunner)
 
     assert len(ours) == len(theirs) > 4
     for mine, other in zip(ours, theirs, strict=True):
