@@ -5,6 +5,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -68,7 +69,8 @@ class InferenceChoice:
             self._fall_back('inference="torch" says so')
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return InferenceChoice, (self._asked, self._compile)
+        make = partial(InferenceChoice, is_timed=self._is_timed)
+        return make, (self._asked, self._compile)
 
     def load(self) -> None:
         """Take the module's weights as they are now; to be called after each change of them."""
