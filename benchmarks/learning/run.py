@@ -122,9 +122,9 @@ def _sac_pendulum() -> AlgorithmConfig:
 def _sac_pendulum_small() -> AlgorithmConfig:
     config = SACConfig().training(
         initial_alpha=1.001,
-        actor_lr=1.5e-3,
-        critic_lr=3e-3,
-        alpha_lr=3e-3,
+        actor_lr=5e-4,
+        critic_lr=1e-3,
+        alpha_lr=1e-3,
         lr=None,
         tau=0.01,
         replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": 50_000},
