@@ -147,14 +147,16 @@ class Comparison:
 
 
 Note = Callable[[Task, Sampler, int, Point], None]
+Learn = Callable[[LearningPlan, Task, Sampler, int, Note], Run]
 
 
-def compare(plan: LearningPlan, note: Note) -> Iterator[Comparison]:
+def compare(plan: LearningPlan, note: Note, learn: Learn | None = None) -> Iterator[Comparison]:
     """Learn all of ``plan``; yield one task after the other.
 
     Args:
         plan: What to learn.
         note: Gets each point of each curve when it is reached.
+        learn: Does a run; default: in a fresh process.
 
     Raises:
         EndpointError: A run ended early, or an iteration took half an hour.
@@ -169,7 +171,7 @@ def compare(plan: LearningPlan, note: Note) -> Iterator[Comparison]:
         executor = ThreadPoolExecutor(plan.jobs)
         try:
             futures = [
-                executor.submit(_run, plan, task, sampler, seed, note_alone)
+                executor.submit(learn or _run, plan, task, sampler, seed, note_alone)
                 for sampler, seed in _runs(plan)
             ]
             yield Comparison(task, tuple(future.result() for future in futures))

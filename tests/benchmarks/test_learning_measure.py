@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.learning import measure
-from benchmarks.learning.measure import Comparison, Point, Run, compare
+from benchmarks.learning.measure import Comparison, Note, Point, Run, compare
 from benchmarks.learning.plan import THRESHOLDS, LearningPlan, Sampler, Task
 from benchmarks.learning.plot import draw, mean_curve
 from benchmarks.learning.report import caveats, table
@@ -135,17 +134,16 @@ def test_curves_are_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_each_side_learns_with_each_seed(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def learn(_: LearningPlan, task: Task, sampler: Sampler, seed: int, note: measure.Note) -> Run:
+def test_each_side_learns_with_each_seed(jobs: int) -> None:
+    def learn(_: LearningPlan, task: Task, sampler: Sampler, seed: int, note: Note) -> Run:
         made = run(sampler, [GOAL], seed=seed)
         note(task, sampler, seed, made.last)
         return made
 
-    monkeypatch.setattr(measure, "_run", learn)
     plan = LearningPlan([Task.PPO_CATCH], inferences=["compiled"], seeds=2, first_seed=5, jobs=jobs)
     noted = []
 
-    (found,) = compare(plan, lambda task, sampler, seed, _: noted.append((sampler, seed)))
+    (found,) = compare(plan, lambda task, sampler, seed, _: noted.append((sampler, seed)), learn)
 
     assert found.samplers == [Sampler.COMPILED, Sampler.RLLIB]
     assert [each.seed for each in found.of(Sampler.COMPILED)] == [5, 6]
