@@ -47,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The environments that a module of tests defines travel to their workers by value: a worker that
     imported the module would import pytest and gRPC, often RLlib and torch.
     """
+    # By its name the file that runs the documents' blocks for minutes would come last, alone.
+    items.sort(key=lambda item: item.path.name != "test_shown_blocks.py")
     for item in items:
         if item.get_closest_marker("nightly"):
             item.add_marker(pytest.mark.slow)

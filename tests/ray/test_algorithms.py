@@ -206,8 +206,15 @@ def test_an_algorithm_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["PPO", "APPO"])
-@pytest.mark.parametrize("duration", ["auto", 5])
+@pytest.mark.parametrize(
+    ("duration", "name"),
+    [
+        ("auto", "PPO"),
+        (5, "APPO"),
+        pytest.param("auto", "APPO", marks=pytest.mark.nightly),
+        pytest.param(5, "PPO", marks=pytest.mark.nightly),
+    ],
+)
 def test_evaluation_runs_beside_training(name: str, duration: Any) -> None:
     config = small(name, num_env_runners=1).evaluation(
         evaluation_interval=1,

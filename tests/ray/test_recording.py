@@ -238,7 +238,7 @@ def count_returned(*, samples: Any, metrics_logger: Any, **_kwargs: Any) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("writes_episodes", [False, True])
+@pytest.mark.parametrize("writes_episodes", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_bc_trains_on_what_was_recorded(
     cart_poles: EnvServer, tmp_path: Path, writes_episodes: bool
 ) -> None:
