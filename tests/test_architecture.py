@@ -1,6 +1,7 @@
 """The dependency rules of the package, checked from its import statements."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -145,6 +146,7 @@ IO = {"logging", "os", "random", "select", "socket", "subprocess", "threading", 
 STANDARD_LIBRARY_ONLY = {"grpc", "gymnasium", "numpy", "google", "cloudpickle", "PIL", "rich"}
 
 
+@functools.cache
 def room_of(name: str) -> str:
     """Return the innermost room of a module, given its name below the package, as a path."""
     rooms = [room for room in RULES if f"{name}/".startswith(f"{room}/")]
@@ -152,41 +154,47 @@ def room_of(name: str) -> str:
     return max(rooms, key=len)
 
 
-def product_modules() -> Iterator[tuple[str, Path]]:
-    """Each module with its name below rlmesh_ray, or that of actors, as a path."""
+@functools.cache
+def product_modules() -> dict[str, Path]:
+    """Return each module by its name below rlmesh_ray, or that of actors, as a path."""
+    found = {}
     for folder, above in (("rlmesh_ray", ROOT / "rlmesh_ray"), ("actors", ROOT)):
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = path.relative_to(above).with_suffix("").as_posix().removesuffix("/__init__")
             if "_pb" not in path.parts and name != "__init__":
-                yield name, path
+                found[name] = path
+    return found
 
 
 def modules(room: str) -> list[Path]:
-    return [path for name, path in product_modules() if room_of(name) == room]
+    return [path for name, path in product_modules().items() if room_of(name) == room]
+
+
+@functools.cache
+def import_statements(path: Path) -> tuple[list[ast.Import | ast.ImportFrom], set[str]]:
+    """Return all imports of a module, and what importing the module imports at once."""
+    tree = ast.parse(path.read_text())
+    at_once = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            at_once |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            at_once.add(node.module or "")
+    nodes = ast.walk(tree)
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)], at_once
 
 
 def imports(room: str) -> Iterator[tuple[Path, list[str]]]:
     for path in modules(room):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in import_statements(path)[0]:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     yield path, alias.name.split(".")
-            elif isinstance(node, ast.ImportFrom):
+            else:
                 assert node.level == 0, f"{path}: relative import"
                 module = (node.module or "").split(".")
                 for alias in node.names:
                     yield path, [*module, alias.name]
-
-
-def top_level_imports(path: Path) -> set[str]:
-    """What importing the module imports at once."""
-    found = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
-    return found
 
 
 def is_within(name: str, rooms: set[str]) -> bool:
@@ -213,10 +221,10 @@ def test_room_imports_only_what_it_may(room: str) -> None:
 def test_modules_with_heavy_imports_are_loaded_on_demand_only(lazy: str) -> None:
     module = f"rlmesh_ray.{lazy.removesuffix('.py').replace('/', '.')}"
 
-    for name, path in product_modules():
+    for name, path in product_modules().items():
         if f"{name}.py" in LAZY_MODULES or LAZY_MODULES[lazy] <= RULES[room_of(name)][1]:
             continue  # has loaded what is heavy already
-        assert module not in top_level_imports(path), f"{path} imports {module} at once"
+        assert module not in import_statements(path)[1], f"{path} imports {module} at once"
 
 
 SANS_IO = [
@@ -243,7 +251,7 @@ def test_the_heart_needs_only_the_standard_library(room: str) -> None:
 
 
 def test_every_module_has_a_rule() -> None:
-    for name, _ in product_modules():
+    for name in product_modules():
         room_of(name)
 
 
