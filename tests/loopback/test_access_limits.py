@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,7 @@ from tests.loopback.ports import free_address, plain_channel
 from tests.loopback.raw_join import ENV_JOIN, MODEL_JOIN, RawJoin
 from tests.loopback.served_calls import ended_with
 
-# An endpoint sees the steps of both direct connections in the same progress of their worker.
-TRANSPORTS = ["grpc", "shared_memory", pytest.param("tcp", marks=pytest.mark.nightly)]
+TRANSPORTS = ("grpc", "shared_memory", "tcp")
 
 
 def zeros(observations: Any) -> Any:
@@ -54,39 +54,27 @@ def zeros(observations: Any) -> Any:
 # --- idle connections ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_an_idle_session_ends_and_its_client_gets_the_reason(transport: str) -> None:
-    with EnvServer("CartPole-v1", idle_timeout_s=1.5) as server:
-        env = EnvClient(ConnectOptions(server.address), transport=transport)
-        env.reset()
-        env.step([np.zeros(1, np.int64)])
+def test_an_idle_session_ends_and_its_client_gets_the_reason() -> None:
+    with EnvServer("CartPole-v1", idle_timeout_s=1.5) as server, DmStream(server.address) as stream:
+        envs = [
+            EnvClient(ConnectOptions(server.address), transport=transport)
+            for transport in TRANSPORTS
+        ]
+        for env in envs:
+            env.reset()
+            env.step([np.zeros(1, np.int64)])
+        stream.join(stream.create())
 
         assert eventually(lambda: server.num_sessions == 0)
-        with pytest.raises(EndpointLostError, match=r"no request came for 1\.5 s"):
-            env.reset()
-        env.close()
+        for env in envs:
+            with pytest.raises(EndpointLostError, match=r"no request came for 1\.5 s"):
+                env.reset()
+            env.close()
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.receive()
 
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_session_that_is_used_goes_on(transport: str) -> None:
-    with EnvServer("CartPole-v1", num_envs=2, idle_timeout_s=2.0) as server:
-        env = RemoteVectorEnv(server.address, transport=transport)
-        env.reset()
-        end_s = time.monotonic() + 3.0
-        while time.monotonic() < end_s:
-            env.step(np.zeros(2, np.int64))
-        env.close()
-
-
-def test_a_call_into_the_lanes_is_a_sign_of_life() -> None:
-    with EnvServer("CartPole-v1", idle_timeout_s=2.0, allow_calls=("spec",)) as server:
-        env = EnvClient(ConnectOptions(server.address))
-        env.reset()
-        end_s = time.monotonic() + 3.0
-        while time.monotonic() < end_s:
-            env.call("spec")
-        env.reset()
-        env.close()
+    assert caught.value.code() is grpc.StatusCode.ABORTED
+    assert "no request came" in caught.value.details()
 
 
 class Dozing(gymnasium.Env[Any, Any]):
@@ -107,28 +95,54 @@ class Dozing(gymnasium.Env[Any, Any]):
         time.sleep(2.5)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_session_that_waits_for_its_environment_is_not_silent(transport: str) -> None:
-    with EnvServer(Dozing, idle_timeout_s=2.0, allow_calls=("doze",)) as server:
-        env = EnvClient(ConnectOptions(server.address), transport=transport)
-        env.reset()
-        # Some are needed to be sent through shared memory.
-        for action in (0, 0, 1, 0):
-            env.step([np.full(1, action, np.int64)])
-        env.call("doze")
-        env.reset()
-        env.close()
+def step(env: EnvClient, action: int = 0) -> None:
+    env.step([np.full(1, action, np.int64)])
 
 
-def test_a_silent_world_ends_too() -> None:
-    with EnvServer("CartPole-v1", idle_timeout_s=1.5) as server, DmStream(server.address) as stream:
-        stream.join(stream.create())
-        assert eventually(lambda: server.num_sessions == 0)
-        with pytest.raises(grpc.RpcError) as caught:
-            stream.receive()
+def go_on(use: Callable[[EnvClient], Any]) -> Callable[[EnvClient], None]:
+    """Return what uses an environment, with short pauses, for longer than it may be idle."""
 
-    assert caught.value.code() is grpc.StatusCode.ABORTED
-    assert "no request came" in caught.value.details()
+    def use_on(env: EnvClient) -> None:
+        end_s = time.monotonic() + 3.0
+        while time.monotonic() < end_s:
+            use(env)
+            time.sleep(0.02)
+
+    return use_on
+
+
+def wait_for_a_step(env: EnvClient) -> None:
+    step(env)
+    step(env)  # the first ones are not sent through shared memory
+    step(env, 1)
+    step(env)
+
+
+def test_a_session_that_is_used_or_waits_for_its_environment_is_not_silent() -> None:
+    uses: list[tuple[str, Callable[[EnvClient], Any]]] = [
+        *((transport, go_on(step)) for transport in TRANSPORTS),
+        *((transport, wait_for_a_step) for transport in TRANSPORTS),
+        ("grpc", go_on(lambda env: env.call("spec"))),
+        ("grpc", lambda env: env.call("doze")),
+    ]
+    with (
+        EnvServer(Dozing, idle_timeout_s=2.0, allow_calls=("doze", "spec")) as server,
+        contextlib.ExitStack() as sessions,
+        ThreadPoolExecutor(len(uses)) as threads,
+    ):
+        envs = []
+        for transport, _ in uses:
+            env = EnvClient(ConnectOptions(server.address), transport=transport)
+            envs.append(sessions.enter_context(contextlib.closing(env)))
+
+        def run(env: EnvClient, use: Callable[[EnvClient], Any]) -> None:
+            env.reset()
+            use(env)
+            env.reset()
+
+        done = [threads.submit(run, env, use) for env, (_, use) in zip(envs, uses, strict=True)]
+        for future in done:
+            future.result()
 
 
 def test_a_silent_model_session_ends_but_not_one_that_waits_for_its_answer() -> None:
@@ -141,12 +155,12 @@ def test_a_silent_model_session_ends_but_not_one_that_waits_for_its_answer() -> 
     with (
         EnvServer("CartPole-v1") as env_endpoint,
         contextlib.closing(RemoteVectorEnv(env_endpoint.address)) as env,
-        ModelServer(slow, idle_timeout_s=1.5) as server,
+        ModelServer(slow, idle_timeout_s=1.0) as server,
     ):
         observations, _ = env.reset()
         model = RemoteModel(server.address)
         model.configure_route(env)
-        timer = threading.Timer(2.0, may_act.set)
+        timer = threading.Timer(1.5, may_act.set)
         timer.start()
         assert model.predict(observations) == [0]
         timer.join()
