@@ -20,7 +20,8 @@ def bench(*arguments: str) -> int:
     return code
 
 
-@pytest.mark.parametrize("network", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["mlp", "cnn"])
 def test_batches_are_compared_with_torch_and_clients_are_measured(
     network: str, capsys: Capture
 ) -> None:

@@ -113,8 +113,18 @@ def test_a_file_of_torch_acts_alike(save: str, tmp_path: Path) -> None:
     assert_alike(policy, TorchPolicy(module, inference="torch"))
 
 
-@pytest.mark.parametrize("model", [{}, {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}])
-@BUCKETS
+LSTM = {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}
+
+
+@pytest.mark.parametrize(
+    ("model", "buckets"),
+    [
+        ({}, ()),
+        (LSTM, (2, 4)),
+        pytest.param({}, (2, 4), marks=pytest.mark.nightly),
+        pytest.param(LSTM, (), marks=pytest.mark.nightly),
+    ],
+)
 def test_an_rlmodule_acts_alike_and_takes_new_weights(
     tmp_path: Path, model: dict[str, Any], buckets: tuple[int, ...]
 ) -> None:

@@ -252,18 +252,20 @@ def test_one_thread_may_send_while_another_waits(serve: Serve) -> None:
 
 
 def test_a_stream_that_is_not_read_answers_the_servers_pings(serve: Serve) -> None:
-    is_gone = Event()
+    is_gone, may_answer = Event(), Event()
 
     def wait(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         context.add_callback(is_gone.set)
         yield next(requests)
-        yield b"gone" if is_gone.wait(4.0) else b"still there"
+        may_answer.wait(20.0)
+        yield b"gone" if is_gone.is_set() else b"still there"
 
     stream = serve(wait)
     stream.send(b"a")
     assert stream.receive(5.0) == b"a"
-    assert not is_gone.wait(3.0)  # a ping has 2 s to be answered
+    assert not is_gone.wait(2.5)  # a ping has 2 s to be answered
 
+    may_answer.set()
     assert stream.receive(5.0) == b"still there"
 
 

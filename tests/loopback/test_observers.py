@@ -444,7 +444,7 @@ def test_a_step_that_waits_for_a_picture_keeps_its_deadline(transport: str, tmp_
         drawing = pool.submit(observer.render, only(observer).name)
         assert eventually(begun(gate).exists)
         with (
-            step_timeout(client, 2.0),
+            step_timeout(client, 1.0),
             pytest.raises(RemoteEnvError, match="TIMEOUT: not done: calls or observers") as caught,
         ):
             client.step(NOTHING)

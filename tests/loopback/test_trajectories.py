@@ -20,6 +20,12 @@ SEED = 7
 ONE_LANE = ("discrete", "box of one number", "text", "nested")
 """Of these, one lane's value is no row of an array as it is."""
 
+SOON = ("box", "image", "discrete", "text", "nested")
+"""Spaces of vectors that are tested alone; alone, the other ones are at night."""
+TOGETHER = gymnasium.spaces.Dict(
+    {name.replace(" ", "_"): space for name, space in SPACES.items() if name not in (*SOON, "dict")}
+)
+
 
 @pytest.mark.parametrize("space", [SPACES[name] for name in ONE_LANE], ids=ONE_LANE)
 def test_one_lane_gives_what_the_environment_gives(space: gymnasium.Space[Any]) -> None:
@@ -43,7 +49,15 @@ def test_one_lane_gives_what_the_environment_gives(space: gymnasium.Space[Any]) 
         plain.close()
 
 
-@pytest.mark.parametrize("space", SPACES.values(), ids=list(SPACES))
+@pytest.mark.parametrize(
+    "space",
+    [
+        pytest.param(
+            space, id=name, marks=() if name in (*SOON, "together") else pytest.mark.nightly
+        )
+        for name, space in (*SPACES.items(), ("together", TOGETHER))
+    ],
+)
 def test_a_vector_gives_what_gymnasiums_sync_vector_gives(space: gymnasium.Space[Any]) -> None:
     local = SyncVectorEnv([lambda: EchoEnv(space)] * NUM_LANES)
 

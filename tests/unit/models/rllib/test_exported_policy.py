@@ -120,7 +120,15 @@ NESTED = spaces.Dict(
 )
 
 
-@pytest.mark.parametrize("observation", [NESTED, spaces.Discrete(5), PICTURE])
+# The nested space has parts of all kinds; alone they run at night.
+@pytest.mark.parametrize(
+    "observation",
+    [
+        NESTED,
+        pytest.param(spaces.Discrete(5), marks=pytest.mark.nightly),
+        pytest.param(PICTURE, marks=pytest.mark.nightly),
+    ],
+)
 def test_flattened_observations_are_flattened_as_rllib_does(
     tmp_path: Path, observation: Any
 ) -> None:
