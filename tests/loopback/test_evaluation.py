@@ -19,7 +19,7 @@ def lean(observations: NDArray[Any]) -> NDArray[np.int64]:
 
 def test_the_result_does_not_depend_on_the_width_or_the_side_of_the_policy() -> None:
     results = []
-    for width in (1, 3, 8):
+    for width in (1, 8):
         with EnvServer("CartPole-v1", num_envs=width) as env, ModelServer(lean) as model:
             results.append(evaluate(env.address, model.address, episodes=6, seed=3).episodes)
             results.append(evaluate(env.address, lean, episodes=6, seed=3).episodes)

@@ -35,12 +35,17 @@ def cartpoles() -> SyncVectorEnv:
     return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * NUM_LANES)
 
 
-@pytest.fixture
-def remote() -> Iterator[RemoteVectorEnv]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[EnvServer]:
     with EnvServer("CartPole-v1", num_envs=NUM_LANES) as server:
-        env = RemoteVectorEnv(server.address)
-        yield env
-        env.close()
+        yield server
+
+
+@pytest.fixture
+def remote(server: EnvServer) -> Iterator[RemoteVectorEnv]:
+    env = RemoteVectorEnv(server.address)
+    yield env
+    env.close()
 
 
 # The checker's advice on how to choose bounds is for the environments' authors.

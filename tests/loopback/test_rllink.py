@@ -240,7 +240,7 @@ def test_who_waits_when_the_port_is_closed_is_not_left_waiting(trainer: Trainer)
 def test_a_slow_sender_is_cut_off_and_harms_no_other_client(
     serve: Callable[..., str], trainer: Trainer
 ) -> None:
-    address = serve(limits=RLlinkLimits(frame_timeout_s=1.5))
+    address = serve(limits=RLlinkLimits(frame_timeout_s=1.0))
     with RLlinkClient(address) as client, connect_options(address) as slow:
         slow.sendall(PING)
         assert slow.recv(100) == PONG
@@ -250,7 +250,7 @@ def test_a_slow_sender_is_cut_off_and_harms_no_other_client(
             assert client.get_state().weights_seq_no == 3
         reported = everything(slow)
 
-        assert b"not complete 1.5 s after it began" in reported
+        assert b"not complete 1 s after it began" in reported
         assert client.get_state().weights_seq_no == 3
     trainer.wait_until(lambda: trainer.present == 0)
 
@@ -261,8 +261,8 @@ def test_a_client_that_sends_nothing_at_first_is_cut_off(serve: Callable[..., st
 
 
 def test_between_two_frames_there_is_no_hurry(serve: Callable[..., str]) -> None:
-    with RLlinkClient(serve(limits=RLlinkLimits(frame_timeout_s=1.5))) as client:
-        time.sleep(2.0)
+    with RLlinkClient(serve(limits=RLlinkLimits(frame_timeout_s=1.0))) as client:
+        time.sleep(1.5)
 
         assert client.get_state().weights_seq_no == 3
 
@@ -270,7 +270,7 @@ def test_between_two_frames_there_is_no_hurry(serve: Callable[..., str]) -> None
 def test_a_client_that_takes_no_answers_is_cut_off(
     serve: Callable[..., str], trainer: Trainer
 ) -> None:
-    address = serve(limits=RLlinkLimits(frame_timeout_s=1.5))
+    address = serve(limits=RLlinkLimits(frame_timeout_s=1.0))
     trainer.is_holding = True
     with connect_options(address) as deaf:
         deaf.sendall(framed(JSON.pack_request(m.GetState())))
@@ -432,7 +432,7 @@ def test_the_client_does_not_wait_for_a_server_that_accepts_and_sends_nothing() 
 
 
 def test_a_client_that_only_sends_notices_the_end_of_the_server(serve: Callable[..., str]) -> None:
-    with RLlinkClient(serve(limits=RLlinkLimits(frame_timeout_s=1.5))) as client:
+    with RLlinkClient(serve(limits=RLlinkLimits(frame_timeout_s=1.0))) as client:
 
         def go_on() -> None:
             deadline_s = time.monotonic() + 10

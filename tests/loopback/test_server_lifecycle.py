@@ -145,7 +145,7 @@ def test_workers_that_die_between_two_requests_leave_nothing_behind() -> None:
 def test_clients_that_come_and_go_leave_nothing_behind() -> None:
     with EnvServer("CartPole-v1") as server:
         counts = []
-        for cycle in range(40):
+        for cycle in range(20):
             env = EnvClient(ConnectOptions(server.address))
             env.reset()
             env.step([np.zeros(1, np.int64)])

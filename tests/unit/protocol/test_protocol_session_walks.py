@@ -51,7 +51,7 @@ from tests.unit.protocol.counted_session import CountedSession
 
 NUM_LANES = 3
 FEW = settings(
-    max_examples=40,
+    max_examples=25,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
