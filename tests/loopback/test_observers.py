@@ -330,7 +330,7 @@ def test_a_client_that_asks_too_often_gets_an_error() -> None:
 # --- accidents -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
+@pytest.mark.parametrize("transport", ["shared_memory", TCP])
 def test_a_direct_step_that_hangs_is_late_although_an_observer_waits_behind_it(
     transport: str, tmp_path: Path
 ) -> None:

@@ -49,7 +49,9 @@ print(status, observation.tolist())
 """
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
+@pytest.mark.parametrize(
+    "transport", ["shared_memory", "grpc", pytest.param("tcp", marks=pytest.mark.nightly)]
+)
 def test_a_fork_leaves_the_sessions_of_its_parent_alone(transport: str) -> None:
     with (
         EnvServer("CartPole-v1", num_envs=2) as env_server,
