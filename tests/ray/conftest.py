@@ -9,6 +9,8 @@ import pytest
 import ray
 import torch
 
+from rlmesh_ray.actors.registry import assignment_table
+from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.client import endpoint_registration
 from rlmesh_ray.rllib.runner import assignment_requests, session_retry
 from tests.conftest import GCS_WAIT_VARIABLE
@@ -61,6 +63,21 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_retry, "_FIRST_DELAY_S", 0.05)
     monkeypatch.setattr(session_retry, "_LONGEST_DELAY_S", 0.2)
     monkeypatch.setattr(endpoint_registration, "_REPORT_EVERY_S", 0.3)
+
+
+@pytest.fixture
+def sessions_move_soon(local_ray: None) -> Iterator[None]:
+    """The registry balances the load soon after the last new session, and not only after 5 s."""
+
+    def set_quiet_s(_registry: object, quiet_s: float) -> float:
+        former_s = assignment_table._QUIET_S
+        assignment_table._QUIET_S = quiet_s
+        return former_s
+
+    registry = shared_registry()
+    former_s = ray.get(registry.__ray_call__.remote(set_quiet_s, 0.2))
+    yield
+    ray.get(registry.__ray_call__.remote(set_quiet_s, former_s))
 
 
 @pytest.fixture(autouse=True, scope="module")

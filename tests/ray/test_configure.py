@@ -131,6 +131,7 @@ def test_a_fleet_that_the_config_starts_truncates_at_a_bad_value() -> None:
     config = PPOConfig().env_runners(num_env_runners=0)
     env = functools.partial(FaultyEnv, Fault.NAN, at_step=3)
     config = configure(config, env, num_endpoints=1, num_envs=2, on_bad_value="truncate")
+    assert config.num_envs_per_env_runner == 2
     runner = config.env_runner_cls(config=config, worker_index=0, num_workers=0)
 
     episodes = runner.sample(num_episodes=2)

@@ -24,7 +24,7 @@ from tests.ray.switch_policy import switch_policy
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
-EPISODES = 24
+EPISODES = 12
 FEW: dict[str, Any] = {"num_cpus": 0.1, "seed": 5}
 
 

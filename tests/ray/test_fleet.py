@@ -27,7 +27,6 @@ from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointClosedError,
     EndpointUnreachableError,
-    EnvStartError,
 )
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.training import TrainingProgress, train
@@ -64,14 +63,9 @@ def test_a_fleet_serves_from_as_many_endpoints_as_asked_for_until_it_is_stopped(
         fleet.resolver.address(0)
 
 
-def test_an_unknown_environment_fails_the_fleet_with_the_cause() -> None:
-    with pytest.raises(EnvStartError, match="NoSuchEnv"):
-        EnvFleet("NoSuchEnv-v0", num_cpus=0.1)
-
-
 def test_a_fleet_that_finds_no_room_says_what_it_needs() -> None:
     with pytest.raises(CapacityError, match="needs 1000 CPU"):
-        EnvFleet("CartPole-v1", num_cpus=1000, start_timeout_s=3.0)
+        EnvFleet("CartPole-v1", num_cpus=1000, start_timeout_s=0.2)
 
 
 def test_a_fleet_that_waits_for_room_says_what_it_needs_and_starts_when_there_is_some(
@@ -172,18 +166,11 @@ def test_ppo_trains_on_a_fleet_with_local_and_remote_runners(num_env_runners: in
     assert_trained(progress_on_a_fleet(num_env_runners))
 
 
-def test_configure_starts_a_fleet_for_an_id() -> None:
-    config = configure(small_ppo(), "CartPole-v1", num_endpoints=2, num_envs=3)
-
-    assert config.num_envs_per_env_runner == 6
-
-
 def test_an_env_service_actor_can_be_used_by_itself() -> None:
     actor_class: Any = EnvServiceActor
     actor = actor_class.options(num_cpus=0.1).remote(
         "CartPole-v1",
         num_envs=2,
-        address="127.0.0.1:0",
         autoreset="disabled",
         dialects=["rlmesh.protocol.v1"],
     )
@@ -195,24 +182,23 @@ def test_an_env_service_actor_can_be_used_by_itself() -> None:
     assert env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
     assert not shake_hands(address).compatible
     env.close()
-    ray.kill(actor)
+    assert_listens_on_loopback_until_stopped(actor)
 
 
-@pytest.mark.parametrize(
-    ("actor_class", "served"), [(EnvServiceActor, "CartPole-v1"), (ModelServiceActor, np.sign)]
-)
-def test_service_actors_have_the_same_methods_and_listen_on_loopback_without_a_token(
-    actor_class: Any, served: object
-) -> None:
-    actor = actor_class.options(num_cpus=0.1).remote(served)
+def test_a_model_service_actor_has_the_same_methods() -> None:
+    actor_class: Any = ModelServiceActor
+    assert_listens_on_loopback_until_stopped(actor_class.options(num_cpus=0.1).remote(np.sign))
 
+
+def assert_listens_on_loopback_until_stopped(actor: Any) -> None:
+    """Assert what holds of each service actor that was started without an address or a token."""
     description = ray.get(actor.describe.remote())
-    address, statistics = ray.get([actor.address.remote(), actor.statistics.remote()])
+    address = ray.get(actor.address.remote())
 
     assert address.startswith("127.0.0.1:")
     assert description["address"] == address
     assert description["pid"] != os.getpid()
-    assert statistics.sessions.open == 0
+    assert eventually(lambda: ray.get(actor.statistics.remote()).sessions.open == 0)
     assert ray.get(actor.health.remote()).is_serving
     assert ray.get(actor.drain.remote(0.0))
     ray.get(actor.stop.remote())

@@ -78,6 +78,7 @@ def test_a_fleet_that_grows_keeps_what_it_has_and_can_be_used_at_once(fleet: Env
     env.close()
 
 
+@pytest.mark.usefixtures("sessions_move_soon")
 def test_sessions_are_asked_to_move_to_new_endpoints_and_away_from_those_that_go(
     fleet: EnvFleet,
 ) -> None:

@@ -387,6 +387,7 @@ def test_a_session_finds_its_endpoint_where_it_has_come_back(pool: EnvPool) -> N
         sampler.stop()
 
 
+@pytest.mark.usefixtures("sessions_move_soon")
 def test_sessions_move_to_endpoints_that_join_and_away_from_those_that_leave(
     pool: EnvPool,
 ) -> None:

@@ -128,7 +128,7 @@ def test_a_client_is_served_all_the_while_by_newer_and_newer_policies(tmp_path: 
     checkpoint = checkpoint_of(algorithm, tmp_path)
     with ModelServer(load_policy(checkpoint)) as server, Client(server.address) as client:
         publish_weights(algorithm, server)
-        for iteration in range(1, 6):
+        for iteration in range(1, 4):
             result = algorithm.train()
             assert callback_of(algorithm).wait(TIMEOUT_S)
             assert server.policy_version == iteration
@@ -143,8 +143,8 @@ def test_a_client_is_served_all_the_while_by_newer_and_newer_policies(tmp_path: 
     assert client.versions == sorted(client.versions)
     assert len(set(client.versions)) > 2
     reported = result["served_policy"]
-    # The fifth is on its way when the iteration tells; on a busy machine it has arrived by then.
-    assert reported["policy_version"] == reported["delivered"] in (4, 5)
+    # The third is on its way when the iteration tells; on a busy machine it has arrived by then.
+    assert reported["policy_version"] == reported["delivered"] in (2, 3)
     assert (reported["superseded"], reported["failed"]) == (0, 0)
     assert np.array_equal(served, actions_of(checkpoint, state))
     assert not np.array_equal(served, actions_of(checkpoint))

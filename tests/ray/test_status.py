@@ -38,7 +38,6 @@ def endpoints(registry: Any) -> Iterator[Callable[..., Any]]:
     def start(kind: Any, served: object, endpoint_id: str, **options: Any) -> Any:
         actor = kind.remote(served, endpoint_id=endpoint_id, token=TOKEN, **options)
         started.append((endpoint_id, actor))
-        ray.get(actor.address.remote())
         return actor
 
     yield start
@@ -134,6 +133,7 @@ def test_an_endpoint_that_cannot_be_measured_keeps_its_lease(
     heartbeat.end()
 
 
+@pytest.mark.nightly
 def test_watching_goes_on_until_it_is_interrupted(registry: Any) -> None:
     address = ray.get_runtime_context().gcs_address
     command = [*STATUS, "--watch", "--ray-address", address]

@@ -30,6 +30,26 @@ def test_ctrl_c_ends_watching(context: Any) -> None:
     status.status(context, watch=True)
 
 
+def test_watching_goes_on_until_ctrl_c(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[object] = []
+
+    def query(console: Console, joined: str) -> list[Any]:
+        events.append("query")
+        return []
+
+    def pause(seconds: float) -> None:
+        events.append(seconds)
+        if events.count(seconds) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "_query", query)
+    monkeypatch.setattr("time.sleep", pause)
+
+    status.status(context, watch=True)
+
+    assert events == ["query", 3.0, "query", 3.0]
+
+
 def test_without_ray_the_error_names_the_alternative(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
