@@ -119,9 +119,17 @@ def assert_trains(name: str, config: AlgorithmConfig) -> None:
         ("PPO", 0),
         *(
             pytest.param(name, num_env_runners, marks=pytest.mark.slow)
-            for name in ("PPO", "APPO", "IMPALA", "DQN", "SAC")
-            for num_env_runners in (0, 2)
-            if (name, num_env_runners) != ("PPO", 0)
+            for name, num_env_runners in [
+                ("PPO", 2),
+                ("APPO", 2),
+                ("IMPALA", 2),
+                ("DQN", 0),
+                ("SAC", 0),
+            ]
+        ),
+        *(
+            pytest.param(name, num_env_runners, marks=pytest.mark.nightly)
+            for name, num_env_runners in [("APPO", 0), ("IMPALA", 0), ("DQN", 2), ("SAC", 2)]
         ),
     ],
 )
@@ -179,7 +187,10 @@ def test_runners_pull_the_weights_of_appo() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "num_env_runners"), [("PPO", 0), ("APPO", 1), ("DQN", 0)])
+@pytest.mark.parametrize(
+    ("name", "num_env_runners"),
+    [("PPO", 0), pytest.param("APPO", 1, marks=pytest.mark.nightly), ("DQN", 0)],
+)
 def test_an_algorithm_goes_on_from_its_checkpoint(
     name: str, num_env_runners: int, tmp_path: Path
 ) -> None:

@@ -94,19 +94,15 @@ def test_texts_that_flattening_leaves_out_do_not_matter() -> None:
         np.testing.assert_array_equal(rows[:, 2:].sum(axis=1), 1.0)
 
 
-WIDTHS = [(1, 1), (4, 1), (2, 2), (1, 3)]
-EACH_AT_LEAST_ONCE = [(False, 4, 1), (True, 2, 2), (True, 1, 3)]
-
-
 @pytest.mark.parametrize(
     ("explore", "num_envs", "num_endpoints"),
     [
-        *EACH_AT_LEAST_ONCE,
+        (False, 4, 1),
+        (True, 2, 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(False, 1, 1), (True, 1, 3)]),
         *(
-            pytest.param(explore, *width, marks=pytest.mark.slow)
-            for explore in (False, True)
-            for width in WIDTHS
-            if (explore, *width) not in EACH_AT_LEAST_ONCE
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in [(False, 2, 2), (False, 1, 3), (True, 1, 1), (True, 4, 1)]
         ),
     ],
 )
@@ -124,6 +120,7 @@ def test_episodes_equal_those_of_rllibs_own_runner(
         assert_same_episodes(mine, other)
 
 
+@pytest.mark.nightly
 def test_whole_episodes_equal_those_of_rllibs_own_runner(
     runners: Callable[..., RLMeshEnvRunner],
 ) -> None:
@@ -149,7 +146,7 @@ def test_a_seed_gives_the_same_episodes_in_each_run_although_they_are_compiled()
         assert_same_episodes(mine, other)
 
 
-@pytest.mark.parametrize("explore", [False, True])
+@pytest.mark.parametrize("explore", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_recurrent_module_runs_compiled_on_rllibs_per_item_path(explore: bool) -> None:
     model = {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}
     runs = []

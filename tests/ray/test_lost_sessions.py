@@ -182,7 +182,7 @@ def test_a_remote_runner_returns_what_it_has_when_all_endpoints_are_away(
     runner.stop()
 
 
-@pytest.mark.parametrize("num_endpoints", [1, 2])
+@pytest.mark.parametrize("num_endpoints", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_after_an_error_of_a_callback_sampling_begins_anew(
     fleets: Callable[..., Fleet], num_endpoints: int
 ) -> None:

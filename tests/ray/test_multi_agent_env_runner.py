@@ -210,7 +210,10 @@ def assert_same_episodes(ours: list[MultiAgentEpisode], theirs: list[MultiAgentE
         assert_equal(parts(mine), parts(other))
 
 
-@pytest.mark.parametrize(("num_envs", "num_endpoints", "explore"), [(1, 1, False), (2, 2, True)])
+@pytest.mark.parametrize(
+    ("num_envs", "num_endpoints", "explore"),
+    [pytest.param(1, 1, False, marks=pytest.mark.nightly), (2, 2, True)],
+)
 def test_episodes_equal_those_of_rllibs_own_runner(
     runner: Callable[..., RLMeshMultiAgentEnvRunner],
     num_envs: int,

@@ -235,7 +235,7 @@ def act(policy: Policy, contract: EnvContract, events: list[Event], routes: list
         *((name, [1, 2]) for name in ("recurrent", "looking back")),
         *(pytest.param(name, [3], marks=pytest.mark.slow) for name in ("raw", "clipped")),
         *(
-            pytest.param(name, [1, 2], marks=pytest.mark.slow)
+            pytest.param(name, [1, 2], marks=pytest.mark.nightly)
             for name in CASES
             if name not in ("recurrent", "looking back")
         ),
@@ -327,7 +327,11 @@ def first_steps(run: Trained) -> list[tuple[Event, ...]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["recurrent", "looking back", pytest.param("filtered", marks=pytest.mark.slow)]
+    "name",
+    [
+        "recurrent",
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in ("looking back", "filtered")),
+    ],
 )
 def test_a_failed_batch_leaves_the_lanes_as_they_were(
     trained: Callable[[str], Trained], name: str
@@ -414,7 +418,7 @@ def no_numbers(weights: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("explore", [False, True])
-@pytest.mark.parametrize("name", ["discrete", "recurrent"])
+@pytest.mark.parametrize("name", [pytest.param("discrete", marks=pytest.mark.nightly), "recurrent"])
 def test_weights_that_are_nan_do_not_act_until_there_are_others(
     trained: Callable[[str], Trained], name: str, explore: bool
 ) -> None:
@@ -432,7 +436,9 @@ def test_weights_that_are_nan_do_not_act_until_there_are_others(
 
 
 @pytest.mark.parametrize("buckets", [[], pytest.param([2], marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["discrete", "recurrent", "looking back"])
+@pytest.mark.parametrize(
+    "name", ["discrete", "recurrent", pytest.param("looking back", marks=pytest.mark.nightly)]
+)
 def test_a_request_that_makes_nan_is_refused_alone_and_disturbs_no_memory(
     trained: Callable[[str], Trained], name: str, buckets: list[int]
 ) -> None:
@@ -657,7 +663,11 @@ def history(policy: Policy, run: Trained, num_steps: int = 8) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("name", "folder"),
-    [("discrete", "default_policy"), ("normalised", "."), ("recurrent", "default_policy")],
+    [
+        pytest.param("discrete", "default_policy", marks=pytest.mark.nightly),
+        ("normalised", "."),
+        ("recurrent", "default_policy"),
+    ],
 )
 def test_an_rlmodule_alone_acts_with_rllib_s_default_connectors(
     trained: Callable[[str], Trained], tmp_path: Path, name: str, folder: str
@@ -724,7 +734,7 @@ def noted_layers() -> Iterator[list[tuple[int, int]]]:
         noting.remove()
 
 
-@pytest.mark.parametrize("buckets", [[2, 8], [2]])
+@pytest.mark.parametrize("buckets", [[2, 8], pytest.param([2], marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     "name",
     ["recurrent", *(pytest.param(n, marks=pytest.mark.slow) for n in ("raw", "looking back"))],
@@ -753,7 +763,9 @@ def test_a_device_that_is_not_there_is_refused(trained: Callable[[str], Trained]
 # --- new weights -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.has_later])
+@pytest.mark.parametrize(
+    "name", [pytest.param("discrete", marks=pytest.mark.nightly), "filtered", "recurrent"]
+)
 def test_with_an_env_runner_s_state_it_acts_as_the_later_checkpoint(
     trained: Callable[[str], Trained], name: str
 ) -> None:
@@ -893,7 +905,9 @@ class Name(str):
 @pytest.mark.parametrize(
     "num_episodes", [pytest.param(300), pytest.param(10_000, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("name", ["recurrent", "looking back"])
+@pytest.mark.parametrize(
+    "name", ["recurrent", pytest.param("looking back", marks=pytest.mark.nightly)]
+)
 def test_nothing_grows_with_episodes_routes_and_clients(
     trained: Callable[[str], Trained], name: str, num_episodes: int
 ) -> None:

@@ -18,7 +18,7 @@ def ppo(num_envs: int) -> PPOConfig:
     return config
 
 
-@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("num_envs", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_the_runner_samples_from_b3_what_rllibs_own_samples_in_process(num_envs: int) -> None:
     own = SingleAgentEnvRunner(config=ppo(num_envs), worker_index=0, num_workers=0)
     theirs = own.sample(num_timesteps=200, random_actions=False)

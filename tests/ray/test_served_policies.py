@@ -108,8 +108,9 @@ CASES = {
         is_tolerant=True,
     ),
 }
-# The others are quick variants: of what is remembered, of shapes, of structure.
+# The others are quick variants: of what is remembered, of structure.
 SLOW = {"recurrent and continuous", "discrete"}
+NIGHTLY = {"continuous", "image"}
 
 
 @dataclass
@@ -203,7 +204,14 @@ def played(model: RemoteModel, case: Case, num_lanes: int) -> list[Episode]:
 
 @pytest.mark.parametrize("num_lanes", [1, 3])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=[pytest.mark.slow] * (name in SLOW) + [pytest.mark.nightly] * (name in NIGHTLY),
+        )
+        for name in CASES
+    ],
 )
 def test_a_served_policy_acts_episode_by_episode_as_algorithm_evaluate_does(
     runs: Callable[[str], Evaluated], name: str, num_lanes: int

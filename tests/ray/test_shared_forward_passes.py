@@ -85,7 +85,7 @@ def test_slots_that_wait_together_share_a_pass_and_leave_half_of_them_to_step(
     assert max(rows) == 4 * WIDTH
 
 
-@pytest.mark.parametrize("num_sessions", [2, 3])
+@pytest.mark.parametrize("num_sessions", [pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_few_slots_take_turns(runner_with: BuildRunner, rows: list[int], num_sessions: int) -> None:
     runner_with(num_sessions).sample(num_timesteps=200)
 
@@ -127,7 +127,7 @@ def test_a_module_that_gives_no_rows_is_asked_for_each_slot_by_itself(
     assert_each_action_is_its_observations_own(runner, episodes)
 
 
-@pytest.mark.parametrize("num_sessions", [2, 6])
+@pytest.mark.parametrize("num_sessions", [2, pytest.param(6, marks=pytest.mark.nightly)])
 def test_the_per_item_path_takes_over_when_the_module_s_output_changes(
     runner_with: BuildRunner, monkeypatch: pytest.MonkeyPatch, num_sessions: int
 ) -> None:

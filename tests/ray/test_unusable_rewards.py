@@ -50,7 +50,6 @@ ENDPOINTS: dict[str, Callable[[], EnvServer]] = {
     ("endpoint", "as_arrays"),
     [
         ("one lane", True),
-        ("lanes that reset themselves", True),
         ("lanes that reset themselves", False),
         ("lanes that do not", True),
         ("a vector, same step", True),
@@ -58,6 +57,7 @@ ENDPOINTS: dict[str, Callable[[], EnvServer]] = {
             pytest.param(endpoint, as_arrays, marks=pytest.mark.nightly)
             for endpoint, as_arrays in [
                 ("one lane", False),
+                ("lanes that reset themselves", True),
                 ("lanes that do not", False),
                 ("a vector, next step", True),
                 ("a vector, next step", False),
@@ -131,7 +131,10 @@ OFTEN = (
 )
 
 
-@pytest.mark.parametrize(("env", "as_arrays"), [(Bottomless, True), (Collapsing, False)])
+@pytest.mark.parametrize(
+    ("env", "as_arrays"),
+    [(Bottomless, True), pytest.param(Collapsing, False, marks=pytest.mark.nightly)],
+)
 def test_an_environment_that_finishes_no_episode_for_it_ends_sampling_with_the_cause(
     env: type[Ramp], as_arrays: bool
 ) -> None:
