@@ -419,7 +419,7 @@ def test_rllib_itself_acts_outside_a_space_that_begins_elsewhere() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*Overriding environment:UserWarning")
-@pytest.mark.parametrize("start", [-4, -3, -1, 0, 1])
+@pytest.mark.parametrize("start", [-4, -3, pytest.param(-1, marks=pytest.mark.nightly), 0, 1])
 def test_flattening_refuses_the_indices_that_end_rllibs_own_runner(start: int) -> None:
     observation = spaces.Dict(
         a=BOX, b=spaces.MultiDiscrete([2, 2]), c=spaces.Discrete(3, start=start)

@@ -82,7 +82,7 @@ def test_an_interrupted_episode_is_returned_as_truncated_with_the_cause(
     runner.stop()
 
 
-@pytest.mark.parametrize("path", ["fast", "per item"])
+@pytest.mark.parametrize("path", ["fast", pytest.param("per item", marks=pytest.mark.nightly)])
 def test_metrics_of_failures_are_0_before_the_first_one(
     fleets: Callable[..., Fleet], path: str
 ) -> None:

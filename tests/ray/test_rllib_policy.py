@@ -232,12 +232,12 @@ def act(policy: Policy, contract: EnvContract, events: list[Event], routes: list
     ("name", "routes"),
     [
         *((name, [3]) for name in CASES if name not in ("raw", "clipped")),
-        *((name, [1, 2]) for name in ("recurrent", "looking back")),
+        ("recurrent", [1, 2]),
         *(pytest.param(name, [3], marks=pytest.mark.slow) for name in ("raw", "clipped")),
         *(
             pytest.param(name, [1, 2], marks=pytest.mark.nightly)
             for name in CASES
-            if name not in ("recurrent", "looking back")
+            if name != "recurrent"
         ),
     ],
 )
