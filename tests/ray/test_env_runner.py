@@ -190,7 +190,7 @@ def test_exploration_that_depends_on_steps_stays_in_torch_on_rllibs_per_item_pat
 @pytest.mark.parametrize(
     "env",
     [
-        Ramp,
+        pytest.param(Ramp, marks=pytest.mark.nightly),
         lambda: ramps(AutoresetMode.NEXT_STEP),
         lambda: ramps(AutoresetMode.DISABLED),
         lambda: ramps(AutoresetMode.SAME_STEP),

@@ -136,7 +136,9 @@ def reported(flags: Mapping[str, bool], observation: Mapping[str, Any]) -> dict[
     return {key: flag for key, flag in flags.items() if flag or key in {*observation, "__all__"}}
 
 
-@pytest.mark.parametrize(("num_envs", "num_endpoints"), [(1, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("num_envs", "num_endpoints"), [pytest.param(1, 1, marks=pytest.mark.nightly), (3, 1), (2, 2)]
+)
 def test_lanes_give_what_rllibs_own_vector_gives(
     opened: ExitStack, num_envs: int, num_endpoints: int
 ) -> None:

@@ -49,13 +49,13 @@ ENDPOINTS: dict[str, Callable[[], EnvServer]] = {
 @pytest.mark.parametrize(
     ("endpoint", "as_arrays"),
     [
-        ("one lane", True),
         ("lanes that reset themselves", False),
         ("lanes that do not", True),
         ("a vector, same step", True),
         *(
             pytest.param(endpoint, as_arrays, marks=pytest.mark.nightly)
             for endpoint, as_arrays in [
+                ("one lane", True),
                 ("one lane", False),
                 ("lanes that reset themselves", True),
                 ("lanes that do not", False),
