@@ -52,15 +52,15 @@ def test_the_learning_curve_is_the_same_to_the_last_digit() -> None:
 
 def test_lost_sessions_are_counted() -> None:
     def break_down() -> FaultyEnv:
-        return FaultyEnv(Fault.EXIT, at_step=80)
+        return FaultyEnv(Fault.EXIT, at_step=40)
 
     with EnvServer(break_down, num_envs=1) as server:
         config = PPOConfig().env_runners(num_env_runners=0, rollout_fragment_length=100)
         config.training(train_batch_size_per_learner=100, minibatch_size=50, num_epochs=1)
         progress = list(train(configure(config, server.address), stop_iters=2))
 
-    # After 79 steps, and 158.
-    assert [point.sessions_lost for point in progress] == [1, 2]
+    # After 39 and 78 steps, and 117, 156 and 195.
+    assert [point.sessions_lost for point in progress] == [2, 5]
     assert [point.env_steps for point in progress] == [100, 200]
 
 
