@@ -14,7 +14,7 @@ _FORGET_AFTER_S = 600.0
 """Assignments that no runner has reported for this long belong to runners that are gone."""
 _LEEWAY = 8
 """How many sessions more than the emptiest an endpoint may have to get those planned for it."""
-_QUIET_S = 5.0
+QUIET_S = 5.0
 """Time without new sessions before sessions move to balance the load: new ones balance it."""
 
 
@@ -48,7 +48,7 @@ class AssignmentTable:
 
     def __init__(self) -> None:
         self._assigned: dict[str, _AssignedSession] = {}
-        self._newcomer_s = -_QUIET_S
+        self._newcomer_s = -QUIET_S
         self._next_sweep_s = 0.0
 
     @property
@@ -137,7 +137,7 @@ class AssignmentTable:
             return ()
         sessions = sorted(placed)
         self._reassign_departed(members, reserved)
-        if now_s >= self._newcomer_s + _QUIET_S:
+        if now_s >= self._newcomer_s + QUIET_S:
             for is_reserved in (False, True):
                 part = [each for each in members if (each.endpoint_id in reserved) == is_reserved]
                 self._level_load(sessions, part)

@@ -70,8 +70,8 @@ def sessions_move_soon(local_ray: None) -> Iterator[None]:
     """The registry balances the load soon after the last new session, and not only after 5 s."""
 
     def set_quiet_s(_registry: object, quiet_s: float) -> float:
-        former_s = assignment_table._QUIET_S
-        assignment_table._QUIET_S = quiet_s
+        former_s = assignment_table.QUIET_S
+        assignment_table.QUIET_S = quiet_s
         return former_s
 
     registry = shared_registry()
