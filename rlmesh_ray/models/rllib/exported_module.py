@@ -38,8 +38,8 @@ def distribution_of(module: RLModule) -> str:
     kind = module.get_exploration_action_dist_cls()
     if kind not in _KINDS:
         raise ConfigurationError(
-            f"simulators cannot be told how to draw actions from {kind.__name__}; use a module "
-            f"with one of {', '.join(each.__name__ for each in _KINDS)}"
+            f"actions of {kind.__name__} can be drawn by torch only; use a module with one of "
+            f"{', '.join(each.__name__ for each in _KINDS)}"
         )
     return _KINDS[kind]
 
@@ -77,7 +77,7 @@ def bare_forward(module: Any, *, explore: bool) -> Callable[[Any, Any], dict[str
 
 
 class _NoTime:
-    """Stands for the number of steps of the training: whatever is done with it raises."""
+    """Stands for the number of steps of the training; each operation on it raises."""
 
     def __init__(self, name: str) -> None:
         self._name = name

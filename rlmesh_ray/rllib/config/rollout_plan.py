@@ -177,7 +177,7 @@ class RolloutPlan:
     fast_path: bool = True
     """Whether runners take the fast path where they can; False: RLlib's per-item path."""
     inference: str = "auto"
-    """How runners run the module on the fast path: ``"torch"``, ``"compiled"`` or ``"auto"``."""
+    """How runners run the module: ``"torch"``, ``"compiled"`` or ``"auto"``."""
     plan_id: str = ""
     """Prefix of the names of its sessions."""
 

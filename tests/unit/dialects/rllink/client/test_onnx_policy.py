@@ -262,7 +262,7 @@ def test_a_distribution_that_clients_do_not_know_is_named_on_both_sides() -> Non
     made = Made("PPO, discrete")
     made.module.action_dist_cls = Unwritable
 
-    with pytest.raises(ConfigurationError, match="draw actions from Unwritable"):
+    with pytest.raises(ConfigurationError, match="actions of Unwritable can be drawn by torch"):
         distribution_of(made.module)
     with pytest.raises(ConfigurationError, match="draws actions from 'dice'"):
         OnnxPolicy(m.SetConfig(1, True, {"action_distribution": "dice"}))
