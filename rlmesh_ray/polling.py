@@ -1,10 +1,9 @@
 """Adaptive spinning: polling descriptors for a short time before sleeping on them.
 
 Waking a sleeping process takes 20 to 200 us, most of all in a virtual machine; a poll takes 2 us.
-So a wait that follows short waits polls for about as long as those took, yielding the processor
-between two polls, and sleeps afterwards. Where the processor is scarce, the next waits sleep at
-once. With ``spin=False`` every wait does; the environment variable ``RLMESH_RAY_SPIN`` is the
-default of ``spin``.
+So a wait that follows short waits polls for about as long as those took, and sleeps afterwards.
+Where the processor is scarce, the next waits sleep at once. With ``spin=False`` every wait does;
+the environment variable ``RLMESH_RAY_SPIN`` is the default of ``spin``.
 """
 
 import contextlib
@@ -41,7 +40,8 @@ IdleWork = Callable[[], bool]
 """Does a small piece of deferred work; returns False when there was none."""
 
 
-_yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+"""Let other processes of this processor run; some kernels give each of them a whole time slice."""
 
 
 def should_spin(spin: bool | None = None) -> bool:
@@ -65,6 +65,10 @@ def should_spin(spin: bool | None = None) -> bool:
             "lets short ones spin"
         )
     return value == "1" and hasattr(os, "sched_yield")
+
+
+def keep_cpu() -> None:
+    """Do nothing between two polls."""
 
 
 def no_work() -> bool:
@@ -104,10 +108,19 @@ class AdaptiveSpin:
     Args:
         longest_s: Longest spin; after waits that usually take longer, none spins.
         spin: False disables spinning; see ``should_spin``.
+        pause: Called between two polls: ``yield_cpu``, or ``keep_cpu`` for the one process that all
+            others wait for.
     """
 
-    def __init__(self, longest_s: float, spin: bool | None = None) -> None:
+    def __init__(
+        self,
+        longest_s: float,
+        spin: bool | None = None,
+        *,
+        pause: Callable[[], None] = yield_cpu,
+    ) -> None:
         self._longest_s = longest_s if should_spin(spin) else 0.0
+        self._pause = pause
         self._usual_s = self._longest_s
         self._spin_s = 0.0
         self._began_s = 0.0
@@ -148,7 +161,7 @@ class AdaptiveSpin:
         spin_s = self._spin_s if limit_s is None else min(self._spin_s, limit_s)
         result = poll()
         while not result and (meanwhile() or time.perf_counter() - began_s < spin_s):
-            _yield_cpu()
+            self._pause()
             result = poll()
         return result
 
@@ -192,10 +205,17 @@ class AdaptivePoller:
     Args:
         longest_spin_s: See ``AdaptiveSpin``.
         spin: See ``should_spin``.
+        pause: See ``AdaptiveSpin``.
     """
 
-    def __init__(self, longest_spin_s: float, spin: bool | None = None) -> None:
-        self._spin = AdaptiveSpin(longest_spin_s, spin)
+    def __init__(
+        self,
+        longest_spin_s: float,
+        spin: bool | None = None,
+        *,
+        pause: Callable[[], None] = yield_cpu,
+    ) -> None:
+        self._spin = AdaptiveSpin(longest_spin_s, spin, pause=pause)
         self._polls: dict[tuple[tuple[int, ...], tuple[int, ...]], select.poll] = {}
 
     def wait_readable(

@@ -225,6 +225,19 @@ def test_a_wait_for_descriptors_looks_only_with_spin(clock: Clock, spin: bool) -
     assert (num_looks > 1) == spin
 
 
+def test_a_spin_pauses_between_two_polls() -> None:
+    done: list[str] = []
+    looking = AdaptiveSpin(1e-3, spin=True, pause=lambda: done.append("pause"))
+
+    def poll() -> bool:
+        done.append("poll")
+        return len(done) > 4
+
+    looking.spin(poll, meanwhile=lambda: True)
+
+    assert done == ["poll", "pause", "poll", "pause", "poll"]
+
+
 def test_a_setting_of_spin_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLMESH_RAY_SPIN", "off")
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from rlmesh_ray.polling import AdaptivePoller, IdleWork, WakeupDescriptors, no_work
+from rlmesh_ray.polling import AdaptivePoller, IdleWork, WakeupDescriptors, keep_cpu, no_work
 
 _MAX_WATCH_S = 1.0
 """A job that was watched for so long without a signal is handed back to its owner."""
@@ -50,7 +50,9 @@ class CompletionQueue(Generic[ResultT]):
         self._signaled: deque[Hashable] = deque()
         """Owners of watched jobs whose signal has arrived."""
         self._own_eventfd = -1
-        self._poller = AdaptivePoller(1.5e-3)
+        # All workers wait for this thread. When it yielded its core to one of two workers on two
+        # cores, it often got it back only after both had answered.
+        self._poller = AdaptivePoller(1.5e-3, pause=keep_cpu)
         self._eventfd_lock = threading.Lock()
 
     def defer(self, job: Job[ResultT]) -> None:
