@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.server.model_server import ModelServer
     from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
     from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+    from rlmesh_ray.spaces.observation_map import ObservationMap
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ _HOMES = {
     "EvaluationResult": "rlmesh_ray.evaluation",
     "LocalAgent": "rlmesh_ray.dialects.rllink.client.agents",
     "ModelServer": "rlmesh_ray.server.model_server",
+    "ObservationMap": "rlmesh_ray.spaces.observation_map",
     "RLlinkClient": "rlmesh_ray.dialects.rllink.client.rllink_client",
     "RayTls": "rlmesh_ray.auth.ray_credentials",
     "RemoteAgent": "rlmesh_ray.dialects.rllink.client.agents",
@@ -65,6 +67,7 @@ __all__ = [
     "EvaluationResult",
     "LocalAgent",
     "ModelServer",
+    "ObservationMap",
     "RLlinkClient",
     "RayTls",
     "RemoteAgent",

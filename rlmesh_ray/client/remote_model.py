@@ -2,8 +2,8 @@
 
 import operator
 import uuid
-from collections.abc import Sequence, Sized
-from dataclasses import Field, dataclass, fields
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, Self
 
 import gymnasium
@@ -24,6 +24,8 @@ from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
+from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce_batch
 
 
@@ -132,6 +134,8 @@ class RemoteModel(NotPicklable):
         self._connect_options = ConnectOptions(address, token, tls, connect_timeout_s, edition_text)
         self._timeout_s = predict_timeout_s
         self._contracts: dict[str, EnvContract] = {}
+        self._maps: dict[str, tuple[SpaceSpec, ObservationMap]] = {}
+        """Map of a route, and the observation space of its environment; most routes have none."""
         self._telemetry: dict[str, PredictTelemetry] = {}
         self._channel = self._connect_options.open()
         try:
@@ -154,29 +158,44 @@ class RemoteModel(NotPicklable):
         """Where the endpoint was dialed."""
         return self._connect_options.address
 
-    def configure_route(self, env: Any, *, route_id: str = DEFAULT_ROUTE) -> str:
+    def configure_route(
+        self,
+        env: Any,
+        *,
+        route_id: str = DEFAULT_ROUTE,
+        observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
+    ) -> str:
         """Open a route for one environment.
 
         Args:
             env: An ``EnvContract``, anything with a ``contract`` (RemoteEnv, RemoteVectorEnv),
                 or a gymnasium Env or VectorEnv.
             route_id: Names the route within this session.
+            observation_map: Makes the observations to send from those that ``predict`` gets: an
+                ``ObservationMap``, or its entries. The policy gets its keys alone.
 
         Returns:
             ``route_id``.
 
         Raises:
-            ConfigurationError: ``route_id`` is no text.
+            ConfigurationError: ``route_id`` is no text, or ``observation_map`` is wrong.
+            ContractMismatchError: The map does not fit the environment.
             RemoteModelError: The policy cannot act there; the message says why.
             EndpointError: The session broke.
         """
         if not isinstance(route_id, str):
             raise ConfigurationError(f"route_id={route_id!r:.40} must be text")
         contract = contract_of(env)
+        own_space, mapping = contract.observation_space, as_observation_map(observation_map)
+        if mapping is not None:
+            contract = replace(contract, observation_space=mapping.space(own_space))
         self._session_stream.ask(
             lambda ids: [self._dialect.configure(ids, route_id, contract)], self._timeout_s
         )
         self._contracts[route_id] = contract
+        self._maps.pop(route_id, None)
+        if mapping is not None:
+            self._maps[route_id] = own_space, mapping
         return route_id
 
     def predict(
@@ -208,6 +227,8 @@ class RemoteModel(NotPicklable):
             problem = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
             raise ConformanceError("structure", "slots", problem)
         rows = slots.rows() if slots else _all_lanes(contract.num_envs)
+        if self._maps and route_id in self._maps:
+            observation = self._mapped(route_id, observation, len(rows))
         columns = coerce_batch(contract.observation_space, observation, len(rows))
         data = self._dialect.encode(contract, columns, len(rows))
         reply = self._session_stream.ask(
@@ -220,6 +241,11 @@ class RemoteModel(NotPicklable):
             contract.action_space,
             [action if isinstance(action, tuple) else action.copy() for action in actions],
         )
+
+    def _mapped(self, route_id: str, observation: Any, num_rows: int) -> Any:
+        own_space, mapping = self._maps[route_id]
+        columns = coerce_batch(own_space, observation, num_rows)
+        return mapping.apply(unflatten(own_space, columns))
 
     def last_telemetry(self, route_id: str = DEFAULT_ROUTE) -> PredictTelemetry | None:
         """Return how the route's latest prediction was made.
@@ -238,6 +264,7 @@ class RemoteModel(NotPicklable):
         # Another thread may have configured it anew already.
         if self._contracts.get(route_id) is contract:
             self._contracts.pop(route_id, None)
+            self._maps.pop(route_id, None)
             self._telemetry.pop(route_id, None)
 
     def close(self) -> None:

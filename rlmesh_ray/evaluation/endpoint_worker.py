@@ -13,6 +13,7 @@ from rlmesh_ray.evaluation.lane_loop import LaneLoop
 from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult
 from rlmesh_ray.evaluation.session_sources import SessionSource
 from rlmesh_ray.spaces.contract import AutoresetMode
+from rlmesh_ray.spaces.observation_map import ObservationMap
 
 # Error codes of an endpoint that has stopped working, unlike those of a failed request.
 _BREAKDOWNS = frozenset({"TIMEOUT", "CRASHED", "CANCELLED", "CLOSED"})
@@ -75,6 +76,7 @@ class RemoteActionSource:
         source: The endpoint.
         route_id: Unique id of the route.
         env: The environment that the route is for.
+        observation_map: See ``evaluate``.
 
     Raises:
         EndpointError: The endpoint cannot be reached, or broke.
@@ -82,7 +84,11 @@ class RemoteActionSource:
     """
 
     def __init__(
-        self, source: SessionSource[RemoteModel], route_id: str, env: RemoteVectorEnv
+        self,
+        source: SessionSource[RemoteModel],
+        route_id: str,
+        env: RemoteVectorEnv,
+        observation_map: ObservationMap | None = None,
     ) -> None:
         self.failure: Exception | None = None
         self._source = source
@@ -90,7 +96,7 @@ class RemoteActionSource:
         self._model = source.open()
         self.address = source.address
         try:
-            self._model.configure_route(env, route_id=route_id)
+            self._model.configure_route(env, route_id=route_id, observation_map=observation_map)
         except BaseException:
             source.release(self._model)
             raise

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from rlmesh_ray.evaluation.session_sources import (
     session_sources,
 )
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_int, require_seconds
+from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 
 # The wire has 64 bits for a seed, and gymnasium takes none below 0.
 
@@ -58,6 +59,7 @@ class EvaluationOptions:
     model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
     reconnect_timeout_s: float = 30.0
     max_interruptions: int = 5
+    observation_map: ObservationMap | None = None
     is_known: bool = False
     """Whether the endpoints have worked before, so that a failure of the first try may pass."""
 
@@ -91,6 +93,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
     model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     reconnect_timeout_s: float = 30.0,
     max_interruptions: int = 5,
+    observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
 ) -> EvaluationResult:
     """Run ``episodes`` episodes of ``env`` with the actions of ``model``.
 
@@ -120,10 +123,12 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         reconnect_timeout_s: How long to wait for an endpoint when none is left.
         max_interruptions: How often the same episode may be interrupted, in case it kills every
             endpoint that runs it.
+        observation_map: Makes the model's observations from those of the environment: an
+            ``ObservationMap``, or its entries. The model gets its keys alone.
 
     Raises:
         ConfigurationError: An argument is wrong.
-        ContractMismatchError: The endpoints serve different environments.
+        ContractMismatchError: The endpoints serve different environments, or the map does not fit.
         EvaluationInterruptedError: No endpoint is left for the remaining episodes, or the same
             episode was interrupted too often; holds the finished episodes.
         EndpointError: An endpoint was never reached, or requires another token.
@@ -141,6 +146,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         model_timeout_s=model_timeout_s,
         reconnect_timeout_s=reconnect_timeout_s,
         max_interruptions=max_interruptions,
+        observation_map=as_observation_map(observation_map),
     )
     return evaluate_indices(env, model, range(episodes), options)
 
@@ -252,10 +258,16 @@ class _Evaluation:
             self._options.on_episode(news)
 
     def _make_action_source(self, attempt: Attempt, env: RemoteVectorEnv) -> ActionSource:
+        mapping = self._options.observation_map
         if attempt.model is not None:
-            return RemoteActionSource(self._models[attempt.model], f"evaluation-{attempt.key}", env)
-        assert self._function is not None, "without a function every attempt has a model"
-        return FunctionActionSource(self._function, self._function_lock)
+            source = self._models[attempt.model]
+            return RemoteActionSource(source, f"evaluation-{attempt.key}", env, mapping)
+        function = self._function
+        assert function is not None, "without a function every attempt has a model"
+        if mapping is None:
+            return FunctionActionSource(function, self._function_lock)
+        mapping.space(env.contract.observation_space)  # raises where it does not fit
+        return FunctionActionSource(lambda each: function(mapping.apply(each)), self._function_lock)
 
     def _connect_env(self, connect_options: ConnectOptions) -> RemoteVectorEnv:
         return RemoteVectorEnv(

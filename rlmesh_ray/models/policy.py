@@ -99,6 +99,8 @@ class PolicyTraits:
     """The kind of policy, for display, such as ``"TorchScript"``; empty: the name of its class."""
     algorithm: str = ""
     """The algorithm that trained it, such as ``"PPO"``; empty: unknown."""
+    observation_map: tuple[str, ...] = ()
+    """Lines of its ``ObservationMap``, for display."""
     checks_concurrently: bool = False
     """``check_contract`` may be called in another thread than ``predict``, also while that runs.
     If not, the first route for an environment of a new kind waits for the running batch."""

@@ -101,7 +101,14 @@ class ModelHost:
             for space in (traits.observation_space, traits.action_space)
         )
         kind = traits.kind or type(self._policy).__name__
-        return PolicyFacts(kind, traits.algorithm, self.policy_version, observations, actions)
+        return PolicyFacts(
+            kind,
+            traits.algorithm,
+            self.policy_version,
+            observations,
+            actions,
+            traits.observation_map,
+        )
 
     def health(self) -> Health:
         """Return whether the policy makes progress. From any thread."""

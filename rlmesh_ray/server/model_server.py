@@ -1,12 +1,13 @@
 """ModelServer: a policy as an endpoint, without Ray."""
 
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Self
 
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.models.loading import as_policy
+from rlmesh_ray.models.mapped_policy import MappedPolicy
 from rlmesh_ray.options import as_names
 from rlmesh_ray.polling import should_spin
 from rlmesh_ray.protocol.handshake import edition_sha256
@@ -25,6 +26,7 @@ from rlmesh_ray.server.model_options import (
 )
 from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.statistics import ModelStatistics
+from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 
 
 class ModelServer:
@@ -56,6 +58,8 @@ class ModelServer:
             bytes.
         inference: For a ``torch.nn.Module``: ``"torch"``, ``"compiled"`` or ``"auto"``; see
             ``TorchPolicy``.
+        observation_map: Makes the policy's observations from those that clients send: an
+            ``ObservationMap``, or its entries. Routes that it does not fit are refused.
         torch_threads: How many threads torch uses for a batch. More than one pays for large modules
             only: on two cores, two of them were seen to be forty times as slow for small ones.
         stuck_after_s: After how many seconds at one batch ``health`` calls the policy stuck; more
@@ -72,8 +76,8 @@ class ModelServer:
             asks again sooner; see ``EnvServer``.
 
     Raises:
-        ConfigurationError: ``policy`` is none of these, an option is out of its range, or an
-            edition text or a name in ``dialects`` is not known.
+        ConfigurationError: ``policy`` is none of these, an option is out of its range, an edition
+            text or a name in ``dialects`` is not known, or ``observation_map`` is wrong.
         AddressError: ``address`` is malformed, or needs a token.
     """
 
@@ -88,6 +92,7 @@ class ModelServer:
         max_batch_rows: int = DEFAULT_MAX_ROWS,
         max_message_bytes: int | None = None,
         inference: str = "auto",
+        observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
         torch_threads: int = 1,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         allow_shutdown: bool = False,
@@ -107,7 +112,10 @@ class ModelServer:
         checked_idle_timeout(idle_timeout_s)
         is_awake = should_spin(spin)
         wanted_bytes = checked_message_bytes(max_message_bytes)
+        mapping = as_observation_map(observation_map)
         served = as_policy(policy, inference=inference)
+        if mapping is not None:
+            served = MappedPolicy(served, mapping)
         self._engine = BatchCollector(
             served,
             max_batch_rows,

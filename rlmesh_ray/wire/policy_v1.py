@@ -22,6 +22,8 @@ class PolicyFacts:
     """The only space that the policy acts on, with one line for each leaf."""
     action_space: tuple[str, ...] = ()
     """The space of its actions, with one line for each leaf."""
+    observation_map: tuple[str, ...] = ()
+    """Its ``ObservationMap``, with one line for each key; empty: none."""
 
 
 def pack(facts: PolicyFacts) -> str:
@@ -48,6 +50,7 @@ def parse(text: str) -> PolicyFacts:
         version=version if type(version) is int else 0,
         observation_space=_lines(facts.get("observation_space")),
         action_space=_lines(facts.get("action_space")),
+        observation_map=_lines(facts.get("observation_map")),
     )
 
 

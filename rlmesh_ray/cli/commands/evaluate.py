@@ -23,6 +23,7 @@ from rlmesh_ray.cli.options.common import (
     Inference,
     InferenceOption,
     JsonFlag,
+    MapOption,
     TlsAuthority,
     TlsCertificate,
     TlsFromRay,
@@ -32,6 +33,7 @@ from rlmesh_ray.cli.options.common import (
     file_option,
     non_negative_s,
     parse_env_kwargs,
+    parse_map,
     positive_s,
     read_token,
     search_current_folder,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.server.env_server import EnvServer
     from rlmesh_ray.server.model_server import ModelServer
+    from rlmesh_ray.spaces.observation_map import ObservationMap
 
 _MOST_LANES = 8
 _EPISODES = "Episodes"
@@ -167,6 +170,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     model: ModelOption,
     episodes: EpisodesOption = 20,
     inference: InferenceOption = Inference.AUTO,
+    observation_map: MapOption = None,
     seed: SeedOption = None,
     num_envs: LanesOption = None,
     env_kwargs: EnvKwargs = None,
@@ -200,6 +204,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     _require_addresses(env, edition_text, "--edition-text")
     _require_addresses(model, model_edition_text, "--model-edition-text")
     kwargs = parse_env_kwargs(env_kwargs)
+    served_map, route_map = _maps(observation_map, model)
     if kwargs is not None and all(looks_like_address(name) for name in env):
         raise typer.BadParameter(
             "for a Gymnasium id or a factory only; a running endpoint has its own",
@@ -225,7 +230,12 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
         ]
         models = [
             stack.enter_context(
-                _served(each, functools.partial(_model_server, inference=inference))
+                _served(
+                    each,
+                    functools.partial(
+                        _model_server, inference=inference, observation_map=served_map
+                    ),
+                )
             )
             for each in policies
         ]
@@ -243,6 +253,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
                     env_timeout_s=env_timeout,
                     model_timeout_s=model_timeout,
                     reconnect_timeout_s=reconnect_timeout,
+                    observation_map=route_map,
                 )
         except BaseException as error:  # also Ctrl-C: the finished episodes may have taken hours
             seen = meter.so_far(error)
@@ -265,6 +276,18 @@ def _require_addresses(names: list[str], edition_text: str | None, option: str) 
             raise typer.BadParameter(
                 f"it is for endpoints, and {name} is none; leave it out", param_hint=option
             )
+
+
+def _maps(
+    texts: list[str] | None, models: list[str]
+) -> "tuple[ObservationMap | None, ObservationMap | None]":
+    """Return the map of policies that this command serves, and that of routes to endpoints.
+
+    A policy that is served here maps by itself, as its own space completes the map.
+    """
+    mapping = parse_map(texts)
+    is_remote = any(looks_like_address(name) for name in models)
+    return (None, mapping) if is_remote else (mapping, None)
 
 
 def _check_endpoints(endpoints: "list[ConnectOptions]", num_envs: int | None) -> None:
@@ -319,10 +342,14 @@ def served_env(
     return _served(connect_options, make)
 
 
-def _model_server(checkpoint: str, inference: str) -> "ModelServer":
+def _model_server(
+    checkpoint: str, inference: str, observation_map: "ObservationMap | None"
+) -> "ModelServer":
     from rlmesh_ray.models.loading import load_policy
     from rlmesh_ray.server.model_server import ModelServer
 
     with muted():
         policy = load_policy(checkpoint, inference=inference)
-    return ModelServer(policy, max_message_bytes=_OWN_MESSAGE_BYTES)
+    return ModelServer(
+        policy, observation_map=observation_map, max_message_bytes=_OWN_MESSAGE_BYTES
+    )

@@ -288,4 +288,8 @@ def _policy_facts(policy: Any) -> dict[str, object]:
         "policy version": policy.version or "0 (its original weights)",
         "observation": "\n".join(policy.observation_space) or _ANY_SPACE,
         "action": "\n".join(policy.action_space) or _ANY_SPACE,
+        # One line a key; the shapes are those of the environment that was accepted last.
+        **(
+            {"observation map": "\n".join(policy.observation_map)} if policy.observation_map else {}
+        ),
     }

@@ -18,10 +18,12 @@ from rlmesh_ray.cli.options.common import (
     Inference,
     InferenceOption,
     JsonFlag,
+    MapOption,
     TlsCertificate,
     TlsFromRay,
     TlsKey,
     TokenFile,
+    parse_map,
     read_token,
 )
 from rlmesh_ray.cli.options.serving import (
@@ -123,6 +125,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     device: Device = None,
     bucket: Buckets = None,
     inference: InferenceOption = Inference.AUTO,
+    observation_map: MapOption = None,
     torch_threads: Threads = 1,
     max_batch_rows: MaxBatchRows = DEFAULT_MAX_ROWS,
     max_message_bytes: MaxMessageBytes = None,
@@ -164,6 +167,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         from rlmesh_ray.server.bind_policy import checked_address
         from rlmesh_ray.server.model_server import ModelServer
 
+        mapping = parse_map(observation_map)
         token = read_token(token_file)
         tls = server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray)
         # Loading the policy may take long.
@@ -184,6 +188,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             no_token=no_token,
             max_batch_rows=max_batch_rows,
             max_message_bytes=max_message_bytes,
+            observation_map=mapping,
             torch_threads=torch_threads,
             allow_shutdown=allow_shutdown,
             stop_on_close=stop_on_close,

@@ -22,6 +22,7 @@ from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ClientTls
+    from rlmesh_ray.spaces.observation_map import ObservationMap
 
 TOKEN_VARIABLE = "RLMESH_RAY_TOKEN"
 _DAY_S = 86_400.0
@@ -59,6 +60,17 @@ InferenceOption = Annotated[
         "--inference",
         rich_help_panel=POLICY,
         help="Run the module in torch, or compiled; auto takes what gives the same sooner.",
+    ),
+]
+
+MapOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        metavar="KEY=SOURCE",
+        rich_help_panel=POLICY,
+        help="A key of the policy's observations, made from those of the client: a name, or "
+        "concat, cast, resize, channels, normalise of names; repeatable.",
     ),
 ]
 
@@ -261,6 +273,20 @@ def parse_env_kwargs(text: str | None) -> dict[str, object] | None:
     if not isinstance(value, dict):
         raise typer.BadParameter(f"JSON, but not an object; {remedy}", param_hint="--env-kwargs")
     return value
+
+
+def parse_map(texts: list[str] | None) -> "ObservationMap | None":
+    """Return the map of ``--map`` options; None without any.
+
+    Raises:
+        typer.BadParameter: One has another form, or its file cannot be used.
+    """
+    from rlmesh_ray.spaces.observation_map import as_observation_map
+
+    try:
+        return as_observation_map(texts or None)
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error), param_hint="--map") from error
 
 
 def search_current_folder(env: str) -> None:

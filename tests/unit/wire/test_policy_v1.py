@@ -4,7 +4,14 @@ from rlmesh_ray.wire.policy_v1 import PolicyFacts, pack, parse
 
 
 def test_what_is_packed_is_read() -> None:
-    facts = PolicyFacts("RLlib checkpoint", "PPO", 7, ("a: Discrete 0…1", "b"), ("Discrete 0…1",))
+    facts = PolicyFacts(
+        "RLlib checkpoint",
+        "PPO",
+        7,
+        ("a: Discrete 0…1", "b"),
+        ("Discrete 0…1",),
+        ("a = b: ? -> ?",),
+    )
 
     assert parse(pack(facts)) == facts
 

@@ -1,0 +1,580 @@
+"""ObservationMap: declared conversion of a client's observations to those that a policy needs.
+
+An entry is ``KEY=SOURCE``. The key is a leaf of the policy's observation space, and the source is a
+leaf of the client's, or a verb with sources inside. Texts are parsed, never evaluated.
+"""
+
+import copy
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import ConfigurationError, ConformanceError, ContractMismatchError
+from rlmesh_ray.spaces.batch import unflatten
+from rlmesh_ray.spaces.images import resize_images
+from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.spaces.spec import (
+    DTYPES,
+    MAX_DEPTH,
+    MAX_LANE_BYTES,
+    BoxSpec,
+    DictSpec,
+    DiscreteSpec,
+    LeafSpec,
+    SpaceSpec,
+    TextSpec,
+    TupleSpec,
+)
+
+BARE = "observation"
+"""Name of the whole observation, where its space is neither Dict nor Tuple."""
+_IMAGE_CHANNELS = (1, 3, 4)
+_MOST_NAMES = 24
+_TOKEN = re.compile(r'[(),=]|(?:[^\s"(),=]|"[^"]*")+|"')
+_KEY = r'(?:[^"/]|"[^"]+")+'
+_PATH = re.compile(rf"{_KEY}(?:/{_KEY})*")
+_PLAIN_KEY = re.compile(r'[^\s"(),=/]+')
+_ANY_LEAF = TextSpec(0, 0, "")
+
+_Parts = tuple[str, ...]
+"""Keys of Dicts and positions in Tuples, on the way to a leaf."""
+_Bounds = NDArray[Any]
+"""Bounds of a Box; of shape ``()`` where they are equal for all elements."""
+
+
+# --- leaves by their names -------------------------------------------------------------
+
+
+def _parts(path: Sequence[str | int]) -> _Parts:
+    return tuple(map(str, path)) or (BARE,)
+
+
+def _name(parts: _Parts) -> str:
+    """Return a path as an entry spells it."""
+    return "/".join(part if _PLAIN_KEY.fullmatch(part) else f'"{part}"' for part in parts)
+
+
+def _known(name: str, space: SpaceSpec) -> str:
+    """Return which leaves a space has, as the end of a sentence about one that it lacks."""
+    names = [_name(_parts(leaf.path))[:100] for leaf in leaves(space)[:_MOST_NAMES]]
+    near = [f"; did you mean {each}?" for each in get_close_matches(name, names, 1)]
+    more = ", ..." if len(leaves(space)) > _MOST_NAMES else ""
+    return f" has no such leaf (it has {', '.join(names) or 'none'}{more}){''.join(near)}"
+
+
+def _inside(tree: Any) -> Mapping[str, Any]:
+    """Return the parts of a Dict or Tuple: of a space, or of a batch."""
+    if isinstance(tree, DictSpec):
+        return dict(tree.items)
+    parts = tree.items if isinstance(tree, TupleSpec) else tree
+    if isinstance(parts, (tuple, list)):
+        return {str(index): part for index, part in enumerate(parts)}
+    return parts if isinstance(parts, Mapping) else {}
+
+
+def _found(tree: Any, parts: _Parts) -> Any:
+    """Return what a space or a batch has at a path, and None where it has nothing.
+
+    Keys may have ``/`` in them: ``a/b`` is ``b`` of ``a``, or else the key ``"a/b"``.
+    """
+    if parts == (BARE,) and not isinstance(tree, (DictSpec, TupleSpec, Mapping)):
+        return tree
+    while parts:
+        inside = _inside(tree)
+        keys = {count: "/".join(parts[:count]) for count in range(1, len(parts) + 1)}
+        count = next((count for count, key in keys.items() if key in inside), 0)
+        if not count:
+            return None
+        tree, parts = inside[keys[count]], parts[count:]
+    return tree
+
+
+class _ClientLeaf:
+    """A leaf of the client's observation space, as it is."""
+
+    def __init__(self, parts: _Parts) -> None:
+        self.parts = parts
+        self.text = _name(parts)
+
+    def spec(self, client_space: SpaceSpec) -> LeafSpec:
+        """Return the space of one lane's value; raises ContractMismatchError."""
+        spec: SpaceSpec | None = _found(client_space, self.parts)
+        if spec is None or isinstance(spec, (DictSpec, TupleSpec)):
+            raise ContractMismatchError(
+                f"the map takes {self.text}, and the client's observation space"
+                f"{_known(self.text, client_space)}"
+            )
+        return spec
+
+    def apply(self, observations: Any) -> Any:
+        """Return the column of a batch."""
+        column = _found(observations, self.parts)
+        if column is None:
+            raise ConformanceError("structure", "", f"has no {self.text}")
+        return column
+
+    def leaves(self) -> "Iterator[_ClientLeaf]":
+        """Yield the leaves that it reads."""
+        yield self
+
+
+# --- verbs -----------------------------------------------------------------------------
+
+
+class _Verb:
+    """A verb with its sources and arguments; the subclasses define what it does.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+
+    name = ""
+    usage = ""
+    num_arguments = 1
+
+    def __init__(self, sources: "Sequence[_ClientLeaf | _Verb]", arguments: Sequence[str]) -> None:
+        self.sources, self.arguments = sources, arguments
+        inside = [*(source.text for source in sources), *arguments]
+        self.text: str = f"{self.name}({','.join(inside)})"
+        if problem := self.problem():
+            raise ConfigurationError(f"{self.text}: {problem}")
+
+    def spec(self, client_space: SpaceSpec) -> BoxSpec:
+        return self.box(*[self._as_box(source.spec(client_space)) for source in self.sources])
+
+    def apply(self, observations: Any) -> Any:
+        return self.column(*[source.apply(observations) for source in self.sources])
+
+    def leaves(self) -> Iterator[_ClientLeaf]:
+        for source in self.sources:
+            yield from source.leaves()
+
+    def problem(self) -> str:
+        """Return what is wrong with the arguments; empty: nothing."""
+        return ""
+
+    def box(self, *boxes: BoxSpec) -> BoxSpec:
+        """Return the space of the result; raises ContractMismatchError."""
+        raise NotImplementedError
+
+    def column(self, *columns: NDArray[Any]) -> NDArray[Any]:
+        """Return the result for a batch."""
+        raise NotImplementedError
+
+    def refuse(self, problem: str) -> NoReturn:
+        raise ContractMismatchError(f"{self.text}: {problem}")
+
+    def bounded(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], low: _Bounds, high: _Bounds
+    ) -> BoxSpec:
+        """Return a Box whose bounds broadcast to its shape."""
+        if math.prod(shape) * dtype.itemsize > MAX_LANE_BYTES:
+            self.refuse(f"{dtype} {shape} has more than {MAX_LANE_BYTES} bytes; map a smaller one")
+        ends = (end if end.size == 1 else np.broadcast_to(end, shape) for end in (low, high))
+        low_bytes, high_bytes = (end.astype(dtype.newbyteorder("<")).tobytes() for end in ends)
+        return BoxSpec(shape, dtype.name, low_bytes, high_bytes)
+
+    def _as_box(self, spec: LeafSpec) -> BoxSpec:
+        if isinstance(spec, BoxSpec):
+            return spec
+        leaf = leaves(spec)[0]
+        if leaf.dtype is None:
+            self.refuse("takes arrays, and its source is a Text; leave the verb out")
+        if isinstance(spec, DiscreteSpec):
+            low, high = np.array(spec.start), np.array(spec.start + spec.n - 1)
+        else:  # MultiDiscrete, or MultiBinary
+            nvec = np.array(getattr(spec, "nvec", 2))
+            low, high = np.array(0), (nvec if nvec.ndim == 0 else nvec.reshape(leaf.shape)) - 1
+        return self.bounded(leaf.shape, leaf.dtype, low, high)
+
+
+def _bounds(box: BoxSpec) -> tuple[_Bounds, _Bounds]:
+    dtype = np.dtype(box.dtype)
+    low, high = (np.frombuffer(end, dtype.newbyteorder("<")) for end in (box.low, box.high))
+    shapes = [() if end.size == 1 else box.shape for end in (low, high)]
+    return low.astype(dtype).reshape(shapes[0]), high.astype(dtype).reshape(shapes[1])
+
+
+def _cast(array: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
+    with np.errstate(over="ignore"):  # beyond the range of a smaller float is infinity
+        return array.astype(target, copy=False)
+
+
+class _Concat(_Verb):
+    name, usage, num_arguments = "concat", "concat(a,b,...)", 0
+
+    def box(self, *boxes: BoxSpec) -> BoxSpec:
+        shapes = [box.shape or (1,) for box in boxes]
+        found = ", ".join(f"{box.dtype} {box.shape}" for box in boxes)
+        if len({box.dtype for box in boxes}) > 1:
+            self.refuse(f"joins arrays of one dtype, not {found}; cast them first")
+        if len({(len(shape), shape[:-1]) for shape in shapes}) > 1:
+            self.refuse(f"joins along the last axis, and other axes of {found} differ")
+        shape, dtype = (*shapes[0][:-1], sum(own[-1] for own in shapes)), np.dtype(boxes[0].dtype)
+        self.bounded(shape, dtype, np.array(0), np.array(0))  # refuses too large a shape
+        low, high = (
+            np.concatenate(
+                [np.broadcast_to(end, own) for end, own in zip(ends, shapes, strict=True)], -1
+            )
+            for ends in zip(*map(_bounds, boxes), strict=True)
+        )
+        return self.bounded(shape, dtype, low, high)
+
+    def column(self, *columns: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate(
+            [column[:, np.newaxis] if column.ndim == 1 else column for column in columns], -1
+        )
+
+
+class _Cast(_Verb):
+    name, usage = "cast", "cast(x,DTYPE)"
+
+    def problem(self) -> str:
+        dtype = self.arguments[0]
+        return "" if dtype in DTYPES else f"{dtype} is no dtype; take one of {', '.join(DTYPES)}"
+
+    def box(self, *boxes: BoxSpec) -> BoxSpec:
+        target, (low, high) = np.dtype(self.arguments[0]), _bounds(boxes[0])
+        if target.kind != "f" and low.dtype.kind == "f":
+            self.refuse(f"does not round {low.dtype} to {target}; cast to a float dtype")
+        if target.kind != "f" and not all(
+            (_cast(each, target) == each).all() for each in (low, high)
+        ):
+            self.refuse(
+                f"{target} does not hold the client's bounds, {low.min()} to {high.max()}; cast to "
+                "a wider dtype"
+            )
+        return self.bounded(boxes[0].shape, target, _cast(low, target), _cast(high, target))
+
+    def column(self, *columns: NDArray[Any]) -> NDArray[Any]:
+        array, target = columns[0], np.dtype(self.arguments[0])
+        cast = _cast(array, target)
+        # Values of clients may be out of bounds.
+        is_exact = target.kind == "f" or np.can_cast(array.dtype, target)
+        if not is_exact and not (cast == array).all():
+            wrong = array[cast != array].flat[0]
+            raise ConformanceError("dtype", self.text, f"{wrong} cannot be held by {target}")
+        return cast
+
+
+class _Resize(_Verb):
+    name, usage, num_arguments = "resize", "resize(x,HEIGHT,WIDTH)", 2
+
+    def problem(self) -> str:
+        is_size = all(re.fullmatch("[1-9][0-9]{0,4}", each) for each in self.arguments)
+        return "" if is_size else "height and width are whole numbers from 1 to 99999"
+
+    def box(self, *boxes: BoxSpec) -> BoxSpec:
+        shape, (low, high) = boxes[0].shape, _bounds(boxes[0])
+        is_image = len(shape) >= 3 and shape[-1] in _IMAGE_CHANNELS and 0 not in shape
+        if boxes[0].dtype != "uint8" or not is_image:
+            self.refuse(
+                "takes uint8 images (..., height, width, channels) with 1, 3 or 4 channels, not "
+                f"{boxes[0].dtype} {shape}; leave resize out, or put channels(x,last) inside"
+            )
+        size = (*shape[:-3], *map(int, self.arguments), shape[-1])
+        return self.bounded(size, np.dtype(np.uint8), low.min(), high.max())
+
+    def column(self, *columns: NDArray[Any]) -> NDArray[Any]:
+        height, width = map(int, self.arguments)
+        return resize_images(columns[0], (height, width))
+
+
+class _Channels(_Verb):
+    name, usage = "channels", "channels(x,first) or channels(x,last)"
+
+    def problem(self) -> str:
+        place = self.arguments[0]
+        return "" if place in ("first", "last") else f"{place} is neither first nor last"
+
+    def box(self, *boxes: BoxSpec) -> BoxSpec:
+        shape = boxes[0].shape
+        if len(shape) < 3:
+            self.refuse(f"takes images (..., height, width, channels), not {shape}; leave it out")
+        low, high = (end if end.ndim == 0 else self.column(end) for end in _bounds(boxes[0]))
+        *stack, first, second, third = shape
+        order = (third, first, second) if self.arguments[0] == "first" else (second, third, first)
+        return self.bounded((*stack, *order), low.dtype, low, high)
+
+    def column(self, *columns: NDArray[Any]) -> NDArray[Any]:
+        axes = (-1, -3) if self.arguments[0] == "first" else (-3, -1)
+        return np.ascontiguousarray(np.moveaxis(columns[0], *axes))
+
+
+class _Normalise(_Verb):
+    name, usage = "normalise", "normalise(x,FILE.json)"
+
+    def problem(self) -> str:
+        """Read the file."""
+        file = Path(self.arguments[0].replace('"', "")).expanduser()
+        form = 'write {"mean": [...], "scale": [...]}, finite numbers, each scale above 0'
+        try:
+            saved = json.loads(file.read_text())
+            self._mean, self._scale = (np.array(saved[key], "float64") for key in ("mean", "scale"))
+        except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as e:
+            return f"{file} cannot be read ({type(e).__name__}: {e}); {form}"
+        with np.errstate(over="ignore"):
+            ends = [each.astype(np.float32) for each in (self._mean, self._scale)]
+        is_sound = all(np.isfinite(each).all() for each in ends) and (ends[1] > 0).all()
+        return "" if is_sound else f"{file} has other numbers; {form}"
+
+    def box(self, *boxes: BoxSpec) -> BoxSpec:
+        shape, (low, high) = boxes[0].shape, _bounds(boxes[0])
+        try:
+            is_fit = np.broadcast_shapes(self._mean.shape, self._scale.shape, shape) == shape
+        except ValueError:
+            is_fit = False
+        if not is_fit:
+            self.refuse(
+                f"a mean of shape {self._mean.shape} and a scale of shape {self._scale.shape} do "
+                f"not broadcast to {shape}; save one number for each element of the last axis"
+            )
+        low, high = self.column(low), self.column(high)
+        return self.bounded(shape, low.dtype, low, high)
+
+    def column(self, *columns: NDArray[Any]) -> NDArray[Any]:
+        # Bounds are computed as values are, so that rounding moves no value out of them.
+        dtype = np.dtype(np.float64 if columns[0].dtype == np.float64 else np.float32)
+        with np.errstate(over="ignore"):
+            difference = columns[0].astype(dtype) - self._mean.astype(dtype)
+            return np.asarray(difference / self._scale.astype(dtype))
+
+
+_VERBS: dict[str, type[_Verb]] = {
+    verb.name: verb for verb in (_Concat, _Cast, _Resize, _Channels, _Normalise)
+}
+_Source = _ClientLeaf | _Verb
+
+
+# --- entries ---------------------------------------------------------------------------
+
+
+class _Parser:
+    """Reads one entry."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = _TOKEN.findall(text)[::-1]
+
+    def entry(self) -> tuple[_Parts, _Source]:
+        """Return the key and the source; raises ConfigurationError."""
+        parts = self._path(self._word())
+        if self._next() != "=":
+            self._refuse("write KEY=SOURCE, such as 'state=concat(agent_pos,gripper)'")
+        source = self._source(0)
+        if self._tokens:
+            self._refuse(f"{self._next()} comes after its end")
+        return parts, source
+
+    def _source(self, depth: int) -> _Source:
+        word = self._word()
+        if self._tokens[-1:] != ["("]:
+            return _ClientLeaf(self._path(word))
+        if word not in _VERBS or depth > MAX_DEPTH:
+            near = [f"; did you mean {each}?" for each in get_close_matches(word, _VERBS, 1)]
+            verbs = f"there are {', '.join(_VERBS)}, and KEY=NAME renames"
+            self._refuse(f"there is no verb {word} at depth {depth} ({verbs}){''.join(near)}")
+        verb, sources, words = _VERBS[word], list[_Source](), list[str]()
+        while (token := self._next()) == ("," if sources else "("):
+            if verb is _Concat or not sources:
+                sources.append(self._source(depth + 1))
+            else:
+                words.append(self._word())
+        if token != ")" or len(words) != verb.num_arguments:
+            self._refuse(f"write {verb.usage}")
+        return verb(sources, words)
+
+    def _next(self) -> str:
+        return self._tokens.pop() if self._tokens else ""
+
+    def _word(self) -> str:
+        token = self._next()
+        if token in ("", "(", ")", ",", "="):
+            self._refuse(f"a name is expected where it has {token or 'its end'}")
+        return token
+
+    def _path(self, word: str) -> _Parts:
+        if not _PATH.fullmatch(word):
+            self._refuse(f"{word} is no path; write keys with / between, odd ones in double quotes")
+        return tuple(part.replace('"', "") for part in re.findall(_KEY, word))
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise ConfigurationError(f"the map's entry {self._text!r:.200}: {problem}")
+
+
+def _outline(paths: Sequence[_Parts]) -> SpaceSpec:
+    """Return nested Dicts with these leaves."""
+    if () in paths:
+        return _ANY_LEAF
+    keys = dict.fromkeys(path[0] for path in paths)
+    inner = {key: [path[1:] for path in paths if path[0] == key] for key in keys}
+    return DictSpec(tuple((key, _outline(rest)) for key, rest in inner.items()))
+
+
+def _nested(outline: SpaceSpec, specs: Iterator[LeafSpec]) -> SpaceSpec:
+    """Return ``outline`` with ``specs`` as its leaves."""
+    if isinstance(outline, DictSpec):
+        return DictSpec(tuple((key, _nested(part, specs)) for key, part in outline.items))
+    if isinstance(outline, TupleSpec):
+        return TupleSpec(tuple(_nested(part, specs) for part in outline.items))
+    return next(specs)
+
+
+def _shape(spec: SpaceSpec | None) -> str:
+    """Return the dtype and shape of a leaf, and ``?`` where it is not known."""
+    leaf = leaves(spec)[0] if spec else None
+    return f"{leaf.dtype or 'text'} {leaf.shape}" if leaf else "?"
+
+
+class ObservationMap:
+    """Makes the observations that a policy needs from those that a client has.
+
+    A source is a leaf of the client's observation space (a path with ``/``; Tuples have
+    positions), or one of these verbs, which nest:
+
+    * ``concat(a,b,...)`` joins along the last axis; a scalar counts as one element.
+    * ``cast(x,DTYPE)`` converts to a dtype that holds all values within the bounds.
+    * ``resize(x,HEIGHT,WIDTH)`` scales uint8 images ``(..., height, width, channels)``.
+    * ``channels(x,first)`` moves the last axis of images before height and width, and
+      ``channels(x,last)`` moves it back.
+    * ``normalise(x,FILE.json)`` is ``(x - mean) / scale``. The file has ``"mean"`` and ``"scale"``,
+      numbers or lists that broadcast to the shape of ``x``, and is read now.
+
+    A space that is neither Dict nor Tuple has one leaf, ``observation``. A key with spaces,
+    ``=``, ``,``, parentheses or ``/`` in it stands in double quotes.
+
+    Args:
+        entries: Texts ``KEY=SOURCE``, or a dict of keys and sources.
+
+    Raises:
+        ConfigurationError: An entry has another form, or a file cannot be used.
+    """
+
+    def __init__(self, entries: Sequence[str] | Mapping[str, str]) -> None:
+        self._texts = _texts(entries)
+        self._entries: dict[_Parts, _Source] = {}
+        for text in self._texts:
+            parts, source = _Parser(text).entry()
+            if any(parts[: len(other)] == other[: len(parts)] for other in self._entries):
+                raise ConfigurationError(
+                    f"the map has two entries for {_name(parts)} or a part of it; leave one of them"
+                )
+            self._entries[parts] = source
+        is_bare = set(self._entries) == {(BARE,)} and not self._texts[0].lstrip().startswith('"')
+        # The Dicts and Tuples of the mapped space; its leaves have no meaning.
+        self._outline = _ANY_LEAF if is_bare else _outline(list(self._entries))
+        self._sources = [self._entries[_parts(leaf.path)] for leaf in leaves(self._outline)]
+
+    def space(self, client_space: SpaceSpec) -> SpaceSpec:
+        """Return the space of the mapped observations.
+
+        Args:
+            client_space: Observation space of one lane of the client.
+
+        Raises:
+            ContractMismatchError: The map does not fit it.
+        """
+        return _nested(self._outline, iter([each.spec(client_space) for each in self._sources]))
+
+    def apply(self, observations: Any) -> Any:
+        """Return a batch of mapped observations, in the form of gymnasium's vector environments.
+
+        Args:
+            observations: A batch of the client's observation space; its arrays ``(N, *shape)`` have
+                the dtypes of the space.
+
+        Raises:
+            ConformanceError: A leaf is missing, or a ``cast`` cannot hold a number.
+        """
+        return unflatten(self._outline, [source.apply(observations) for source in self._sources])
+
+    def require_keys(self, policy_space: SpaceSpec) -> None:
+        """Require that each key is a leaf of a policy's observation space.
+
+        Raises:
+            ConfigurationError: One is not.
+        """
+        wanted = {"/".join(_parts(leaf.path)) for leaf in leaves(policy_space)}
+        for parts in self._entries:
+            if "/".join(parts) not in wanted:
+                raise ConfigurationError(
+                    f"the map has an entry for {_name(parts)}, and the policy's observation space"
+                    f"{_known(_name(parts), policy_space)}"
+                )
+
+    def completed(self, policy_space: SpaceSpec, client_space: SpaceSpec) -> Self:
+        """Return the map to the structure of a policy's space.
+
+        A leaf without an entry is the client's leaf of the same path.
+
+        Args:
+            policy_space: Observation space that the policy acts on.
+            client_space: Observation space of one lane of the client.
+
+        Raises:
+            ConfigurationError: An entry's key is no leaf of the policy's space.
+            ContractMismatchError: The client has no leaf of that path.
+        """
+        self.require_keys(policy_space)
+        given = {"/".join(parts): source for parts, source in self._entries.items()}
+        complete = copy.copy(self)
+        complete._outline, complete._sources = policy_space, []
+        for parts in (_parts(leaf.path) for leaf in leaves(policy_space)):
+            name, source = _name(parts), given.get("/".join(parts))
+            if source is None and _found(client_space, parts) is None:
+                raise ContractMismatchError(
+                    f"the map leaves {name} open: add an entry {name}=SOURCE, for the client's "
+                    f"observation space{_known(name, client_space)}"
+                )
+            complete._sources.append(source or _ClientLeaf(parts))
+        return complete
+
+    def lines(
+        self, client_space: SpaceSpec | None = None, mapped_space: SpaceSpec | None = None
+    ) -> list[str]:
+        """Return one line for each key, for display: its source, and shapes before and after.
+
+        Args:
+            client_space: Observation space of the client; None: not known.
+            mapped_space: What ``space`` returns for it, or the policy's space; None: not known.
+        """
+        lines = []
+        for leaf, source in zip(leaves(self._outline), self._sources, strict=True):
+            parts = _parts(leaf.path)
+            before = ", ".join(
+                _shape(client_space and each.spec(client_space)) for each in source.leaves()
+            )
+            after = _shape(mapped_space and _found(mapped_space, parts))
+            lines.append(f"{_name(parts)} = {source.text}: {before} -> {after}")
+        return lines
+
+    def __repr__(self) -> str:
+        return f"ObservationMap({list(self._texts)!r})"
+
+
+def as_observation_map(value: Any) -> ObservationMap | None:
+    """Return an option ``observation_map``: a map or its entries; None: no map.
+
+    Raises:
+        ConfigurationError: It is none of these.
+    """
+    return value if value is None or isinstance(value, ObservationMap) else ObservationMap(value)
+
+
+def _texts(entries: Any) -> tuple[str, ...]:
+    if isinstance(entries, Mapping):
+        entries = [f"{key}={source}" for key, source in entries.items()]
+    is_list = isinstance(entries, Sequence) and not isinstance(entries, str)
+    if not is_list or not entries or not all(isinstance(text, str) for text in entries):
+        raise ConfigurationError(
+            f"an observation map takes texts KEY=SOURCE or a dict, not {entries!r:.80}; write "
+            'such as ["observation/image=pixels"]'
+        )
+    return tuple(entries)
