@@ -32,7 +32,7 @@ class MappedPolicy:
         self._map = observation_map
         self._policy_space = traits_of(policy).observation_space
         if self._policy_space is not None:
-            observation_map.require_keys(self._policy_space)
+            observation_map.completed(self._policy_space, self._policy_space)  # checks its keys
         self._bound = lru_cache(_MOST_SPACES)(self._bind)
         self._client_space: SpaceSpec | None = None
         """That of the environment that was accepted last, for display."""

@@ -401,7 +401,7 @@ class _Parser:
         return token
 
     def _path(self, word: str) -> _Parts:
-        if not _PATH.fullmatch(word):
+        if not _PATH.fullmatch(word) or word.count("/") >= MAX_DEPTH:
             self._refuse(f"{word} is no path; write keys with / between, odd ones in double quotes")
         return tuple(part.replace('"', "") for part in re.findall(_KEY, word))
 
@@ -495,20 +495,6 @@ class ObservationMap:
         """
         return unflatten(self._outline, [source.apply(observations) for source in self._sources])
 
-    def require_keys(self, policy_space: SpaceSpec) -> None:
-        """Require that each key is a leaf of a policy's observation space.
-
-        Raises:
-            ConfigurationError: One is not.
-        """
-        wanted = {"/".join(_parts(leaf.path)) for leaf in leaves(policy_space)}
-        for parts in self._entries:
-            if "/".join(parts) not in wanted:
-                raise ConfigurationError(
-                    f"the map has an entry for {_name(parts)}, and the policy's observation space"
-                    f"{_known(_name(parts), policy_space)}"
-                )
-
     def completed(self, policy_space: SpaceSpec, client_space: SpaceSpec) -> Self:
         """Return the map to the structure of a policy's space.
 
@@ -522,11 +508,16 @@ class ObservationMap:
             ConfigurationError: An entry's key is no leaf of the policy's space.
             ContractMismatchError: The client has no leaf of that path.
         """
-        self.require_keys(policy_space)
         given = {"/".join(parts): source for parts, source in self._entries.items()}
+        wanted = [_parts(leaf.path) for leaf in leaves(policy_space)]
+        for key in sorted(given.keys() - {"/".join(parts) for parts in wanted}):
+            raise ConfigurationError(
+                f"the map has an entry for {key}, and the policy's observation space"
+                f"{_known(key, policy_space)}"
+            )
         complete = copy.copy(self)
         complete._outline, complete._sources = policy_space, []
-        for parts in (_parts(leaf.path) for leaf in leaves(policy_space)):
+        for parts in wanted:
             name, source = _name(parts), given.get("/".join(parts))
             if source is None and _found(client_space, parts) is None:
                 raise ContractMismatchError(

@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, ModelServer, ObservationMap, RemoteModel, evaluate
@@ -117,6 +118,36 @@ def test_a_map_that_does_not_fit_is_refused_when_the_route_is_configured() -> No
             model.configure_route(Arm(), observation_map=["x=pixel"])
         with pytest.raises(ConfigurationError, match="there is no verb"):
             model.configure_route(Arm(), observation_map=["x=eval(pixels)"])
+
+
+class Sum(torch.nn.Module):
+    """Remembers the sum of the first elements of ``state``, and acts with a multiple of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(1))
+
+    def initial_state(self) -> torch.Tensor:
+        return torch.zeros(1)
+
+    def forward(self, observations: Any, state: torch.Tensor) -> Any:
+        total = state + observations["state"][:, :1]
+        return (total * self.factor).repeat(1, 2), total
+
+
+def test_a_policy_with_memory_keeps_it_and_takes_new_weights() -> None:
+    ones = batch() | {"agent_pos": np.ones((1, 2), np.float32)}
+
+    with ModelServer(Sum(), observation_map=MAP) as server, RemoteModel(server.address) as model:
+        model.configure_route(Arm())
+        actions = [model.predict(ones)[0, 0] for _ in range(2)]
+        server.set_weights({"factor": torch.full((1,), 2.0)})
+        actions.append(model.predict(ones)[0, 0])
+        model.close_route()
+        model.configure_route(Arm())
+        actions.append(model.predict(ones)[0, 0])
+
+    assert actions == [1, 2, 6, 2]
 
 
 @pytest.mark.parametrize("is_served", [True, False])

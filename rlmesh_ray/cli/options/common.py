@@ -2,6 +2,7 @@
 
 A flag and the Python parameter of the same thing share their name: ``--step-grace`` is
 ``step_grace_s``, a repeatable ``--allow-call`` is ``allow_calls``, ``--no-spin`` is ``spin=False``.
+The exception is ``--map``, which is ``observation_map``.
 """
 
 import enum

@@ -115,6 +115,7 @@ def test_a_flag_is_named_like_the_parameter_of_the_same_thing(
     # One of several values, seconds, a switch that is on by default; files of a token and of TLS.
     forms = [r"\g<0>", r"\g<0>s", r"\g<0>_s"]
     rules = [*((r".+", form) for form in forms), ("^no_", ""), ("_file$", ""), (TLS_FILES, "tls")]
+    rules.append(("^map$", "observation_map"))
 
     unlike = {
         flag

@@ -217,6 +217,7 @@ def test_a_map_and_its_texts_say_the_same_and_it_pickles() -> None:
         ("x=cast(a,float32))", r"\) comes after its end"),
         ('x="pixels', '" is no path'),
         ("x=a//b", "a//b is no path"),
+        (f"x{'/x' * 40}=a", "is no path"),
         ('x=""', '"" is no path'),
         ("x=(a)", r"a name is expected where it has \("),
         ("x=concat()", r"a name is expected where it has \)"),
