@@ -116,6 +116,20 @@ def require_count(name: str, value: object) -> None:
         raise ConfigurationError(f"{name}={value!r} must be a whole number, 1 or more")
 
 
+def as_horizon(value: object) -> int:
+    """Return how many actions a policy chooses at once as an int.
+
+    Raises:
+        ConfigurationError: ``value`` is no whole number, or below 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
+        raise ConfigurationError(
+            f"horizon={value!r:.40} must be a whole number of actions, 1 or more; leave it out for "
+            "a policy that chooses one action at a time"
+        )
+    return int(value)
+
+
 def as_reset_options(options: object) -> dict[str, Any]:
     """Return the ``options`` of a reset as a new dict, which is empty for None.
 

@@ -1,6 +1,7 @@
 """RemoteModel: a served policy, from anywhere."""
 
 import operator
+import threading
 import uuid
 from collections.abc import Sequence, Sized
 from dataclasses import Field, dataclass, fields
@@ -15,13 +16,13 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.model_dialect import PredictTelemetry
-from rlmesh_ray.client.model_handshake import handshake, shake_hands
+from rlmesh_ray.client.model_handshake import handshake, horizon_of, shake_hands
 from rlmesh_ray.client.model_session_stream import ModelSessionStream
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError
-from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, require_seconds
+from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_horizon, require_seconds
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.spaces.batch import unflatten
+from rlmesh_ray.spaces.batch import Column, flatten, unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.validation import coerce_batch
@@ -62,6 +63,8 @@ __all__ = ["PredictTelemetry", "RemoteModel", "Slots", "contract_of", "shake_han
 _JOIN = "/rlmesh.model.v1.ModelService/Join"
 
 DEFAULT_ROUTE = "default"
+_SHOWN_CHARACTERS = 100
+"""Of a route's id, in the name of the route for its chunks: ids have a longest length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,10 @@ class RemoteModel(NotPicklable):
         self._connect_options = ConnectOptions(address, token, tls, connect_timeout_s, edition_text)
         self._timeout_s = predict_timeout_s
         self._contracts: dict[str, EnvContract] = {}
+        self._horizons: dict[str, int] = {}
+        self._chunk_routes: dict[str, str] = {}
+        """By route id: the name of the route beside it on which its chunks are predicted."""
+        self._chunk_lock = threading.Lock()
         self._telemetry: dict[str, PredictTelemetry] = {}
         self._channel = self._connect_options.open()
         try:
@@ -154,29 +161,46 @@ class RemoteModel(NotPicklable):
         """Where the endpoint was dialed."""
         return self._connect_options.address
 
-    def configure_route(self, env: Any, *, route_id: str = DEFAULT_ROUTE) -> str:
+    def configure_route(
+        self, env: Any, *, route_id: str = DEFAULT_ROUTE, horizon: int | None = None
+    ) -> str:
         """Open a route for one environment.
 
         Args:
             env: An ``EnvContract``, anything with a ``contract`` (RemoteEnv, RemoteVectorEnv),
                 or a gymnasium Env or VectorEnv.
             route_id: Names the route within this session.
+            horizon: How many actions ``predict_chunk`` asks for at most; default: as many as the
+                policy chooses at once. A released server whose model does not declare its
+                ``native_chunk`` gives one, unless this asks for more.
 
         Returns:
             ``route_id``.
 
         Raises:
-            ConfigurationError: ``route_id`` is no text.
+            ConfigurationError: ``route_id`` is no text, or ``horizon`` no number of actions, or
+                more than the policy chooses at once.
             RemoteModelError: The policy cannot act there; the message says why.
             EndpointError: The session broke.
         """
         if not isinstance(route_id, str):
             raise ConfigurationError(f"route_id={route_id!r:.40} must be text")
+        wanted = None if horizon is None else as_horizon(horizon)
         contract = contract_of(env)
-        self._session_stream.ask(
+        reply = self._session_stream.ask(
             lambda ids: [self._dialect.configure(ids, route_id, contract)], self._timeout_s
         )
-        self._contracts[route_id] = contract
+        known = reply.horizon or horizon_of(self.answer)
+        if wanted is not None and known is not None and wanted > known:
+            self._session_stream.ask(
+                lambda ids: [self._dialect.release(ids, route_id)], self._timeout_s
+            )
+            raise ConfigurationError(
+                f"horizon={wanted} is more than the policy of {self.address} chooses at once, "
+                f"which is {known}: lower it to that, or leave it out"
+            )
+        self._close_chunks(route_id)
+        self._contracts[route_id], self._horizons[route_id] = contract, wanted or known or 1
         return route_id
 
     def predict(
@@ -201,14 +225,7 @@ class RemoteModel(NotPicklable):
             RemoteModelError: The endpoint answered with an error.
             EndpointError: The session broke, or no answer came in time.
         """
-        contract = self._contracts.get(route_id)
-        if contract is None:
-            raise LocalProtocolError(f"route {route_id!r} is not configured; configure_route first")
-        if not isinstance(slots, Slots | None):
-            problem = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
-            raise ConformanceError("structure", "slots", problem)
-        rows = slots.rows() if slots else _all_lanes(contract.num_envs)
-        columns = coerce_batch(contract.observation_space, observation, len(rows))
+        contract, rows, columns = self._checked(observation, route_id, slots)
         data = self._dialect.encode(contract, columns, len(rows))
         reply = self._session_stream.ask(
             lambda ids: self._dialect.predict(ids, route_id, rows, data), self._timeout_s
@@ -221,6 +238,76 @@ class RemoteModel(NotPicklable):
             [action if isinstance(action, tuple) else action.copy() for action in actions],
         )
 
+    def predict_chunk(
+        self, observation: Any, *, route_id: str = DEFAULT_ROUTE, slots: Slots | None = None
+    ) -> Any:
+        """Return the next actions of each row: for this step and those after it.
+
+        Args:
+            observation: See ``predict``.
+            route_id: See ``predict``.
+            slots: See ``predict``.
+
+        Returns:
+            Chunks of actions of the route's action space: each leaf ``(rows, horizon, *action)``,
+            for Text tuples of ``horizon`` strings. The horizon is that of ``configure_route``; 1
+            where the policy chooses one action at a time; and fewer where the model of a released
+            server that declares no length gives fewer.
+
+        Raises:
+            RlmeshError: See ``predict``.
+        """
+        contract, rows, columns = self._checked(observation, route_id, slots)
+        horizon = self._horizons[route_id]
+        if horizon == 1:
+            actions = self.predict(observation, route_id=route_id, slots=slots)
+            spec = contract.action_space
+            return unflatten(spec, [_by_row(each, len(rows)) for each in flatten(spec, actions)])
+        name = self._chunk_route(route_id, contract, horizon)
+        reply = self._session_stream.ask(
+            lambda ids: self._dialect.predict_chunk(ids, name, contract, rows, columns),
+            self._timeout_s,
+        )
+        if reply.telemetry is not None:
+            self._telemetry[route_id] = reply.telemetry
+        found = self._dialect.chunk(contract, reply, len(rows), horizon)
+        return unflatten(contract.action_space, [_by_row(each, len(rows)) for each in found])
+
+    def _checked(
+        self, observation: Any, route_id: str, slots: Slots | None
+    ) -> tuple[EnvContract, tuple[PredictSlot, ...], list[Column]]:
+        """Return the route's contract, the rows' slots and the columns of the observation."""
+        contract = self._contracts.get(route_id)
+        if contract is None:
+            raise LocalProtocolError(f"route {route_id!r} is not configured; configure_route first")
+        if not isinstance(slots, Slots | None):
+            problem = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
+            raise ConformanceError("structure", "slots", problem)
+        rows = slots.rows() if slots else _all_lanes(contract.num_envs)
+        return contract, rows, coerce_batch(contract.observation_space, observation, len(rows))
+
+    def _chunk_route(self, route_id: str, contract: EnvContract, horizon: int) -> str:
+        """Return the name of the route for chunks beside a route, which is opened if need be."""
+        with self._chunk_lock:
+            name = self._chunk_routes.get(route_id)
+            if name is None:
+                name = f"{route_id[:_SHOWN_CHARACTERS]}-chunks-{uuid.uuid4().hex}"
+                self._session_stream.ask(
+                    lambda ids: [self._dialect.configure(ids, name, contract, horizon)],
+                    self._timeout_s,
+                )
+                self._chunk_routes[route_id] = name
+            return name
+
+    def _close_chunks(self, route_id: str) -> None:
+        """Close the route for chunks beside a route, if there is one."""
+        with self._chunk_lock:
+            name = self._chunk_routes.pop(route_id, None)
+        if name is not None:
+            self._session_stream.ask(
+                lambda ids: [self._dialect.release(ids, name)], self._timeout_s
+            )
+
     def last_telemetry(self, route_id: str = DEFAULT_ROUTE) -> PredictTelemetry | None:
         """Return how the route's latest prediction was made.
 
@@ -232,6 +319,7 @@ class RemoteModel(NotPicklable):
     def close_route(self, route_id: str = DEFAULT_ROUTE) -> None:
         """Release a route and the state that the policy keeps for it."""
         contract = self._contracts.get(route_id)
+        self._close_chunks(route_id)
         self._session_stream.ask(
             lambda ids: [self._dialect.release(ids, route_id)], self._timeout_s
         )
@@ -295,6 +383,18 @@ def _each(name: str, entries: Sequence[Any], *kinds: type) -> list[Any]:
 def _misfit(name: str, entry: object, wanted: type) -> ConformanceError:
     problem = f"{entry!r:.40} is a {type(entry).__name__}, expected {wanted.__name__}"
     return ConformanceError("structure", f"slots.{name}", problem)
+
+
+def _by_row(steps: Any, num_rows: int) -> Any:
+    """Return one leaf's chunks ``(rows, horizon, *action)``; of Text a tuple for each row.
+
+    Args:
+        steps: The rows of all steps, one step after the other.
+        num_rows: Rows of a step.
+    """
+    if isinstance(steps, tuple):
+        return tuple(steps[row::num_rows] for row in range(num_rows))
+    return steps.reshape(-1, num_rows, *steps.shape[1:]).swapaxes(0, 1).copy()
 
 
 def _all_lanes(num_lanes: int) -> tuple[PredictSlot, ...]:

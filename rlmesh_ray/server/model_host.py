@@ -6,6 +6,7 @@ from concurrent.futures import CancelledError
 from typing import Protocol
 
 from rlmesh_ray.errors import ConfigurationError, EndpointClosedError, EndpointTimeoutError
+from rlmesh_ray.models.chunk_replay import FIRST, KEPT, KeptChunks
 from rlmesh_ray.models.policy import UpdatablePolicy, traits_of
 from rlmesh_ray.options import require_seconds
 from rlmesh_ray.server.batch_schema import PredictionRequest
@@ -87,6 +88,8 @@ class ModelHost:
         """See ``PredictionEngine.cancel``."""
         self.sessions = engine.counts.sessions
         """Counts the sessions, as those who open and end them note it."""
+        self.horizon = traits_of(policy).horizon
+        """How many actions the policy chooses at once."""
 
     @property
     def policy_version(self) -> int:
@@ -101,7 +104,18 @@ class ModelHost:
             for space in (traits.observation_space, traits.action_space)
         )
         kind = traits.kind or type(self._policy).__name__
-        return PolicyFacts(kind, traits.algorithm, self.policy_version, observations, actions)
+        replay = ""
+        if self.horizon > 1:
+            replay = KEPT if isinstance(self._policy, KeptChunks) else FIRST
+        return PolicyFacts(
+            kind,
+            traits.algorithm,
+            self.policy_version,
+            observations,
+            actions,
+            self.horizon,
+            replay,
+        )
 
     def health(self) -> Health:
         """Return whether the policy makes progress. From any thread."""

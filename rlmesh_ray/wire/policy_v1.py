@@ -22,6 +22,11 @@ class PolicyFacts:
     """The only space that the policy acts on, with one line for each leaf."""
     action_space: tuple[str, ...] = ()
     """The space of its actions, with one line for each leaf."""
+    horizon: int = 1
+    """How many actions it chooses at once."""
+    chunk_replay: str = ""
+    """What clients that take one action get of a chunk; see ``ModelServer``. Empty: the horizon is
+    1."""
 
 
 def pack(facts: PolicyFacts) -> str:
@@ -41,13 +46,15 @@ def parse(text: str) -> PolicyFacts:
         return PolicyFacts()
     if not isinstance(facts, dict):
         return PolicyFacts()
-    version = facts.get("version")
+    version, horizon = facts.get("version"), facts.get("horizon")
     return PolicyFacts(
         kind=_text(facts.get("kind")),
         algorithm=_text(facts.get("algorithm")),
         version=version if type(version) is int else 0,
         observation_space=_lines(facts.get("observation_space")),
         action_space=_lines(facts.get("action_space")),
+        horizon=horizon if type(horizon) is int else 1,
+        chunk_replay=_text(facts.get("chunk_replay")),
     )
 
 

@@ -10,7 +10,7 @@ from rlmesh_ray.errors import CodecError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import Policy, PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.server.batch_runner import run_batch
-from rlmesh_ray.server.batch_schema import BatchSchema, PredictionRequest
+from rlmesh_ray.server.batch_schema import Actions, BatchSchema, PredictionRequest
 from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -68,7 +68,7 @@ def unanswered(*_: object) -> None:
     raise AssertionError("the engine answers, and not the runner")
 
 
-def answers(policy: Policy, parts: Sequence[PredictionRequest]) -> Sequence[bytes | RlmeshError]:
+def answers(policy: Policy, parts: Sequence[PredictionRequest]) -> Sequence[Actions | RlmeshError]:
     return run_batch(policy, parts).answers
 
 
@@ -76,7 +76,7 @@ def slots(count: int) -> list[PredictSlot]:
     return [PredictSlot(lane, "", 0, False) for lane in range(count)]
 
 
-def floats(results: Sequence[bytes | RlmeshError]) -> list[Any]:
+def floats(results: Sequence[Actions | RlmeshError]) -> list[Any]:
     return [
         np.frombuffer(result, np.float32).tolist() if isinstance(result, bytes) else type(result)
         for result in results
@@ -337,7 +337,7 @@ def test_actions_of_no_rows_are_the_policy_s_fault_for_all_parts(actions: object
         assert "do not fit Toy-v0's action space" in str(result)
 
 
-def numbers(space: EnvContract, data: bytes | RlmeshError, count: int) -> list[int]:
+def numbers(space: EnvContract, data: Actions | RlmeshError, count: int) -> list[int]:
     assert isinstance(data, bytes), data
     column: Any = decode_batch(space.action_space, data, count)[0]
     return [int(number) for number in column]
