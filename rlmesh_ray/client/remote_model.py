@@ -15,14 +15,14 @@ from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.client.model_dialect import PredictTelemetry
+from rlmesh_ray.client.model_dialect import ModelReply, PredictTelemetry
 from rlmesh_ray.client.model_handshake import handshake, horizon_of, shake_hands
-from rlmesh_ray.client.model_session_stream import ModelSessionStream
+from rlmesh_ray.client.model_session_stream import Make, ModelSessionStream
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_horizon, require_seconds
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.spaces.batch import Column, flatten, unflatten
+from rlmesh_ray.spaces.batch import Column, unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.validation import coerce_batch
@@ -226,13 +226,7 @@ class RemoteModel(NotPicklable):
             EndpointError: The session broke, or no answer came in time.
         """
         contract, rows, columns = self._checked(observation, route_id, slots)
-        data = self._dialect.encode(contract, columns, len(rows))
-        reply = self._session_stream.ask(
-            lambda ids: self._dialect.predict(ids, route_id, rows, data), self._timeout_s
-        )
-        if reply.telemetry is not None:
-            self._telemetry[route_id] = reply.telemetry
-        actions = self._dialect.actions(contract, reply, len(rows))
+        actions = self._actions(route_id, contract, rows, columns)
         return unflatten(
             contract.action_space,
             [action if isinstance(action, tuple) else action.copy() for action in actions],
@@ -260,18 +254,34 @@ class RemoteModel(NotPicklable):
         contract, rows, columns = self._checked(observation, route_id, slots)
         horizon = self._horizons[route_id]
         if horizon == 1:
-            actions = self.predict(observation, route_id=route_id, slots=slots)
-            spec = contract.action_space
-            return unflatten(spec, [_by_row(each, len(rows)) for each in flatten(spec, actions)])
-        name = self._chunk_route(route_id, contract, horizon)
-        reply = self._session_stream.ask(
-            lambda ids: self._dialect.predict_chunk(ids, name, contract, rows, columns),
-            self._timeout_s,
-        )
+            steps = self._actions(route_id, contract, rows, columns)
+        else:
+            name = self._chunk_route(route_id, contract, horizon)
+            reply = self._ask(
+                route_id,
+                lambda ids: self._dialect.predict_chunk(ids, name, contract, rows, columns),
+            )
+            steps = self._dialect.chunk(contract, reply, len(rows), horizon)
+        return unflatten(contract.action_space, [_by_row(each, len(rows)) for each in steps])
+
+    def _actions(
+        self,
+        route_id: str,
+        contract: EnvContract,
+        rows: Sequence[PredictSlot],
+        columns: Sequence[Column],
+    ) -> list[Column]:
+        """Return one action a row; arrays may be read-only."""
+        data = self._dialect.encode(contract, columns, len(rows))
+        reply = self._ask(route_id, lambda ids: self._dialect.predict(ids, route_id, rows, data))
+        return self._dialect.actions(contract, reply, len(rows))
+
+    def _ask(self, route_id: str, make: Make) -> ModelReply:
+        """Send a prediction of a route, and keep its telemetry."""
+        reply = self._session_stream.ask(make, self._timeout_s)
         if reply.telemetry is not None:
             self._telemetry[route_id] = reply.telemetry
-        found = self._dialect.chunk(contract, reply, len(rows), horizon)
-        return unflatten(contract.action_space, [_by_row(each, len(rows)) for each in found])
+        return reply
 
     def _checked(
         self, observation: Any, route_id: str, slots: Slots | None

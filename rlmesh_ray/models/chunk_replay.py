@@ -10,12 +10,10 @@ import numpy as np
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, PolicyError
 from rlmesh_ray.models.policy import ChunkRouteRows, Policy, Rows, UpdatablePolicy, traits_of
 from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
+from rlmesh_ray.options import CHUNK_REPLAYS, FIRST
 from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
 from rlmesh_ray.spaces.columns import chunk_steps
 from rlmesh_ray.spaces.contract import EnvContract
-
-FIRST, KEPT = "first", "kept"
-_REPLAYS = (FIRST, KEPT)
 
 
 def with_replay(policy: Policy, chunk_replay: str) -> Policy:
@@ -24,9 +22,9 @@ def with_replay(policy: Policy, chunk_replay: str) -> Policy:
     Raises:
         ConfigurationError: It is no such choice, or the policy has no chunks to keep.
     """
-    if chunk_replay not in _REPLAYS:
+    if chunk_replay not in CHUNK_REPLAYS:
         raise ConfigurationError(
-            f"chunk_replay={chunk_replay!r:.40} is not one of {', '.join(_REPLAYS)}"
+            f"chunk_replay={chunk_replay!r:.40} is not one of {', '.join(CHUNK_REPLAYS)}"
         )
     if chunk_replay == FIRST:
         return policy

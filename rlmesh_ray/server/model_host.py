@@ -6,9 +6,9 @@ from concurrent.futures import CancelledError
 from typing import Protocol
 
 from rlmesh_ray.errors import ConfigurationError, EndpointClosedError, EndpointTimeoutError
-from rlmesh_ray.models.chunk_replay import FIRST, KEPT, KeptChunks
+from rlmesh_ray.models.chunk_replay import KeptChunks
 from rlmesh_ray.models.policy import UpdatablePolicy, traits_of
-from rlmesh_ray.options import require_seconds
+from rlmesh_ray.options import FIRST, KEPT, require_seconds
 from rlmesh_ray.server.batch_schema import PredictionRequest
 from rlmesh_ray.server.counters import ModelCounters
 from rlmesh_ray.server.health import Health

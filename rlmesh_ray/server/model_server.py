@@ -6,9 +6,9 @@ from typing import Self
 
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects import registry
-from rlmesh_ray.models.chunk_replay import FIRST, with_replay
+from rlmesh_ray.models.chunk_replay import with_replay
 from rlmesh_ray.models.loading import as_policy
-from rlmesh_ray.options import as_names
+from rlmesh_ray.options import FIRST, as_names
 from rlmesh_ray.polling import should_spin
 from rlmesh_ray.protocol.handshake import edition_sha256
 from rlmesh_ray.server.batch_collector import BatchCollector

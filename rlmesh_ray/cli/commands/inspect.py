@@ -288,4 +288,9 @@ def _policy_facts(policy: Any) -> dict[str, object]:
         "policy version": policy.version or "0 (its original weights)",
         "observation": "\n".join(policy.observation_space) or _ANY_SPACE,
         "action": "\n".join(policy.action_space) or _ANY_SPACE,
+        **(
+            {"horizon": f"{policy.horizon} actions at once", "chunk replay": policy.chunk_replay}
+            if policy.horizon > 1
+            else {}
+        ),
     }
