@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rlmesh_ray.errors import RemoteProtocolError
 from rlmesh_ray.protocol.messages import (
@@ -36,6 +36,17 @@ class PredictTelemetry:
     """Rows in the batch, with those of other requests; 0 where the endpoint does not report it."""
     server: str
     """Identifies the running server; empty where it does not report it."""
+
+
+class RouteBatch(NamedTuple):
+    """Observations of a route, checked."""
+
+    contract: EnvContract
+    """The route's."""
+    rows: Sequence[PredictSlot]
+    """The slot of each row."""
+    columns: Sequence[Column]
+    """One for each leaf of the observation space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +94,7 @@ class ModelClientDialect(Protocol):
         """Return the request for a prediction, after requests that must come before it."""
 
     def predict_chunk(
-        self,
-        ids: Iterator[str],
-        route_id: str,
-        contract: EnvContract,
-        rows: Sequence[PredictSlot],
-        columns: Sequence[Column],
+        self, ids: Iterator[str], route_id: str, batch: RouteBatch
     ) -> list[EncodedRequest]:
         """Return the request for a prediction of chunks, likewise.
 
@@ -167,15 +173,11 @@ class EditionModelClientDialect:
         ]
 
     def predict_chunk(
-        self,
-        ids: Iterator[str],
-        route_id: str,
-        contract: EnvContract,
-        rows: Sequence[PredictSlot],
-        columns: Sequence[Column],
+        self, ids: Iterator[str], route_id: str, batch: RouteBatch
     ) -> list[EncodedRequest]:
         """Return the request for a prediction of chunks: the route has their length."""
-        return self.predict(ids, route_id, rows, self.encode(contract, columns, len(rows)))
+        data = self.encode(batch.contract, batch.columns, len(batch.rows))
+        return self.predict(ids, route_id, batch.rows, data)
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
         """Return the request to close a route."""

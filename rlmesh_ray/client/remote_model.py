@@ -15,7 +15,7 @@ from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.client.model_dialect import ModelReply, PredictTelemetry
+from rlmesh_ray.client.model_dialect import ModelReply, PredictTelemetry, RouteBatch
 from rlmesh_ray.client.model_handshake import handshake, horizon_of, shake_hands
 from rlmesh_ray.client.model_session_stream import Make, ModelSessionStream
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError
@@ -225,10 +225,10 @@ class RemoteModel(NotPicklable):
             RemoteModelError: The endpoint answered with an error.
             EndpointError: The session broke, or no answer came in time.
         """
-        contract, rows, columns = self._checked(observation, route_id, slots)
-        actions = self._actions(route_id, contract, rows, columns)
+        batch = self._checked(observation, route_id, slots)
+        actions = self._actions(route_id, batch)
         return unflatten(
-            contract.action_space,
+            batch.contract.action_space,
             [action if isinstance(action, tuple) else action.copy() for action in actions],
         )
 
@@ -251,27 +251,19 @@ class RemoteModel(NotPicklable):
         Raises:
             RlmeshError: See ``predict``.
         """
-        contract, rows, columns = self._checked(observation, route_id, slots)
-        horizon = self._horizons[route_id]
+        batch = self._checked(observation, route_id, slots)
+        contract, num_rows, horizon = batch.contract, len(batch.rows), self._horizons[route_id]
         if horizon == 1:
-            steps = self._actions(route_id, contract, rows, columns)
+            steps = self._actions(route_id, batch)
         else:
             name = self._chunk_route(route_id, contract, horizon)
-            reply = self._ask(
-                route_id,
-                lambda ids: self._dialect.predict_chunk(ids, name, contract, rows, columns),
-            )
-            steps = self._dialect.chunk(contract, reply, len(rows), horizon)
-        return unflatten(contract.action_space, [_by_row(each, len(rows)) for each in steps])
+            reply = self._ask(route_id, lambda ids: self._dialect.predict_chunk(ids, name, batch))
+            steps = self._dialect.chunk(contract, reply, num_rows, horizon)
+        return unflatten(contract.action_space, [_by_row(each, num_rows) for each in steps])
 
-    def _actions(
-        self,
-        route_id: str,
-        contract: EnvContract,
-        rows: Sequence[PredictSlot],
-        columns: Sequence[Column],
-    ) -> list[Column]:
+    def _actions(self, route_id: str, batch: RouteBatch) -> list[Column]:
         """Return one action a row; arrays may be read-only."""
+        contract, rows, columns = batch
         data = self._dialect.encode(contract, columns, len(rows))
         reply = self._ask(route_id, lambda ids: self._dialect.predict(ids, route_id, rows, data))
         return self._dialect.actions(contract, reply, len(rows))
@@ -283,10 +275,8 @@ class RemoteModel(NotPicklable):
             self._telemetry[route_id] = reply.telemetry
         return reply
 
-    def _checked(
-        self, observation: Any, route_id: str, slots: Slots | None
-    ) -> tuple[EnvContract, tuple[PredictSlot, ...], list[Column]]:
-        """Return the route's contract, the rows' slots and the columns of the observation."""
+    def _checked(self, observation: Any, route_id: str, slots: Slots | None) -> RouteBatch:
+        """Return the observation as the dialects take it."""
         contract = self._contracts.get(route_id)
         if contract is None:
             raise LocalProtocolError(f"route {route_id!r} is not configured; configure_route first")
@@ -294,7 +284,8 @@ class RemoteModel(NotPicklable):
             problem = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
             raise ConformanceError("structure", "slots", problem)
         rows = slots.rows() if slots else _all_lanes(contract.num_envs)
-        return contract, rows, coerce_batch(contract.observation_space, observation, len(rows))
+        columns = coerce_batch(contract.observation_space, observation, len(rows))
+        return RouteBatch(contract, rows, columns)
 
     def _chunk_route(self, route_id: str, contract: EnvContract, horizon: int) -> str:
         """Return the name of the route for chunks beside a route, which is opened if need be."""

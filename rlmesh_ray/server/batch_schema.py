@@ -86,7 +86,7 @@ class BatchSchema:
         self._action_leaves = leaves(actions)
         self._codecs: dict[BatchCodecs, CodecPair] = {}
 
-    def codecs(self, parts: "Sequence[PredictionRequest]") -> CodecPair:
+    def codecs(self, parts: "Requests") -> CodecPair:
         """Return the codecs of a batch; much cheaper if all parts have the same dialect.
 
         Args:
@@ -105,9 +105,7 @@ class BatchSchema:
             found = self._codecs[first] = CodecPair(*map(first.codec, self.group))
         return found
 
-    def rows(
-        self, codecs: CodecPair, parts: "Sequence[PredictionRequest]", counts: Sequence[int]
-    ) -> Rows:
+    def rows(self, codecs: CodecPair, parts: "Requests", counts: Sequence[int]) -> Rows:
         """Return the parts' observations as the policy takes them.
 
         Args:
@@ -131,11 +129,7 @@ class BatchSchema:
         return Rows(unflatten(self.contract.observation_space, columns), routes)
 
     def answers(
-        self,
-        codecs: CodecPair,
-        actions: object,
-        parts: "Sequence[PredictionRequest]",
-        counts: Sequence[int],
+        self, codecs: CodecPair, actions: object, parts: "Requests", counts: Sequence[int]
     ) -> Sequence[Actions | RlmeshError]:
         """Return each part's actions, or the error of that part.
 
@@ -244,9 +238,7 @@ class ChunkSchema(BatchSchema):
         self.horizon = horizon
         self._policy_horizon = policy_horizon
 
-    def rows(
-        self, codecs: CodecPair, parts: "Sequence[PredictionRequest]", counts: Sequence[int]
-    ) -> Rows:
+    def rows(self, codecs: CodecPair, parts: "Requests", counts: Sequence[int]) -> Rows:
         """Return the parts' observations; routes whose clients take chunks are marked."""
         rows = super().rows(codecs, parts, counts)
         kinds = [RouteRows if part.schema.horizon == 1 else ChunkRouteRows for part in parts]
@@ -255,11 +247,7 @@ class ChunkSchema(BatchSchema):
         )
 
     def answers(
-        self,
-        codecs: CodecPair,
-        actions: object,
-        parts: "Sequence[PredictionRequest]",
-        counts: Sequence[int],
+        self, codecs: CodecPair, actions: object, parts: "Requests", counts: Sequence[int]
     ) -> Sequence[Actions | RlmeshError]:
         """Return as many actions for each part as its client takes, or the error of that part."""
         num_rows, values = sum(counts), self._values(actions)
@@ -319,6 +307,10 @@ class PredictionRequest:
     def num_rows(self) -> int:
         """Rows in a batch."""
         return len(self.slots)
+
+
+Requests = Sequence[PredictionRequest]
+"""The requests of a batch."""
 
 
 @lru_cache(maxsize=256)

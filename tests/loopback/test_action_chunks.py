@@ -257,6 +257,24 @@ def test_threads_open_one_route_for_the_chunks_of_a_route(
     assert server.statistics().routes == 2
 
 
+def test_chunks_are_the_same_in_the_dialect_of_the_released_rlmesh(policy: Counting) -> None:
+    with (
+        ModelServer(policy, dialects=["rlmesh-wire-v1"]) as server,
+        RemoteModel(server.address) as model,
+    ):
+        model.configure_route(BOX)
+        model.configure_route(BOX, route_id="short", horizon=2)
+        chunks = model.predict_chunk(OBSERVATIONS)
+        short = model.predict_chunk(OBSERVATIONS, route_id="short")
+        first = model.predict(OBSERVATIONS)
+        with pytest.raises(ConfigurationError, match="which is 3: lower it"):
+            model.configure_route(BOX, horizon=4)
+
+    assert chunks[..., 0].tolist() == [[1, 2, 3], [5, 6, 7]]
+    assert short[..., 0].tolist() == [[1, 2], [5, 6]]
+    assert first.tolist() == [[1], [5]]
+
+
 # --- chunks that the endpoint keeps ----------------------------------------------------
 
 

@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from rlmesh_ray import __version__
-from rlmesh_ray.client.model_dialect import EncodedRequest, ModelReply, PredictTelemetry, action_of
+from rlmesh_ray.client.model_dialect import (
+    EncodedRequest,
+    ModelReply,
+    PredictTelemetry,
+    RouteBatch,
+    action_of,
+)
 from rlmesh_ray.client.model_handshake import ModelDialectFactory
 from rlmesh_ray.client.version_negotiation import CLIENT_NAME, HandshakeVariant
 from rlmesh_ray.dialects.released.protocol.handshake import (
@@ -112,23 +118,18 @@ class ReleasedModelClientDialect:
         return asked
 
     def predict_chunk(
-        self,
-        ids: Iterator[str],
-        route_id: str,
-        contract: EnvContract,
-        rows: Sequence[PredictSlot],
-        columns: Sequence[Column],
+        self, ids: Iterator[str], route_id: str, batch: RouteBatch
     ) -> list[EncodedRequest]:
         """Return the request for a prediction of chunks, likewise: a group for each row.
 
         Released models choose chunks for one row at a time.
         """
-        episodes, asked = self._begin(ids, route_id, rows)
+        episodes, asked = self._begin(ids, route_id, batch.rows)
         request_id = next(ids)
         groups = []
-        for row, own in enumerate(split(columns, [1] * len(rows))):
+        for row, own in enumerate(split(batch.columns, [1] * len(batch.rows))):
             context = self._context(route_id, f"{request_id}.{row}")
-            observation = self.encode(contract, own, 1)
+            observation = self.encode(batch.contract, own, 1)
             groups.append(
                 AdapterPredict(context.request_id, context, observation, (episodes[row],))
             )

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlmesh_ray.client.model_dialect import RouteBatch
 from rlmesh_ray.client.model_session_stream import ModelSessionStream
 from rlmesh_ray.dialects.released.client.model_dialect import (
     ReleasedModelClientDialect,
@@ -220,8 +221,9 @@ def test_chunks_are_asked_for_row_by_row_in_one_request() -> None:
     columns = [np.array([[1, 0], [0, 1]], np.float32)]
     lanes = [row(0, "a"), row(1, "b")]
 
-    (asked,) = dialect.predict_chunk(ids, "route", CONTRACT, lanes, columns)
-    reset, _ = dialect.predict_chunk(ids, "route", CONTRACT, [row(0, "c"), row(1, "b")], columns)
+    (asked,) = dialect.predict_chunk(ids, "route", RouteBatch(CONTRACT, lanes, columns))
+    lanes = [row(0, "c"), row(1, "b")]
+    reset, _ = dialect.predict_chunk(ids, "route", RouteBatch(CONTRACT, lanes, columns))
 
     groups = request(asked.frame)
     assert isinstance(groups, GroupedPredict)
