@@ -96,6 +96,10 @@ INFERENCES = ("auto", "torch", "compiled")
 """How a policy's module is run: in torch, or compiled for ONNX Runtime."""
 
 
+FIRST, KEPT = CHUNK_REPLAYS = ("first", "kept")
+"""What clients that take one action get of a policy that chooses several; see ``ModelServer``."""
+
+
 def require_inference(value: object) -> None:
     """Require that an option is one of ``INFERENCES``.
 
@@ -114,6 +118,28 @@ def require_count(name: str, value: object) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
         raise ConfigurationError(f"{name}={value!r} must be a whole number, 1 or more")
+
+
+MAX_HORIZON = 1024
+"""Most actions that a policy may choose at once; runtimes of the released rlmesh take no more."""
+
+
+def as_horizon(value: object) -> int:
+    """Return how many actions a policy chooses at once as an int.
+
+    Raises:
+        ConfigurationError: ``value`` is no whole number from 1 to ``MAX_HORIZON``.
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Integral)
+        or not 1 <= int(value) <= MAX_HORIZON
+    ):
+        raise ConfigurationError(
+            f"horizon={value!r:.40} must be a whole number of actions from 1 to {MAX_HORIZON}; "
+            "leave it out for a policy that chooses one action at a time"
+        )
+    return int(value)
 
 
 def as_reset_options(options: object) -> dict[str, Any]:

@@ -226,13 +226,13 @@ def main() -> int:
     trees = list(tests())
     reads = private_reads(trees, private_names(modules))
     limits = (
-        Limit("modules", len(modules), 475),
-        Limit("lines", lines.total(), 71_221),
+        Limit("modules", len(modules), 479),
+        Limit("lines", lines.total(), 72_873),
         Limit("public class names in several modules", len(again), 0),
         Limit("words such as whoever, somebody, nobody", riddles, 5),
         Limit("modules under 40 lines with one importer", len(small), 2),
         Limit("lines of a function, 99th percentile", _percentile(functions, 99), 40),
-        Limit("pairs of places that share six lines", repeated_runs(modules), 45),
+        Limit("pairs of places that share six lines", repeated_runs(modules), 46),
         Limit("private attributes that tests use", reads, 70),
         Limit("parts of the product that tests replace", replaced_parts(trees), 106),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rlmesh_ray.errors import RemoteProtocolError
 from rlmesh_ray.protocol.messages import (
@@ -38,6 +38,17 @@ class PredictTelemetry:
     """Identifies the running server; empty where it does not report it."""
 
 
+class RouteBatch(NamedTuple):
+    """Observations of a route, checked."""
+
+    contract: EnvContract
+    """The route's."""
+    rows: Sequence[PredictSlot]
+    """The slot of each row."""
+    columns: Sequence[Column]
+    """One for each leaf of the observation space."""
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedRequest:
     """A request that is about to be sent."""
@@ -55,6 +66,11 @@ class ModelReply:
     action: bytes | None = None
     """For a prediction: the data that ``ModelClientDialect.actions`` reads."""
     telemetry: PredictTelemetry | None = None
+    chunks: tuple[tuple[bytes, ...], ...] = ()
+    """For a prediction of chunks, in a dialect that keeps their actions apart: those of each
+    row."""
+    horizon: int | None = None
+    """For an opened route: how many actions the policy chooses at once; None: not reported."""
 
 
 class ModelClientDialect(Protocol):
@@ -63,8 +79,10 @@ class ModelClientDialect(Protocol):
     Methods take the ids of the requests that they make from the front of ``ids``.
     """
 
-    def configure(self, ids: Iterator[str], route_id: str, contract: EnvContract) -> EncodedRequest:
-        """Return the request to open a route."""
+    def configure(
+        self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
+    ) -> EncodedRequest:
+        """Return the request to open a route; ``predict_chunk`` needs a horizon above 1."""
 
     def predict(
         self,
@@ -74,6 +92,15 @@ class ModelClientDialect(Protocol):
         observation: bytes,
     ) -> list[EncodedRequest]:
         """Return the request for a prediction, after requests that must come before it."""
+
+    def predict_chunk(
+        self, ids: Iterator[str], route_id: str, batch: RouteBatch
+    ) -> list[EncodedRequest]:
+        """Return the request for a prediction of chunks, likewise.
+
+        Raises:
+            CodecError: The observations have no wire form.
+        """
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
         """Return the request to close a route."""
@@ -103,6 +130,15 @@ class ModelClientDialect(Protocol):
             RemoteProtocolError: It is the answer to another request.
         """
 
+    def chunk(
+        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int
+    ) -> list[Column]:
+        """Return the actions of a prediction of chunks, one row after the other of each step.
+
+        Arguments and errors are those of ``actions``. There are as many steps as the columns have
+        times ``num_rows`` rows: ``horizon``, or fewer where the policy has shorter chunks.
+        """
+
 
 class EditionModelClientDialect:
     """The dialect of ``rlmesh.protocol.v1``.
@@ -114,10 +150,12 @@ class EditionModelClientDialect:
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
 
-    def configure(self, ids: Iterator[str], route_id: str, contract: EnvContract) -> EncodedRequest:
+    def configure(
+        self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
+    ) -> EncodedRequest:
         """Return the request to open a route."""
         request_id = next(ids)
-        request = ConfigureRoute(request_id, self._context(route_id, request_id), contract)
+        request = ConfigureRoute(request_id, self._context(route_id, request_id), contract, horizon)
         return EncodedRequest(request_id, wire.pack_request(request))
 
     def predict(
@@ -133,6 +171,13 @@ class EditionModelClientDialect:
         return [
             EncodedRequest(request_id, wire.pack_request(Predict(request_id, context, observation)))
         ]
+
+    def predict_chunk(
+        self, ids: Iterator[str], route_id: str, batch: RouteBatch
+    ) -> list[EncodedRequest]:
+        """Return the request for a prediction of chunks: the route has their length."""
+        data = self.encode(batch.contract, batch.columns, len(batch.rows))
+        return self.predict(ids, route_id, batch.rows, data)
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
         """Return the request to close a route."""
@@ -161,6 +206,12 @@ class EditionModelClientDialect:
     def actions(self, contract: EnvContract, reply: ModelReply, num_rows: int) -> list[Column]:
         """Return the actions of a prediction."""
         return values.decode_batch(contract.action_space, action_of(reply), num_rows)
+
+    def chunk(
+        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int
+    ) -> list[Column]:
+        """Return the actions of a prediction of chunks."""
+        return self.actions(contract, reply, num_rows * horizon)
 
     def _context(
         self, route_id: str, request_id: str, rows: Sequence[PredictSlot] = ()

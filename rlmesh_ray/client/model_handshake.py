@@ -13,6 +13,7 @@ from rlmesh_ray.client.version_negotiation import (
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import HandshakeResponse
+from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.wire import policy_v1
 from rlmesh_ray.wire.policy_v1 import PolicyFacts
 from rlmesh_ray.wire.rlmesh_v1 import model as edition_wire
@@ -20,6 +21,7 @@ from rlmesh_ray.wire.rlmesh_v1 import model as edition_wire
 ModelDialectFactory = Callable[[str], ModelClientDialect]
 """Makes the dialect of a session with this id."""
 
+_MOST_DIGITS = 10
 _HANDSHAKE = "/rlmesh.model.v1.ModelService/Handshake"
 
 
@@ -37,6 +39,18 @@ def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
 def policy_of(answer: HandshakeResponse) -> PolicyFacts:
     """Return the facts about the policy in a model endpoint's answer; empty: it has none."""
     return policy_v1.parse(answer.capabilities.get(capabilities.POLICY, ""))
+
+
+def horizon_of(answer: HandshakeResponse) -> int | None:
+    """Return how many actions the policy chooses at once, by a model endpoint's answer.
+
+    None: the endpoint's generation reports it for each route, or not at all.
+    """
+    if answer.generation != PROTOCOL_V1:
+        return None
+    text = answer.capabilities.get(capabilities.ACTION_CHUNKS, "")
+    # Longer numbers are no horizon of a policy, and Python's int may refuse them.
+    return max(1, int(text)) if text.isdecimal() and len(text) < _MOST_DIGITS else 1
 
 
 def generations_of(connect_options: ConnectOptions) -> tuple[str, ...]:
@@ -63,7 +77,7 @@ def handshake(
 def _handshake_variants(
     connect_options: ConnectOptions,
 ) -> tuple[HandshakeVariant[ModelDialectFactory], ...]:
-    able = (capabilities.SPACES_CORE, capabilities.POLICY)
+    able = (capabilities.SPACES_CORE, capabilities.POLICY, capabilities.ACTION_CHUNKS)
     return handshake_variants(
         connect_options, edition_wire, able, EditionModelClientDialect, "client.model_dialect"
     )

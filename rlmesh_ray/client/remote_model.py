@@ -1,6 +1,7 @@
 """RemoteModel: a served policy, from anywhere."""
 
 import operator
+import threading
 import uuid
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import Field, dataclass, fields, replace
@@ -14,14 +15,14 @@ from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.client.model_dialect import PredictTelemetry
-from rlmesh_ray.client.model_handshake import handshake, shake_hands
-from rlmesh_ray.client.model_session_stream import ModelSessionStream
+from rlmesh_ray.client.model_dialect import ModelReply, PredictTelemetry, RouteBatch
+from rlmesh_ray.client.model_handshake import handshake, horizon_of, shake_hands
+from rlmesh_ray.client.model_session_stream import Make, ModelSessionStream
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError
-from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, require_seconds
+from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_horizon, require_seconds
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.spaces.batch import unflatten
+from rlmesh_ray.spaces.batch import Column, unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
@@ -64,6 +65,8 @@ __all__ = ["PredictTelemetry", "RemoteModel", "Slots", "contract_of", "shake_han
 _JOIN = "/rlmesh.model.v1.ModelService/Join"
 
 DEFAULT_ROUTE = "default"
+_SHOWN_CHARACTERS = 100
+"""Of a route's id, in the name of the route for its chunks: ids have a longest length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,10 @@ class RemoteModel(NotPicklable):
         self._contracts: dict[str, EnvContract] = {}
         self._maps: dict[str, tuple[SpaceSpec, ObservationMap]] = {}
         """Map of a route, and the observation space of its environment; most routes have none."""
+        self._horizons: dict[str, int] = {}
+        self._chunk_routes: dict[str, str] = {}
+        """By route id: the name of the route beside it on which its chunks are predicted."""
+        self._chunk_lock = threading.Lock()
         self._telemetry: dict[str, PredictTelemetry] = {}
         self._channel = self._connect_options.open()
         try:
@@ -164,6 +171,7 @@ class RemoteModel(NotPicklable):
         *,
         route_id: str = DEFAULT_ROUTE,
         observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
+        horizon: int | None = None,
     ) -> str:
         """Open a route for one environment.
 
@@ -173,26 +181,41 @@ class RemoteModel(NotPicklable):
             route_id: Names the route within this session.
             observation_map: Makes the observations to send from those that ``predict`` gets: an
                 ``ObservationMap``, or its entries. The policy gets its keys alone.
+            horizon: How many actions ``predict_chunk`` asks for at most; default: as many as the
+                policy chooses at once. A released server whose model does not declare its
+                ``native_chunk`` gives one, unless this asks for more.
 
         Returns:
             ``route_id``.
 
         Raises:
-            ConfigurationError: ``route_id`` is no text, or ``observation_map`` is wrong.
+            ConfigurationError: ``route_id`` is no text, ``observation_map`` is wrong, or
+                ``horizon`` no number of actions, or more than the policy chooses at once.
             ContractMismatchError: The map does not fit the environment.
             RemoteModelError: The policy cannot act there; the message says why.
             EndpointError: The session broke.
         """
         if not isinstance(route_id, str):
             raise ConfigurationError(f"route_id={route_id!r:.40} must be text")
+        wanted = None if horizon is None else as_horizon(horizon)
         contract = contract_of(env)
         own_space, mapping = contract.observation_space, as_observation_map(observation_map)
         if mapping is not None:
             contract = replace(contract, observation_space=mapping.space(own_space))
-        self._session_stream.ask(
+        reply = self._session_stream.ask(
             lambda ids: [self._dialect.configure(ids, route_id, contract)], self._timeout_s
         )
-        self._contracts[route_id] = contract
+        known = reply.horizon or horizon_of(self.answer)
+        if wanted is not None and known is not None and wanted > known:
+            self._session_stream.ask(
+                lambda ids: [self._dialect.release(ids, route_id)], self._timeout_s
+            )
+            raise ConfigurationError(
+                f"horizon={wanted} is more than the policy of {self.address} chooses at once, "
+                f"which is {known}: lower it to that, or leave it out"
+            )
+        self._close_chunks(route_id)
+        self._contracts[route_id], self._horizons[route_id] = contract, wanted or known or 1
         self._maps.pop(route_id, None)
         if mapping is not None:
             self._maps[route_id] = own_space, mapping
@@ -220,6 +243,58 @@ class RemoteModel(NotPicklable):
             RemoteModelError: The endpoint answered with an error.
             EndpointError: The session broke, or no answer came in time.
         """
+        batch = self._checked(observation, route_id, slots)
+        actions = self._actions(route_id, batch)
+        return unflatten(
+            batch.contract.action_space,
+            [action if isinstance(action, tuple) else action.copy() for action in actions],
+        )
+
+    def predict_chunk(
+        self, observation: Any, *, route_id: str = DEFAULT_ROUTE, slots: Slots | None = None
+    ) -> Any:
+        """Return the next actions of each row: for this step and those after it.
+
+        Args:
+            observation: See ``predict``.
+            route_id: See ``predict``.
+            slots: See ``predict``.
+
+        Returns:
+            Chunks of actions of the route's action space: each leaf ``(rows, horizon, *action)``,
+            for Text tuples of ``horizon`` strings. The horizon is that of ``configure_route``; 1
+            where the policy chooses one action at a time; and fewer where the model of a released
+            server that declares no length gives fewer.
+
+        Raises:
+            RlmeshError: See ``predict``.
+        """
+        batch = self._checked(observation, route_id, slots)
+        contract, num_rows, horizon = batch.contract, len(batch.rows), self._horizons[route_id]
+        if horizon == 1:
+            steps = self._actions(route_id, batch)
+        else:
+            name = self._chunk_route(route_id, contract, horizon)
+            reply = self._ask(route_id, lambda ids: self._dialect.predict_chunk(ids, name, batch))
+            steps = self._dialect.chunk(contract, reply, num_rows, horizon)
+        return unflatten(contract.action_space, [_by_row(each, num_rows) for each in steps])
+
+    def _actions(self, route_id: str, batch: RouteBatch) -> list[Column]:
+        """Return one action a row; arrays may be read-only."""
+        contract, rows, columns = batch
+        data = self._dialect.encode(contract, columns, len(rows))
+        reply = self._ask(route_id, lambda ids: self._dialect.predict(ids, route_id, rows, data))
+        return self._dialect.actions(contract, reply, len(rows))
+
+    def _ask(self, route_id: str, make: Make) -> ModelReply:
+        """Send a prediction of a route, and keep its telemetry."""
+        reply = self._session_stream.ask(make, self._timeout_s)
+        if reply.telemetry is not None:
+            self._telemetry[route_id] = reply.telemetry
+        return reply
+
+    def _checked(self, observation: Any, route_id: str, slots: Slots | None) -> RouteBatch:
+        """Return the observation as the dialects take it."""
         contract = self._contracts.get(route_id)
         if contract is None:
             raise LocalProtocolError(f"route {route_id!r} is not configured; configure_route first")
@@ -230,17 +305,29 @@ class RemoteModel(NotPicklable):
         if self._maps and route_id in self._maps:
             observation = self._mapped(route_id, observation, len(rows))
         columns = coerce_batch(contract.observation_space, observation, len(rows))
-        data = self._dialect.encode(contract, columns, len(rows))
-        reply = self._session_stream.ask(
-            lambda ids: self._dialect.predict(ids, route_id, rows, data), self._timeout_s
-        )
-        if reply.telemetry is not None:
-            self._telemetry[route_id] = reply.telemetry
-        actions = self._dialect.actions(contract, reply, len(rows))
-        return unflatten(
-            contract.action_space,
-            [action if isinstance(action, tuple) else action.copy() for action in actions],
-        )
+        return RouteBatch(contract, rows, columns)
+
+    def _chunk_route(self, route_id: str, contract: EnvContract, horizon: int) -> str:
+        """Return the name of the route for chunks beside a route, which is opened if need be."""
+        with self._chunk_lock:
+            name = self._chunk_routes.get(route_id)
+            if name is None:
+                name = f"{route_id[:_SHOWN_CHARACTERS]}-chunks-{uuid.uuid4().hex}"
+                self._session_stream.ask(
+                    lambda ids: [self._dialect.configure(ids, name, contract, horizon)],
+                    self._timeout_s,
+                )
+                self._chunk_routes[route_id] = name
+            return name
+
+    def _close_chunks(self, route_id: str) -> None:
+        """Close the route for chunks beside a route, if there is one."""
+        with self._chunk_lock:
+            name = self._chunk_routes.pop(route_id, None)
+        if name is not None:
+            self._session_stream.ask(
+                lambda ids: [self._dialect.release(ids, name)], self._timeout_s
+            )
 
     def _mapped(self, route_id: str, observation: Any, num_rows: int) -> Any:
         own_space, mapping = self._maps[route_id]
@@ -258,6 +345,7 @@ class RemoteModel(NotPicklable):
     def close_route(self, route_id: str = DEFAULT_ROUTE) -> None:
         """Release a route and the state that the policy keeps for it."""
         contract = self._contracts.get(route_id)
+        self._close_chunks(route_id)
         self._session_stream.ask(
             lambda ids: [self._dialect.release(ids, route_id)], self._timeout_s
         )
@@ -322,6 +410,18 @@ def _each(name: str, entries: Sequence[Any], *kinds: type) -> list[Any]:
 def _misfit(name: str, entry: object, wanted: type) -> ConformanceError:
     problem = f"{entry!r:.40} is a {type(entry).__name__}, expected {wanted.__name__}"
     return ConformanceError("structure", f"slots.{name}", problem)
+
+
+def _by_row(steps: Any, num_rows: int) -> Any:
+    """Return one leaf's chunks ``(rows, horizon, *action)``; of Text a tuple for each row.
+
+    Args:
+        steps: The rows of all steps, one step after the other.
+        num_rows: Rows of a step.
+    """
+    if isinstance(steps, tuple):
+        return tuple(steps[row::num_rows] for row in range(num_rows))
+    return steps.reshape(-1, num_rows, *steps.shape[1:]).swapaxes(0, 1).copy()
 
 
 def _all_lanes(num_lanes: int) -> tuple[PredictSlot, ...]:

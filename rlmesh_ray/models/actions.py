@@ -42,9 +42,9 @@ class ActionOutput(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def action_layout(spec: SpaceSpec) -> "ActionLayout":
+def action_layout(spec: SpaceSpec, horizon: int = 1) -> "ActionLayout":
     """Return the layout of a space's actions; cached."""
-    return ActionLayout(spec)
+    return ActionLayout(spec, horizon)
 
 
 class ActionLayout:
@@ -52,11 +52,14 @@ class ActionLayout:
 
     Args:
         spec: The action space.
+        horizon: How many actions the module chooses at once for each row; above 1, its output has
+            an axis for them, behind that of the rows.
     """
 
-    def __init__(self, spec: SpaceSpec) -> None:
+    def __init__(self, spec: SpaceSpec, horizon: int = 1) -> None:
         self._spec = spec
         self._leaves = leaves(spec)
+        self._steps = () if horizon == 1 else (horizon,)
 
     def outputs(self, result: Any, part: PaddedBatch) -> list[ActionOutput]:
         """Return one output for each leaf of the action space, without those of padding.
@@ -74,7 +77,7 @@ class ActionLayout:
             raise PolicyError(
                 f"the module's output does not have the structure of the action space: {error}"
             ) from error
-        return [_output(*pair, part) for pair in zip(self._leaves, parts, strict=True)]
+        return [_output(*pair, part, self._steps) for pair in zip(self._leaves, parts, strict=True)]
 
     def check(self, result: Any, part: PaddedBatch) -> None:
         """Check that a module's output in a trial run can be actions.
@@ -97,6 +100,8 @@ class ActionLayout:
     def actions(self, result: Any, part: PaddedBatch) -> list[NDArray[Any]]:
         """Return the actions ``(part.num_rows, *leaf.shape)``, an array for each leaf, unpadded.
 
+        With a horizon above 1 they are ``(part.num_rows, horizon, *leaf.shape)``.
+
         A row whose logits have NaN in them gets an action outside its Discrete, which the server's
         check refuses for this row alone.
 
@@ -117,15 +122,15 @@ class ActionLayout:
         return unflatten(self._spec, [np.concatenate(own) for own in zip(*parts, strict=True)])
 
 
-def _output(leaf: Leaf, value: Any, part: PaddedBatch) -> ActionOutput:
+def _output(leaf: Leaf, value: Any, part: PaddedBatch, steps: tuple[int, ...]) -> ActionOutput:
     array = _array(leaf, value)
-    spec, is_float = leaf.spec, array.dtype.kind == "f"
-    if isinstance(spec, DiscreteSpec) and is_float and array.shape == (part.size, spec.n):
+    spec, is_float, before = leaf.spec, array.dtype.kind == "f", (part.size, *steps)
+    if isinstance(spec, DiscreteSpec) and is_float and array.shape == (*before, spec.n):
         return ActionOutput(leaf, array[: part.num_rows], spec.n)
-    is_shaped = array.shape == (part.size, *leaf.shape)
+    is_shaped = array.shape == (*before, *leaf.shape)
     if is_shaped and (isinstance(spec, BoxSpec) or not is_float):
         return ActionOutput(leaf, array[: part.num_rows], 0)
-    raise _misfit(leaf, array, part.size)
+    raise _misfit(leaf, array, before)
 
 
 def _array(leaf: Leaf, value: Any) -> NDArray[Any]:
@@ -151,10 +156,10 @@ def _actions(output: ActionOutput) -> NDArray[Any]:
     if not num_choices:
         return column
     # For small arrays NumPy is several times as fast as torch, and breaks ties in the same way.
-    choices: NDArray[Any] = column.argmax(axis=1)
+    choices: NDArray[Any] = column.argmax(axis=-1)
     if has_nan(column):
         # argmax would make a valid action of NaN.
-        is_nan = np.isnan(column).any(axis=1)
+        is_nan = np.isnan(column).any(axis=-1)
         if is_nan.all():
             raise PolicyError("the module's output has NaN in it; are its weights sound?")
         choices[is_nan] = num_choices
@@ -182,16 +187,17 @@ def _impossible(leaf: Leaf, value: Any, why: str) -> PolicyError:
     )
 
 
-def _misfit(leaf: Leaf, value: Any, size: int) -> PolicyError:
-    spec, actions_shape = leaf.spec, (size, *leaf.shape)
+def _misfit(leaf: Leaf, value: Any, before: tuple[int, ...]) -> PolicyError:
+    spec, actions_shape = leaf.spec, (*before, *leaf.shape)
     wanted = f"actions {actions_shape}"
     if isinstance(spec, DiscreteSpec):
-        wanted = f"float logits {(size, spec.n)} or integer actions {actions_shape}"
+        wanted = f"float logits {(*before, spec.n)} or integer actions {actions_shape}"
     elif not isinstance(spec, BoxSpec):
         wanted = f"integer {wanted}"
     return PolicyError(
         f"the module returned {describe(value)} for {leaf.name or 'the action'}; "
         f"{type(spec).__name__.removesuffix('Spec')} takes {wanted}"
+        f"{f' (rows, horizon={before[1]}, …)' if len(before) > 1 else ''}"
     )
 
 

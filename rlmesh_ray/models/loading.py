@@ -16,8 +16,16 @@ from types import ModuleType
 from typing import Any
 
 from rlmesh_ray.errors import INSTALL_RLLIB, ConfigurationError, MissingPackageError, PolicyError
-from rlmesh_ray.models.policy import Policy, PolicyTraits, Rows
+from rlmesh_ray.models.policy import (
+    Policy,
+    PolicyTraits,
+    Rows,
+    checked_horizon,
+    no_chunks_with_state,
+    traits_of,
+)
 from rlmesh_ray.models.torch.exported_programs import KINDS, load_program
+from rlmesh_ray.options import as_horizon
 from rlmesh_ray.spaces.contract import EnvContract
 
 
@@ -27,12 +35,15 @@ class CallablePolicy:
     Args:
         function: Takes observations of N lanes and returns N actions, both batched in the form of
             gymnasium's vector environments. The arrays that it gets may be read-only.
+        horizon: How many actions it returns for each lane: each leaf ``(N, horizon, *action)``; at
+            1 without that axis.
     """
 
-    traits = PolicyTraits(is_repeatable=True, checks_concurrently=True, kind="function")
-
-    def __init__(self, function: Callable[[Any], object]) -> None:
+    def __init__(self, function: Callable[[Any], object], *, horizon: int = 1) -> None:
         self._function = function
+        self.traits = PolicyTraits(
+            is_repeatable=True, checks_concurrently=True, kind="function", horizon=horizon
+        )
 
     def check_contract(self, contract: EnvContract) -> None:
         """Accept every contract: whether a function can act on it shows when it runs."""
@@ -61,11 +72,12 @@ _URL = re.compile(r"[A-Za-z][\w+.-]*://")
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """Options of policies that run on torch."""
+    """Options of policies; all but ``horizon`` are for those that run on torch."""
 
     device: str | None = None
     buckets: Sequence[int] = ()
     inference: str = "auto"
+    horizon: int | None = None
 
     def refuse_for(
         self,
@@ -84,20 +96,34 @@ class _Options:
             raise ConfigurationError(f"{' and '.join(names)} cannot be used with {kind}, {why}")
 
 
-def as_policy(policy: object, *, buckets: Sequence[int] = (), inference: str = "auto") -> Policy:
+def as_policy(
+    policy: object,
+    *,
+    horizon: int | None = None,
+    buckets: Sequence[int] = (),
+    inference: str = "auto",
+) -> Policy:
     """Return an object as a policy.
 
     Args:
         policy: A ``Policy``, which is returned as it is, a ``torch.nn.Module`` (with memory, if it
             has an ``initial_state``; see ``RecurrentTorchPolicy``), or a function: a batch of
             observations in, a batch of actions out.
+        horizon: See ``ModelServer``.
         buckets: See ``TorchPolicy``; for modules only.
         inference: See ``TorchPolicy``; for modules only.
 
     Raises:
         ConfigurationError: It has another type, or cannot use an option.
     """
-    return _as_policy(policy, _Options(None, tuple(buckets), inference))
+    return _as_policy(policy, _options(None, buckets, inference, horizon))
+
+
+def _options(
+    device: str | None, buckets: Sequence[int], inference: str, horizon: int | None
+) -> _Options:
+    checked = None if horizon is None else as_horizon(horizon)
+    return _Options(device, tuple(buckets), inference, checked)
 
 
 def load_policy(
@@ -107,6 +133,7 @@ def load_policy(
     device: str | None = None,
     buckets: Sequence[int] = (),
     inference: str = "auto",
+    horizon: int | None = None,
 ) -> Policy:
     """Load the policy that an operator names.
 
@@ -120,6 +147,8 @@ def load_policy(
             which a factory has moved its module.
         buckets: See ``TorchPolicy``; not for functions and ONNX files.
         inference: See ``TorchPolicy``; not for functions. ONNX files are compiled.
+        horizon: How many actions it chooses at once, see ``ModelServer``; default: the attribute
+            ``horizon`` of the module, the RLModule or what the factory returns, or 1.
 
     Raises:
         ConfigurationError: The name does not exist, or is not that of a policy, or the policy
@@ -127,7 +156,7 @@ def load_policy(
         PolicyError: The policy exists, and loading it failed.
     """
     path = Path(checkpoint).expanduser()
-    options = _Options(device, tuple(buckets), inference)
+    options = _options(device, buckets, inference, horizon)
     if path.is_dir():
         return _from_folder(path, explore, options)
     if explore:
@@ -142,7 +171,7 @@ def load_policy(
         )
         from rlmesh_ray.models.onnx.file_policy import load_onnx
 
-        return load_onnx(path)
+        return load_onnx(path, horizon=options.horizon or 1)
     if path.is_file():
         return _torch_policy(load_program(path, device or "cpu"), options)
     if _FACTORY.fullmatch(checkpoint):
@@ -158,7 +187,11 @@ def _as_policy(policy: object, options: _Options) -> Policy:
             f"the policy is the class {policy.__name__} itself; give an instance of it"
         )
     if isinstance(policy, Policy):
-        options.refuse_for(f"a {type(policy).__name__}")
+        name = f"a {type(policy).__name__}"
+        options.refuse_for(name)
+        checked_horizon(
+            traits_of(policy).horizon, options.horizon, f"{name} (PolicyTraits.horizon)"
+        )
         return policy
     # A module object cannot exist without torch having been imported.
     torch_package: Any = sys.modules.get("torch")
@@ -166,7 +199,8 @@ def _as_policy(policy: object, options: _Options) -> Policy:
         return _torch_policy(policy, options)
     if callable(policy):
         options.refuse_for("a function")
-        return CallablePolicy(policy)
+        horizon = checked_horizon(getattr(policy, "horizon", None), options.horizon, "the function")
+        return CallablePolicy(policy, horizon=horizon)
     hint = ""
     if isinstance(policy, str | Path):
         hint = "; rlmesh_ray.models.loading.load_policy loads one by a checkpoint's name"
@@ -186,8 +220,13 @@ def _torch_policy(module: Any, options: _Options) -> Policy:
     from rlmesh_ray.models.recurrent.policy import RecurrentTorchPolicy
     from rlmesh_ray.models.torch.policy import TorchPolicy
 
-    kind = RecurrentTorchPolicy if hasattr(module, "initial_state") else TorchPolicy
-    return kind(module, device=options.device, buckets=options.buckets, inference=options.inference)
+    horizon = checked_horizon(getattr(module, "horizon", None), options.horizon, "the module")
+    device, buckets, inference = options.device, options.buckets, options.inference
+    if hasattr(module, "initial_state"):
+        if horizon > 1:
+            raise ConfigurationError(no_chunks_with_state(horizon))
+        return RecurrentTorchPolicy(module, device=device, buckets=buckets, inference=inference)
+    return TorchPolicy(module, device=device, buckets=buckets, inference=inference, horizon=horizon)
 
 
 # --- RLlib -----------------------------------------------------------------------------
@@ -210,6 +249,7 @@ def _from_folder(folder: Path, explore: bool, options: _Options) -> Policy:
         device=options.device or "cpu",
         buckets=options.buckets,
         inference=options.inference,
+        horizon=options.horizon,
     )
 
 

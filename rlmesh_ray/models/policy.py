@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import as_horizon
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import SpaceSpec
@@ -16,6 +18,12 @@ class RouteRows(NamedTuple):
     """Key of the route, unique over all sessions of the server."""
     slots: Sequence[PredictSlot]
     """One for each row, in the order of the rows."""
+
+
+class ChunkRouteRows(RouteRows):
+    """Likewise of a route whose client takes several actions of each chunk."""
+
+    __slots__ = ()
 
 
 class Rows(NamedTuple):
@@ -64,8 +72,9 @@ class Policy(Protocol):
             rows: The observations. A lane occurs once.
 
         Returns:
-            Actions for N lanes, batched like the observations. The caller coerces dtypes and
-            checks shapes.
+            Actions for N lanes, batched like the observations: each leaf ``(N, *action)``, or
+            ``(N, horizon, *action)`` where the policy's ``horizon`` is above 1. The caller coerces
+            dtypes and checks shapes.
 
         Raises:
             PolicyError: The policy failed; no action was chosen for any row.
@@ -101,6 +110,9 @@ class PolicyTraits:
     """The algorithm that trained it, such as ``"PPO"``; empty: unknown."""
     observation_map: tuple[str, ...] = ()
     """Lines of its ``ObservationMap``, for display."""
+    horizon: int = 1
+    """How many actions it chooses for each row, those of this step and the next ones: a chunk. At
+    1, its actions have no axis for them."""
     checks_concurrently: bool = False
     """``check_contract`` may be called in another thread than ``predict``, also while that runs.
     If not, the first route for an environment of a new kind waits for the running batch."""
@@ -110,6 +122,40 @@ def traits_of(policy: object) -> PolicyTraits:
     """Return the policy's traits; the defaults for a policy without traits."""
     traits = getattr(policy, "traits", None)
     return traits if isinstance(traits, PolicyTraits) else PolicyTraits()
+
+
+def checked_horizon(declared: object, given: int | None, what: str) -> int:
+    """Return how many actions a policy chooses at once.
+
+    Args:
+        declared: The policy's own horizon; None: it has none.
+        given: The operator's option, checked; None: left out.
+        what: The policy, for messages.
+
+    Raises:
+        ConfigurationError: The policy's own is no number of actions, or another than the option.
+    """
+    if declared is None:
+        return given or 1
+    try:
+        horizon = as_horizon(declared)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the attribute horizon of {what}: {error}") from error
+    if given not in (None, horizon):
+        raise ConfigurationError(
+            f"horizon={given} was given, and {what} says {horizon} itself: leave the option out, "
+            "or change what it says"
+        )
+    return horizon
+
+
+def no_chunks_with_state(horizon: int) -> str:
+    """Return why a recurrent module cannot have a horizon above 1."""
+    return (
+        f"horizon={horizon} cannot be used with a recurrent module: its state would be that after "
+        "one observation, while the client acts several steps on without asking, and may use fewer "
+        "actions than it got; serve it with a horizon of 1, or a module without a state"
+    )
 
 
 @runtime_checkable

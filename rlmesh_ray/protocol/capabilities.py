@@ -38,6 +38,11 @@ SESSION = "rlmesh_ray.session.v1"
 POLICY = "rlmesh_ray.policy.v1"
 """Facts about the served policy (``wire.policy_v1``). From a client: it asks for them. From a
 server, to such a client only: the facts."""
+ACTION_CHUNKS = "rlmesh_ray.action_chunks.v1"
+"""A policy chooses several actions at once, a chunk. From a client: it can take them. From a
+server, to such a client only: how many actions a chunk has. Key of a contract's metadata in
+ConfigureRoute: how many actions of each chunk the client wants on that route. The ``action`` of its
+PredictResponse has a batch of the rows' actions for each of these steps, one after the other."""
 
 GATEWAY_METADATA_KEY = "rlmesh-ray-gateway"
 """Set on calls that come through a gateway."""

@@ -260,11 +260,14 @@ class ConfigureRoute(RouteRequest):
 
     contract: object
     """An ``EnvContract``, opaque here; None where the message has none."""
+    horizon: int = 1
+    """How many actions of each chunk the client wants; 1: the first one alone. A server whose
+    policy chooses one action at a time ignores it."""
 
 
 @message
 class Predict(RouteRequest):
-    """PredictRequest: return one action for each slot."""
+    """PredictRequest: return one action, or a chunk of them, for each slot."""
 
     observation: bytes
     """A batch with one row for each slot, encoded by the dialect."""
@@ -307,6 +310,9 @@ class ModelErrorCode(enum.Enum):
 class RouteConfigured(Response):
     """ConfigureRouteResponse: the response to ConfigureRoute."""
 
+    horizon: int = 1
+    """How many actions the policy chooses at once; in ``rlmesh-wire-v1`` only."""
+
 
 @message
 class BatchRun:
@@ -346,6 +352,8 @@ class Predicted(Response):
     """Time from the request's arrival to the start of its batch; with ``run`` only."""
     mirror: bytes = field(default=b"", compare=False, repr=False)
     """``Predict.mirror``; if not empty it is sent in place of ``context``, which it equals."""
+    later: tuple[bytes, ...] = ()
+    """On a route with a horizon above 1: the batches for the steps after this one."""
 
 
 @message

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from rlmesh_ray.errors import PolicyError, RlmeshError
 from rlmesh_ray.models.policy import Policy, traits_of
-from rlmesh_ray.server.batch_schema import PredictionRequest
+from rlmesh_ray.server.batch_schema import Actions, PredictionRequest
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.policy_executor import result_or_error
 
@@ -20,8 +20,8 @@ from rlmesh_ray.server.policy_executor import result_or_error
 class BatchResult:
     """The answers to a batch, and where its time went."""
 
-    answers: Sequence[bytes | RlmeshError] = field(default_factory=list)
-    """Each request's actions as bytes, or the error of that request."""
+    answers: Sequence[Actions | RlmeshError] = field(default_factory=list)
+    """Each request's actions, or the error of that request."""
     decode_ns: int = 0
     """Time in which its observations were read and checked."""
     forward_ns: int = 0
@@ -49,7 +49,7 @@ def run_batch(policy: Policy, parts: Sequence[PredictionRequest]) -> BatchResult
 
 def _answers(
     policy: Policy, parts: Sequence[PredictionRequest], result: BatchResult
-) -> Sequence[bytes | RlmeshError]:
+) -> Sequence[Actions | RlmeshError]:
     """Return the answers; the times are added to ``result``."""
     schema = parts[0].schema
     codecs = schema.codecs(parts)
@@ -68,14 +68,14 @@ def _answers(
             return _one_by_one(policy, parts, result, actions)
         return [actions] * len(parts)
     # The policy's return value may be anything, and raise when it is read.
-    answers = result_or_error(schema.answers, codecs, actions, counts)
+    answers = result_or_error(schema.answers, codecs, actions, parts, counts)
     result.encode_ns += time.perf_counter_ns() - chosen_ns
     return [answers] * len(parts) if isinstance(answers, RlmeshError) else answers
 
 
 def _one_by_one(
     policy: Policy, parts: Sequence[PredictionRequest], result: BatchResult, error: RlmeshError
-) -> Sequence[bytes | RlmeshError]:
+) -> Sequence[Actions | RlmeshError]:
     if len(parts) == 1:
         return [error]
     return [answer for part in parts for answer in _answers(policy, [part], result)]

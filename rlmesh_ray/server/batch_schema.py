@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from rlmesh_ray.errors import CodecError, ConformanceError, PolicyError, RlmeshError
-from rlmesh_ray.models.policy import RouteRows, Rows
+from rlmesh_ray.models.policy import ChunkRouteRows, RouteRows, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.spaces.batch import flatten, unflatten
-from rlmesh_ray.spaces.columns import concatenate, split
+from rlmesh_ray.spaces.columns import chunk_steps, concatenate, split
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
@@ -24,7 +24,9 @@ from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
 
 _ROWS = (np.ndarray, list, tuple)
 
-Answer = Callable[[bytes | RlmeshError, BatchRun, int], None]
+Actions = bytes | tuple[bytes, ...]
+"""A request's actions; of a route with a horizon above 1 a batch for each step."""
+Answer = Callable[[Actions | RlmeshError, BatchRun, int], None]
 """Takes a request's actions (or its error), its batch, and the ns that it waited.
 
 Must not raise: the other requests of the batch wait for their answers."""
@@ -70,6 +72,9 @@ class BatchSchema:
         contract: The environment contract of the route.
     """
 
+    horizon = 1
+    """How many actions of each chunk the route's client takes."""
+
     def __init__(self, contract: EnvContract) -> None:
         observations, actions = _shared(contract.observation_space), _shared(contract.action_space)
         self.contract = replace(contract, observation_space=observations, action_space=actions)
@@ -81,7 +86,7 @@ class BatchSchema:
         self._action_leaves = leaves(actions)
         self._codecs: dict[BatchCodecs, CodecPair] = {}
 
-    def codecs(self, parts: "Sequence[PredictionRequest]") -> CodecPair:
+    def codecs(self, parts: "Requests") -> CodecPair:
         """Return the codecs of a batch; much cheaper if all parts have the same dialect.
 
         Args:
@@ -100,9 +105,7 @@ class BatchSchema:
             found = self._codecs[first] = CodecPair(*map(first.codec, self.group))
         return found
 
-    def rows(
-        self, codecs: CodecPair, parts: "Sequence[PredictionRequest]", counts: Sequence[int]
-    ) -> Rows:
+    def rows(self, codecs: CodecPair, parts: "Requests", counts: Sequence[int]) -> Rows:
         """Return the parts' observations as the policy takes them.
 
         Args:
@@ -126,23 +129,39 @@ class BatchSchema:
         return Rows(unflatten(self.contract.observation_space, columns), routes)
 
     def answers(
-        self, codecs: CodecPair, actions: object, counts: Sequence[int]
-    ) -> Sequence[bytes | RlmeshError]:
-        """Return each part's actions as bytes, or the error of that part.
+        self, codecs: CodecPair, actions: object, parts: "Requests", counts: Sequence[int]
+    ) -> Sequence[Actions | RlmeshError]:
+        """Return each part's actions, or the error of that part.
 
         Args:
             codecs: From ``codecs(parts)``.
             actions: What the policy returned for all parts; it may be anything.
+            parts: At least one, of this group.
             counts: Number of rows of each part.
 
         Raises:
             PolicyError: The number of actions differs from that of the rows, or their structure
                 is not that of the action space.
         """
+        return self._answers(codecs, self._values(actions), counts)
+
+    def _values(self, actions: object) -> list[Any]:
+        """Return the leaves of what the policy returned."""
         try:
-            values = flatten(self.contract.action_space, actions)
+            return flatten(self.contract.action_space, actions)
         except ConformanceError as error:
             raise self._policy_error(error) from error
+
+    def _answers(
+        self, codecs: CodecPair, values: Sequence[Any], counts: Sequence[int]
+    ) -> Sequence[bytes | RlmeshError]:
+        """Return each part's actions of one step as bytes, or the error of that part.
+
+        Args:
+            codecs: From ``codecs(parts)``.
+            values: What the policy returned for each leaf of the action space.
+            counts: Number of rows of each part.
+        """
         try:
             columns = self._columns(values, sum(counts))
         except ConformanceError as error:
@@ -205,6 +224,61 @@ class BatchSchema:
         )
 
 
+class ChunkSchema(BatchSchema):
+    """The schema of a route whose policy chooses several actions at once.
+
+    Args:
+        contract: The environment contract of the route.
+        policy_horizon: How many actions the policy returns for each row.
+        horizon: How many of these the route's client takes, from 1 to ``policy_horizon``.
+    """
+
+    def __init__(self, contract: EnvContract, policy_horizon: int, horizon: int) -> None:
+        super().__init__(contract)
+        self.horizon = horizon
+        self._policy_horizon = policy_horizon
+
+    def rows(self, codecs: CodecPair, parts: "Requests", counts: Sequence[int]) -> Rows:
+        """Return the parts' observations; routes whose clients take chunks are marked."""
+        rows = super().rows(codecs, parts, counts)
+        kinds = [RouteRows if part.schema.horizon == 1 else ChunkRouteRows for part in parts]
+        return rows._replace(
+            routes=[kind(*route) for kind, route in zip(kinds, rows.routes, strict=True)]
+        )
+
+    def answers(
+        self, codecs: CodecPair, actions: object, parts: "Requests", counts: Sequence[int]
+    ) -> Sequence[Actions | RlmeshError]:
+        """Return as many actions for each part as its client takes, or the error of that part."""
+        num_rows, values = sum(counts), self._values(actions)
+        try:
+            by_leaf = [
+                chunk_steps(leaf, value, num_rows, self._policy_horizon)
+                for leaf, value in zip(self._action_leaves, values, strict=True)
+            ]
+        except ConformanceError as error:
+            raise self._policy_error(error) from error
+        horizons = [part.schema.horizon for part in parts]
+        by_step = [
+            self._answers(codecs, values, counts)
+            for values in list(zip(*by_leaf, strict=True))[: max(horizons)]
+        ]
+        return [
+            _chunk(of_part[:horizon])
+            for of_part, horizon in zip(zip(*by_step, strict=True), horizons, strict=True)
+        ]
+
+
+def _chunk(steps: Sequence[bytes | RlmeshError]) -> Actions | RlmeshError:
+    """Return the actions of a part's steps, or the first error of them."""
+    found: list[bytes] = []
+    for step in steps:
+        if isinstance(step, RlmeshError):
+            return step
+        found.append(step)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
 @dataclass(slots=True, eq=False)
 class PredictionRequest:
     """One request of a route: its part of a batch."""
@@ -233,6 +307,10 @@ class PredictionRequest:
     def num_rows(self) -> int:
         """Rows in a batch."""
         return len(self.slots)
+
+
+Requests = Sequence[PredictionRequest]
+"""The requests of a batch."""
 
 
 @lru_cache(maxsize=256)

@@ -6,8 +6,9 @@ from concurrent.futures import CancelledError
 from typing import Protocol
 
 from rlmesh_ray.errors import ConfigurationError, EndpointClosedError, EndpointTimeoutError
+from rlmesh_ray.models.chunk_replay import KeptChunks
 from rlmesh_ray.models.policy import UpdatablePolicy, traits_of
-from rlmesh_ray.options import require_seconds
+from rlmesh_ray.options import FIRST, KEPT, require_seconds
 from rlmesh_ray.server.batch_schema import PredictionRequest
 from rlmesh_ray.server.counters import ModelCounters
 from rlmesh_ray.server.health import Health
@@ -87,6 +88,8 @@ class ModelHost:
         """See ``PredictionEngine.cancel``."""
         self.sessions = engine.counts.sessions
         """Counts the sessions, as those who open and end them note it."""
+        self.horizon = traits_of(policy).horizon
+        """How many actions the policy chooses at once."""
 
     @property
     def policy_version(self) -> int:
@@ -101,6 +104,9 @@ class ModelHost:
             for space in (traits.observation_space, traits.action_space)
         )
         kind = traits.kind or type(self._policy).__name__
+        replay = ""
+        if self.horizon > 1:
+            replay = KEPT if isinstance(self._policy, KeptChunks) else FIRST
         return PolicyFacts(
             kind,
             traits.algorithm,
@@ -108,6 +114,8 @@ class ModelHost:
             observations,
             actions,
             traits.observation_map,
+            self.horizon,
+            replay,
         )
 
     def health(self) -> Health:

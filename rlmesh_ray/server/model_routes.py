@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.route_lanes import RouteLanes
-from rlmesh_ray.server.batch_schema import BatchSchema
+from rlmesh_ray.server.batch_schema import BatchSchema, ChunkSchema
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.model_host import ModelHost
@@ -66,16 +66,21 @@ class ModelRoutes:
         self._num_lanes: dict[str, int] = {}
         """Lanes of the routes that are open or being opened."""
 
-    async def configure(self, route_id: str, contract: object, num_routes: int) -> None:
+    async def configure(
+        self, route_id: str, contract: object, horizon: int, num_routes: int
+    ) -> None:
         """Open a route, or restart an open one.
 
         Args:
             route_id: The client's name for it.
             contract: Contract in the request, if it is valid.
+            horizon: How many actions of each chunk the client wants; ignored where the policy
+                chooses one at a time.
             num_routes: Routes of the session, with this one and others that are being opened.
 
         Raises:
-            ContractMismatchError: The policy cannot act there, or there is no contract.
+            ContractMismatchError: The policy cannot act there, or its chunks are shorter than
+                ``horizon``, or there is no contract.
             CodecError: The route's name is too long.
             CapacityError: The session would have too many routes, or too many lanes.
         """
@@ -91,10 +96,22 @@ class ModelRoutes:
                 f"the session has {MAX_ROUTES} routes, which is the limit: close one first, or "
                 "open another session"
             )
+        policy_horizon = self._host.horizon
+        if 1 < policy_horizon < horizon:
+            raise ContractMismatchError(
+                f"the route wants {horizon} actions at once, and the policy chooses "
+                f"{policy_horizon}: lower the horizon to {policy_horizon} or less"
+            )
+        schema = (
+            BatchSchema(contract)
+            if policy_horizon == 1
+            else ChunkSchema(contract, policy_horizon, horizon)
+        )
         before = self.by_id.get(route_id)
         if (
             before is not None
             and self._keeps_same
+            and before.schema.horizon == schema.horizon
             and _are_same_environment(contract, before.schema.contract)
         ):
             return
@@ -106,7 +123,7 @@ class ModelRoutes:
             await self._host.configure(contract)
         # A new key each time: the policy may still have to forget the route that has ended.
         key = f"{self._key}/{next(self._numbers)}/{route_id}"
-        self.by_id[route_id] = Route(key, BatchSchema(contract), lanes)
+        self.by_id[route_id] = Route(key, schema, lanes)
         if before is not None:
             self._end(before)
 

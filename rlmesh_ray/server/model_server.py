@@ -6,9 +6,10 @@ from typing import Self
 
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects import registry
+from rlmesh_ray.models.chunk_replay import with_replay
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.models.mapped_policy import MappedPolicy
-from rlmesh_ray.options import as_names
+from rlmesh_ray.options import FIRST, as_names
 from rlmesh_ray.polling import should_spin
 from rlmesh_ray.protocol.handshake import edition_sha256
 from rlmesh_ray.server.batch_collector import BatchCollector
@@ -44,6 +45,13 @@ class ModelServer:
     Args:
         policy: A ``Policy``, a torch module, or a function (a batch of observations in, a batch
             of actions out).
+        horizon: How many actions the module or function chooses at once for each row: its output is
+            ``(rows, horizon, *action)``. Default: its attribute ``horizon``, or 1, without that
+            axis.
+        chunk_replay: What a client gets that takes one action of a policy with a horizon above 1:
+            ``"first"``: the first action of a new chunk at each request; ``"kept"``: the actions of
+            one chunk after the other, which the endpoint keeps for each lane until it is used up or
+            the lane begins another episode.
         address: ``HOST:PORT`` (port 0: a free one) or ``unix:PATH``.
         token: The token that clients must send, or a ``TokenFile``; required unless ``address`` is
             loopback.
@@ -85,6 +93,8 @@ class ModelServer:
         self,
         policy: object,
         *,
+        horizon: int | None = None,
+        chunk_replay: str = FIRST,
         address: str = "127.0.0.1:0",
         token: TokenSource | None = None,
         tls: TlsSource | None = None,
@@ -113,9 +123,10 @@ class ModelServer:
         is_awake = should_spin(spin)
         wanted_bytes = checked_message_bytes(max_message_bytes)
         mapping = as_observation_map(observation_map)
-        served = as_policy(policy, inference=inference)
+        served = as_policy(policy, horizon=horizon, inference=inference)
         if mapping is not None:
             served = MappedPolicy(served, mapping)
+        served = with_replay(served, chunk_replay)
         self._engine = BatchCollector(
             served,
             max_batch_rows,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.polling import AdaptiveSpin
-from rlmesh_ray.protocol.capabilities import POLICY
+from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS, POLICY
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.handshake_service import HandshakeService, ServiceOptions
 from rlmesh_ray.server.idle_timeout import IdleTimeout
@@ -102,7 +102,10 @@ class ModelService:
             self._dialects,
             {name: each.capabilities for name, each in self._dialects.items()},
             options,
-            on_request={POLICY: lambda: policy_v1.pack(host.facts())},
+            on_request={
+                POLICY: lambda: policy_v1.pack(host.facts()),
+                **({ACTION_CHUNKS: lambda: str(host.horizon)} if host.horizon > 1 else {}),
+            },
         )
 
     def handlers(self) -> grpc.GenericRpcHandler:

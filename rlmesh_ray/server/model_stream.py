@@ -28,7 +28,7 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.protocol.model_rules import EpisodesForgotten, ForgetEpisodes, SessionResponse
 from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
-from rlmesh_ray.server.batch_schema import PredictionRequest
+from rlmesh_ray.server.batch_schema import Actions, PredictionRequest
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.error_text import clipped, text_of
 from rlmesh_ray.server.log_context import current, logged_as
@@ -252,7 +252,7 @@ class ModelStream:
         self,
         request: Predict,
         slots: Sequence[PredictSlot],
-        result: bytes | RlmeshError,
+        result: Actions | RlmeshError,
         run: BatchRun,
         queue_ns: int,
     ) -> None:
@@ -265,6 +265,17 @@ class ModelStream:
                 self.num_predicted += 1
                 response = Predicted(
                     request.request_id, request.context, result, run, queue_ns, request.mirror
+                )
+            elif isinstance(result, tuple):
+                self.num_predicted += 1
+                response = Predicted(
+                    request.request_id,
+                    request.context,
+                    result[0],
+                    run,
+                    queue_ns,
+                    request.mirror,
+                    result[1:],
                 )
             else:
                 self._routes.by_id[request.context.route_id].lanes.note_failed(slots)
@@ -291,8 +302,8 @@ class ModelStream:
         route_id = request.context.route_id
         if isinstance(request, ConfigureRoute):
             num_routes = self._session.num_routes
-            await self._routes.configure(route_id, request.contract, num_routes)
-            return RouteConfigured(request.request_id)
+            await self._routes.configure(route_id, request.contract, request.horizon, num_routes)
+            return RouteConfigured(request.request_id, self._host.horizon)
         if isinstance(request, ForgetEpisodes):
             await self._routes.forget(route_id, request.episode_ids)
             return EpisodesForgotten(request.request_id)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.leaves import Column, Leaf
 
@@ -35,6 +36,33 @@ def split(columns: Sequence[Column], counts: Sequence[int]) -> list[list[Column]
         [column[end - count : end] for column in columns]
         for end, count in zip(ends, counts, strict=True)
     ]
+
+
+def chunk_steps(leaf: Leaf, value: Any, num_rows: int, horizon: int) -> list[Any]:
+    """Split one leaf's chunks by step: the batches ``(num_rows, *leaf.shape)``, unconverted.
+
+    Args:
+        leaf: The leaf that the value belongs to.
+        value: Array or nested sequence ``(num_rows, horizon, *leaf.shape)``.
+        num_rows: Expected number of rows.
+        horizon: Expected number of steps.
+
+    Raises:
+        ConformanceError: It has another shape, or chunks of unequal length.
+    """
+    wanted = (num_rows, horizon, *leaf.shape)
+    problem = ""
+    try:
+        array = value if hasattr(value, "shape") else np.asarray(value)
+    except ValueError as error:  # of unequal lengths
+        problem = f"is no array: {error}"
+    else:
+        if tuple(array.shape) != wanted:
+            problem = f"has shape {tuple(array.shape)}"
+    if problem:
+        reason = f"{problem}, expected {wanted} (rows, horizon, *action)"
+        raise ConformanceError("structure", leaf.name, reason)
+    return [array[:, step] for step in range(horizon)]
 
 
 def replace_lanes(

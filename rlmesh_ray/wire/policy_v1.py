@@ -24,6 +24,11 @@ class PolicyFacts:
     """The space of its actions, with one line for each leaf."""
     observation_map: tuple[str, ...] = ()
     """Its ``ObservationMap``, with one line for each key; empty: none."""
+    horizon: int = 1
+    """How many actions it chooses at once."""
+    chunk_replay: str = ""
+    """What clients that take one action get of a chunk; see ``ModelServer``. Empty: the horizon is
+    1."""
 
 
 def pack(facts: PolicyFacts) -> str:
@@ -43,7 +48,7 @@ def parse(text: str) -> PolicyFacts:
         return PolicyFacts()
     if not isinstance(facts, dict):
         return PolicyFacts()
-    version = facts.get("version")
+    version, horizon = facts.get("version"), facts.get("horizon")
     return PolicyFacts(
         kind=_text(facts.get("kind")),
         algorithm=_text(facts.get("algorithm")),
@@ -51,6 +56,8 @@ def parse(text: str) -> PolicyFacts:
         observation_space=_lines(facts.get("observation_space")),
         action_space=_lines(facts.get("action_space")),
         observation_map=_lines(facts.get("observation_map")),
+        horizon=horizon if type(horizon) is int else 1,
+        chunk_replay=_text(facts.get("chunk_replay")),
     )
 
 

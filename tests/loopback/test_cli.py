@@ -22,9 +22,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteVectorEnv
+from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.cli.main import main
+from rlmesh_ray.client.model_handshake import policy_of
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
@@ -474,6 +475,27 @@ def test_inspect_tells_what_a_policy_is_and_its_version(here: Run) -> None:
     assert event["policy"]["observation_space"] == ["Box (4) float32 within [-1, 1]"]
 
 
+def test_inspect_tells_how_many_actions_a_policy_chooses_at_once(here: Run) -> None:
+    with ModelServer(lambda observations: observations, horizon=8, chunk_replay="kept") as model:
+        text = here("inspect", model.address).stdout
+        (event,) = events(here("inspect", model.address, "--json").stdout)
+
+    assert re.search(r"horizon +8 actions at once ", text)
+    assert re.search(r"chunk replay +kept ", text)
+    assert (event["policy"]["horizon"], event["policy"]["chunk_replay"]) == (8, "kept")
+
+
+def test_serve_model_takes_the_number_of_actions_at_once(folder: Path) -> None:
+    options = ["--horizon", "4", "--chunk-replay", "kept"]
+    with (
+        started("serve-model", "own_policy:balance", *options, folder=folder) as (_, serving),
+        RemoteModel(serving["address"]) as model,
+    ):
+        facts = policy_of(model.answer)
+
+    assert (facts.horizon, facts.chunk_replay) == (4, "kept")
+
+
 def test_inspect_tells_of_a_function_what_is_known(here: Run) -> None:
     with ModelServer(lambda observations: observations) as model:
         text = here("inspect", model.address).stdout
@@ -719,6 +741,11 @@ def test_an_error_names_cause_and_remedy(arguments: list[str], words: list[str],
         (
             ["serve-model", "own_policy:balance", "--max-message-bytes", "9"],
             ["max_message_bytes=9", "from 65536"],
+        ),
+        (["serve-model", "own_policy:balance", "--horizon", "0"], ["--horizon", "1"]),
+        (
+            ["serve-model", "own_policy:balance", "--chunk-replay", "kept"],
+            ["needs a policy that chooses several actions", "--horizon"],
         ),
         (["serve-env", "127.0.0.1:5555"], ["is an address", "--address 127.0.0.1:5555"]),
         (["serve-env", "./mine:make"], ["without folder and without .py"]),

@@ -306,6 +306,86 @@ def test_an_adapter_acts_and_its_answers_carry_their_context() -> None:
         runtime.close()
 
 
+class Chunking:
+    """Counts on from the first number of each observation, for three steps."""
+
+    horizon = 3
+
+    def __init__(self) -> None:
+        self.asked: list[list[float]] = []
+
+    def __call__(self, observations: Any) -> Any:
+        self.asked.append(observations[:, 0].tolist())
+        return (observations[:, :1] + np.arange(3, dtype=np.float32))[..., None]
+
+
+def steps_of(response: object) -> list[list[float]]:
+    """Return the actions of each step."""
+    assert isinstance(response, AdapterPredicted), response
+    leaves = [SpaceValue.FromString(data).leaves for data in response.actions]
+    return [np.frombuffer(leaf, "<f4").tolist() for (leaf,) in leaves]
+
+
+@pytest.mark.parametrize(
+    ("horizon", "steps"), [(0, 1), (1, 1), (2, 2), (3, 3)], ids=["unset", "one", "some", "all"]
+)
+def test_a_runtime_gets_as_many_actions_of_a_chunk_as_it_executes(
+    opened: Callable[[ModelServer], Runtime], horizon: int, steps: int
+) -> None:
+    with ModelServer(Chunking()) as server:
+        runtime = opened(server)
+        resolved = runtime.ask(resolve("a", execution_horizon=horizon))
+        response = runtime.ask(predict("a", ["e", "f"], 3, 40))
+        together = runtime.ask(grouped(("a", ["e"], [5]), ("a", ["f"], [6])))
+
+    assert resolved == AdapterResolved("r1", native_chunk=3, history_keys=())
+    assert steps_of(response) == [[3, 40], [4, 41], [5, 42]][:steps]
+    assert isinstance(together, GroupedPredicted)
+    assert [steps_of(result) for result in together.results] == [
+        [[first + step] for step in range(steps)] for first in (5, 6)
+    ]
+
+
+def test_a_horizon_beyond_the_chunk_is_refused(opened: Callable[[ModelServer], Runtime]) -> None:
+    with ModelServer(Chunking()) as server:
+        runtime = opened(server)
+        refused = runtime.ask(resolve("a", execution_horizon=4))
+        accepted = runtime.ask(resolve("a", execution_horizon=3))
+
+    assert code_of(refused) is ModelErrorCode.INVALID_REQUEST
+    assert isinstance(refused, ModelFailed)
+    assert "wants 4 actions at once, and the policy chooses 3" in refused.message
+    assert isinstance(accepted, AdapterResolved)
+
+
+def test_an_adapter_that_is_resolved_for_another_horizon_has_that(
+    opened: Callable[[ModelServer], Runtime],
+) -> None:
+    with ModelServer(Chunking()) as server:
+        runtime = opened(server)
+        found = []
+        for horizon in (2, 3, 1):
+            runtime.ask(resolve("a", execution_horizon=horizon))
+            found.append(len(steps_of(runtime.ask(predict("a", ["e"], 3)))))
+
+    assert found == [2, 3, 1]
+
+
+def test_an_endpoint_may_keep_chunks_for_a_runtime_that_takes_one_action(
+    opened: Callable[[ModelServer], Runtime],
+) -> None:
+    policy = Chunking()
+    with ModelServer(policy, chunk_replay="kept") as server:
+        runtime = opened(server)
+        runtime.resolve()
+        acted = [runtime.act("a", ["e", "f"], 10 * step, 100) for step in range(2)]
+        runtime.ask(reset("a", "e"))
+        acted += [runtime.act("a", ["g", "f"], 10 * step, 200) for step in range(2, 4)]
+
+    assert acted == [[0, 100], [1, 101], [20, 102], [21, 200]]
+    assert policy.asked == [[0, 100], [20], [200]]
+
+
 def test_every_answer_tells_what_it_took(runtime: Runtime) -> None:
     def reported(make: Callable[[str], AnyAdapterRequest]) -> ModelTimings:
         runtime.send(make)

@@ -38,6 +38,7 @@ from tests.peers.rlmesh_b3 import world
 from tests.peers.rlmesh_b3.world import World
 from tests.peers.rlmesh_released import echo
 from tests.peers.rlmesh_released.peer import TIMEOUT_S, serving
+from tests.peers.rlmesh_released.torques import HORIZON, torques
 from tests.peers.rlmesh_released.trouble import PLAIN_STEPS, Deed, Trouble
 
 pytestmark = pytest.mark.slow
@@ -408,11 +409,68 @@ def test_its_model_hears_where_episodes_begin() -> None:
     assert unnamed == [[1, 0, 1]] * 2
 
 
-def test_its_model_that_cannot_act_says_so() -> None:
+SWINGS = np.random.default_rng(5).normal(size=(4, 3)).astype(np.float32)
+
+
+def test_its_model_s_chunks_are_those_of_ours_bit_for_bit() -> None:
+    envs = gymnasium.make_vec("Pendulum-v1", 4)
+    with (
+        serving("serve_model", "Swings") as address,
+        RemoteModel(address) as theirs,
+        ModelServer(torques, horizon=HORIZON) as server,
+        RemoteModel(server.address) as ours,
+    ):
+        found = []
+        for model in (theirs, ours):
+            model.configure_route(envs)
+            model.configure_route(envs, route_id="some", horizon=2)
+            found.append([model.predict_chunk(SWINGS, route_id=id) for id in ("default", "some")])
+        telemetry = theirs.last_telemetry()
+        with pytest.raises(ConfigurationError, match="which is 5: lower it"):
+            theirs.configure_route(envs, horizon=6)
+
+    for theirs_found, ours_found, horizon in zip(*found, (HORIZON, 2), strict=True):
+        assert theirs_found.shape == (4, horizon, 1)
+        assert_identical(theirs_found, ours_found)
+        assert_identical(theirs_found, torques(SWINGS)[:, :horizon])
+    assert telemetry is not None
+    assert telemetry.forward_s > 0
+
+
+def test_its_model_that_declares_no_chunk_gives_as_many_as_it_is_asked_for() -> None:
+    env = gymnasium.make("Pendulum-v1")
+    with serving("serve_model", "Undeclared") as address, RemoteModel(address) as model:
+        found = {}
+        for horizon in (None, 3, 1024):
+            model.configure_route(env, horizon=horizon)
+            found[horizon] = model.predict_chunk(SWINGS[:1])
+
+    for horizon, count in ((None, 1), (3, 3), (1024, HORIZON)):
+        assert_identical(found[horizon], torques(SWINGS[:1])[:, :count])
+
+
+def test_its_model_hears_where_episodes_of_chunks_begin() -> None:
+    with serving("serve_model", "Counter") as address, RemoteModel(address) as remote:
+        remote.configure_route(gymnasium.make_vec("CartPole-v1", 2), horizon=4)
+
+        def act(*resets: bool) -> list[int]:
+            lanes = range(len(resets))
+            slots = Slots(lanes, [""] * len(lanes), [0] * len(lanes), resets)
+            batch = np.zeros((len(lanes), 4), np.float32)
+            return [int(chunk[0]) for chunk in remote.predict_chunk(batch, slots=slots)]
+
+        # It counts the rows of all lanes, until an episode of any of them ends.
+        found = [act(True, True), act(False), act(True, False), act(False, False)]
+
+    assert found == [[1, 0], [1], [1, 0], [1, 0]]
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_chunk"])
+def test_its_model_that_cannot_act_says_so(method: str) -> None:
     with serving("serve_model", "Raises") as address, RemoteModel(address) as remote:
-        remote.configure_route(gymnasium.make("CartPole-v1"))
+        remote.configure_route(gymnasium.make("CartPole-v1"), horizon=2)
         with pytest.raises(RemoteModelError, match="no idea") as caught:
-            remote.predict(np.zeros((1, 4), np.float32))
+            getattr(remote, method)(np.zeros((1, 4), np.float32))
 
     assert caught.value.code == "INTERNAL"
 

@@ -37,6 +37,7 @@ from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import RawJoin
 from tests.peers.rlmesh_released.made import make
 from tests.peers.rlmesh_released.peer import TIMEOUT_S, drive, driving, serving
+from tests.peers.rlmesh_released.torques import HORIZON, torques
 from tests.peers.test_released_clients_on_our_endpoints import cartpole_episodes
 
 pytestmark = pytest.mark.slow
@@ -210,6 +211,67 @@ def test_a_client_of_its_that_vanishes_leaves_nothing_behind(cartpole: str) -> N
             assert client.stdout.readline() == "ready\n"
             assert len(policy.states) == 1
         assert eventually(lambda: not len(policy.states))
+
+
+# --- chunks of actions ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pendulum() -> Iterator[str]:
+    with EnvServer("Pendulum-v1", autoreset="disabled") as server:
+        yield server.address
+
+
+def pendulum_rewards(seeds: list[int], execution_horizon: int) -> list[float]:
+    """Act in this process: several actions of each chunk, one a step."""
+    env = gymnasium.make("Pendulum-v1")
+    rewards = []
+    for seed in seeds:
+        observation, _ = env.reset(seed=seed)
+        left: list[Any] = []
+        total, has_ended = 0.0, False
+        while not has_ended:
+            left = left or [*torques(observation[np.newaxis])[0][:execution_horizon]]
+            observation, reward, terminated, truncated, _ = env.step(left.pop(0))
+            total, has_ended = total + float(reward), terminated or truncated
+        rewards.append(total)
+    return rewards
+
+
+def rewards_of(reported: Any) -> list[float]:
+    return [episode["reward"] for episode in reported["episodes"]]
+
+
+@pytest.mark.parametrize("execution_horizon", [1, 3, 5])
+def test_it_replays_the_chunks_of_our_policy_as_those_of_its_own(
+    pendulum: str, execution_horizon: int
+) -> None:
+    settings = {"seeds": [0, 1], "execution_horizon": execution_horizon}
+    with ModelServer(torques, horizon=HORIZON) as server:
+        ours = run(server.address, pendulum, **settings)
+    with serving("serve_model", "Swings") as address:
+        theirs = run(address, pendulum, **settings)
+    local = drive("drive_model", "run", model="Swings", env=pendulum, **settings)
+
+    expected = pendulum_rewards([0, 1], execution_horizon)
+    assert rewards_of(ours) == rewards_of(theirs) == rewards_of(local) == expected
+
+
+def test_an_endpoint_that_keeps_chunks_acts_as_its_replay_of_whole_chunks(pendulum: str) -> None:
+    with ModelServer(torques, horizon=HORIZON, chunk_replay="kept") as server:
+        reported = run(server.address, pendulum, seeds=[0, 1])
+
+    assert rewards_of(reported) == pendulum_rewards([0, 1], HORIZON)
+
+
+def test_it_is_refused_a_longer_horizon_than_our_policy_s_as_than_its_own(pendulum: str) -> None:
+    with ModelServer(torques, horizon=HORIZON) as server:
+        ours = run(server.address, pendulum, execution_horizon=6)
+    with serving("serve_model", "Swings") as address:
+        theirs = run(address, pendulum, execution_horizon=6)
+
+    assert "the policy chooses 5: lower the horizon to 5 or less" in ours["text"]
+    assert ours["error"] == theirs["error"]
 
 
 # --- grouped requests ----------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """``rlmesh-ray serve-model``: serves a policy as an endpoint."""
 
 import contextlib
+import enum
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -41,6 +42,7 @@ from rlmesh_ray.cli.options.serving import (
 )
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import FIRST, KEPT
 from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
 from rlmesh_ray.server.log_format import LogFormat
@@ -75,6 +77,35 @@ Buckets = Annotated[
         metavar="ROWS",
         rich_help_panel=POLICY,
         help="Pad batches to this many rows, so that the device sees few sizes; repeatable.",
+    ),
+]
+Horizon = Annotated[
+    int | None,
+    typer.Option(
+        "--horizon",
+        min=1,
+        metavar="ACTIONS",
+        rich_help_panel=POLICY,
+        help="How many actions the policy chooses at once: its output is (rows, ACTIONS, ...).",
+        show_default="what the policy says, or 1",
+    ),
+]
+
+
+class ChunkReplay(enum.StrEnum):
+    """What a client that takes one action gets of a policy that chooses several."""
+
+    FIRST = FIRST
+    KEPT = KEPT
+
+
+ChunkReplayOption = Annotated[
+    ChunkReplay,
+    typer.Option(
+        "--chunk-replay",
+        rich_help_panel=POLICY,
+        help="For clients that take one action: the first one of a new chunk each time, or all of "
+        "a chunk that the endpoint keeps for their lane.",
     ),
 ]
 Threads = Annotated[
@@ -126,6 +157,8 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     bucket: Buckets = None,
     inference: InferenceOption = Inference.AUTO,
     observation_map: MapOption = None,
+    horizon: Horizon = None,
+    chunk_replay: ChunkReplayOption = ChunkReplay.FIRST,
     torch_threads: Threads = 1,
     max_batch_rows: MaxBatchRows = DEFAULT_MAX_ROWS,
     max_message_bytes: MaxMessageBytes = None,
@@ -179,9 +212,11 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
                 device=device,
                 buckets=sorted(set(bucket or ())),
                 inference=inference,
+                horizon=horizon,
             )
         server = ModelServer(
             policy,
+            chunk_replay=chunk_replay,
             address=address,
             token=token,
             tls=tls,

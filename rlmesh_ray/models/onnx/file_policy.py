@@ -88,15 +88,19 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def load_onnx(file: Path) -> "OnnxFilePolicy":
+def load_onnx(file: Path, *, horizon: int = 1) -> "OnnxFilePolicy":
     """Return the policy of an ONNX file.
+
+    Args:
+        file: The file.
+        horizon: How many actions it chooses at once for each row.
 
     Raises:
         ConfigurationError: It keeps numbers in other files, which are not read.
         MissingPackageError: onnx or onnxruntime is missing.
         PolicyError: It is damaged, or needs what ONNX Runtime does not have.
     """
-    return OnnxFilePolicy(file.read_bytes(), str(file))
+    return OnnxFilePolicy(file.read_bytes(), str(file), horizon=horizon)
 
 
 class OnnxFilePolicy:
@@ -110,6 +114,7 @@ class OnnxFilePolicy:
     Args:
         model: The serialized model.
         name: Its name, for messages.
+        horizon: How many actions it chooses at once for each row.
 
     Raises:
         ConfigurationError: See ``load_onnx``.
@@ -117,7 +122,7 @@ class OnnxFilePolicy:
         PolicyError: See ``load_onnx``.
     """
 
-    def __init__(self, model: bytes, name: str) -> None:
+    def __init__(self, model: bytes, name: str, *, horizon: int = 1) -> None:
         self._name = name
         may_loop = check_model(model, name)
         try:
@@ -145,6 +150,7 @@ class OnnxFilePolicy:
             kind="ONNX",
             algorithm=metadata.get(_ALGORITHM, ""),
             checks_concurrently=True,
+            horizon=horizon,
         )
 
     def check_contract(self, contract: EnvContract) -> None:
@@ -169,7 +175,7 @@ class OnnxFilePolicy:
                     f"{self._name} was exported for other spaces than {contract.id} has: "
                     f"{'; '.join(differences)}; export a policy of this environment"
                 )
-        layout = action_layout(contract.action_space)
+        layout = action_layout(contract.action_space, self.traits.horizon)
         try:
             for num_rows in (1, 2):
                 columns = flatten(contract.observation_space, zero_observations(contract, num_rows))
@@ -186,7 +192,7 @@ class OnnxFilePolicy:
         Raises:
             PolicyError: The model failed, or its output has another form.
         """
-        layout = action_layout(contract.action_space)
+        layout = action_layout(contract.action_space, self.traits.horizon)
         columns = flatten(contract.observation_space, rows.observations)
         return layout.joined(
             [

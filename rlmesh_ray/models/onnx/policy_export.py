@@ -130,6 +130,8 @@ def export_policy(
     contract = contract or _own_contract(policy, checkpoint)
     policy.check_contract(contract)
     try:
+        if traits_of(policy).horizon > 1:
+            raise ConfigurationError("it chooses several actions at once, and an exported file one")
         greedy = policy.greedy_forward(contract)
         model = _serialized(policy, greedy, contract)
     except ConfigurationError as error:

@@ -19,10 +19,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlmesh_ray.errors import ContractMismatchError, PolicyError, UnsupportedSpaceError
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    ContractMismatchError,
+    PolicyError,
+    UnsupportedSpaceError,
+)
 from rlmesh_ray.models.batch_buckets import BatchBuckets
 from rlmesh_ray.models.nan_rows import refusable
-from rlmesh_ray.models.policy import PolicyTraits, RouteRows, Rows
+from rlmesh_ray.models.policy import (
+    PolicyTraits,
+    RouteRows,
+    Rows,
+    checked_horizon,
+    no_chunks_with_state,
+)
 from rlmesh_ray.models.rllib.checkpoint import load_checkpoint, pieces
 from rlmesh_ray.models.rllib.forward import BucketedForward
 from rlmesh_ray.models.rllib.inference import (
@@ -65,6 +76,9 @@ class RllibPolicy:
         buckets: Row counts that the module is run with, see ``TorchPolicy``. Connectors get no
             padding.
         inference: See ``TorchPolicy``; the first batch waits where the module is compiled.
+        horizon: How many actions the module chooses at once for each row; None: its attribute
+            ``horizon``, or 1. Above 1, its actions (or the inputs of their distribution) are
+            ``(N, horizon, ...)``.
 
     Raises:
         ConfigurationError: The folder is no such checkpoint, or an option is not available.
@@ -79,6 +93,7 @@ class RllibPolicy:
         device: str = "cpu",
         buckets: Sequence[int] = (),
         inference: str = "auto",
+        horizon: int | None = None,
     ) -> None:
         of_device, sizes = torch_device(device), BatchBuckets(buckets)
         parts = self._parts = load_checkpoint(checkpoint, device)
@@ -95,6 +110,15 @@ class RllibPolicy:
         )
         run = ModuleRunner(self._forward, self._weights, explore)
         is_array = allows_arrays(parts)
+        own = getattr(parts.module, "horizon", None)
+        self._horizon = checked_horizon(own, horizon, "the RLModule")
+        if self._horizon > 1 and not is_array:
+            raise ConfigurationError(
+                no_chunks_with_state(self._horizon)
+                if parts.module.is_stateful()
+                else f"horizon={self._horizon} needs RLlib's default connectors, and the "
+                "checkpoint has others, which handle one action at a time"
+            )
         self._actor: RllibInference = (
             ArrayInference(parts, run) if is_array else EpisodeInference(parts, run)
         )
@@ -110,6 +134,7 @@ class RllibPolicy:
             kind="RLlib checkpoint",
             algorithm=parts.algorithm,
             checks_concurrently=True,
+            horizon=self._horizon,
         )
 
     def check_contract(self, contract: EnvContract) -> None:
@@ -155,6 +180,10 @@ class RllibPolicy:
             ) from error
         if is_nan is None:
             return actions
+        if self._horizon > 1:
+            raise PolicyError(
+                f"the module's output has NaN in it for {is_nan.sum()} of {len(is_nan)} rows"
+            )
         return refusable(from_gymnasium(self._spaces[1]), actions, is_nan)
 
     def forget(self, route_key: str, env_index: int | None) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
-from rlmesh_ray.models.actions import action_layout, zero_observations
+from rlmesh_ray.models.actions import ActionLayout, action_layout, zero_observations
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.models.torch.module import TorchModule
 from rlmesh_ray.spaces.contract import EnvContract
@@ -27,6 +27,8 @@ class TorchPolicy:
     * all other spaces: the actions themselves, ``(N, *shape)``; of an integer (or bool) dtype
       unless the leaf is a Box.
 
+    With a ``horizon`` above 1, each of these has an axis of that length behind N.
+
     On a CPU a module that consists of torch's own layers alone has ``PolicyTraits.only_computes``,
     and so has a program of TorchScript or torch.export without loops. A custom ``forward`` might
     wait, so it has not.
@@ -44,6 +46,7 @@ class TorchPolicy:
             with graphs captured for each bucket. ``"auto"``: on a CPU compiled, if the first
             batches show that it computes the same, sooner; else in torch. It is compiled when a
             contract is checked, not when the first client waits for it.
+        horizon: How many actions the module chooses at once for each row.
 
     Raises:
         ConfigurationError: See ``TorchModule``.
@@ -56,6 +59,7 @@ class TorchPolicy:
         device: str | None = None,
         buckets: Sequence[int] = (),
         inference: str = "auto",
+        horizon: int = 1,
     ) -> None:
         self._module = TorchModule(module, device=device, buckets=buckets, inference=inference)
         only_computes = self._module.only_computes
@@ -65,6 +69,7 @@ class TorchPolicy:
             # A trial run of a module without a state does not disturb other calls.
             checks_concurrently=only_computes,
             kind=self._module.kind,
+            horizon=horizon,
         )
 
     def check_contract(self, contract: EnvContract) -> None:
@@ -78,7 +83,7 @@ class TorchPolicy:
             observations = zero_observations(contract, part.num_rows)
             try:
                 result = self._module.try_out(self._module.tensors(observations, part))
-                action_layout(contract.action_space).check(result, part)
+                self._layout(contract).check(result, part)
             except (ConfigurationError, PolicyError) as error:
                 raise self._module.misfit(error, contract, part) from error
 
@@ -88,12 +93,15 @@ class TorchPolicy:
         Raises:
             PolicyError: The module raised, or its output has another form.
         """
-        layout = action_layout(contract.action_space)
+        layout = self._layout(contract)
         actions = []
         for part in self._module.parts(rows.num_rows):
             result = self._module.run(self._module.tensors(rows.observations, part))
             actions.append(layout.actions(result, part))
         return layout.joined(actions)
+
+    def _layout(self, contract: EnvContract) -> ActionLayout:
+        return action_layout(contract.action_space, self.traits.horizon)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Do nothing: the module has no state of lanes."""

@@ -2,10 +2,12 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import repeat
 from operator import attrgetter
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     CloseModel,
@@ -72,6 +74,9 @@ def _pack_predicted(response: Predicted) -> bytes:
     """
     context = response.mirror or _context_message(response.context).SerializeToString()
     action = response.action
+    if response.later:
+        # Raw elements and ValueLists can be joined so: the batches are one of all steps' rows.
+        action = b"".join((action, *response.later))
     before, between = _around_context(len(context), len(action))
     telemetry = b""
     if response.run is not None:
@@ -99,7 +104,24 @@ def _configure_route(message: pb.JoinRequest) -> ConfigureRoute:
     body = message.configure_route
     has_contract = body.HasField("env_contract")
     contract = contract_from_proto(body.env_contract) if has_contract else None
-    return ConfigureRoute(message.request_id, _context(body.context), contract)
+    return ConfigureRoute(
+        message.request_id, _context(body.context), contract, _horizon_in(contract)
+    )
+
+
+def _horizon_in(contract: EnvContract | None) -> int:
+    """Return how many actions of each chunk a route wants.
+
+    Raises:
+        CodecError: The contract's metadata have no such number where it belongs.
+    """
+    horizon = 1 if contract is None else contract.metadata.get(ACTION_CHUNKS, 1)
+    if type(horizon) is not int or horizon < 1:
+        raise CodecError(
+            f"the contract's {ACTION_CHUNKS} is {horizon!r:.40}; it must be a number of actions, 1 "
+            "or more"
+        )
+    return horizon
 
 
 def _predict(message: pb.JoinRequest) -> Predict:
@@ -164,9 +186,12 @@ def _request_message(request: ModelRequest) -> pb.JoinRequest:
         case Predict(context=context, observation=observation):
             message.predict.context.CopyFrom(_context_message(context))
             message.predict.observation.bytes.data = observation
-        case ConfigureRoute(context=context, contract=contract):
+        case ConfigureRoute(context=context, contract=contract, horizon=horizon):
             message.configure_route.context.CopyFrom(_context_message(context))
             if isinstance(contract, EnvContract):
+                if horizon > 1:
+                    metadata = {**contract.metadata, ACTION_CHUNKS: horizon}
+                    contract = replace(contract, metadata=metadata)
                 message.configure_route.env_contract.CopyFrom(contract_to_proto(contract))
         case CloseRoute(context=context, reason=reason):
             message.close_route.context.CopyFrom(_context_message(context))

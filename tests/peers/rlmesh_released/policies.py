@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from rlmesh.numpy import Model  # type: ignore[import-not-found]  # of another virtual environment
 
+from tests.peers.rlmesh_released.torques import torques
+
 
 class Balance(Model):
     """Pushes CartPole's cart towards where the pole falls."""
@@ -47,6 +49,22 @@ class Chunks(Model):
         self.ended.append(episode_id)
 
 
+class Swings(Model):
+    """Gives five torques for Pendulum at once."""
+
+    native_chunk = 5
+
+    def predict_chunk(self, observation: Any) -> Any:
+        return torques(np.asarray(observation)[np.newaxis])[0]
+
+
+class Undeclared(Model):
+    """Likewise, without saying how many."""
+
+    def predict_chunk(self, observation: Any) -> Any:
+        return torques(np.asarray(observation)[np.newaxis])[0]
+
+
 class Counter(Model):
     """Acts by how often it was asked in the running episode: it remembers."""
 
@@ -69,4 +87,6 @@ class Raises(Model):
         raise RuntimeError("no idea")
 
 
-MODELS = {kind.__name__: kind for kind in (Balance, Chunks, Counter, Raises, Stubborn)}
+MODELS = {
+    kind.__name__: kind for kind in (Balance, Chunks, Counter, Raises, Stubborn, Swings, Undeclared)
+}

@@ -360,3 +360,44 @@ def test_files_take_new_weights(tmp_path: Path, module: torch.nn.Linear) -> None
 
         assert np.array_equal(np.asarray(before), [1, 0])
         assert np.array_equal(np.asarray(after), [0, 1])
+
+
+# --- how many actions at once ----------------------------------------------------------
+
+
+def test_a_module_says_how_many_actions_it_chooses_at_once(module: torch.nn.Linear) -> None:
+    module.horizon = 5  # type: ignore[assignment]  # as an author would
+
+    assert traits_of(as_policy(module)).horizon == 5
+    with pytest.raises(ConfigurationError, match="the module says 5 itself"):
+        as_policy(module, horizon=4)
+
+
+def test_what_a_factory_returns_says_it_too(own_code: Callable[[str], str]) -> None:
+    name = own_code(
+        """
+        def make():
+            def act(observations):
+                return observations
+
+            act.horizon = 5
+            return act
+
+        def plain():
+            return lambda observations: observations
+        """
+    )
+
+    assert traits_of(load_policy(f"{name}:make")).horizon == 5
+    assert traits_of(load_policy(f"{name}:plain", horizon=3)).horizon == 3
+    with pytest.raises(ConfigurationError, match="horizon=0"):
+        load_policy(f"{name}:plain", horizon=0)
+
+
+def test_a_recurrent_module_cannot_choose_several_actions_at_once() -> None:
+    class Recurrent(torch.nn.Module):
+        def initial_state(self) -> torch.Tensor:
+            return torch.zeros(1)
+
+    with pytest.raises(ConfigurationError, match=r"horizon=2 .* recurrent .* state"):
+        as_policy(Recurrent(), horizon=2)

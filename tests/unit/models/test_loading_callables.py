@@ -1,9 +1,18 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
-from rlmesh_ray.errors import PolicyError
-from rlmesh_ray.models.loading import CallablePolicy
-from rlmesh_ray.models.policy import Policy, RouteRows, Rows, UpdatablePolicy
+from rlmesh_ray.errors import ConfigurationError, PolicyError
+from rlmesh_ray.models.loading import CallablePolicy, as_policy
+from rlmesh_ray.models.policy import (
+    Policy,
+    PolicyTraits,
+    RouteRows,
+    Rows,
+    UpdatablePolicy,
+    traits_of,
+)
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import DiscreteSpec
@@ -38,3 +47,60 @@ def test_a_callable_policy_is_a_policy_and_has_nothing_to_forget() -> None:
     assert isinstance(policy, Policy)
     assert not isinstance(policy, UpdatablePolicy)
     assert ROWS.num_rows == 2
+
+
+# --- how many actions at once ----------------------------------------------------------
+
+
+class Saying:
+    """Acts, and says how many actions it chooses at once."""
+
+    def __init__(self, horizon: object) -> None:
+        self.horizon = horizon
+
+    def __call__(self, observations: object) -> object:
+        return observations
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "horizon"), [(None, None, 1), (4, None, 4), (None, 4, 4), (4, 4, 4)]
+)
+def test_the_function_or_the_operator_says_how_many_actions(
+    said: int | None, given: int | None, horizon: int
+) -> None:
+    policy = as_policy(Saying(said), horizon=given)
+
+    assert traits_of(policy).horizon == horizon
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "text"),
+    [
+        (None, 0, "horizon=0 must be a whole number of actions from 1 to 1024; leave it out"),
+        (None, 1025, "horizon=1025 must be"),
+        (None, 2.5, "horizon=2.5 must be"),
+        (None, True, "horizon=True must be"),
+        ("far", None, "the attribute horizon of the function: horizon='far' must be"),
+        (4, 3, "horizon=3 was given, and the function says 4 itself: leave the option out"),
+    ],
+)
+def test_a_horizon_that_is_none_is_refused(said: object, given: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        as_policy(Saying(said), horizon=given)
+
+    assert text in str(caught.value)
+
+
+def test_a_policy_says_itself_how_many_actions() -> None:
+    class Own(CallablePolicy):
+        """A policy of the operator's own."""
+
+    own = Own(len, horizon=4)
+
+    assert traits_of(as_policy(own)).horizon == 4
+    assert as_policy(own, horizon=4) is own
+    with pytest.raises(ConfigurationError, match=r"Own \(PolicyTraits.horizon\) says 4 itself"):
+        as_policy(own, horizon=2)
+    own.traits = PolicyTraits(horizon=0)
+    with pytest.raises(ConfigurationError, match="horizon=0"):
+        as_policy(own)

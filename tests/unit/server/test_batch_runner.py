@@ -1,3 +1,4 @@
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from rlmesh_ray.errors import CodecError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import Policy, PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.server.batch_runner import run_batch
-from rlmesh_ray.server.batch_schema import BatchSchema, PredictionRequest
+from rlmesh_ray.server.batch_schema import Actions, BatchSchema, ChunkSchema, PredictionRequest
 from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -68,7 +69,7 @@ def unanswered(*_: object) -> None:
     raise AssertionError("the engine answers, and not the runner")
 
 
-def answers(policy: Policy, parts: Sequence[PredictionRequest]) -> Sequence[bytes | RlmeshError]:
+def answers(policy: Policy, parts: Sequence[PredictionRequest]) -> Sequence[Actions | RlmeshError]:
     return run_batch(policy, parts).answers
 
 
@@ -76,7 +77,7 @@ def slots(count: int) -> list[PredictSlot]:
     return [PredictSlot(lane, "", 0, False) for lane in range(count)]
 
 
-def floats(results: Sequence[bytes | RlmeshError]) -> list[Any]:
+def floats(results: Sequence[Actions | RlmeshError]) -> list[Any]:
     return [
         np.frombuffer(result, np.float32).tolist() if isinstance(result, bytes) else type(result)
         for result in results
@@ -337,7 +338,77 @@ def test_actions_of_no_rows_are_the_policy_s_fault_for_all_parts(actions: object
         assert "do not fit Toy-v0's action space" in str(result)
 
 
-def numbers(space: EnvContract, data: bytes | RlmeshError, count: int) -> list[int]:
+def numbers(space: EnvContract, data: Actions | RlmeshError, count: int) -> list[int]:
     assert isinstance(data, bytes), data
     column: Any = decode_batch(space.action_space, data, count)[0]
     return [int(number) for number in column]
+
+
+# --- chunks ----------------------------------------------------------------------------
+
+
+class Chunking(Doubling):
+    """Returns three actions for each row: the first element, and one more a step."""
+
+    def __init__(self, answer: Any = None) -> None:
+        super().__init__(is_repeatable=True)
+        self.answer = answer
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        if self.answer is not None:
+            return self.answer
+        first = np.asarray(rows.observations)[:, :1]
+        self.seen.append(first[:, 0].tolist())
+        chunks = first[:, None] + np.arange(3, dtype=np.float32)[:, None]
+        return np.where(chunks == 6, np.nan, chunks)
+
+
+def chunk_part(horizon: int, *first: float, encoding: Any = values) -> PredictionRequest:
+    made = part(*first)
+    made.schema = ChunkSchema(BOX, 3, horizon)
+    made.values = encoding
+    return made
+
+
+def chunks(result: Actions | RlmeshError) -> list[list[float]]:
+    """Return the actions of each step."""
+    assert isinstance(result, tuple)
+    return [np.frombuffer(data, np.float32).tolist() for data in result]
+
+
+def test_clients_that_take_chunks_and_others_share_a_batch() -> None:
+    policy = Chunking()
+
+    one, two, three = answers(policy, [chunk_part(1, 1, 2), chunk_part(2, 3), chunk_part(3, -4, 0)])
+
+    assert floats([one]) == [[1, 2]]
+    assert chunks(two) == [[3], [4]]
+    assert chunks(three) == [[-4, 0], [-3, 1], [-2, 2]]
+    assert policy.seen == [[1, 2, 3, -4, 0]]
+
+
+def test_only_the_actions_that_a_client_takes_are_checked() -> None:
+    results = answers(Chunking(), [chunk_part(1, 5), chunk_part(3, 5), chunk_part(3, 1)])
+
+    assert floats(results[:1]) == [[5]]
+    assert isinstance(results[1], PolicyError)
+    assert "NaN" in str(results[1])
+    assert chunks(results[2]) == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (np.zeros((2, 1)), r"shape \(2, 1\)"),
+        (np.zeros((2, 2, 1)), r"shape \(2, 2, 1\)"),
+        (np.zeros((2, 3)), r"shape \(2, 3\)"),
+        (np.zeros((3, 2, 1)), r"shape \(3, 2, 1\)"),
+        ([[[1.0]] * 3, [[1.0]] * 2], "no array"),
+    ],
+)
+def test_chunks_of_another_shape_are_refused_with_both_shapes(answer: Any, found: str) -> None:
+    (result,) = answers(Chunking(answer), [chunk_part(3, 1, 2)])
+
+    assert isinstance(result, PolicyError)
+    assert re.search(found, str(result))
+    assert "expected (2, 3, 1) (rows, horizon, *action)" in str(result)

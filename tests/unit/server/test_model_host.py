@@ -16,7 +16,7 @@ from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.server import batch_collector, model_host, policy_executor, policy_health
 from rlmesh_ray.server.batch_collector import BatchCollector
-from rlmesh_ray.server.batch_schema import BatchSchema, PredictionRequest
+from rlmesh_ray.server.batch_schema import Actions, BatchSchema, PredictionRequest
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.policy_executor import PolicyExecutor
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -118,7 +118,7 @@ class Stage:
         statistics = self.engine.statistics()
         return statistics.batches, statistics.items, statistics.rows
 
-    def _answer(self, result: bytes | RlmeshError, run: BatchRun, queue_ns: int) -> None:
+    def _answer(self, result: Actions | RlmeshError, run: BatchRun, queue_ns: int) -> None:
         self.answers.append(result)
 
 
@@ -263,7 +263,7 @@ def test_requests_that_answers_lead_to_are_not_run_one_in_the_other() -> None:
         def ask(data: bytes) -> None:
             stage.host.predict(PredictionRequest(SCHEMA, data, "a", SLOTS, values, answer))
 
-        def answer(result: bytes | RlmeshError, run: BatchRun, queue_ns: int) -> None:
+        def answer(result: Actions | RlmeshError, run: BatchRun, queue_ns: int) -> None:
             nonlocal left
             left -= 1
             if left:

@@ -16,9 +16,23 @@ def test_what_is_packed_is_read() -> None:
     assert parse(pack(facts)) == facts
 
 
+def test_a_policy_of_several_actions_at_once_says_so() -> None:
+    facts = PolicyFacts("function", horizon=8, chunk_replay="kept")
+
+    assert parse(pack(facts)) == facts
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "7", "[" * 100_000, '{"kind": 7, "version": true, "observation_space": "a"}'],
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        "[" * 100_000,
+        '{"kind": 7, "version": true, "observation_space": "a"}',
+        '{"horizon": "far", "chunk_replay": 7}',
+    ],
 )
 def test_what_makes_no_sense_is_left_out(text: str) -> None:
     assert parse(text) == PolicyFacts()

@@ -1,11 +1,17 @@
 """Client dialect of ``rlmesh-wire-v1`` for sessions with a policy; without I/O."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from rlmesh_ray import __version__
-from rlmesh_ray.client.model_dialect import EncodedRequest, ModelReply, PredictTelemetry, action_of
+from rlmesh_ray.client.model_dialect import (
+    EncodedRequest,
+    ModelReply,
+    PredictTelemetry,
+    RouteBatch,
+    action_of,
+)
 from rlmesh_ray.client.model_handshake import ModelDialectFactory
 from rlmesh_ray.client.version_negotiation import CLIENT_NAME, HandshakeVariant
 from rlmesh_ray.dialects.released.protocol.handshake import (
@@ -16,8 +22,11 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
     AdapterContext,
     AdapterPredict,
     AdapterPredicted,
+    AdapterResolved,
     AnyAdapterRequest,
     CloseParticipant,
+    GroupedPredict,
+    GroupedPredicted,
     ModelTimings,
     ReleaseAdapter,
     ResetAdapter,
@@ -31,6 +40,7 @@ from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.messages import ModelFailed, PredictSlot
 from rlmesh_ray.protocol.versions import EDITION_NAME
 from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.columns import split
 from rlmesh_ray.spaces.contract import EnvContract
 
 
@@ -82,11 +92,13 @@ class ReleasedModelClientDialect:
         self._session_id = session_id
         self._episodes: dict[str, RowEpisodes] = {}
 
-    def configure(self, ids: Iterator[str], route_id: str, contract: EnvContract) -> EncodedRequest:
+    def configure(
+        self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
+    ) -> EncodedRequest:
         """Return the request to open a route."""
         self._episodes.setdefault(route_id, RowEpisodes())
         context = self._context(route_id, next(ids))
-        return _asked(ResolveAdapter(context.request_id, context, contract, EDITION_NAME))
+        return _asked(ResolveAdapter(context.request_id, context, contract, EDITION_NAME, horizon))
 
     def predict(
         self,
@@ -100,14 +112,39 @@ class ReleasedModelClientDialect:
         Released models may work on both at once, and some drop all states when any episode ends: so
         the report must be answered before the prediction is sent.
         """
-        episodes, replaced = self._episodes.setdefault(route_id, RowEpisodes()).of(rows)
-        asked = []
-        if replaced:
-            context = self._context(route_id, next(ids))
-            asked.append(_asked(ResetAdapter(context.request_id, context, replaced)))
+        episodes, asked = self._begin(ids, route_id, rows)
         context = self._context(route_id, next(ids))
         asked.append(_asked(AdapterPredict(context.request_id, context, observation, episodes)))
         return asked
+
+    def predict_chunk(
+        self, ids: Iterator[str], route_id: str, batch: RouteBatch
+    ) -> list[EncodedRequest]:
+        """Return the request for a prediction of chunks, likewise: a group for each row.
+
+        Released models choose chunks for one row at a time.
+        """
+        episodes, asked = self._begin(ids, route_id, batch.rows)
+        request_id = next(ids)
+        groups = []
+        for row, own in enumerate(split(batch.columns, [1] * len(batch.rows))):
+            context = self._context(route_id, f"{request_id}.{row}")
+            observation = self.encode(batch.contract, own, 1)
+            groups.append(
+                AdapterPredict(context.request_id, context, observation, (episodes[row],))
+            )
+        asked.append(_asked(GroupedPredict(request_id, tuple(groups))))
+        return asked
+
+    def _begin(
+        self, ids: Iterator[str], route_id: str, rows: Sequence[PredictSlot]
+    ) -> tuple[tuple[RowEpisode, ...], list[EncodedRequest]]:
+        """Return the rows' episodes, and the report of those that they have replaced, if any."""
+        episodes, replaced = self._episodes.setdefault(route_id, RowEpisodes()).of(rows)
+        if not replaced:
+            return episodes, []
+        context = self._context(route_id, next(ids))
+        return episodes, [_asked(ResetAdapter(context.request_id, context, replaced))]
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
         """Return the request to close a route."""
@@ -124,6 +161,10 @@ class ReleasedModelClientDialect:
         response = wire.parse_response(frame)
         if isinstance(response, ModelFailed):
             return ModelReply(response.request_id, response)
+        if isinstance(response, AdapterResolved):
+            return ModelReply(response.request_id, horizon=response.native_chunk)
+        if isinstance(response, GroupedPredicted):
+            return _of_groups(response, frame)
         if not isinstance(response, AdapterPredicted):
             return ModelReply(response.request_id)
         if not response.actions:
@@ -139,12 +180,37 @@ class ReleasedModelClientDialect:
         """Return the actions of a prediction, for this step alone."""
         return values.decode_batch(contract.action_space, action_of(reply), num_rows)
 
+    def chunk(
+        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int
+    ) -> list[Column]:
+        """Return the actions of a prediction of chunks."""
+        lengths = {len(chunk) for chunk in reply.chunks}
+        if len(reply.chunks) != num_rows or len(lengths) != 1 or not 0 < max(lengths) <= horizon:
+            raise CodecError(
+                f"{num_rows} chunks of {horizon} actions at most were expected, and "
+                f"{len(reply.chunks)} came, of {sorted(lengths)} actions; all rows of one request "
+                "need chunks of one length"
+            )
+        steps = [action for step in zip(*reply.chunks, strict=True) for action in step]
+        return values.codec(contract.action_space).join(steps, [1] * len(steps))
+
     def _context(self, route_id: str, request_id: str) -> AdapterContext:
         return AdapterContext(self._session_id, route_id, request_id)
 
 
 def _asked(request: AnyAdapterRequest) -> EncodedRequest:
     return EncodedRequest(request.request_id, wire.pack_request(request))
+
+
+def _of_groups(response: GroupedPredicted, frame: bytes) -> ModelReply:
+    """Return the reply to a prediction of chunks: that of all rows, or the first failure."""
+    chunks = []
+    for result in response.results:
+        if isinstance(result, ModelFailed):
+            return ModelReply(response.request_id, replace(result, request_id=response.request_id))
+        chunks.append(result.actions)
+    telemetry = _telemetry(wire.parse_timings(frame))
+    return ModelReply(response.request_id, None, None, telemetry, tuple(chunks))
 
 
 def _telemetry(timings: ModelTimings) -> PredictTelemetry | None:

@@ -186,7 +186,12 @@ class ModelTranslation:
                 f"resolve_adapter selects edition {quoted(request.edition)!r}; this is "
                 f"{EDITION_NAME}"
             )
-        return ConfigureRoute(self._next_id(), _route(request.context), request.env_spec)
+        return ConfigureRoute(
+            self._next_id(),
+            _route(request.context),
+            request.env_spec,
+            max(1, request.execution_horizon),
+        )
 
     def _predict(self, request: AdapterPredict) -> SessionRequest | MalformedRequest:
         if not request.context.env_id:
@@ -217,13 +222,13 @@ def _answered(
     match answer:
         case ModelFailed():
             return replace(answer, request_id=request_id)
-        case Predicted(action=action):
+        case Predicted(action=action, later=later):
             assert isinstance(request, AdapterPredict)
-            return AdapterPredicted(request_id, request.context, (action,))
-        case RouteConfigured():
-            # Without the length of a chunk: a runtime refuses a horizon beyond a chunk of 1, and
-            # accepts any horizon if there is no length.
-            return AdapterResolved(request_id)
+            return AdapterPredicted(request_id, request.context, (action, *later))
+        case RouteConfigured(horizon=horizon):
+            # One action at a time is no length of a chunk: a runtime refuses a horizon beyond a
+            # chunk of 1, and accepts any horizon if there is no length.
+            return AdapterResolved(request_id, horizon if horizon > 1 else None)
         case RouteClosed():
             return AdapterReleased(request_id)
         case EpisodesForgotten():

@@ -179,7 +179,8 @@ class DeferredEngine:
 
 def _encode(request: PredictionRequest, actions: object) -> bytes | RlmeshError:
     schema = request.schema
-    (answer,) = schema.answers(schema.codecs([request]), actions, [request.num_rows])
+    (answer,) = schema.answers(schema.codecs([request]), actions, [request], [request.num_rows])
+    assert not isinstance(answer, tuple), "the policy has no horizon"
     return answer
 
 

@@ -294,3 +294,38 @@ def test_neither_torch_nor_ray_is_needed(tmp_path: Path) -> None:
     """
 
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def chunking(*steps: int | str) -> ModelProto:
+    """A model that chooses two actions at once: its input, and its negation."""
+    nodes = (
+        helper.make_node("Neg", ["obs"], ["later"]),
+        helper.make_node("Unsqueeze", ["obs", "axis"], ["first"]),
+        helper.make_node("Unsqueeze", ["later", "axis"], ["second"]),
+        helper.make_node("Concat", ["first", "second"], ["out"], axis=1),
+    )
+    axis = numpy_helper.from_array(np.array([1]), "axis")
+    return model([("obs", F, ["n", 3])], [("out", F, steps)], *nodes, initializers=[axis])
+
+
+def test_a_model_may_choose_several_actions_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "policy.onnx"
+    file.write_bytes(chunking("n", 2, 3).SerializeToString())
+    policy: Any = load_policy(str(file), horizon=2)
+
+    actions = act(policy, contract(box(3), box(3)), OBSERVATIONS, 5)
+    choices = act(policy, contract(box(3), DiscreteSpec(3)), OBSERVATIONS, 5)
+
+    assert policy.traits.horizon == 2
+    assert np.array_equal(actions, np.stack([OBSERVATIONS, -OBSERVATIONS], axis=1))
+    assert np.array_equal(choices[:, 0], OBSERVATIONS.argmax(axis=1))
+
+
+@pytest.mark.parametrize(("made", "horizon"), [(same(), 2), (chunking("n", 2, 3), 1)])
+def test_another_horizon_than_the_model_s_is_refused_before_it_acts(
+    made: ModelProto, horizon: int
+) -> None:
+    policy = OnnxFilePolicy(made.SerializeToString(), "policy.onnx", horizon=horizon)
+
+    with pytest.raises(ContractMismatchError, match="the module returned float32"):
+        policy.check_contract(contract(box(3), box(3)))

@@ -430,3 +430,52 @@ def test_an_exported_program_acts_on_any_number_of_rows() -> None:
     assert np.array_equal(
         np.asarray(actions), module(torch.from_numpy(observations)).argmax(1).numpy()
     )
+
+
+# --- chunks ----------------------------------------------------------------------------
+
+
+def test_a_module_of_several_actions_at_once_has_an_axis_for_them() -> None:
+    logits = torch.tensor([[[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]]).expand(2, 3, 2)
+    space = TupleSpec((DiscreteSpec(2, start=5), DiscreteSpec(4), box(2)))
+    answer = logits, torch.ones(2, 3, dtype=torch.int64), torch.full((2, 3, 2), 0.5)
+    policy = TorchPolicy(Answer(answer), horizon=3)
+
+    found: Any = policy.predict(contract(box(3), space), rows(np.zeros((2, 3), np.float32), 2))
+
+    assert policy.traits.horizon == 3
+    assert [each.shape for each in found] == [(2, 3), (2, 3), (2, 3, 2)]
+    assert found[0].tolist() == [[6, 5, 6]] * 2
+
+
+def test_a_step_whose_logits_are_nan_gets_an_action_outside_of_the_space() -> None:
+    logits = torch.zeros(2, 3, 4)
+    logits[1, 2, 0] = math.nan
+    policy = TorchPolicy(Answer(logits), horizon=3)
+
+    found: Any = policy.predict(
+        contract(box(3), DiscreteSpec(4)), rows(np.zeros((2, 3), np.float32), 2)
+    )
+
+    assert found.tolist() == [[0, 0, 0], [0, 0, 4]]
+
+
+@pytest.mark.parametrize(
+    ("actions", "answer", "wanted"),
+    [
+        (
+            box(2),
+            torch.zeros(1, 2),
+            r"float32 \(1, 2\).*actions \(1, 3, 2\) \(rows, horizon=3, …\)",
+        ),
+        (box(2), torch.zeros(1, 4, 2), r"float32 \(1, 4, 2\).*actions \(1, 3, 2\)"),
+        (DiscreteSpec(2), torch.zeros(1, 2), r"logits \(1, 3, 2\) or integer actions \(1, 3\)"),
+    ],
+)
+def test_a_contract_shows_whether_the_module_returns_chunks(
+    actions: SpaceSpec, answer: Any, wanted: str
+) -> None:
+    policy = TorchPolicy(Answer(answer), horizon=3)
+
+    with pytest.raises(ContractMismatchError, match=wanted):
+        policy.check_contract(replace(contract(box(3), actions), num_envs=1))

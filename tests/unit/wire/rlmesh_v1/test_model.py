@@ -1,11 +1,14 @@
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS
 from rlmesh_ray.protocol.handshake import answer_handshake, make_handshake_request
 from rlmesh_ray.protocol.messages import (
     BatchRun,
@@ -25,11 +28,13 @@ from rlmesh_ray.protocol.messages import (
     RouteClosed,
     RouteConfigured,
 )
+from rlmesh_ray.spaces.batch import stack
+from rlmesh_ray.spaces.columns import concatenate
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2
-from rlmesh_ray.wire.rlmesh_v1 import model
+from rlmesh_ray.wire.rlmesh_v1 import model, values
 
 CONTRACT = EnvContract(
     id="Maze-v0",
@@ -69,6 +74,47 @@ def test_a_request_comes_back_equal(request_: ModelRequest) -> None:
 @pytest.mark.parametrize("response", RESPONSES)
 def test_a_response_comes_back_equal(response: ModelResponse) -> None:
     assert model.parse_response(model.pack_response(response)) == response
+
+
+def test_a_route_s_horizon_is_part_of_its_contract_s_metadata() -> None:
+    contract = replace(CONTRACT, metadata={"own": 1})
+    asked = ConfigureRoute("r1", ROUTE, contract, horizon=8)
+
+    read = model.parse_request(model.pack_request(asked))
+
+    assert isinstance(read, ConfigureRoute)
+    assert read.horizon == 8
+    assert isinstance(read.contract, EnvContract)
+    assert read.contract.metadata == {"own": 1, ACTION_CHUNKS: 8}
+
+
+@pytest.mark.parametrize("horizon", [0, -1, "8", 8.0, True, None, [8]])
+def test_a_horizon_that_is_none_is_malformed(horizon: object) -> None:
+    contract = replace(CONTRACT, metadata={ACTION_CHUNKS: horizon})
+
+    read = model.parse_request(model.pack_request(ConfigureRoute("r1", ROUTE, contract)))
+
+    assert isinstance(read, MalformedRequest)
+    assert ACTION_CHUNKS in read.reason
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(4), spaces.Dict({"a": spaces.Box(0, 1, (2,)), "b": spaces.Text(9)})]
+)
+def test_the_steps_of_a_chunk_are_one_batch_of_all_their_rows(space: spaces.Space[Any]) -> None:
+    space.seed(0)
+    spec = from_gymnasium(space)
+    steps = [stack(spec, [space.sample() for _ in range(2)]) for _ in range(3)]
+    first, *later = [values.encode_batch(spec, step, 2) for step in steps]
+
+    answered = Predicted("r2", CONTEXT, first, later=tuple(later))
+    read = model.parse_response(model.pack_response(answered))
+
+    assert isinstance(read, Predicted)
+    for found, expected in zip(
+        values.decode_batch(spec, read.action, 6), concatenate(steps), strict=True
+    ):
+        assert np.array_equal(found, expected)
 
 
 def test_request_ids_stand_where_the_generation_has_them() -> None:

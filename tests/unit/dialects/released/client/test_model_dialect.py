@@ -13,6 +13,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlmesh_ray.client.model_dialect import RouteBatch
 from rlmesh_ray.client.model_session_stream import ModelSessionStream
 from rlmesh_ray.dialects.released.client.model_dialect import (
     ReleasedModelClientDialect,
@@ -26,6 +27,8 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
     AnyAdapterRequest,
     CloseParticipant,
     EpisodesForgotten,
+    GroupedPredict,
+    GroupedPredicted,
     ModelTimings,
     ParticipantClosed,
     ReleaseAdapter,
@@ -179,6 +182,90 @@ def test_ended_episodes_are_reported_before_the_prediction() -> None:
     assert over.episode_ids == tuple(each.episode_id for each in asked.episodes)
     assert isinstance(then, AdapterPredict)
     assert [each.request_id for each in (first, reset, second, anew)] == ["1", "2", "3", "5"]
+
+
+def test_a_route_says_how_many_actions_it_wants_and_learns_how_many_there_are() -> None:
+    dialect, ids = ReleasedModelClientDialect("s"), map(str, itertools.count(1))
+
+    opened = request(dialect.configure(ids, "route", CONTRACT, 4).frame)
+    declared, undeclared = (
+        dialect.read(wire.pack_response(AdapterResolved("1", native_chunk=chunk))).horizon
+        for chunk in (4, None)
+    )
+
+    assert isinstance(opened, ResolveAdapter)
+    assert opened.execution_horizon == 4
+    assert (declared, undeclared) == (4, None)
+
+
+def chunked(*chunks: tuple[int, ...]) -> GroupedPredicted:
+    """The answer to a prediction of chunks, one a row."""
+    return GroupedPredicted(
+        "2",
+        tuple(
+            AdapterPredicted(
+                "2",
+                CONTEXT,
+                tuple(
+                    values.encode_batch(CONTRACT.action_space, [np.array([each])], 1)
+                    for each in chunk
+                ),
+            )
+            for chunk in chunks
+        ),
+    )
+
+
+def test_chunks_are_asked_for_row_by_row_in_one_request() -> None:
+    dialect, ids = ReleasedModelClientDialect("s"), map(str, itertools.count(1))
+    columns = [np.array([[1, 0], [0, 1]], np.float32)]
+    lanes = [row(0, "a"), row(1, "b")]
+
+    (asked,) = dialect.predict_chunk(ids, "route", RouteBatch(CONTRACT, lanes, columns))
+    lanes = [row(0, "c"), row(1, "b")]
+    reset, _ = dialect.predict_chunk(ids, "route", RouteBatch(CONTRACT, lanes, columns))
+
+    groups = request(asked.frame)
+    assert isinstance(groups, GroupedPredict)
+    assert [group.observation for group in groups.groups] == [
+        dialect.encode(CONTRACT, [columns[0][each : each + 1]], 1) for each in (0, 1)
+    ]
+    assert [len(group.episodes) for group in groups.groups] == [1, 1]
+    over = request(reset.frame)
+    assert isinstance(over, ResetAdapter)
+    assert over.episode_ids == (groups.groups[0].episodes[0].episode_id,)
+
+
+def test_chunks_are_read_step_by_step() -> None:
+    dialect = ReleasedModelClientDialect("s")
+    reply = dialect.read(wire.pack_response(chunked((1, 2, 3), (4, 5, 6))))
+
+    (actions,) = dialect.chunk(CONTRACT, reply, 2, 3)
+
+    np.testing.assert_array_equal(actions, [1, 4, 2, 5, 3, 6])
+
+
+@pytest.mark.parametrize(
+    "chunks", [((1, 2), (3,)), ((1, 2),), ((1, 2, 3, 4), (1, 2, 3, 4)), ((), ()), ()]
+)
+def test_chunks_of_unequal_length_are_refused(chunks: tuple[tuple[int, ...], ...]) -> None:
+    dialect = ReleasedModelClientDialect("s")
+    reply = dialect.read(wire.pack_response(chunked(*chunks)))
+
+    with pytest.raises(CodecError, match="2 chunks of 3 actions at most were expected"):
+        dialect.chunk(CONTRACT, reply, 2, 3)
+
+
+def test_a_row_without_a_chunk_is_a_failure_of_all() -> None:
+    failed = ModelFailed("", ModelErrorCode.INTERNAL, "no idea", is_recoverable=True)
+    answer = chunked((1, 2))
+
+    reply = ReleasedModelClientDialect("s").read(
+        wire.pack_response(GroupedPredicted("2", (*answer.results, failed)))
+    )
+
+    assert reply.failure is not None
+    assert (reply.failure.request_id, reply.failure.message) == ("2", "no idea")
 
 
 def test_the_first_actions_of_a_chunk_are_those_of_this_step() -> None:

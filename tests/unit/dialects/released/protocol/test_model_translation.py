@@ -128,7 +128,8 @@ def test_an_adapter_is_a_route_known_by_its_environment() -> None:
 
     assert isinstance(request, ConfigureRoute)
     assert (request.context.route_id, request.contract) == ("a", SPEC)
-    # Neither a chunk nor former observations are asked for.
+    assert request.horizon == 4
+    # A policy of one action has no chunk, and former observations are not asked for.
     assert stream.sent == [AdapterResolved("r1", native_chunk=None, history_keys=())]
 
 
@@ -145,6 +146,27 @@ def test_a_prediction_goes_by_episodes_and_comes_back_with_its_context() -> None
     assert request.context == PredictContext("session", "a", "r1", slots)
     assert request.observation == b"observation"
     assert stream.sent == [AdapterPredicted("r1", asked.context, (b"a",))]
+
+
+def test_a_policy_s_chunks_are_the_list_of_actions() -> None:
+    def chunked(request: RouteRequest) -> SessionResponse:
+        if isinstance(request, ConfigureRoute):
+            return RouteConfigured(request.request_id, horizon=3)
+        return Predicted(request.request_id, request.context, b"1", later=(b"2", b"3"))
+
+    stream = Stream()
+    stream.send(resolve("r1"))
+    request = stream.finish(answer=chunked)
+    asked = predict("r2")
+    stream.send(asked)
+    stream.finish(answer=chunked)
+
+    assert isinstance(request, ConfigureRoute)
+    assert request.horizon == 1
+    assert stream.sent == [
+        AdapterResolved("r1", native_chunk=3, history_keys=()),
+        AdapterPredicted("r2", asked.context, (b"1", b"2", b"3")),
+    ]
 
 
 def test_episodes_and_adapters_end_in_their_turn() -> None:

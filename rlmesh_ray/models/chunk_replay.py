@@ -1,0 +1,155 @@
+"""What clients that take one action get of a policy that chooses several at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from rlmesh_ray.errors import ConfigurationError, ConformanceError, PolicyError
+from rlmesh_ray.models.policy import ChunkRouteRows, Policy, Rows, UpdatablePolicy, traits_of
+from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
+from rlmesh_ray.options import CHUNK_REPLAYS, FIRST
+from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
+from rlmesh_ray.spaces.columns import chunk_steps
+from rlmesh_ray.spaces.contract import EnvContract
+
+
+def with_replay(policy: Policy, chunk_replay: str) -> Policy:
+    """Return the policy to serve for an operator's ``chunk_replay``; see ``ModelServer``.
+
+    Raises:
+        ConfigurationError: It is no such choice, or the policy has no chunks to keep.
+    """
+    if chunk_replay not in CHUNK_REPLAYS:
+        raise ConfigurationError(
+            f"chunk_replay={chunk_replay!r:.40} is not one of {', '.join(CHUNK_REPLAYS)}"
+        )
+    if chunk_replay == FIRST:
+        return policy
+    if traits_of(policy).horizon == 1:
+        raise ConfigurationError(
+            'chunk_replay="kept" needs a policy that chooses several actions at once: give its '
+            "horizon (horizon=…, --horizon), or leave chunk_replay out"
+        )
+    kind = _UpdatableKeptChunks if isinstance(policy, UpdatablePolicy) else KeptChunks
+    return kind(policy)
+
+
+@dataclass(slots=True)
+class _KeptChunk:
+    """The chunk of one lane's episode."""
+
+    columns: Sequence[Any] = ()
+    """The leaves of the chunk, each ``(horizon, *action)``; none: there is no chunk yet."""
+    num_used: int = 0
+    """How many of its actions were answered."""
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the policy has to choose another chunk."""
+        return not self.columns or self.num_used == len(self.columns[0])
+
+
+class KeptChunks:
+    """Asks a policy for a lane's next chunk when the lane's present one is used up.
+
+    Lanes and episodes are told apart as ``Policy`` says. Rows of clients that take chunks
+    themselves are passed on, and nothing is kept for them.
+
+    Args:
+        policy: A policy with a horizon above 1.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        """The policy."""
+        traits = traits_of(policy)
+        self.traits = replace(traits, kind=traits.kind or type(policy).__name__)
+        self._horizon = traits.horizon
+        self._chunks = EpisodeStates(_KeptChunk)
+
+    def check_contract(self, contract: EnvContract) -> None:
+        """Check that the policy can act in an environment."""
+        self.policy.check_contract(contract)
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        """Return chunks ``(N, horizon, *action)`` that begin with each lane's next action.
+
+        Raises:
+            PolicyError: The policy failed, or returned no chunks, or a lane occurs twice; no
+                action was taken from a chunk.
+        """
+        single = [route for route in rows.routes if not isinstance(route, ChunkRouteRows)]
+        kept = iter(self._chunks.of(rows._replace(routes=single)))
+        chunks = [
+            _KeptChunk() if isinstance(route, ChunkRouteRows) else next(kept)
+            for route in rows.routes
+            for _ in route.slots
+        ]
+        is_asked = [chunk.is_used_up for chunk in chunks]
+        if any(is_asked):
+            actions = self.policy.predict(contract, _selected(contract, rows, is_asked))
+            fresh = zip(*self._columns(contract, actions, sum(is_asked)), strict=True)
+            for chunk, columns in zip(compress(chunks, is_asked), fresh, strict=True):
+                chunk.columns, chunk.num_used = columns, 0
+        # A chunk begins with the action for this step; its rest is not sent.
+        begun = [
+            [np.roll(column, -chunk.num_used, axis=0) for column in chunk.columns]
+            for chunk in chunks
+        ]
+        for chunk in chunks:
+            chunk.num_used += 1
+        return unflatten(contract.action_space, [*map(np.stack, zip(*begun, strict=True))])
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Free the chunk of one lane of a route, or of the whole route (None)."""
+        self._chunks.forget(route_key, env_index)
+        self.policy.forget(route_key, env_index)
+
+    def _columns(self, contract: EnvContract, actions: object, num_rows: int) -> list[Any]:
+        """Return the leaves of the policy's chunks as arrays ``(num_rows, horizon, *action)``."""
+        spec = contract.action_space
+        try:
+            return [
+                np.stack(chunk_steps(leaf, value, num_rows, self._horizon), axis=1)
+                for leaf, value in zip(leaves(spec), flatten(spec, actions), strict=True)
+            ]
+        except ConformanceError as error:
+            raise PolicyError(
+                f"the policy's actions do not fit {contract.id}'s action space: "
+                f"{error.about('action')}"
+            ) from error
+
+
+class _UpdatableKeptChunks(KeptChunks):
+    """Likewise of a policy whose weights can be replaced; chunks of former weights are used up."""
+
+    policy: Any
+
+    def get_weights(self) -> object:
+        """Return a copy of the policy's weights."""
+        return self.policy.get_weights()
+
+    def set_weights(self, weights: object) -> None:
+        """Replace the policy's weights."""
+        self.policy.set_weights(weights)
+
+
+def _selected(contract: EnvContract, rows: Rows, is_selected: Sequence[bool]) -> Rows:
+    """Return some of the rows."""
+    if all(is_selected):
+        return rows
+    spec = contract.observation_space
+    selected = [
+        column[np.array(is_selected)]
+        if isinstance(column, np.ndarray)
+        else tuple(compress(column, is_selected))
+        for column in flatten(spec, rows.observations)
+    ]
+    flags = iter(is_selected)
+    routes = [
+        route._replace(slots=[slot for slot in route.slots if next(flags)]) for route in rows.routes
+    ]
+    return Rows(unflatten(spec, selected), [route for route in routes if route.slots])
