@@ -24,6 +24,8 @@ Blend = str | Callable[[NDArray[Any]], ArrayLike]
 AUTO, NEWEST, MEAN = "auto", "newest", "mean"
 _NUM_MEASURED = 8
 """How many of the latest latencies and periods ``prefetch="auto"`` looks at."""
+_FEW = 2
+"""With fewer latencies nothing is known: the first one may be that of a policy that warms up."""
 
 
 class ChunkRequest(NamedTuple):
@@ -99,8 +101,10 @@ class ChunkPlayer:
         horizon: Number of actions in a chunk; None: that of the first chunk.
         execution_horizon: How many actions of a chunk are played, from its first; default: all.
         prefetch: With how many actions left the next chunk is asked for. ``"auto"``: as many as are
-            played during the longest of the latest 8 latencies, and one more. 0: none are left, so
-            that each chunk is waited for. The horizon or more: once the one before it has come.
+            played during the longest of the latest 8 latencies, and one more, but at most half of
+            the execution horizon; 0 where not even the shortest is shorter than a chunk lasts. 0:
+            none are left, so that each chunk is waited for. The horizon or more: once the one
+            before it has come.
         blend: What is played where chunks overlap. ``"newest"``: the action of the chunk that was
             asked for last. ``"mean"``: the mean of all, for floats. A function: called for each
             leaf of the action where at least two chunks have one, with an array
@@ -158,12 +162,13 @@ class ChunkPlayer:
         """With how many actions left the next chunk is asked for."""
         if self._prefetch is not None:
             return self._prefetch
-        if not self._latencies or not self._periods:
-            return 0
+        most = self._execution_horizon // 2
+        if len(self._latencies) < _FEW or not self._periods:
+            return most
         period_s = sum(self._periods) / len(self._periods)
-        if max(self._latencies) >= period_s * self._execution_horizon:
-            return self._execution_horizon  # also where a step takes no time
-        return min(self._execution_horizon, math.ceil(max(self._latencies) / period_s) + 1)
+        if min(self._latencies) >= period_s * self._execution_horizon:
+            return 0  # what is asked for ahead of time would come too late, and delay the rest
+        return min(most, math.ceil(max(self._latencies) / period_s) + 1)
 
     @property
     def can_request(self) -> bool:

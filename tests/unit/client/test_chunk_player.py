@@ -170,7 +170,28 @@ def test_a_measured_latency_prefetches_early_enough(latency: float, num_steps: i
 
     assert set(simulation.waited) <= {0}
     assert player.statistics.num_starved == 0
-    assert player.prefetch == min(12, np.ceil(latency) + 1)
+    assert player.prefetch == min(6, np.ceil(latency) + 1)
+
+
+def test_a_policy_that_is_slower_than_its_chunks_is_not_asked_ahead() -> None:
+    player = ChunkPlayer(8)
+    simulation = Simulation(player, lambda: 9.0, 8, 8)
+
+    simulation.run_episode(80)
+
+    # Each answer that was asked for when nothing was left brings eight actions.
+    assert player.prefetch == 0
+    assert len(simulation.sent) <= 80 / 8 + 2
+
+
+def test_one_slow_answer_makes_no_later_step_wait() -> None:
+    latencies = iter([500.0])
+    player = ChunkPlayer(8)
+    simulation = Simulation(player, lambda: next(latencies, 1.0), 8, 8)
+
+    simulation.run_episode(60)
+
+    assert simulation.waited == [0]
 
 
 def test_without_prefetch_each_chunk_is_waited_for() -> None:
