@@ -18,7 +18,6 @@ from rlmesh_ray.client.chunk_player import (
     ChunkPlayer,
     ChunkRequest,
     PlayerStatistics,
-    check_player_options,
     require_blendable,
 )
 from rlmesh_ray.client.remote_model import RemoteModel, Slots, contract_of
@@ -57,13 +56,16 @@ class ActionPlayer:
         prefetch: int | str = AUTO,
         blend: Blend = NEWEST,
     ) -> None:
-        check_player_options(execution_horizon, prefetch, blend)
         contract = contract_of(env)
+        self._players = [
+            ChunkPlayer(execution_horizon=execution_horizon, prefetch=prefetch, blend=blend)
+            for _ in range(contract.num_envs)
+        ]
         for leaf in leaves(contract.action_space):
             if leaf.dtype is None:
                 where = f" {leaf.name!r}" if leaf.name else ""
                 raise UnsupportedSpaceError(
-                    f"the action{where} is text, of which there are no chunks; use predict"
+                    f"the action{where} is text, which no player can take: use predict_chunk"
                 )
             if blend == MEAN:
                 require_blendable(blend, leaf.dtype, leaf.name)
@@ -73,14 +75,13 @@ class ActionPlayer:
         self._action_space = contract.action_space
         self._is_batched = isinstance(env, gymnasium.vector.VectorEnv) or contract.num_envs > 1
         self._resets_next_step = _autoreset_mode(env) == AutoresetMode.NEXT_STEP.value
-        self._players = [
-            ChunkPlayer(execution_horizon=execution_horizon, prefetch=prefetch, blend=blend)
-            for _ in range(contract.num_envs)
-        ]
         self._episode_ids = [""] * contract.num_envs
         self._num_episodes = 0
         self._actions: list[Any] = [None] * contract.num_envs
         """The latest action of each lane."""
+        self._has_action = np.zeros(contract.num_envs, np.bool_)
+        """Lanes whose action of this step is there, though an error has kept ``act`` from
+        returning it."""
         self._is_ending = np.zeros(contract.num_envs, np.bool_)
         """Lanes that reset themselves on the step that follows."""
         self._executor: ThreadPoolExecutor | None = None
@@ -115,7 +116,8 @@ class ActionPlayer:
             EndpointError: The session broke, or no answer came in time.
         """
         is_over = self._begin_episodes(done)
-        lanes = [lane for lane in range(len(self._players)) if not is_over[lane]]
+        settled = self._has_action | is_over
+        lanes = np.flatnonzero(~settled).tolist()
         self._receive(wait=False)
         self._request_ahead(observation, lanes)
         missing = self._play(lanes)
@@ -127,6 +129,8 @@ class ActionPlayer:
                 rows, slots, sent = self._message(observation, lacking or missing)
                 self._deliver(sent, lambda: self._ask(rows, slots))  # noqa: B023  # called at once
             missing = self._play(missing)
+        self._has_action[:] = False
+        self._is_ending = is_over
         if not self._is_batched:
             return unflatten(self._action_space, self._actions[0])
         return unflatten(
@@ -138,10 +142,11 @@ class ActionPlayer:
 
         Args:
             lane: Index of the lane; 0 for a single environment.
-            episode_id: What the policy is told; another one for each episode.
+            episode_id: Id of the episode in requests; another one for each episode.
         """
         self._players[lane].begin_episode()
         self._episode_ids[lane] = episode_id
+        self._has_action[lane] = False
 
     def close(self) -> None:
         """Close the route and end the player's thread; the session stays open. Idempotent."""
@@ -175,7 +180,7 @@ class ActionPlayer:
             # No step has been taken where an episode has just begun, so none can have ended it.
             has_acted = [player.step > 0 for player in self._players]
             is_over = is_done & ~self._is_ending & has_acted
-            begins, self._is_ending = self._is_ending, is_over
+            begins = self._is_ending
         for lane in np.flatnonzero(begins).tolist():
             self._begin(lane)
         return is_over
@@ -189,7 +194,7 @@ class ActionPlayer:
             if action is None:
                 missing.append(lane)
             else:
-                self._actions[lane] = action
+                self._actions[lane], self._has_action[lane] = action, True
         return missing
 
     def _request_ahead(self, observation: Any, lanes: Sequence[int]) -> None:

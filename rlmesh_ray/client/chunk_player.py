@@ -24,8 +24,6 @@ Blend = str | Callable[[NDArray[Any]], ArrayLike]
 AUTO, NEWEST, MEAN = "auto", "newest", "mean"
 _NUM_MEASURED = 8
 """How many of the latest latencies and periods ``prefetch="auto"`` looks at."""
-_FEW = 2
-"""With fewer latencies nothing is known: the first one may be that of a policy that warms up."""
 
 
 class ChunkRequest(NamedTuple):
@@ -45,7 +43,8 @@ class PlayerStatistics(NamedTuple):
     """Steps whose action had not come when it was asked for. The first step of an episode is not
     counted: its observation is new, so its action can never be there."""
     num_late: int
-    """Actions that were dropped, since their step was over when they came."""
+    """Actions that were dropped, since their step was over when they came: of each chunk that was
+    asked for ahead of time, those of the steps that its latency took."""
     num_stale: int
     """Actions that were dropped, since their episode was over when they came."""
     latency_s: float
@@ -55,23 +54,6 @@ class PlayerStatistics(NamedTuple):
 class _Chunk(NamedTuple):
     step: int  # of its first action
     actions: Any
-
-
-def check_player_options(execution_horizon: object, prefetch: object, blend: object) -> None:
-    """Check what can be checked before the policy's horizon is known.
-
-    Raises:
-        ConfigurationError: An option is none.
-    """
-    if execution_horizon is not None:
-        require_count("execution_horizon", execution_horizon)
-    if prefetch != AUTO and as_int("prefetch", prefetch) < 0:
-        raise ConfigurationError(f"prefetch={prefetch} must be 0 or more, or {AUTO!r}")
-    if not callable(blend) and blend not in (NEWEST, MEAN):
-        raise ConfigurationError(
-            f"blend={blend!r:.40} is not {NEWEST!r}, {MEAN!r} or a function of an array "
-            "(candidates, *action)"
-        )
 
 
 def require_blendable(blend: object, dtype: np.dtype[Any] | None, name: str) -> None:
@@ -123,7 +105,15 @@ class ChunkPlayer:
         prefetch: int | str = AUTO,
         blend: Blend = NEWEST,
     ) -> None:
-        check_player_options(execution_horizon, prefetch, blend)
+        if execution_horizon is not None:
+            require_count("execution_horizon", execution_horizon)
+        if prefetch != AUTO and as_int("prefetch", prefetch) < 0:
+            raise ConfigurationError(f"prefetch={prefetch} must be 0 or more, or {AUTO!r}")
+        if not callable(blend) and blend not in (NEWEST, MEAN):
+            raise ConfigurationError(
+                f"blend={blend!r:.40} is not {NEWEST!r}, {MEAN!r} or a function of an array "
+                "(candidates, *action)"
+            )
         self._wanted_horizon = execution_horizon
         self._prefetch = None if isinstance(prefetch, str) else int(prefetch)
         self._blend = blend
@@ -163,8 +153,8 @@ class ChunkPlayer:
         if self._prefetch is not None:
             return self._prefetch
         most = self._execution_horizon // 2
-        if len(self._latencies) < _FEW or not self._periods:
-            return most
+        if len(self._latencies) < 2 or not self._periods:
+            return most  # the first latency may be that of a policy that warms up
         period_s = sum(self._periods) / len(self._periods)
         if min(self._latencies) >= period_s * self._execution_horizon:
             return 0  # what is asked for ahead of time would come too late, and delay the rest

@@ -126,7 +126,7 @@ def test_a_policy_of_one_action_is_asked_for_each_step() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_an_evaluation_replays_as_many_actions_as_it_is_told(width: int) -> None:
+def test_an_evaluation_replays_as_many_actions_as_its_execution_horizon(width: int) -> None:
     policy = Counting()
     lengths = {seed: 1 + 7 * seed % 20 for seed in range(4, 10)}
     num_rows = []

@@ -221,6 +221,24 @@ def test_a_failure_in_the_background_is_raised_once_and_the_player_goes_on() -> 
     player.close()
 
 
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_lane_keeps_its_action_where_an_error_comes_of_another_lane(mode: AutoresetMode) -> None:
+    model = CountingModel()
+    player = player_of(model, contract(2, mode), prefetch=0)
+    player.act(np.array([0.0, 100.0]))
+    ends = np.array([1.0, 200.0]), [False, True]
+    if mode is AutoresetMode.NEXT_STEP:
+        assert player.act(np.array([1.0, 101.0]), done=[False, True])[0] == 1
+        ends = np.array([2.0, 200.0]), [False, False]
+    model.failure = EndpointLostError("cut", "here:1")
+    with pytest.raises(EndpointLostError):
+        player.act(ends[0], done=ends[1])
+    model.failure = None
+
+    np.testing.assert_array_equal(player.act(ends[0], done=ends[1]), ends[0])
+    np.testing.assert_array_equal(player.act(ends[0] + 1), ends[0] + 1)
+
+
 def test_actions_that_have_no_mean_or_no_chunks_are_refused_at_once() -> None:
     model = CountingModel()
     space = spaces.Dict({"arm": NUMBER, "mode": spaces.Discrete(3)})
