@@ -51,6 +51,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
     model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     reconnect_timeout_s: float = 30.0,
     max_interruptions: int = 5,
+    execution_horizon: int = 1,
     actor_options: Mapping[str, Any] | None = None,
     start_timeout_s: float = 120.0,
 ) -> EvaluationResult:
@@ -76,6 +77,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         model_timeout_s: See ``evaluate``.
         reconnect_timeout_s: See ``evaluate``; for each worker and its own endpoints.
         max_interruptions: See ``evaluate``; for each worker.
+        execution_horizon: See ``evaluate``.
         actor_options: Further options of each worker: ``resources``, ``scheduling_strategy``, ...
         start_timeout_s: How long to wait until all workers run.
 
@@ -96,6 +98,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         model_timeout_s=model_timeout_s,
         reconnect_timeout_s=reconnect_timeout_s,
         max_interruptions=max_interruptions,
+        execution_horizon=execution_horizon,
     )
     shares = split_endpoints(env, model, num_workers)
     placement = {"num_cpus": num_cpus, "scheduling_strategy": "DEFAULT", **(actor_options or {})}

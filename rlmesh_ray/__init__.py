@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from rlmesh_ray.auth.ray_credentials import RayTls
     from rlmesh_ray.auth.server_tls import ServerTls
     from rlmesh_ray.auth.token_file import TokenFile
+    from rlmesh_ray.client.action_player import ActionPlayer
     from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.client.chunk_player import ChunkPlayer
     from rlmesh_ray.client.observer import EndpointObserver
     from rlmesh_ray.client.remote_env import RemoteEnv
     from rlmesh_ray.client.remote_model import RemoteModel, Slots
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ActionPlayer": "rlmesh_ray.client.action_player",
     "AutoresetMode": "rlmesh_ray.spaces.contract",
+    "ChunkPlayer": "rlmesh_ray.client.chunk_player",
     "ClientTls": "rlmesh_ray.auth.client_tls",
     "ConnectOptions": "rlmesh_ray.client.channel",
     "DmEnvRpcSettings": "rlmesh_ray.dialects.dm_env_rpc.client.settings",
@@ -57,7 +61,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "ActionPlayer",
     "AutoresetMode",
+    "ChunkPlayer",
     "ClientTls",
     "ConnectOptions",
     "DmEnvRpcSettings",

@@ -5,7 +5,7 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import Field, dataclass, fields, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
 import numpy as np
@@ -28,6 +28,10 @@ from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce_batch
+
+if TYPE_CHECKING:
+    from rlmesh_ray.client.action_player import ActionPlayer
+    from rlmesh_ray.client.chunk_player import Blend
 
 
 def contract_of(env: Any) -> EnvContract:
@@ -292,6 +296,53 @@ class RemoteModel(NotPicklable):
         if reply.telemetry is not None:
             self._telemetry[route_id] = reply.telemetry
         return reply
+
+    def actions(
+        self,
+        env: Any,
+        *,
+        route_id: str = DEFAULT_ROUTE,
+        observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
+        execution_horizon: int | None = None,
+        prefetch: "int | str" = "auto",
+        blend: "Blend" = "newest",
+    ) -> "ActionPlayer":
+        """Open a route, and return a player of its chunks for a loop that the caller runs.
+
+        The player asks for the next chunk while the present one is played, so that a simulator or
+        a robot keeps its pace. With a policy that chooses one action at a time it waits for each.
+
+        Args:
+            env: See ``configure_route``. An environment's actions are single ones, a vector's are
+                batches; a bare contract counts as an environment if it has one lane.
+            route_id: Names the route within this session.
+            observation_map: See ``configure_route``.
+            execution_horizon: See ``ChunkPlayer``.
+            prefetch: Likewise.
+            blend: Likewise.
+
+        Raises:
+            ConfigurationError: An option is none, or ``execution_horizon`` is more than the policy
+                chooses at once, or ``"mean"`` is given where an action is no float.
+            ContractMismatchError: The map does not fit the environment.
+            UnsupportedSpaceError: The actions have text in them.
+            RemoteModelError: The policy cannot act there; the message says why.
+            EndpointError: The session broke.
+        """
+        from rlmesh_ray.client.action_player import ActionPlayer  # which needs this module
+
+        player = ActionPlayer(
+            self,
+            env,
+            route_id=route_id,
+            execution_horizon=execution_horizon,
+            prefetch=prefetch,
+            blend=blend,
+        )
+        self.configure_route(
+            env, route_id=route_id, observation_map=observation_map, horizon=execution_horizon
+        )
+        return player
 
     def _checked(self, observation: Any, route_id: str, slots: Slots | None) -> RouteBatch:
         """Return the observation as the dialects take it."""

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from rlmesh_ray.client.action_player import ActionPlayer
 from rlmesh_ray.client.remote_model import RemoteModel, Slots
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import AccessDeniedError, EndpointError, RemoteError, RlmeshError
@@ -77,6 +78,8 @@ class RemoteActionSource:
         route_id: Unique id of the route.
         env: The environment that the route is for.
         observation_map: See ``evaluate``.
+        execution_horizon: How many actions of each chunk are played; 1: the policy is asked for
+            each action.
 
     Raises:
         EndpointError: The endpoint cannot be reached, or broke.
@@ -88,7 +91,8 @@ class RemoteActionSource:
         source: SessionSource[RemoteModel],
         route_id: str,
         env: RemoteVectorEnv,
-        observation_map: ObservationMap | None = None,
+        observation_map: ObservationMap | None,
+        execution_horizon: int,
     ) -> None:
         self.failure: Exception | None = None
         self._source = source
@@ -96,14 +100,28 @@ class RemoteActionSource:
         self._model = source.open()
         self.address = source.address
         try:
-            self._model.configure_route(env, route_id=route_id, observation_map=observation_map)
+            self._model.configure_route(
+                env, route_id=route_id, observation_map=observation_map, horizon=execution_horizon
+            )
+            self._player = None
+            if execution_horizon > 1:
+                # No chunk is asked for before it is needed: the result does not depend on time.
+                self._player = ActionPlayer(
+                    self._model,
+                    env,
+                    route_id=route_id,
+                    execution_horizon=execution_horizon,
+                    prefetch=0,
+                )
         except BaseException:
             source.release(self._model)
             raise
 
     def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
-        """Request a prediction."""
+        """Request a prediction, where a lane has no action of its chunk left."""
         try:
+            if self._player is not None:
+                return _played(self._player, observation, slots())
             return self._model.predict(observation, route_id=self._route_id, slots=slots())
         except Exception as error:
             self.failure = error
@@ -115,6 +133,13 @@ class RemoteActionSource:
             with contextlib.suppress(RlmeshError):
                 self._model.close_route(self._route_id)
         self._source.release(self._model)
+
+
+def _played(player: ActionPlayer, observation: Any, slots: Slots) -> Any:
+    for lane, begins in enumerate(slots.resets):
+        if begins:
+            player.begin_episode(lane, slots.episode_ids[lane])
+    return player.act(observation)
 
 
 class AttemptEpisodes:

@@ -27,7 +27,7 @@ from rlmesh_ray.evaluation.session_sources import (
     SessionSource,
     session_sources,
 )
-from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_int, require_seconds
+from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_int, require_count, require_seconds
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 
 # The wire has 64 bits for a seed, and gymnasium takes none below 0.
@@ -60,6 +60,7 @@ class EvaluationOptions:
     reconnect_timeout_s: float = 30.0
     max_interruptions: int = 5
     observation_map: ObservationMap | None = None
+    execution_horizon: int = 1
     is_known: bool = False
     """Whether the endpoints have worked before, so that a failure of the first try may pass."""
 
@@ -74,6 +75,7 @@ class EvaluationOptions:
             raise ConfigurationError(
                 f"max_interruptions={self.max_interruptions} must be 0 or more"
             )
+        require_count("execution_horizon", self.execution_horizon)
         if self.seed is not None:
             # A plain integer: numpy's overflow, and JSON does not take them.
             object.__setattr__(self, "seed", as_int("seed", self.seed))
@@ -94,6 +96,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
     reconnect_timeout_s: float = 30.0,
     max_interruptions: int = 5,
     observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
+    execution_horizon: int = 1,
 ) -> EvaluationResult:
     """Run ``episodes`` episodes of ``env`` with the actions of ``model``.
 
@@ -125,9 +128,13 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
             endpoint that runs it.
         observation_map: Makes the model's observations from those of the environment: an
             ``ObservationMap``, or its entries. The model gets its keys alone.
+        execution_horizon: How many actions of each chunk are played, for policies that choose
+            several at once. Each lane asks for its next chunk when these are used up, and when its
+            episode begins.
 
     Raises:
-        ConfigurationError: An argument is wrong.
+        ConfigurationError: An argument is wrong, or ``execution_horizon`` is more than the policy
+            chooses at once.
         ContractMismatchError: The endpoints serve different environments, or the map does not fit.
         EvaluationInterruptedError: No endpoint is left for the remaining episodes, or the same
             episode was interrupted too often; holds the finished episodes.
@@ -147,6 +154,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         reconnect_timeout_s=reconnect_timeout_s,
         max_interruptions=max_interruptions,
         observation_map=as_observation_map(observation_map),
+        execution_horizon=execution_horizon,
     )
     return evaluate_indices(env, model, range(episodes), options)
 
@@ -165,6 +173,11 @@ class _Evaluation:
         self, env: object, model: object, indices: Sequence[int], options: EvaluationOptions
     ) -> None:
         self._options = options
+        if callable(model) and options.execution_horizon > 1:
+            raise ConfigurationError(
+                f"execution_horizon={options.execution_horizon} is for served policies, and a "
+                "function is called for each step: serve it (ModelServer), or leave it out"
+            )
         envs = session_sources(env, options.token, RemoteVectorEnv, self._connect_env)
         self._is_threaded = len(envs) > 1
         self._function = model if callable(model) else None
@@ -260,8 +273,13 @@ class _Evaluation:
     def _make_action_source(self, attempt: Attempt, env: RemoteVectorEnv) -> ActionSource:
         mapping = self._options.observation_map
         if attempt.model is not None:
-            source = self._models[attempt.model]
-            return RemoteActionSource(source, f"evaluation-{attempt.key}", env, mapping)
+            return RemoteActionSource(
+                self._models[attempt.model],
+                f"evaluation-{attempt.key}",
+                env,
+                mapping,
+                self._options.execution_horizon,
+            )
         function = self._function
         assert function is not None, "without a function every attempt has a model"
         if mapping is None:

@@ -153,6 +153,16 @@ ModelTlsAuthority = Annotated[
         f"{_NO_TLS}: that endpoint uses no TLS.",
     ),
 ]
+ExecutionHorizonOption = Annotated[
+    int,
+    typer.Option(
+        "--execution-horizon",
+        min=1,
+        metavar="STEPS",
+        rich_help_panel=POLICY,
+        help="How many actions of each chunk are played, for policies that choose several at once.",
+    ),
+]
 ModelEditionText = Annotated[
     str | None,
     typer.Option(
@@ -171,6 +181,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     episodes: EpisodesOption = 20,
     inference: InferenceOption = Inference.AUTO,
     observation_map: MapOption = None,
+    execution_horizon: ExecutionHorizonOption = 1,
     seed: SeedOption = None,
     num_envs: LanesOption = None,
     env_kwargs: EnvKwargs = None,
@@ -254,6 +265,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
                     model_timeout_s=model_timeout,
                     reconnect_timeout_s=reconnect_timeout,
                     observation_map=route_map,
+                    execution_horizon=execution_horizon,
                 )
         except BaseException as error:  # also Ctrl-C: the finished episodes may have taken hours
             seen = meter.so_far(error)
