@@ -321,6 +321,19 @@ def test_evaluate_runs_the_policy_of_any_openpi_server(other: str) -> None:
     assert [episode.episode_return for episode in result.episodes] == [6.0] * 4
 
 
+def test_the_chunks_of_any_openpi_server_are_played(other: str) -> None:
+    with EnvServer(Arm) as env, RemoteModel(other) as model:
+        result = evaluate(env.address, other, episodes=2, seed=1, execution_horizon=3)
+        with model.actions(Arm(), execution_horizon=3) as player:
+            arm = Arm()
+            observation, _ = arm.reset(seed=1)
+            played = [player.act(observation).tolist() for _ in range(3)]
+
+    # One chunk from the state 0: 0, 1, 2.
+    assert [episode.episode_return for episode in result.episodes] == [3.0] * 2
+    assert played == [[0, 0], [1, 1], [2, 2]]
+
+
 def test_a_served_remote_policy_asks_for_the_rows_of_all_clients_together() -> None:
     together = threading.Barrier(2, timeout=TIMEOUT_S)
 

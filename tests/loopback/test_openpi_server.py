@@ -395,6 +395,19 @@ def test_the_spaces_are_those_that_the_policy_names() -> None:
         assert client.infer(observation(0.5))["actions"].tolist() == [[1.0, 1.0]]
 
 
+def test_an_observation_map_stands_between_openpi_clients_and_the_policy() -> None:
+    def act(observations: Any) -> Any:
+        return 2 * observations["joints"]
+
+    with (
+        ModelServer(
+            act, observation_map=["joints=observation/state"], openpi=LOCAL, openpi_env=Arm()
+        ) as server,
+        Client(address_of(server)) as client,
+    ):
+        assert client.infer(observation(0.5))["actions"].tolist() == [[1.0, 1.0]]
+
+
 class Picky(Gate):
     """A policy that cannot act anywhere."""
 
