@@ -9,6 +9,7 @@ B3_VENV := .venvs/b3
 RELEASED_VENV := .venvs/released
 DM_ENV_RPC_VENV := .venvs/dm_env_rpc
 REMOTE_GYM_VENV := .venvs/remote_gym
+OPENPI_VENV := .venvs/openpi
 RLLINK_EXTRA := .venvs/rllink
 METRICS_EXTRA := .venvs/ray_metrics
 SIMULATORS_VENV := .venvs/simulators
@@ -81,6 +82,12 @@ $(REMOTE_GYM_VENV)/.ready: tests/peers/remote_gym/requirements.txt
 	$(REMOTE_GYM_VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
+# openpi's published client, which wants an older NumPy than ours: likewise.
+$(OPENPI_VENV)/.ready: tests/peers/openpi/requirements.txt
+	$(PYTHON) -m venv $(OPENPI_VENV)
+	$(OPENPI_VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 # What Ray needs to speak RLlink: a folder for the paths of the peers' processes.
 $(RLLINK_EXTRA)/.ready: tests/peers/rllink/requirements.txt $(VENV)/.ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(RLLINK_EXTRA) -r $<
@@ -140,7 +147,7 @@ fuzz: setup
 
 # In the order of the files: by their numbers of tests, one of seven minutes would come last, alone.
 test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
-    $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(METRICS_EXTRA)/.ready $(TRAINERS_EXTRA)/.ready \
+    $(REMOTE_GYM_VENV)/.ready $(OPENPI_VENV)/.ready $(RLLINK_EXTRA)/.ready $(METRICS_EXTRA)/.ready $(TRAINERS_EXTRA)/.ready \
     $(NODE_MODULES)/.ready
 	$(PYTEST) -m 'slow and not nightly' --no-loadscope-reorder --durations=20
 

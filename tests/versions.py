@@ -1,7 +1,7 @@
 """The loopback tests with the lowest versions that pyproject.toml allows, and with the newest.
 
 ``make versions`` runs them, on each Python of ``PYTHONS`` that is installed here. Installed are the
-base dependencies and the extra ``dm-env-rpc``; tests that need torch or Ray are left out. The
+base dependencies and the extras of dialects; tests that need torch or Ray are left out. The
 environments lie in ``.venvs/versions-*``.
 """
 
@@ -21,7 +21,7 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.13")
 KINDS = ("lowest", "newest")
-EXTRA = "dm-env-rpc"
+EXTRAS = ("dm-env-rpc", "openpi")
 TOOLS = ("hypothesis", "msgpack", "psutil", "pytest", "pytest-timeout", "pytest-xdist")
 """What tests need beside the package, at any version; msgpack is for Ray's dialect of RLlink."""
 NEED_TORCH = (
@@ -120,11 +120,17 @@ def _outcome(python: str, kind: str, arguments: Sequence[str]) -> str:
 
 def _wanted(python: str, kind: str, folder: Path) -> Iterator[str]:
     """Yield what pip is to install, and how."""
-    yield from ("--disable-pip-version-check", "--upgrade", "--editable", f"{ROOT}[{EXTRA}]")
+    yield from (
+        "--disable-pip-version-check",
+        "--upgrade",
+        "--editable",
+        f"{ROOT}[{','.join(EXTRAS)}]",
+    )
     yield from TOOLS
     if kind == "lowest":
         constraints = folder / "lowest.txt"
-        pins = lowest_versions(declared() + declared(EXTRA), python)
+        wanted = [each for extra in ("", *EXTRAS) for each in declared(extra)]
+        pins = lowest_versions(wanted, python)
         constraints.write_text("".join(f"{name}=={pins[name]}\n" for name in sorted(pins)))
         yield from ("--constraint", str(constraints))
 

@@ -42,8 +42,8 @@ class ConnectOptions:
     """The address of an endpoint, and how to connect to it."""
 
     address: str
-    """``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://`` or ``tcp://``, or
-    ``dm_env_rpc://HOST:PORT``."""
+    """``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://`` or ``tcp://``,
+    ``dm_env_rpc://HOST:PORT``, or ``openpi://HOST:PORT``."""
     token: TokenSource | None = field(default=None, repr=False)
     """The token to send; a file is read at each call."""
     tls: ClientTlsSource | None = None

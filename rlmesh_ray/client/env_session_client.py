@@ -153,6 +153,11 @@ def _dialect(connect_options: ConnectOptions) -> Dialect | None:
 
 
 def _lane_client(dialect: Dialect, connect_options: ConnectOptions) -> DialectEnvClient:
+    if dialect.serves_models:
+        raise ConfigurationError(
+            f"{connect_options.address} is a policy, since {dialect.name} serves nothing else; "
+            "give the address of an environment"
+        )
     if connect_options.edition_text is not None:
         raise ConfigurationError(
             f"{connect_options.address}: {dialect.name} has no editions; leave out edition_text"

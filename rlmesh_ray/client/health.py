@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmesh_ray.client.channel import ConnectOptions, translate_grpc_error
+from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import AccessDeniedError, CodecError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.wire import health_v1 as wire
@@ -54,6 +55,11 @@ def check_health(
         AccessDeniedError: The endpoint requires another token.
         AddressError: The address is malformed.
     """
+    dialect = client_dialect(connect_options.address)
+    if dialect is not None and dialect.serves_models:
+        return EndpointHealth(
+            HealthStatus.UNKNOWN, f"a server of {dialect.name} has no grpc.health.v1"
+        )
     with connect_options.open() as channel:
         method = channel.unary_unary(wire.CHECK)
         try:

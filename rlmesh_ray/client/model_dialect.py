@@ -1,10 +1,11 @@
 """The dialects of a session with a ModelService: requests and answers, without I/O."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from rlmesh_ray.errors import RemoteProtocolError
+from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     CloseModel,
     CloseRoute,
@@ -73,8 +74,12 @@ class ModelReply:
     """For an opened route: how many actions the policy chooses at once; None: not reported."""
 
 
-class ModelClientDialect(Protocol):
-    """Makes the requests of one session, and reads their answers. Used under the session's lock.
+Make = Callable[[Iterator[str]], Sequence[EncodedRequest]]
+"""Makes requests, with ids from the front of those given."""
+
+
+class RouteRequests(Protocol):
+    """Makes the requests of a session's routes, and reads predictions.
 
     Methods take the ids of the requests that they make from the front of ``ids``.
     """
@@ -105,16 +110,6 @@ class ModelClientDialect(Protocol):
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
         """Return the request to close a route."""
 
-    def close(self, ids: Iterator[str]) -> EncodedRequest:
-        """Return the request to end the session."""
-
-    def read(self, frame: bytes) -> ModelReply:
-        """Return the answer in ``frame``.
-
-        Raises:
-            CodecError: It is none.
-        """
-
     def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
         """Return the bytes of observations. In any thread, without the lock.
 
@@ -138,6 +133,46 @@ class ModelClientDialect(Protocol):
         Arguments and errors are those of ``actions``. There are as many steps as the columns have
         times ``num_rows`` rows: ``horizon``, or fewer where the policy has shorter chunks.
         """
+
+
+class ModelClientDialect(RouteRequests, Protocol):
+    """Makes all requests of one session, and reads their answers. Used under the session's lock."""
+
+    def close(self, ids: Iterator[str]) -> EncodedRequest:
+        """Return the request to end the session."""
+
+    def read(self, frame: bytes) -> ModelReply:
+        """Return the answer in ``frame``.
+
+        Raises:
+            CodecError: It is none.
+        """
+
+
+class ModelRequests(Protocol):
+    """Carries out the requests of one session. Safe to use from several threads."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has opened the session."""
+
+    def ask(self, make: Make, timeout_s: float) -> ModelReply:
+        """Send requests, each when the one before it was answered; return the last answer.
+
+        Raises:
+            RemoteModelError: The endpoint answered one with an error.
+            EndpointError: The session broke or is closed, or no answer came in time.
+        """
+
+    def close(self) -> None:
+        """End the session. Idempotent."""
+
+
+class DialectModelSession(RouteRequests, ModelRequests, Protocol):
+    """A session of a dialect with a transport of its own: its ``MODEL_SESSION`` returns one."""
+
+    answer: HandshakeResponse
+    """The server's description of itself."""
 
 
 class EditionModelClientDialect:

@@ -3,13 +3,19 @@
 from collections.abc import Callable
 
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.model_dialect import EditionModelClientDialect, ModelClientDialect
+from rlmesh_ray.client.model_dialect import (
+    DialectModelSession,
+    EditionModelClientDialect,
+    ModelClientDialect,
+)
 from rlmesh_ray.client.version_negotiation import (
     HandshakeVariant,
     handshake_variants,
     negotiate_handshake,
     supported_generations,
 )
+from rlmesh_ray.dialects.registry import client_dialect
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import HandshakeResponse
@@ -32,8 +38,35 @@ def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
         EndpointError: It cannot be reached.
         HandshakeRefusedError: It serves no generation or edition of this package.
     """
+    session = open_dialect_session(connect_options)
+    if session is not None:
+        session.close()
+        return session.answer
     with connect_options.open() as channel:
         return handshake(connect_options, channel)[1]
+
+
+def open_dialect_session(connect_options: ConnectOptions) -> DialectModelSession | None:
+    """Open a session in the dialect that the address names; None: it names none.
+
+    Raises:
+        ConfigurationError: The dialect's servers serve environments.
+        MissingPackageError: The dialect's extra is not installed.
+        EndpointError: The server cannot be reached.
+    """
+    dialect = client_dialect(connect_options.address)
+    if dialect is None:
+        return None
+    if not dialect.serves_models:
+        raise ConfigurationError(
+            f"{connect_options.address} is an environment, since {dialect.name} serves nothing "
+            "else; give the address of a policy"
+        )
+    dialect.require_installed()
+    session: DialectModelSession = dialect.load("client.model_session").MODEL_SESSION(
+        connect_options
+    )
+    return session
 
 
 def policy_of(answer: HandshakeResponse) -> PolicyFacts:

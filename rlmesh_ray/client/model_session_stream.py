@@ -3,19 +3,20 @@
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import JoinStream, timeout_error
-from rlmesh_ray.client.model_dialect import EncodedRequest, ModelClientDialect, ModelReply
+from rlmesh_ray.client.model_dialect import (
+    EncodedRequest,
+    Make,
+    ModelClientDialect,
+    ModelReply,
+)
 from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.protocol.client_session import ModelClientSession
 
 _CLOSE_TIMEOUT_S = 2.0
-
-Make = Callable[[Iterator[str]], Sequence[EncodedRequest]]
-"""Makes requests, with ids from the front of those given. Called under the session's lock."""
 
 
 class ModelSessionStream:
@@ -48,6 +49,10 @@ class ModelSessionStream:
 
     def ask(self, make: Make, timeout_s: float) -> ModelReply:
         """Send requests, each when the one before it was answered; return the last answer.
+
+        Args:
+            make: Called under the session's lock.
+            timeout_s: How long to wait for each answer.
 
         Raises:
             RemoteModelError: The endpoint answered one with an error; an error that it does not

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import Field, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
-import gymnasium
 import numpy as np
 
 from rlmesh_ray.auth.client_tls import ClientTlsSource
@@ -15,16 +14,28 @@ from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.client.model_dialect import ModelReply, PredictTelemetry, RouteBatch
-from rlmesh_ray.client.model_handshake import handshake, horizon_of, shake_hands
-from rlmesh_ray.client.model_session_stream import Make, ModelSessionStream
+from rlmesh_ray.client.model_dialect import (
+    Make,
+    ModelReply,
+    ModelRequests,
+    PredictTelemetry,
+    RouteBatch,
+    RouteRequests,
+)
+from rlmesh_ray.client.model_handshake import (
+    handshake,
+    horizon_of,
+    open_dialect_session,
+    shake_hands,
+)
+from rlmesh_ray.client.model_session_stream import ModelSessionStream
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_horizon, require_seconds
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import Column, unflatten
-from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.gym_conversion import contract_of
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce_batch
@@ -32,37 +43,6 @@ from rlmesh_ray.spaces.validation import coerce_batch
 if TYPE_CHECKING:
     from rlmesh_ray.client.action_player import ActionPlayer
     from rlmesh_ray.client.chunk_player import Blend
-
-
-def contract_of(env: Any) -> EnvContract:
-    """Return the contract of ``env``: its own, or one made from its spaces.
-
-    Raises:
-        ConfigurationError: It is no environment.
-    """
-    if isinstance(env, EnvContract):
-        return env
-    contract = getattr(env, "contract", None)
-    if isinstance(contract, EnvContract):
-        return contract
-    if not (hasattr(env, "observation_space") and hasattr(env, "action_space")):
-        raise ConfigurationError(
-            f"a {type(env).__name__} is no environment to act in: hand in the environment, or what "
-            "its endpoint has sent (RemoteVectorEnv.contract)"
-        )
-    is_vector = isinstance(env, gymnasium.vector.VectorEnv)
-    spec = getattr(env, "spec", None)
-    spec_id = spec.id if spec is not None else type(env).__name__
-    return EnvContract(
-        id=spec_id,
-        observation_space=from_gymnasium(
-            env.single_observation_space if is_vector else env.observation_space
-        ),
-        action_space=from_gymnasium(env.single_action_space if is_vector else env.action_space),
-        num_envs=env.num_envs if is_vector else 1,
-        autoreset_mode=AutoresetMode.DISABLED,
-    )
-
 
 __all__ = ["PredictTelemetry", "RemoteModel", "Slots", "contract_of", "shake_hands"]
 
@@ -113,7 +93,8 @@ class RemoteModel(NotPicklable):
 
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
-            ``tcp://``.
+            ``tcp://``; or ``openpi://HOST:PORT``, also with a path (extra ``openpi``), where each
+            lane of a route has a connection of its own, and the server learns nothing of episodes.
         token: The token that the endpoint requires, or the file that has it (``TokenFile``).
         tls: For an endpoint with TLS.
         connect_timeout_s: For the connection and the handshake.
@@ -148,6 +129,13 @@ class RemoteModel(NotPicklable):
         """By route id: the name of the route beside it on which its chunks are predicted."""
         self._chunk_lock = threading.Lock()
         self._telemetry: dict[str, PredictTelemetry] = {}
+        self._dialect: RouteRequests
+        self._session_stream: ModelRequests
+        session = open_dialect_session(self._connect_options)
+        if session is not None:
+            self.answer = session.answer
+            self._channel = self._dialect = self._session_stream = session
+            return
         self._channel = self._connect_options.open()
         try:
             variant, self.answer = handshake(self._connect_options, self._channel)
@@ -158,11 +146,11 @@ class RemoteModel(NotPicklable):
         own = ((capabilities.SESSION_METADATA_KEY, given_id),) if given_id else ()
         # Every context names its session; rlmesh 0.1.0b3 gives no id and refuses an empty one.
         self._session_id = given_id or uuid.uuid4().hex
-        self._dialect = variant.make_dialect(self._session_id)
+        self._dialect = dialect = variant.make_dialect(self._session_id)
         self._stream = JoinStream(
             self._channel, _JOIN, self._connect_options.metadata + own, address
         )
-        self._session_stream = ModelSessionStream(self._stream, self._dialect, address)
+        self._session_stream = ModelSessionStream(self._stream, dialect, address)
 
     @property
     def address(self) -> str:

@@ -7,6 +7,8 @@ loads modules of the package on first use. Which ones there are follows from the
   ``client.model_dialect``, each with a ``DIALECT``;
 * ``service``: ``server.service``, with an ``ENV_SERVICE``;
 * ``client_scheme``: ``client.env_session_client``, with an ``ENV_SESSION_CLIENT``;
+* ``serves_models``: ``client.model_session``, with a ``MODEL_SESSION``, instead of that, and
+  ``server.model_port``, with a ``MODEL_PORT``;
 * ``runner_scheme``: ``runner``; users call the function of ``rlmesh_ray.rllib`` that ``configure``
   names.
 """
@@ -17,7 +19,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError
 from rlmesh_ray.options import as_names
 from rlmesh_ray.protocol.versions import PROTOCOL_V1
 
@@ -37,6 +39,9 @@ class Dialect:
     """Full name of the gRPC service that it adds to the endpoint of an environment."""
     client_scheme: str = ""
     """Begins the addresses of servers that this package's clients dial in the dialect."""
+    serves_models: bool = False
+    """Whether its servers serve policies, not environments. A ModelServer then serves it on a port
+    of its own, which the option of the dialect's name gives."""
     runner_scheme: str = ""
     """Begins the addresses at which an EnvRunner listens for simulators."""
     configure: str = ""
@@ -61,6 +66,18 @@ class Dialect:
             f"address={address.removeprefix(self.runner_scheme)!r}, observation_space=..., "
             "action_space=...)"
         )
+
+    def require_installed(self) -> None:
+        """Make sure that the dialect can be used.
+
+        Raises:
+            MissingPackageError: What it requires is not installed.
+        """
+        if not self.is_installed:
+            raise MissingPackageError(
+                f"{self.name} needs the package {self.requires}: "
+                f"pip install 'rlmesh-ray[{self.extra}]'"
+            )
 
     def load(self, module: str) -> Any:
         """Import a module of the dialect's package, given its name there.
@@ -87,6 +104,14 @@ DIALECTS: tuple[Dialect, ...] = (
         "rlmesh_ray.dialects.rllink",
         runner_scheme="rllink://",
         configure="configure_rllink",
+    ),
+    Dialect(
+        "openpi",
+        "rlmesh_ray.dialects.openpi",
+        client_scheme="openpi://",
+        serves_models=True,
+        requires="websockets",
+        extra="openpi",
     ),
 )
 
@@ -128,6 +153,17 @@ def _by_scheme(field: str, address: str) -> Dialect | None:
     return None
 
 
+def model_port(name: str) -> Any:
+    """Return the ``MODEL_PORT`` of a dialect that a ModelServer serves on a port of its own.
+
+    Raises:
+        MissingPackageError: What it requires is not installed.
+    """
+    dialect = next(each for each in DIALECTS if each.name == name)
+    dialect.require_installed()
+    return dialect.load("server.model_port").MODEL_PORT
+
+
 def model_dialects() -> tuple[str, ...]:
     """Return the names of the dialects that an endpoint of a policy can serve."""
     return (PROTOCOL_V1, *(each.name for each in DIALECTS if each.is_generation))
@@ -160,6 +196,11 @@ def enabled_dialects(dialects: Collection[str] | None, able: Sequence[str]) -> f
             raise ConfigurationError(
                 f"dialects names {name!r}, which endpoints do not serve: its simulators connect to "
                 f"the runners; use {runners[name]}(config, ...)"
+            )
+        if any(each.name == name and each.serves_models for each in DIALECTS):
+            raise ConfigurationError(
+                f"dialects names {name!r}, which a policy's endpoint serves on a port of its own: "
+                f"ModelServer(..., {name}='HOST:PORT'), serve-model --{name} HOST:PORT"
             )
         if name not in able:
             raise ConfigurationError(

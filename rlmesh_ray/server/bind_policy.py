@@ -1,6 +1,8 @@
 """Where an endpoint may listen, and what it asks of those who come: a token, TLS."""
 
 import logging
+import socket
+from typing import Any
 
 from rlmesh_ray.auth.server_tls import ServerTls, TlsSource, resolve_server_tls
 from rlmesh_ray.auth.token_file import TokenSource, TokenStore
@@ -15,6 +17,7 @@ __all__ = [
     "check_exposure",
     "checked_address",
     "is_wildcard",
+    "listen_arguments",
     "require_one_of",
     "resolve_server_tls",
     "warn_without_token",
@@ -37,7 +40,14 @@ def checked_address(address: str, token: TokenSource | None, *, no_token: bool =
             cannot be used, or there is one beside ``no_token``.
     """
     parsed = parse_address(address)
-    if client_dialect(address) is not None:
+    dialect = client_dialect(address)
+    if dialect is not None and dialect.serves_models:
+        raise AddressError(
+            f"{address} names the protocol that a client speaks; an endpoint serves {dialect.name} "
+            f"on a port of its own: ModelServer(..., {dialect.name}='{parsed}'), "
+            f"serve-model --{dialect.name} {parsed}"
+        )
+    if dialect is not None:
         raise AddressError(
             f"{address} names the protocol that a client speaks; an endpoint answers all of its "
             f"protocols on one port: write {parsed} (dialects=…, --dialect restricts the protocols)"
@@ -93,6 +103,16 @@ def warn_without_token(address: Address) -> None:
             "for it; a token (token=…, --token-file) keeps strangers out",
             address,
         )
+
+
+def listen_arguments(address: Address) -> dict[str, Any]:
+    """Return the arguments of ``loop.create_server`` for ``address``, of a host."""
+    host, port = address.host, address.port
+    if host != "::" or not socket.has_dualstack_ipv6():
+        return {"host": host, "port": port}
+    # asyncio would leave the IPv4 half of the port to other programs.
+    family = socket.AF_INET6
+    return {"sock": socket.create_server((host, port), family=family, dualstack_ipv6=True)}
 
 
 def is_wildcard(address: Address) -> bool:

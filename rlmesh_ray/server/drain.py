@@ -7,7 +7,8 @@ from functools import partial
 
 from rlmesh_ray.grpc_setup import grpc
 
-_DRAINING = "draining: this endpoint takes no new sessions, dial another endpoint"
+DRAINING = "draining: this endpoint takes no new sessions, dial another endpoint"
+"""The refusal of a new session."""
 
 _Handshake = Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]
 _Join = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[None]]
@@ -66,7 +67,9 @@ class Drain:
 
 
 class DrainInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Counts the Join and Process streams of all services; refuses new ones once it is closed.
+    """Counts the sessions of an endpoint; refuses new ones once it is closed.
+
+    Those of gRPC are the Join and Process streams of all services; a further port counts its own.
 
     To be used in the serving loop only. It stands in front of services that take raw bytes.
     """
@@ -121,7 +124,7 @@ class DrainInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
     ) -> bytes:
         if self._is_closed:
             del data  # see ``error_text.parsed``
-            await context.abort(grpc.StatusCode.UNAVAILABLE, _DRAINING)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, DRAINING)
             raise AssertionError("abort raises")
         answering = shake_hands(data, context)
         del data
@@ -131,14 +134,19 @@ class DrainInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
         self, join: _Join, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         if self._is_closed:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, _DRAINING)
-        self._num_sessions += 1
-        self._empty.clear()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, DRAINING)
+        self.note_begun()
         # Not a ``finally``: a coroutine that is suspended when its call breaks off reaches it late.
-        context.add_done_callback(self._leave)
+        context.add_done_callback(lambda _context: self.note_ended())
         await join(requests, context)
 
-    def _leave(self, _context: object) -> None:
+    def note_begun(self) -> None:
+        """Count a session that begins."""
+        self._num_sessions += 1
+        self._empty.clear()
+
+    def note_ended(self) -> None:
+        """Count a session that has ended."""
         self._num_sessions -= 1
         if not self._num_sessions:
             self._empty.set()

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from rlmesh_ray.auth.interceptor import TokenInterceptor
 from rlmesh_ray.auth.token_file import TokenSource
@@ -66,6 +67,24 @@ class LoggingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # g
         return await continuation(details)
 
 
+class FurtherPort(Protocol):
+    """A port that an endpoint opens and closes beside gRPC's; used in the serving loop."""
+
+    async def open(self) -> None:
+        """Listen.
+
+        Raises:
+            RlmeshError: It cannot.
+        """
+
+    async def close(self, grace_s: float | None) -> None:
+        """Accept nothing new, and wait until all connections have ended. Idempotent.
+
+        Args:
+            grace_s: After how many seconds connections are cut off; None: at once.
+        """
+
+
 class Endpoint:
     """A gRPC server in the process's serving loop.
 
@@ -101,10 +120,12 @@ class Endpoint:
         """Its name in the log."""
         self._wanted = checked_address(address, token, no_token=no_token)
         self._has_token = token is not None
-        self._drain_interceptor = DrainInterceptor()
+        self.sessions = DrainInterceptor()
+        """Counts the sessions, and refuses new ones once it drains."""
+        self._further_ports: list[FurtherPort] = []
         # The first one is the outermost: strangers do not learn that an endpoint drains.
         gate = [] if token is None else [TokenInterceptor(token, kind)]
-        self._interceptors = [LoggingInterceptor(self.endpoint_id), *gate, self._drain_interceptor]
+        self._interceptors = [LoggingInterceptor(self.endpoint_id), *gate, self.sessions]
         # Before anything starts: gRPC would report a bad file as an address that cannot be bound.
         self._listener = Listener(self._wanted, resolve_server_tls(tls))
         self._is_serving = False
@@ -138,6 +159,10 @@ class Endpoint:
         if self._bound is not None or self._stopped.is_set():
             raise LocalProtocolError("the server was started or stopped already; make a new one")
 
+    def add_port(self, port: FurtherPort) -> None:
+        """Open and close a further port with the endpoint; before ``start``."""
+        self._further_ports.append(port)
+
     def start(
         self,
         services: Sequence[grpc.ServiceRpcHandler],
@@ -156,6 +181,7 @@ class Endpoint:
         Raises:
             ListenError: The address is in use or not this machine's.
             LocalProtocolError: It was started or stopped before.
+            RlmeshError: A further port cannot be opened.
         """
         self.require_new()
         with logged_as(self.endpoint_id):
@@ -205,7 +231,7 @@ class Endpoint:
             timeout_s: How long to wait; None: as long as it takes.
         """
         self.begin_drain()
-        waiting = self._drain_interceptor.wait_empty(timeout_s)
+        waiting = self.sessions.wait_empty(timeout_s)
         try:
             return shared_loop().run(waiting, None if timeout_s is None else _within_s(timeout_s))
         except TimeoutError:
@@ -243,14 +269,14 @@ class Endpoint:
     def _current_health(self) -> Health:
         if self._is_stopping:
             return Health(False, "it is stopping")
-        if self._drain_interceptor.is_closed:
+        if self.sessions.is_closed:
             return Health(False, "it is draining: no new sessions")
         if not self._listener.is_open:
             return Health(False, "its port is closed")
         return self._probe()
 
     async def _refuse_sessions(self) -> None:
-        self._drain_interceptor.close()
+        self.sessions.close()
         if self._health is not None:
             self._health.refresh()
 
@@ -258,14 +284,18 @@ class Endpoint:
         self._is_stopping = True
         if self._health is not None:
             self._health.end()
-        ending = asyncio.ensure_future(self._listener.close(grace_s))
+        ending = asyncio.ensure_future(self._close_ports(grace_s))
         draining = asyncio.ensure_future(self.drain.run())
         await asyncio.wait({ending, draining}, return_when=asyncio.FIRST_COMPLETED)
         draining.cancel()
         # Calls whose last answer is just leaving end by themselves, and well; the others are idle.
         await asyncio.wait({ending}, timeout=_FLUSH_S)
-        await self._listener.close(None)
+        await self._close_ports(None)
         await ending
+
+    async def _close_ports(self, grace_s: float | None) -> None:
+        further = (port.close(grace_s) for port in self._further_ports)
+        await asyncio.gather(self._listener.close(grace_s), *further)
 
     async def _start(
         self, services: Sequence[grpc.ServiceRpcHandler], max_receive_bytes: int, max_calls: int
@@ -274,7 +304,14 @@ class Endpoint:
         self._health = HealthService(self._current_health, names)
         every_service = (*services, self._health.handlers())
         dispatch = ServerConfig(self._interceptors, every_service, max_receive_bytes, max_calls)
-        self._bound = await self._listener.open(dispatch)
+        bound = await self._listener.open(dispatch)
+        try:
+            for port in self._further_ports:
+                await port.open()
+        except BaseException:
+            await self._close_ports(None)
+            raise
+        self._bound = bound
         self._is_serving = True
 
 

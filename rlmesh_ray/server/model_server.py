@@ -6,9 +6,11 @@ from typing import Self
 
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects import registry
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.chunk_replay import with_replay
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.models.mapped_policy import MappedPolicy
+from rlmesh_ray.models.policy import traits_of
 from rlmesh_ray.options import FIRST, as_names
 from rlmesh_ray.polling import should_spin
 from rlmesh_ray.protocol.handshake import edition_sha256
@@ -19,6 +21,7 @@ from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.idle_timeout import checked_idle_timeout
+from rlmesh_ray.server.model_dialects import ModelPort, ModelPortOptions
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_options import (
     DEFAULT_STUCK_AFTER_S,
@@ -78,6 +81,11 @@ class ModelServer:
         accept_edition_texts: See ``EnvServer``.
         dialects: Names of the dialects to enable: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"``
             (the released rlmesh 0.1.0). Default: both.
+        openpi: ``HOST:PORT`` at which openpi clients are served, too, with the same token and TLS;
+            None: nowhere. Needs the extra ``openpi``. Each connection is a session with one lane;
+            its largest message is ``max_message_bytes``, or what an observation needs.
+        openpi_env: An environment (or its contract) with the spaces of openpi clients, which send
+            none; needed where the policy's traits do not name them.
         idle_timeout_s: See ``EnvServer``; a session that waits for an answer is not idle.
         endpoint_id: See ``EnvServer``.
         spin: Whether the serving loop stays awake for up to 1 ms where its only client usually
@@ -85,7 +93,9 @@ class ModelServer:
 
     Raises:
         ConfigurationError: ``policy`` is none of these, an option is out of its range, an edition
-            text or a name in ``dialects`` is not known, or ``observation_map`` is wrong.
+            text or a name in ``dialects`` is not known, ``observation_map`` is wrong, or the spaces
+            of openpi clients are not known or not possible.
+        MissingPackageError: The extra ``openpi`` is not installed.
         AddressError: ``address`` is malformed, or needs a token.
     """
 
@@ -112,6 +122,8 @@ class ModelServer:
         idle_timeout_s: float | None = None,
         endpoint_id: str | None = None,
         spin: bool | None = None,
+        openpi: str | None = None,
+        openpi_env: object = None,
     ) -> None:
         # Options are checked before the policy is used: an engine starts a thread.
         checked_address(address, token, no_token=no_token)
@@ -122,6 +134,11 @@ class ModelServer:
         checked_idle_timeout(idle_timeout_s)
         is_awake = should_spin(spin)
         wanted_bytes = checked_message_bytes(max_message_bytes)
+        if openpi is not None:
+            checked_address(openpi, token, no_token=no_token)
+            openpi_port = registry.model_port("openpi")
+        elif openpi_env is not None:
+            raise ConfigurationError("openpi_env is for openpi clients; give openpi=HOST:PORT, too")
         mapping = as_observation_map(observation_map)
         served = as_policy(policy, horizon=horizon, inference=inference)
         if mapping is not None:
@@ -145,6 +162,13 @@ class ModelServer:
             on_stop=self._host.close,
             probe=self._host.health,
         )
+        self._openpi: ModelPort | None = None
+        if openpi is not None:
+            options = ModelPortOptions(
+                openpi, openpi_env, token, tls, no_token, wanted_bytes, idle_timeout_s
+            )
+            self._openpi = openpi_port(self._host, traits_of(served), self._endpoint, options)
+            self._endpoint.add_port(self._openpi)
         self._options = ServiceOptions(
             shutdown=self._endpoint.stop_soon if allow_shutdown else None,
             on_close=self._endpoint.stop_soon if stop_on_close else None,
@@ -158,6 +182,11 @@ class ModelServer:
     def address(self) -> str:
         """The address that clients dial; only after ``start``."""
         return self._endpoint.address
+
+    @property
+    def openpi_address(self) -> str | None:
+        """The address that openpi clients dial, after ``ws://``; None: they are not served."""
+        return None if self._openpi is None else self._openpi.address
 
     def statistics(self) -> ModelStatistics:
         """Return its statistics. From any thread."""
@@ -209,6 +238,7 @@ class ModelServer:
 
         Raises:
             ListenError: The address is in use or not this machine's.
+            ContractMismatchError: The policy cannot act in the spaces of ``openpi_env``.
         """
         service = ModelService(self._host, self._options, self._endpoint.drain)
         self._endpoint.start([service.handlers()], max_receive_bytes=self._max_message_bytes)

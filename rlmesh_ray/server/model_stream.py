@@ -48,7 +48,7 @@ _CODES: Mapping[type[RlmeshError], ModelErrorCode] = {
 """Codes of errors that are not the policy's fault."""
 
 
-def failure_response(request: RouteRequest, error: RlmeshError) -> ModelFailed:
+def failure_response(request_id: str, error: RlmeshError) -> ModelFailed:
     """Return the answer to a request that failed with ``error``; the session goes on.
 
     A fault of the policy is logged, and its traceback is part of the answer.
@@ -58,9 +58,7 @@ def failure_response(request: RouteRequest, error: RlmeshError) -> ModelFailed:
     if code is ModelErrorCode.INTERNAL:
         trace = clipped("".join(traceback.format_exception(error)), _MOST_TRACE_CHARACTERS)
         _LOG.warning("the policy failed: %s", text_of(error))
-    return ModelFailed(
-        request.request_id, code, text_of(error), is_recoverable=True, debug_info=trace
-    )
+    return ModelFailed(request_id, code, text_of(error), is_recoverable=True, debug_info=trace)
 
 
 class SendQueue:
@@ -296,7 +294,7 @@ class ModelStream:
 
     def _failed(self, request: RouteRequest, error: RlmeshError) -> ModelFailed:
         with logged_as(*self._names):
-            return failure_response(request, error)
+            return failure_response(request.request_id, error)
 
     async def _answer(self, request: RouteRequest) -> SessionResponse:
         route_id = request.context.route_id

@@ -9,7 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rlmesh_ray.errors import UnsupportedSpaceError
+from rlmesh_ray.errors import ConfigurationError, UnsupportedSpaceError
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.leaves import Path, leaves, path_name
 from rlmesh_ray.spaces.spec import (
     DTYPES,
@@ -49,6 +50,36 @@ def from_gymnasium(space: Space) -> SpaceSpec:
     if size_bytes > MAX_LANE_BYTES:
         raise _unsupported(space, (), f"a value has {size_bytes} bytes, more than {MAX_LANE_BYTES}")
     return spec
+
+
+def contract_of(env: Any) -> EnvContract:
+    """Return the contract of ``env``: its own, or one made from its spaces.
+
+    Raises:
+        ConfigurationError: It is no environment.
+    """
+    if isinstance(env, EnvContract):
+        return env
+    contract = getattr(env, "contract", None)
+    if isinstance(contract, EnvContract):
+        return contract
+    if not (hasattr(env, "observation_space") and hasattr(env, "action_space")):
+        raise ConfigurationError(
+            f"a {type(env).__name__} is no environment to act in: hand in the environment, or what "
+            "its endpoint has sent (RemoteVectorEnv.contract)"
+        )
+    is_vector = isinstance(env, gymnasium.vector.VectorEnv)
+    spec = getattr(env, "spec", None)
+    spec_id = spec.id if spec is not None else type(env).__name__
+    return EnvContract(
+        id=spec_id,
+        observation_space=from_gymnasium(
+            env.single_observation_space if is_vector else env.observation_space
+        ),
+        action_space=from_gymnasium(env.single_action_space if is_vector else env.action_space),
+        num_envs=env.num_envs if is_vector else 1,
+        autoreset_mode=AutoresetMode.DISABLED,
+    )
 
 
 def to_gymnasium(spec: SpaceSpec) -> Space:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -107,6 +108,21 @@ def test_evaluate_from_outside(tmp_path: Path) -> None:
 
     assert output.count("episode ") == 3
     assert "over 3 episodes" in output
+
+
+def test_openpi_client(tmp_path: Path) -> None:
+    def balance(observations: Any) -> Any:
+        return (observations[:, 2] > 1).astype(np.int64)
+
+    with ModelServer(
+        balance, openpi="127.0.0.1:0", openpi_env=gymnasium.make("CartPole-v1"), token="s3cret"
+    ) as model:
+        assert model.openpi_address is not None
+        output = run("openpi_client.py", model.openpi_address, folder=tmp_path, token="s3cret")
+
+    lines = output.splitlines()
+    assert lines[0] == "the policy takes ['observation']"
+    assert [line.rpartition(": ")[2] for line in lines[1:]] == ["[0]", "[0]", "[1]"]
 
 
 @pytest.mark.slow

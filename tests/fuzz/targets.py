@@ -30,6 +30,9 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import properties as d
 from rlmesh_ray.dialects.dm_env_rpc.wire.requests import parse_request
 from rlmesh_ray.dialects.dm_env_rpc.wire.space_tensors import data_type
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import encode_tensor, pack_tensor
+from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
+from rlmesh_ray.dialects.openpi.wire.space_maps import ClientCodec, flat
+from rlmesh_ray.dialects.openpi.wire.space_maps import codec as openpi_codec
 from rlmesh_ray.dialects.rllink.wire import encodings
 from rlmesh_ray.dialects.rllink.wire import messages as rllink
 from rlmesh_ray.errors import CodecError, ConformanceError, HandshakeRefusedError
@@ -42,6 +45,7 @@ from rlmesh_ray.protocol.handshake import (
 from rlmesh_ray.spaces.batch import flatten, leaves, stack
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, DiscreteSpec, TextSpec
 from rlmesh_ray.spaces.validation import ValidationMode, check
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as env_pb
@@ -58,6 +62,7 @@ from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
 from tests.fuzz.registry_targets import REGISTRY_TARGETS
 from tests.fuzz.released_targets import RELEASED_TARGETS
 from tests.fuzz.samples import EPISODE, NUM_LANES, SAMPLES, Target, contracts, specs
+from tests.peers.openpi.record import MESSAGES as OPENPI_MESSAGES
 
 SLOTS = (m.PredictSlot(0, "e", 3, False), m.PredictSlot(1, "", 0, True))
 CONTEXT = m.PredictContext("session", "route", "r", SLOTS)
@@ -451,6 +456,43 @@ def dm_env_rpc_actions_seeds() -> Iterator[bytes]:
         yield bytes([number]) + dm_env_rpc.EnvironmentRequest(step=step).SerializeToString()
 
 
+def openpi_observation(data: bytes) -> None:
+    """Read what an openpi client sends to a policy with an image, a state and a prompt."""
+    try:
+        columns = openpi_codec(_OPENPI_SPACE).decode(data, 1)
+    except CodecError:
+        return
+    (again,) = ClientCodec(_OPENPI_SPACE).encode(columns, 1)
+    openpi_codec(_OPENPI_SPACE).decode(again, 1)
+
+
+def openpi_result(data: bytes) -> None:
+    """Read what an openpi server answers."""
+    try:
+        ClientCodec(_OPENPI_ACTIONS).decode(flat(unpack(data)))
+    except CodecError:
+        return
+
+
+def openpi_seeds() -> Iterator[bytes]:
+    """Yield messages of the published client, and of ours."""
+    for message in OPENPI_MESSAGES.values():
+        yield pack(message)
+    image = np.zeros((2, 2, 3), np.uint8)
+    yield pack({"image": image, "observation": {"state": [0.5, 1]}, "mode": 2, "prompt": "go"})
+
+
+_OPENPI_SPACE = DictSpec(
+    (
+        ("image", BoxSpec((2, 2, 3), "uint8", bytes(1), bytes([255]))),
+        ("observation/state", BoxSpec((2,), "float32", bytes(4), np.float32(1).tobytes())),
+        ("mode", DiscreteSpec(3)),
+        ("prompt", TextSpec(0, 10, "")),
+    )
+)
+_OPENPI_ACTIONS = BoxSpec((2,), "float32", bytes(4), np.float32(9).tobytes())
+
+
 TARGETS = (
     RELEASED_TARGETS
     | REGISTRY_TARGETS
@@ -472,6 +514,8 @@ TARGETS = (
         "meta": Target(meta, meta_seeds, meta_pb2.MetaMap),
         "rllink_request": Target(rllink_request, rllink_request_seeds, None),
         "rllink_reply": Target(rllink_reply, rllink_reply_seeds, None),
+        "openpi_observation": Target(openpi_observation, openpi_seeds, None),
+        "openpi_result": Target(openpi_result, openpi_seeds, None),
         "dm_env_rpc_request": Target(
             dm_env_rpc_request, dm_env_rpc_request_seeds, dm_env_rpc.EnvironmentRequest
         ),

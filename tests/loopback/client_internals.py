@@ -8,6 +8,7 @@ import pytest
 from rlmesh_ray import RemoteEnv, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.model_session_stream import ModelSessionStream
 from rlmesh_ray.transport.direct_connection import DirectConnection
 from rlmesh_ray.transport.shared_memory import EventfdSocket
 from rlmesh_ray.transport.tcp import TcpSocket
@@ -77,7 +78,9 @@ def num_messages(client: EnvClient) -> int:
 def num_unanswered(client: Client) -> int:
     """Return how many requests on the Join stream wait for their answers."""
     if isinstance(client, RemoteModel):
-        return len(client._session_stream._futures)
+        stream = client._session_stream
+        assert isinstance(stream, ModelSessionStream)
+        return len(stream._futures)
     session = client._session
     return session.num_sent - session.num_received
 

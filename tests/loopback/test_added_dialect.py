@@ -105,7 +105,7 @@ def test_its_settings_are_refused_at_other_addresses() -> None:
 
 
 def test_errors_about_addresses_list_its_scheme() -> None:
-    with pytest.raises(AddressError, match="dm_env_rpc://HOST:PORT or toy://HOST:PORT"):
+    with pytest.raises(AddressError, match="openpi://HOST:PORT or toy://HOST:PORT"):
         RemoteEnv("toy://nowhere")
     with pytest.raises(AddressError, match="names the protocol that a client speaks"):
         EnvServer("CartPole-v1", address="toy://127.0.0.1:0")

@@ -168,6 +168,21 @@ def test_an_environment_of_the_operators_own_is_found_next_to_him(folder: Path) 
     assert events(done.stdout)[-1]["lengths"] == [9, 9, 9]
 
 
+def test_serve_model_serves_openpi_clients_and_passes_an_openpi_server_on(folder: Path) -> None:
+    observations = np.array([[0, 0, -0.1, 0]], np.float32)
+    own = ["own_policy:balance", "--openpi", "127.0.0.1:0", "--openpi-env", "CartPole-v1"]
+    with (
+        started("serve-model", *own, folder=folder) as (_, serving),
+        started("serve-model", f"openpi://{serving['openpi']}", folder=folder) as (_, passing),
+        RemoteModel(passing["address"]) as model,
+    ):
+        model.configure_route(gymnasium.make("CartPole-v1"))
+        actions = [model.predict(sign * observations).tolist() for sign in (1, -1)]
+
+    assert actions == [[0], [1]]
+    assert "openpi" not in passing
+
+
 def test_so_is_a_factory_and_keyword_arguments_are_for_it(here: Run, folder: Path) -> None:
     (folder / "own_factory.py").write_text(
         "from gymnasium.envs.classic_control import CartPoleEnv\n"

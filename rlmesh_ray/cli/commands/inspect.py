@@ -59,8 +59,8 @@ def inspect(  # noqa: PLR0913  # the command line; every option stands alone
         str,
         typer.Argument(
             metavar="ADDRESS",
-            help="HOST:PORT, unix:PATH, rlmesh://HOST:PORT, or dm_env_rpc://HOST:PORT for a "
-            "dm_env_rpc server, which this joins for a moment.",
+            help="HOST:PORT, unix:PATH, rlmesh://HOST:PORT, dm_env_rpc://HOST:PORT for a "
+            "dm_env_rpc server, which this joins for a moment, or openpi://HOST:PORT.",
         ),
     ],
     token_file: TokenFile = None,
@@ -196,9 +196,12 @@ def _services(connect_options: "ConnectOptions") -> "list[_Service]":
     from rlmesh_ray.client.model_handshake import generations_of
     from rlmesh_ray.client.model_handshake import shake_hands as ask_model
 
-    if registry.client_dialect(connect_options.address) is not None:
-        answer = ask_env(connect_options)
-        return [_Service("env", answer, (answer.generation,))]
+    dialect = registry.client_dialect(connect_options.address)
+    if dialect is not None:
+        ask = ask_model if dialect.serves_models else ask_env
+        answer = ask(connect_options)
+        name = "model" if dialect.serves_models else "env"
+        return [_Service(name, answer, (answer.generation,))]
     found = []
     failure: EndpointUnreachableError | None = None
     for name, ask, dialects_of in (
@@ -216,7 +219,7 @@ def _services(connect_options: "ConnectOptions") -> "list[_Service]":
 
 def _service_name(service: str, address: str) -> str:
     if registry.client_dialect(address) is not None:
-        return "environment"
+        return "environment" if service == "env" else "policy"
     return "EnvService" if service == "env" else "ModelService"
 
 

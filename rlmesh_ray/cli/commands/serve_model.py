@@ -26,6 +26,7 @@ from rlmesh_ray.cli.options.common import (
     TokenFile,
     parse_map,
     read_token,
+    search_current_folder,
 )
 from rlmesh_ray.cli.options.serving import (
     AcceptedTexts,
@@ -65,7 +66,7 @@ Device = Annotated[
         "--device",
         metavar="DEVICE",
         rich_help_panel=POLICY,
-        help="Device of the policy, as torch names it, such as cuda:0.",
+        help="The policy's device, such as cuda:0.",
         show_default="cpu",
     ),
 ]
@@ -139,6 +140,24 @@ Dialects = Annotated[
     list[str] | None,
     dialect_option(registry.model_dialects(), "all"),
 ]
+Openpi = Annotated[
+    str | None,
+    typer.Option(
+        "--openpi",
+        metavar="HOST:PORT",
+        rich_help_panel=SERVING,
+        help="Where to serve openpi clients, too.",
+    ),
+]
+OpenpiEnv = Annotated[
+    str | None,
+    typer.Option(
+        "--openpi-env",
+        metavar="ENV",
+        rich_help_panel=SERVING,
+        help="An environment with openpi clients' spaces.",
+    ),
+]
 
 
 def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
@@ -147,8 +166,8 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         str,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="An RLlib checkpoint folder, a TorchScript, torch.export or ONNX file, or "
-            "module:factory of your own code.",
+            help="An RLlib checkpoint folder, a TorchScript, torch.export or ONNX file, your "
+            "module:factory, or openpi://HOST:PORT.",
         ),
     ],
     address: AddressToListen = "127.0.0.1:0",
@@ -168,11 +187,13 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         typer.Option(
             "--stop-on-close",
             rich_help_panel=SERVING,
-            help="Stop the server when the first client closes its session.",
+            help="Stop when the first client closes its session.",
         ),
     ] = False,
     accept_edition_text: AcceptedTexts = None,
     dialect: Dialects = None,
+    openpi: Openpi = None,
+    openpi_env: OpenpiEnv = None,
     token_file: TokenFile = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
@@ -189,10 +210,14 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
 
     Loading runs code: serve only checkpoints that you trust.
     """
-    if looks_like_address(checkpoint):
+    if looks_like_address(checkpoint) and not _is_policy_server(checkpoint):
         raise ConfigurationError(
             f"{checkpoint} is an address; give serve-model the checkpoint, file or module:factory "
             f"to serve, and the address as --address {checkpoint}"
+        )
+    if openpi_env is not None and openpi is None:
+        raise typer.BadParameter(
+            "it is for openpi clients; give --openpi HOST:PORT, too", param_hint="--openpi-env"
         )
     # Ctrl-C while the checkpoint loads ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):
@@ -205,15 +230,26 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         tls = server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray)
         # Loading the policy may take long.
         checked_address(address, token, no_token=no_token)
-        with muted():
-            policy = load_policy(
-                checkpoint,
-                explore=explore,
-                device=device,
-                buckets=sorted(set(bucket or ())),
-                inference=inference,
-                horizon=horizon,
-            )
+        if openpi is not None:
+            checked_address(openpi, token, no_token=no_token)
+        spaces = None if openpi_env is None else _contract(openpi_env)
+        if _is_policy_server(checkpoint):
+            if explore or device or bucket or horizon or inference is not Inference.AUTO:
+                raise ConfigurationError(
+                    f"the policy at {checkpoint} runs there: leave out --explore, --device, "
+                    "--bucket, --inference and --horizon"
+                )
+            policy: object = _remote_policy(checkpoint)
+        else:
+            with muted():
+                policy = load_policy(
+                    checkpoint,
+                    explore=explore,
+                    device=device,
+                    buckets=sorted(set(bucket or ())),
+                    inference=inference,
+                    horizon=horizon,
+                )
         server = ModelServer(
             policy,
             chunk_replay=chunk_replay,
@@ -231,6 +267,8 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             dialects=dialect,
             idle_timeout_s=idle_timeout,
             spin=False if no_spin else None,
+            openpi=openpi,
+            openpi_env=spaces,
         )
         files = (token_file, tls_cert, tls_client_ca)
         options = [
@@ -239,6 +277,28 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         ]
         protection = token_fact(token, token_file)
         _serve(context.obj, server, checkpoint, protection, log_format, options)
+
+
+def _is_policy_server(checkpoint: str) -> bool:
+    dialect = registry.client_dialect(checkpoint)
+    return dialect is not None and dialect.serves_models
+
+
+def _remote_policy(address: str) -> object:
+    from rlmesh_ray.cli.remote_policy import RemotePolicy
+
+    return RemotePolicy(address)
+
+
+def _contract(env: str) -> object:
+    """Return the contract of an environment, which is made for a moment unless it is served."""
+    from rlmesh_ray.cli.commands.evaluate import served_env
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.client.env_session_client import probe_endpoint
+
+    search_current_folder(env)
+    with served_env(ConnectOptions(env), 1, None) as options:
+        return probe_endpoint(options).contract
 
 
 def _serve(
@@ -257,12 +317,16 @@ def _serve(
             address=server.address,
             service="model",
             checkpoint=checkpoint,
+            **({} if server.openpi_address is None else {"openpi": server.openpi_address}),
             pid=os.getpid(),
             version=__version__,
         )
+        facts = {"policy": checkpoint, **protection, "stop with": "Ctrl-C"}
+        if server.openpi_address is not None:
+            facts = {"openpi clients": f"ws://{server.openpi_address}", **facts}
         console.facts(
             f"serving on {server.address}",
-            {"policy": checkpoint, **protection, "stop with": "Ctrl-C"},
+            facts,
             [
                 f"inspect {server.address}{options[0]}",
                 f"evaluate --env ENV_OR_ADDRESS --model {server.address}{options[1]}",

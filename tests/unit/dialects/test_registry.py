@@ -46,6 +46,17 @@ def test_without_the_extra_an_endpoint_serves_the_other_dialects(
         registry.enabled_dialects([DM_ENV_RPC], registry.env_dialects())
 
 
+def test_a_dialect_with_a_port_of_its_own_is_enabled_by_that_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigurationError, match="serve-model --openpi HOST:PORT"):
+        registry.enabled_dialects(["openpi"], registry.model_dialects())
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ImportError, match=r"websockets: pip install 'rlmesh-ray\[openpi\]'"):
+        registry.model_port("openpi")
+
+
 def test_a_dialect_of_runners_is_refused_with_the_function_to_use() -> None:
     with pytest.raises(ConfigurationError, match=r"'rllink'.* use configure_rllink\(config"):
         registry.enabled_dialects(["rllink"], registry.env_dialects())
@@ -75,7 +86,10 @@ def test_the_package_of_each_dialect_has_the_modules_that_its_line_promises(
             promised += [(f"{layer}.{kind}_dialect", "DIALECT") for kind in ("env", "model")]
     if dialect.service:
         promised.append(("server.service", "ENV_SERVICE"))
-    if dialect.client_scheme:
+    if dialect.serves_models:
+        promised.append(("client.model_session", "MODEL_SESSION"))
+        promised.append(("server.model_port", "MODEL_PORT"))
+    elif dialect.client_scheme:
         promised.append(("client.env_session_client", "ENV_SESSION_CLIENT"))
     if dialect.runner_scheme:
         promised.append(("runner.configure", dialect.configure))

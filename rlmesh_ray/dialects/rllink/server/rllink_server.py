@@ -7,9 +7,7 @@ effect on the others. There is no limit to the time between two frames.
 
 import asyncio
 import logging
-import socket
 from functools import partial
-from typing import Any
 
 from rlmesh_ray.auth.token_file import TokenSource, TokenStore
 from rlmesh_ray.dialects.rllink.server.connection import (
@@ -24,6 +22,7 @@ from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.server.bind_policy import (
     TlsSource,
     checked_address,
+    listen_arguments,
     resolve_server_tls,
     warn_without_token,
 )
@@ -117,22 +116,13 @@ class RLlinkServer:
     async def _start(self) -> None:
         self._server = await asyncio.start_server(
             self._serve,
-            **self._place(),
+            **listen_arguments(self._wanted),
             limit=2**18,
             ssl=self._tls,
             ssl_handshake_timeout=self._limits.stranger_timeout_s if self._tls else None,
         )
         port = self._server.sockets[0].getsockname()[1]
         self._bound = Address(self._wanted.host, port)
-
-    def _place(self) -> dict[str, Any]:
-        """Return where to listen, as asyncio wants to be told."""
-        host, port = self._wanted.host, self._wanted.port
-        if host != "::" or not socket.has_dualstack_ipv6():
-            return {"host": host, "port": port}
-        # asyncio would leave the IPv4 half of the port to other programs.
-        family = socket.AF_INET6
-        return {"sock": socket.create_server((host, port), family=family, dualstack_ipv6=True)}
 
     async def _stop(self) -> None:
         server, self._server = self._server, None

@@ -1,0 +1,1 @@
+"""openpi: policies over WebSocket."""

@@ -1,0 +1,1 @@
+"""The port at which a ModelServer serves clients of openpi."""

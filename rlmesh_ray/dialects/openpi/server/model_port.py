@@ -1,0 +1,270 @@
+"""The port of a ModelServer for clients of openpi: WebSocket, and ``GET /healthz``."""
+
+import asyncio
+import contextlib
+import functools
+import http
+import logging
+from typing import Any
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.http11 import Request, Response
+
+from rlmesh_ray.auth.token_file import TokenStore
+from rlmesh_ray.auth.tokens import TokenRole
+from rlmesh_ray.dialects.openpi.server.connection import OpenpiConnection, ServedPolicy
+from rlmesh_ray.dialects.openpi.wire.metadata import metadata
+from rlmesh_ray.dialects.openpi.wire.space_maps import (
+    OBSERVATION,
+    message_bytes,
+    require_actions,
+    require_keys,
+)
+from rlmesh_ray.errors import AddressError, ConfigurationError, ListenError, LocalProtocolError
+from rlmesh_ray.models.policy import PolicyTraits
+from rlmesh_ray.protocol.address import Address
+from rlmesh_ray.server.bind_policy import (
+    checked_address,
+    is_wildcard,
+    listen_arguments,
+    resolve_server_tls,
+    warn_without_token,
+)
+from rlmesh_ray.server.connection_limits import CONNECTION_SETUP_S, MAX_CALLS
+from rlmesh_ray.server.drain import DRAINING
+from rlmesh_ray.server.endpoint import Endpoint
+from rlmesh_ray.server.model_dialects import ModelPortOptions
+from rlmesh_ray.server.model_host import ModelHost
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym_conversion import contract_of
+from rlmesh_ray.transport.tcp import enable_keepalive
+
+_LOG = logging.getLogger(__name__)
+# The library logs each malformed request of a stranger with a traceback.
+_LIBRARY_LOG = logging.getLogger(f"{__name__}.websockets")
+_LIBRARY_LOG.setLevel(logging.CRITICAL + 1)
+
+_HEALTH_PATH = "/healthz"
+_SCHEMES = ("api-key", "bearer")
+_KEEPALIVE_S = (60, 15, 4)
+_CLOSE_S = 1.0
+_MAX_STRANGERS = 64
+"""Connections at a time whose opening handshake is not done; another one replaces the oldest."""
+
+
+class OpenpiPort:
+    """Listens for openpi clients, whose observations join the batches of the policy.
+
+    Args:
+        host: Runs the policy.
+        traits: Traits of the policy.
+        endpoint: The endpoint that opens and closes the port.
+        options: The operator's options.
+
+    Raises:
+        AddressError: The address is malformed, or needs a token.
+        ConfigurationError: The spaces of the clients are not known, or have no form in openpi's
+            messages; or a file cannot be used.
+    """
+
+    def __init__(
+        self, host: ModelHost, traits: PolicyTraits, endpoint: Endpoint, options: ModelPortOptions
+    ) -> None:
+        self._wanted = checked_address(options.address, options.token, no_token=options.no_token)
+        if self._wanted.path:
+            raise AddressError(f"{options.address}: openpi is served over TCP; give HOST:PORT")
+        contract = _contract(traits, options.env)
+        require_keys(contract.observation_space, OBSERVATION)
+        require_actions(contract.action_space)
+        self._known = None if options.token is None else TokenStore(options.token)
+        files = resolve_server_tls(options.tls)
+        self._tls = None if files is None else files.context()
+        self._max_message_bytes = options.max_message_bytes or message_bytes(
+            contract.observation_space
+        )
+        self._endpoint = endpoint
+        self._policy = ServedPolicy(
+            host,
+            contract,
+            lambda: metadata(host.facts(), contract),
+            endpoint.drain,
+            endpoint.endpoint_id,
+            options.idle_timeout_s,
+        )
+        self._server: Server | None = None
+        self._bound: Address | None = None
+        self._open: dict[OpenpiConnection, asyncio.Task[None]] = {}
+        self._strangers: dict[ServerConnection, None] = {}
+
+    @property
+    def address(self) -> str:
+        """The address that clients dial, after ``ws://``.
+
+        Raises:
+            LocalProtocolError: It has not been opened.
+        """
+        if self._bound is None:
+            raise LocalProtocolError("the server has no address before start()")
+        return str(self._bound)
+
+    async def open(self) -> None:
+        """Listen.
+
+        Raises:
+            ContractMismatchError: The policy cannot act in the clients' spaces.
+            ListenError: The address is in use or not this machine's.
+        """
+        await self._policy.host.configure(self._policy.contract)
+        self._policy.host.forget("")  # no rows: this has only asked the policy
+        if self._known is None:
+            warn_without_token(self._wanted)
+        try:
+            self._server = await serve(
+                self._serve,
+                process_request=self._respond,
+                create_connection=functools.partial(  # type: ignore[arg-type]  # any factory
+                    _Connection, self._strangers
+                ),
+                compression=None,
+                max_size=self._max_message_bytes,
+                max_queue=1,
+                # Clients may be busy for long, and not answer pings then: TCP probes them.
+                ping_interval=None,
+                open_timeout=CONNECTION_SETUP_S,
+                close_timeout=_CLOSE_S,
+                logger=_LIBRARY_LOG,
+                server_header=None,
+                ssl=self._tls,
+                **listen_arguments(self._wanted),
+            )
+        except OSError as error:
+            raise ListenError(
+                f"cannot listen on {self._wanted} for openpi clients: {error}; choose another "
+                "port, or 0 for a free one"
+            ) from error
+        port = self._server.sockets[0].getsockname()[1]
+        host = "127.0.0.1" if is_wildcard(self._wanted) else self._wanted.host
+        self._bound = Address(host, port)
+        _LOG.info("serving openpi clients on %s", self._bound)
+
+    async def close(self, grace_s: float | None) -> None:
+        """Accept nothing new; close idle connections at once, others after their answer."""
+        server = self._server
+        if server is None:
+            return
+        server.close(close_connections=False)
+        if grace_s is not None:
+            idle = [asyncio.ensure_future(each.close()) for each in self._open if not each.is_busy]
+            ending = {*idle, *self._open.values()}
+            if ending:
+                await asyncio.wait(ending, timeout=grace_s)
+        for served in tuple(self._open):
+            served.transport.abort()
+        for stranger in tuple(self._strangers):
+            stranger.transport.abort()
+
+    async def _serve(self, connection: ServerConnection) -> None:
+        served, task = OpenpiConnection(self._policy, connection), asyncio.current_task()
+        assert task is not None
+        # Else the connection would stay open for ever if the client's machine died.
+        with contextlib.suppress(OSError):  # the client has gone already
+            enable_keepalive(connection.transport.get_extra_info("socket"), *_KEEPALIVE_S)
+        self._open[served] = task
+        self._endpoint.sessions.note_begun()
+        try:
+            await served.serve()
+        finally:
+            self._endpoint.sessions.note_ended()
+            del self._open[served]
+
+    def _respond(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Return the HTTP response to a request; None: it opens a session."""
+        if request.path.partition("?")[0] == _HEALTH_PATH:
+            is_serving = self._endpoint.health().is_serving
+            status = http.HTTPStatus.OK if is_serving else http.HTTPStatus.SERVICE_UNAVAILABLE
+            return connection.respond(status, "OK\n" if is_serving else "not serving\n")
+        refusal = self._refusal(request)
+        if refusal is None:
+            self._strangers.pop(connection, None)
+            return None
+        status, reason = refusal
+        response = connection.respond(status, f"{reason}\n")
+        if status is http.HTTPStatus.UNAUTHORIZED:
+            response.headers["WWW-Authenticate"] = "Api-Key"
+        return response
+
+    def _refusal(self, request: Request) -> tuple[http.HTTPStatus, str] | None:
+        if self._known is None:
+            if "Origin" in request.headers:
+                # Any page in a browser on this machine could connect.
+                return http.HTTPStatus.FORBIDDEN, "web pages need a server with a token"
+        else:
+            role = self._role(request)
+            if role is None:
+                reason = "this endpoint requires a token: Authorization: Api-Key TOKEN"
+                return http.HTTPStatus.UNAUTHORIZED, reason
+            if role < TokenRole.CLIENT:
+                return http.HTTPStatus.FORBIDDEN, f"the token has the role {role.label}"
+        if self._endpoint.sessions.is_closed or self._policy.drain.is_draining:
+            return http.HTTPStatus.SERVICE_UNAVAILABLE, DRAINING
+        if len(self._open) >= MAX_CALLS:
+            return http.HTTPStatus.SERVICE_UNAVAILABLE, "this endpoint has too many connections"
+        return None
+
+    def _role(self, request: Request) -> TokenRole | None:
+        values = request.headers.get_all("Authorization")
+        if self._known is None or len(values) != 1:
+            return None
+        scheme, _, token = values[0].partition(" ")
+        if scheme.lower() not in _SCHEMES:
+            return None
+        return self._known.role_of(token.strip().encode("utf-8", "surrogateescape"))
+
+
+class _Connection(ServerConnection):
+    """A connection that counts as a stranger's until its request has been accepted.
+
+    Args:
+        strangers: All such connections of the port, the oldest first.
+    """
+
+    def __init__(self, strangers: dict[ServerConnection, None], *args: Any, **kwargs: Any) -> None:
+        self._strangers = strangers
+        super().__init__(*args, **kwargs)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count the connection, in place of the oldest if there are too many."""
+        super().connection_made(transport)
+        if len(self._strangers) >= _MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+        self._strangers[self] = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._strangers.pop(self, None)
+        super().connection_lost(exc)
+
+
+def _contract(traits: PolicyTraits, env: object) -> EnvContract:
+    """Return the contract of the clients' routes.
+
+    Raises:
+        ConfigurationError: Their spaces are not known.
+    """
+    if env is not None:
+        given = contract_of(env)
+        spaces = given.observation_space, given.action_space
+    elif traits.observation_space is not None and traits.action_space is not None:
+        spaces = traits.observation_space, traits.action_space
+    else:
+        raise ConfigurationError(
+            "openpi's clients send no spaces, and this policy does not name its own: give an "
+            "environment that has them (openpi_env=…, --openpi-env ENV), or serve a policy whose "
+            "PolicyTraits have observation_space and action_space"
+        )
+    return EnvContract("openpi", *spaces, 1, AutoresetMode.DISABLED)
+
+
+MODEL_PORT = OpenpiPort

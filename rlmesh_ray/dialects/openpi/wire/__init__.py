@@ -1,0 +1,1 @@
+"""Messages of openpi <-> bytes; no I/O."""

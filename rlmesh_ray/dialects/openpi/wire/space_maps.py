@@ -1,0 +1,246 @@
+"""Maps of openpi's messages <-> columns of a space: one key for each leaf.
+
+A key is the leaf's path, joined by slashes: the leaf ``image`` of the Dict ``observation`` has the
+key ``observation/image``, and so has a key of a Dict that contains the slash itself. A map may have
+such keys, or nest maps. The one leaf of a space that is no Dict has the key ``observation`` or
+``actions``.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
+from rlmesh_ray.errors import CodecError, ConfigurationError, ConformanceError
+from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
+from rlmesh_ray.spaces.space_description import space_lines
+from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.validation import structure_checker
+from rlmesh_ray.wire.batch_codec import join_each, split_each
+
+OBSERVATION, ACTIONS = "observation", "actions"
+SERVER_TIMING = "server_timing"
+
+
+def require_keys(spec: SpaceSpec, root: str) -> dict[str, Leaf]:
+    """Return the leaves of a space by their keys.
+
+    Args:
+        spec: The space.
+        root: Key of a space that is a leaf itself.
+
+    Raises:
+        ConfigurationError: Two leaves have the same key.
+    """
+    found: dict[str, Leaf] = {}
+    for leaf in leaves(spec):
+        key = "/".join(map(str, leaf.path)) or root
+        if found.setdefault(key, leaf) is not leaf:
+            raise ConfigurationError(
+                f"two parts of the space have the key {key!r} in openpi's messages; rename one"
+            )
+    return found
+
+
+def flat(value: object) -> dict[str, Any]:
+    """Return the values of a message by their keys, from keys with slashes and nested maps.
+
+    Raises:
+        CodecError: It is no map, or has a key twice.
+    """
+    if not isinstance(value, dict):
+        raise CodecError("the message is no map from names to arrays, numbers and text")
+    found: dict[str, Any] = {}
+    for key, part in _flat(value, ""):
+        if key in found:
+            raise CodecError(f"the message has the key {key!r:.80} twice")
+        found[key] = part
+    return found
+
+
+def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, part in value.items():
+        if isinstance(part, dict):
+            yield from _flat(part, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", part
+
+
+class ServerCodec:
+    """Reads observations of one row and writes results; the server's ``BatchCodec``.
+
+    Args:
+        spec: The observation space, or the action space.
+    """
+
+    def __init__(self, spec: SpaceSpec) -> None:
+        self._spec = spec
+        self._observed = require_keys(spec, OBSERVATION)
+        self._acted = require_keys(spec, ACTIONS)
+
+    def decode(self, data: bytes, num_lanes: int) -> list[Column]:
+        """Return the columns of an observation.
+
+        Raises:
+            CodecError: It lacks a key, has an unknown one, or a value does not fit its leaf.
+        """
+        found = flat(unpack(data))
+        if found.keys() != self._observed.keys():
+            raise CodecError(self._wrong_keys(found))
+        columns = []
+        for key, leaf in self._observed.items():
+            try:
+                columns.append(_column(leaf, found[key]))
+            except ConformanceError as error:
+                raise CodecError(f"{key} {error.reason}; {self._expected()}") from error
+        return columns
+
+    def encode(self, columns: Sequence[Column], num_lanes: int) -> bytes:
+        """Return the actions of one step of one row, which ``result`` reads: their bytes alone."""
+        return b"".join(np.asarray(column).tobytes() for column in columns)
+
+    def result(self, steps: Sequence[bytes], timing: Mapping[str, object]) -> bytes:
+        """Return the message with a chunk of actions.
+
+        Args:
+            steps: The actions of each step, from ``encode``; one for a policy without chunks.
+            timing: Goes along as ``server_timing``.
+        """
+        message: dict[str, object] = {}
+        begin = 0
+        for key, leaf in self._acted.items():
+            end = begin + leaf.lane_bytes
+            data = b"".join([step[begin:end] for step in steps])
+            message[key] = np.frombuffer(data, leaf.dtype).reshape(len(steps), *leaf.shape)
+            begin = end
+        return pack({**message, SERVER_TIMING: timing})
+
+    def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
+        """Return the columns of several observations; see ``BatchCodec.join``."""
+        return join_each(repeat(self, len(batches)), batches, counts)
+
+    def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
+        """Return the packed results of several rows; see ``BatchCodec.split``."""
+        return split_each(repeat(self, len(counts)), columns, counts)
+
+    def _wrong_keys(self, found: Mapping[str, Any]) -> str:
+        missing = [key for key in self._observed if key not in found]
+        unknown = [key for key in found if key not in self._observed]
+        problems = [
+            f"{verb} {', '.join(f'{key!r:.80}' for key in keys[:8])}"
+            for verb, keys in (("lacks", missing), ("has the unknown", unknown))
+            if keys
+        ]
+        return f"the observation {' and '.join(problems)}; {self._expected()}"
+
+    def _expected(self) -> str:
+        lines = (f"{key} ({space_lines(leaf.spec)[0]})" for key, leaf in self._observed.items())
+        return f"this policy takes {', '.join(lines)}"
+
+
+class ClientCodec(NamedTuple):
+    """Writes observations and reads results; for a client.
+
+    Args:
+        spec: The observation space, or the action space.
+    """
+
+    spec: SpaceSpec
+
+    def encode(self, columns: Sequence[Column], num_rows: int) -> list[bytes]:
+        """Return one observation message a row; maps nest as the Dicts of the space do."""
+        return [pack(self._nested(columns, row)) for row in range(num_rows)]
+
+    def _nested(self, columns: Sequence[Column], row: int) -> dict[str, Any]:
+        message: dict[str, Any] = {}
+        for leaf, column in zip(leaves(self.spec), columns, strict=True):
+            *outer, last = map(str, leaf.path or (OBSERVATION,))
+            place = message
+            for key in outer:
+                place = place.setdefault(key, {})
+            place[last] = column[row]
+        return message
+
+    def decode(self, message: Mapping[str, Any]) -> list[NDArray[Any]]:
+        """Return the chunk of actions in a result, ``(horizon, *leaf.shape)`` for each leaf.
+
+        Args:
+            message: The result, as ``flat`` returns it; other keys are left out.
+
+        Raises:
+            CodecError: A key is missing, a value does not fit, or the horizons differ.
+        """
+        chunks = []
+        for key, leaf in require_keys(self.spec, ACTIONS).items():
+            if key not in message:
+                has = ", ".join(sorted(message))
+                raise CodecError(f"the result has no {key!r}, only: {has:.200}")
+            array = np.asarray(message[key])
+            if array.ndim == len(leaf.shape):  # a single action, without the axis of the chunk
+                array = array[None]
+            try:
+                chunks.append(coerce(leaf, array, len(array) if array.ndim else 0))
+            except ConformanceError as error:
+                raise CodecError(f"{key} in the result {error.reason}") from error
+        if len({len(chunk) for chunk in chunks}) > 1 or not all(map(len, chunks)):
+            raise CodecError(f"the result has {[len(chunk) for chunk in chunks]} actions")
+        try:
+            structure_checker(self.spec).check(chunks)
+        except ConformanceError as error:
+            raise CodecError(f"the result is no action: {error.about(ACTIONS)}") from error
+        return chunks
+
+
+@lru_cache(maxsize=256)
+def codec(spec: SpaceSpec) -> ServerCodec:
+    """Return the server's codec for a space; this module is a ``BatchCodecs``."""
+    return ServerCodec(spec)
+
+
+def require_actions(spec: SpaceSpec) -> None:
+    """Refuse an action space that has no form in openpi's messages.
+
+    Raises:
+        ConfigurationError: It holds text, or uses a key of the protocol, or a key twice.
+    """
+    for key, leaf in require_keys(spec, ACTIONS).items():
+        if leaf.dtype is None:
+            raise ConfigurationError(
+                f"the action {key!r} is text, and openpi's actions are arrays; serve this policy "
+                "to clients of rlmesh-ray only"
+            )
+        if key.split("/")[0] == SERVER_TIMING:
+            raise ConfigurationError(
+                f"an action has the key {SERVER_TIMING!r}, which openpi's results use; rename it"
+            )
+
+
+def message_bytes(spec: SpaceSpec) -> int:
+    """Return the size of the largest message that an observation of the space needs.
+
+    Numbers of two bytes and more may come as eight: NumPy's default dtypes.
+    """
+    return _BESIDES_BYTES + sum(_most_bytes(leaf) for leaf in leaves(spec))
+
+
+_BESIDES_BYTES = 2**16
+_TEXT_BYTES = 4
+_KEY_BYTES = 256
+
+
+def _most_bytes(leaf: Leaf) -> int:
+    if leaf.dtype is None:
+        return _KEY_BYTES + _TEXT_BYTES * min(getattr(leaf.spec, "max_length", 0), 2**20)
+    item = leaf.dtype.itemsize
+    return _KEY_BYTES + leaf.lane_bytes // item * (8 if item > 1 else 1)
+
+
+def _column(leaf: Leaf, value: object) -> Column:
+    """Return the column of one row with ``value``."""
+    found = coerce(leaf, value, None)
+    return (found,) if isinstance(found, str) else np.asarray(found)[None]
