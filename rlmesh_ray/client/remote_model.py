@@ -2,9 +2,10 @@
 
 import operator
 import uuid
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import Field, dataclass, fields
-from typing import Any, Self
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import gymnasium
 import numpy as np
@@ -13,6 +14,7 @@ from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import NotPicklable
+from rlmesh_ray.client.image_route import ImageRoute
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.model_dialect import PredictTelemetry
 from rlmesh_ray.client.model_handshake import handshake, shake_hands
@@ -95,6 +97,15 @@ class Slots:
         return tuple(PredictSlot(*row) for row in zip(lanes, ids, steps, resets, strict=True))
 
 
+class _Route(NamedTuple):
+    """A route that is configured."""
+
+    contract: EnvContract
+    """As the endpoint has it."""
+    encode: Callable[[Any, int], bytes]
+    """Returns the bytes of a batch of observations, given its number of rows."""
+
+
 class RemoteModel(NotPicklable):
     """A session with a ModelService.
 
@@ -131,7 +142,7 @@ class RemoteModel(NotPicklable):
         require_seconds("predict_timeout_s", predict_timeout_s)
         self._connect_options = ConnectOptions(address, token, tls, connect_timeout_s, edition_text)
         self._timeout_s = predict_timeout_s
-        self._contracts: dict[str, EnvContract] = {}
+        self._routes: dict[str, _Route] = {}
         self._telemetry: dict[str, PredictTelemetry] = {}
         self._channel = self._connect_options.open()
         try:
@@ -154,29 +165,51 @@ class RemoteModel(NotPicklable):
         """Where the endpoint was dialed."""
         return self._connect_options.address
 
-    def configure_route(self, env: Any, *, route_id: str = DEFAULT_ROUTE) -> str:
+    def configure_route(
+        self,
+        env: Any,
+        *,
+        route_id: str = DEFAULT_ROUTE,
+        image_codec: str | None = None,
+        resize: str | tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
+    ) -> str:
         """Open a route for one environment.
 
         Args:
             env: An ``EnvContract``, anything with a ``contract`` (RemoteEnv, RemoteVectorEnv),
                 or a gymnasium Env or VectorEnv.
             route_id: Names the route within this session.
+            image_codec: Compresses the images of the observations: ``"jpeg:95"`` or another
+                quality, ``"webp:80"``, or without loss ``"png"`` or ``"webp"``. Images are uint8
+                Boxes from 0 to 255 of shape ``(..., height, width, channels)`` with 1, 3 or 4
+                channels; JPEG takes 1 or 3, WebP 3. None: they travel as they are.
+            resize: ``(height, width)`` of the images that are sent, of all or by the names of
+                leaves, such as ``{"camera": (224, 224)}``; ``"policy"``: images that are larger
+                than those of the policy are sent in its size. The policy is asked about a space
+                with these sizes.
 
         Returns:
             ``route_id``.
 
         Raises:
-            ConfigurationError: ``route_id`` is no text.
+            ConfigurationError: ``route_id`` is no text; or ``image_codec`` or ``resize`` does not
+                fit the observation space, or the endpoint takes no such images.
             RemoteModelError: The policy cannot act there; the message says why.
             EndpointError: The session broke.
         """
         if not isinstance(route_id, str):
             raise ConfigurationError(f"route_id={route_id!r:.40} must be text")
         contract = contract_of(env)
+        encode: Callable[[Any, int], bytes] = partial(self._encode, contract)
+        if image_codec is not None or resize is not None:
+            images = ImageRoute(
+                contract, image_codec, resize, self.answer, self.address, self._dialect.encode
+            )
+            contract, encode = images.contract, images.encode
         self._session_stream.ask(
             lambda ids: [self._dialect.configure(ids, route_id, contract)], self._timeout_s
         )
-        self._contracts[route_id] = contract
+        self._routes[route_id] = _Route(contract, encode)
         return route_id
 
     def predict(
@@ -201,15 +234,15 @@ class RemoteModel(NotPicklable):
             RemoteModelError: The endpoint answered with an error.
             EndpointError: The session broke, or no answer came in time.
         """
-        contract = self._contracts.get(route_id)
-        if contract is None:
+        route = self._routes.get(route_id)
+        if route is None:
             raise LocalProtocolError(f"route {route_id!r} is not configured; configure_route first")
         if not isinstance(slots, Slots | None):
             problem = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
             raise ConformanceError("structure", "slots", problem)
+        contract = route.contract
         rows = slots.rows() if slots else _all_lanes(contract.num_envs)
-        columns = coerce_batch(contract.observation_space, observation, len(rows))
-        data = self._dialect.encode(contract, columns, len(rows))
+        data = route.encode(observation, len(rows))
         reply = self._session_stream.ask(
             lambda ids: self._dialect.predict(ids, route_id, rows, data), self._timeout_s
         )
@@ -231,14 +264,18 @@ class RemoteModel(NotPicklable):
 
     def close_route(self, route_id: str = DEFAULT_ROUTE) -> None:
         """Release a route and the state that the policy keeps for it."""
-        contract = self._contracts.get(route_id)
+        route = self._routes.get(route_id)
         self._session_stream.ask(
             lambda ids: [self._dialect.release(ids, route_id)], self._timeout_s
         )
         # Another thread may have configured it anew already.
-        if self._contracts.get(route_id) is contract:
-            self._contracts.pop(route_id, None)
+        if self._routes.get(route_id) is route:
+            self._routes.pop(route_id, None)
             self._telemetry.pop(route_id, None)
+
+    def _encode(self, contract: EnvContract, observation: Any, num_rows: int) -> bytes:
+        columns = coerce_batch(contract.observation_space, observation, num_rows)
+        return self._dialect.encode(contract, columns, num_rows)
 
     def close(self) -> None:
         """End the session, not the service. Idempotent."""

@@ -38,6 +38,10 @@ SESSION = "rlmesh_ray.session.v1"
 POLICY = "rlmesh_ray.policy.v1"
 """Facts about the served policy (``wire.policy_v1``). From a client: it asks for them. From a
 server, to such a client only: the facts."""
+IMAGE_CODEC = "rlmesh_ray.image_codec.v1"
+"""Images travel compressed (``wire.image_codec_v1``). From a server only: the formats, separated by
+commas. Key of a contract's metadata in ConfigureRoute: the format of the images in the observations
+of that route."""
 
 GATEWAY_METADATA_KEY = "rlmesh-ray-gateway"
 """Set on calls that come through a gateway."""

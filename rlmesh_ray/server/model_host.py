@@ -14,6 +14,7 @@ from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_options import checked_version, version_after
 from rlmesh_ray.server.policy_executor import PolicyExecutor
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.images import image_leaves
 from rlmesh_ray.spaces.space_description import space_lines
 from rlmesh_ray.wire.policy_v1 import PolicyFacts
 
@@ -101,7 +102,12 @@ class ModelHost:
             for space in (traits.observation_space, traits.action_space)
         )
         kind = traits.kind or type(self._policy).__name__
-        return PolicyFacts(kind, traits.algorithm, self.policy_version, observations, actions)
+        space = traits.observation_space
+        images = [] if space is None else image_leaves(space)
+        sizes = {leaf.name: (leaf.shape[-3], leaf.shape[-2]) for leaf in images}
+        return PolicyFacts(
+            kind, traits.algorithm, self.policy_version, observations, actions, sizes
+        )
 
     def health(self) -> Health:
         """Return whether the policy makes progress. From any thread."""

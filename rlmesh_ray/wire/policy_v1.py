@@ -1,8 +1,8 @@
 """Facts about a served policy, as JSON in a capability of the ModelService's handshake."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 _MOST_LINES = 64
 _MOST_CHARACTERS = 200
@@ -22,6 +22,8 @@ class PolicyFacts:
     """The only space that the policy acts on, with one line for each leaf."""
     action_space: tuple[str, ...] = ()
     """The space of its actions, with one line for each leaf."""
+    image_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Height and width of the images in its observation space, by the leaf's name."""
 
 
 def pack(facts: PolicyFacts) -> str:
@@ -48,6 +50,7 @@ def parse(text: str) -> PolicyFacts:
         version=version if type(version) is int else 0,
         observation_space=_lines(facts.get("observation_space")),
         action_space=_lines(facts.get("action_space")),
+        image_sizes=_sizes(facts.get("image_sizes")),
     )
 
 
@@ -63,3 +66,12 @@ def _text(value: object) -> str:
 
 def _lines(value: object) -> tuple[str, ...]:
     return tuple(map(_text, value[: _MOST_LINES + 1])) if isinstance(value, list) else ()
+
+
+def _sizes(value: object) -> dict[str, tuple[int, int]]:
+    entries = list(value.items())[:_MOST_LINES] if isinstance(value, dict) else []
+    return {
+        _text(name): (size[0], size[1])
+        for name, size in entries
+        if isinstance(size, list) and [*map(type, size)] == [int, int]
+    }
