@@ -10,10 +10,8 @@ from rlmesh_ray.protocol.capabilities import IMAGE_CODEC
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.images import (
-    ImageCodec,
     Size,
     as_sizes,
-    require_codec,
     require_images,
     resize_images,
     resized_space,
@@ -21,7 +19,7 @@ from rlmesh_ray.spaces.images import (
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce_batch
-from rlmesh_ray.wire.image_codec_v1 import ImageBatchCodec, require_offer, require_room
+from rlmesh_ray.wire.image_codec_v1 import ImageBatchCodec, codec_of, require_offer
 
 EncodeColumns = Callable[[EnvContract, Sequence[Column], int], bytes]
 """Returns the bytes of observations, given the contract of their route and the number of rows."""
@@ -64,9 +62,7 @@ class ImageRoute:
         self._encode_columns = encode
         self._codec: ImageBatchCodec | None = None
         if image_codec is not None:
-            codec = ImageCodec.from_option(image_codec)
-            require_codec(codec, space)
-            require_room(space, contract.num_envs)
+            codec = codec_of(image_codec, self.contract)
             require_offer(codec, answer.capabilities, address)
             metadata = {**contract.metadata, IMAGE_CODEC: codec.format}
             self.contract = replace(self.contract, metadata=metadata)

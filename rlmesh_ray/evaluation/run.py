@@ -28,6 +28,7 @@ from rlmesh_ray.evaluation.session_sources import (
     session_sources,
 )
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_int, require_seconds
+from rlmesh_ray.spaces.images import ImageCodec
 
 # The wire has 64 bits for a seed, and gymnasium takes none below 0.
 
@@ -58,6 +59,7 @@ class EvaluationOptions:
     model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
     reconnect_timeout_s: float = 30.0
     max_interruptions: int = 5
+    image_codec: str | None = None
     is_known: bool = False
     """Whether the endpoints have worked before, so that a failure of the first try may pass."""
 
@@ -72,6 +74,8 @@ class EvaluationOptions:
             raise ConfigurationError(
                 f"max_interruptions={self.max_interruptions} must be 0 or more"
             )
+        if self.image_codec is not None:
+            ImageCodec.from_option(self.image_codec)
         if self.seed is not None:
             # A plain integer: numpy's overflow, and JSON does not take them.
             object.__setattr__(self, "seed", as_int("seed", self.seed))
@@ -91,6 +95,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
     model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     reconnect_timeout_s: float = 30.0,
     max_interruptions: int = 5,
+    image_codec: str | None = None,
 ) -> EvaluationResult:
     """Run ``episodes`` episodes of ``env`` with the actions of ``model``.
 
@@ -120,6 +125,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         reconnect_timeout_s: How long to wait for an endpoint when none is left.
         max_interruptions: How often the same episode may be interrupted, in case it kills every
             endpoint that runs it.
+        image_codec: See ``RemoteVectorEnv``; for environments whose session this opens.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -141,6 +147,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         model_timeout_s=model_timeout_s,
         reconnect_timeout_s=reconnect_timeout_s,
         max_interruptions=max_interruptions,
+        image_codec=image_codec,
     )
     return evaluate_indices(env, model, range(episodes), options)
 
@@ -266,6 +273,7 @@ class _Evaluation:
             step_timeout_s=self._options.env_timeout_s,
             edition_text=connect_options.edition_text,
             dm_env_rpc=connect_options.dialect_settings,
+            image_codec=self._options.image_codec,
         )
 
     def _connect_model(self, connect_options: ConnectOptions) -> RemoteModel:

@@ -41,11 +41,14 @@ server, to such a client only: the facts."""
 IMAGE_CODEC = "rlmesh_ray.image_codec.v1"
 """Images travel compressed (``wire.image_codec_v1``). From a server only: the formats, separated by
 commas. Key of a contract's metadata in ConfigureRoute: the format of the images in the observations
-of that route."""
+of that route. Clients of environments name it in ``IMAGE_CODEC_METADATA_KEY``."""
 
 GATEWAY_METADATA_KEY = "rlmesh-ray-gateway"
 """Set on calls that come through a gateway."""
 SESSION_METADATA_KEY = "rlmesh-ray-session"
 """Carries the session id in the Join metadata."""
+IMAGE_CODEC_METADATA_KEY = "rlmesh-ray-image-codec"
+"""Names in the Join metadata how the images of a session's observations are compressed, such as
+``jpeg:95``; only for an EnvService with the capability ``IMAGE_CODEC``."""
 AUTHORIZATION_METADATA_KEY = "authorization"
 """Carries ``Bearer TOKEN`` in the metadata of every call."""

@@ -67,11 +67,6 @@ class ImageCodec:
             quality = quality or DEFAULT_QUALITY
         return cls(found[1], quality)
 
-    @property
-    def is_lossless(self) -> bool:
-        """Whether decompressed pixels are those that were compressed."""
-        return not self.quality
-
     def encode(self, frames: NDArray[np.uint8]) -> list[bytes]:
         """Return a file for each image.
 
@@ -80,8 +75,10 @@ class ImageCodec:
         """
         from PIL import Image
 
-        images = (Image.fromarray(_bands(frame)) for frame in frames)
-        return [_saved(image, self.format, self._options) for image in images]
+        files = [io.BytesIO() for _ in frames]
+        for frame, file in zip(frames, files, strict=True):
+            Image.fromarray(_bands(frame)).save(file, self.format, **self._options)
+        return [file.getvalue() for file in files]
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -89,8 +86,7 @@ class ImageCodec:
         if self.format == "png":
             return {"compress_level": 1}
         if self.format == "webp":
-            lossless = {"lossless": True, "quality": 0}
-            return {"method": 0, **(lossless if self.is_lossless else {"quality": self.quality})}
+            return {"method": 0, "quality": self.quality, "lossless": not self.quality}
         return {"quality": self.quality}
 
 
@@ -251,18 +247,16 @@ def max_file_bytes(shape: Sequence[int]) -> int:
     return int(math.prod(shape) * _FILE_SHARE) + _FILE_BYTES
 
 
-def _saved(image: Any, format_: str, options: Mapping[str, Any]) -> bytes:
-    file = io.BytesIO()
-    image.save(file, format_, **options)
-    return file.getvalue()
-
-
 def _decode(format_: str, data: bytes, frame: NDArray[np.uint8]) -> None:
     """Write the pixels of a checked file into ``frame``."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     height, width, channels = frame.shape
-    with Image.open(io.BytesIO(data), formats=(format_.upper(),)) as image:
+    try:
+        image = Image.open(io.BytesIO(data), formats=(format_.upper(),))
+    except UnidentifiedImageError:  # its text has an address in memory
+        raise ValueError("it is in another format, or damaged") from None
+    with image:
         num_frames = getattr(image, "n_frames", 1)
         if (*image.size, image.mode, num_frames) != (width, height, _MODES[channels], 1):
             found = f"{image.size[0]}x{image.size[1]} {image.mode}"

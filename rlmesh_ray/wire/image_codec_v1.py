@@ -74,6 +74,18 @@ def require_room(spec: SpaceSpec, num_lanes: int) -> None:
         )
 
 
+def codec_of(option: object, contract: EnvContract) -> ImageCodec:
+    """Return the codec that an option names for the observations of an environment.
+
+    Raises:
+        ConfigurationError: It names none, or one that does not fit the contract.
+    """
+    codec = ImageCodec.from_option(option)
+    require_codec(codec, contract.observation_space)
+    require_room(contract.observation_space, contract.num_envs)
+    return codec
+
+
 class ImageBatchCodec:
     """Codec of the batches of a space, with compressed images.
 
@@ -171,7 +183,7 @@ class _ReadingCodec:
 
 
 class CompressedObservations:
-    """The value encoding of a route whose observations have compressed images.
+    """The value encoding of routes whose observations have compressed images.
 
     Args:
         format_: Format of the images.
@@ -185,10 +197,8 @@ class CompressedObservations:
         return _ReadingCodec(spec, self._codec) if image_leaves(spec) else values.codec(spec)
 
 
-@lru_cache
-def _compressed(format_: str) -> CompressedObservations:
-    # The same object for all routes: their requests are joined in one batch without a detour.
-    return CompressedObservations(format_)
+# The same object for all routes: batches of one encoding are joined sooner.
+_compressed = lru_cache(CompressedObservations)
 
 
 def observations_of(contract: EnvContract) -> CompressedObservations | None:
@@ -197,14 +207,10 @@ def observations_of(contract: EnvContract) -> CompressedObservations | None:
     Raises:
         ContractMismatchError: It is not possible with the contract's observation space.
     """
-    format_ = contract.metadata.get(IMAGE_CODEC)
-    if format_ is None:
+    option = contract.metadata.get(IMAGE_CODEC)
+    if option is None:
         return None
     try:
-        if not isinstance(format_, str) or format_ not in FORMATS:
-            raise ConfigurationError(f"images come as {', '.join(FORMATS)}, not {format_!r:.40}")
-        require_codec(ImageCodec(format_), contract.observation_space)
-        require_room(contract.observation_space, contract.num_envs)
+        return _compressed(codec_of(option, contract).format)
     except ConfigurationError as error:
         raise ContractMismatchError(f"{IMAGE_CODEC}: {error}") from error
-    return _compressed(format_)

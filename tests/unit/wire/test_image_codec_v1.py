@@ -154,10 +154,10 @@ def test_a_contract_names_the_encoding_of_its_route() -> None:
 @pytest.mark.parametrize(
     ("space", "format_", "message"),
     [
-        (ROBOT, "gif", "images come as jpeg, png, webp, not 'gif'"),
-        (ROBOT, "png:9", "not 'png:9'"),
-        (ROBOT, 7, "not 7"),
-        (ROBOT, ["png"], "not"),
+        (ROBOT, "gif", "image_codec='gif' is not known"),
+        (ROBOT, "png:9", "is not known"),
+        (ROBOT, 7, "is not known"),
+        (ROBOT, ["png"], "is not known"),
         (spaces.Box(0, 255, (8, 8, 4), np.uint8), "jpeg", "which has 4 channels"),
         (spaces.Discrete(3), "png", "needs an image"),
         (spaces.Box(0, 255, (2, 4700, 4700, 3), np.uint8), "png", "bytes of pixels"),
