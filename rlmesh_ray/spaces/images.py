@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConfigurationError, ConformanceError
-from rlmesh_ray.spaces.leaves import Leaf, leaves
+from rlmesh_ray.spaces.leaves import Leaf, Path, leaves, path_name
 from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, SpaceSpec, TupleSpec
 
 Size = tuple[int, int]
@@ -174,14 +174,24 @@ def as_sizes(resize: object, spec: SpaceSpec) -> dict[str, Size]:
     return sizes
 
 
-def resized_space(spec: SpaceSpec, sizes: Mapping[str, Size]) -> SpaceSpec:
+def resized_space(spec: SpaceSpec, sizes: Mapping[str, Size], path: Path = ()) -> SpaceSpec:
     """Return a space whose image leaves have the given sizes.
 
     Args:
-        spec: The space.
+        spec: The space, or a part of it.
         sizes: By the names of image leaves.
+        path: Place of ``spec``.
     """
-    return _resized(spec, sizes, ())
+    if isinstance(spec, DictSpec):
+        items = ((key, resized_space(part, sizes, (*path, key))) for key, part in spec.items)
+        return DictSpec(tuple(items))
+    if isinstance(spec, TupleSpec):
+        parts = enumerate(spec.items)
+        return TupleSpec(tuple(resized_space(part, sizes, (*path, at)) for at, part in parts))
+    size = sizes.get(path_name(path))
+    if size is None or not isinstance(spec, BoxSpec):
+        return spec
+    return replace(spec, shape=(*spec.shape[:-3], *size, spec.shape[-1]))
 
 
 def resize_images(images: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
@@ -315,20 +325,6 @@ def _check_webp(data: bytes, shape: Sequence[int]) -> None:
 def _bands(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return ``(height, width)`` for an image of one channel, as Pillow takes it."""
     return frame[..., 0] if frame.shape[-1] == 1 else frame
-
-
-def _resized(spec: SpaceSpec, sizes: Mapping[str, Size], path: tuple[str, ...]) -> SpaceSpec:
-    if isinstance(spec, DictSpec):
-        return DictSpec(
-            tuple((key, _resized(part, sizes, (*path, key))) for key, part in spec.items)
-        )
-    if isinstance(spec, TupleSpec):
-        parts = enumerate(spec.items)
-        return TupleSpec(tuple(_resized(part, sizes, (*path, str(at))) for at, part in parts))
-    size = sizes.get(".".join(path))
-    if size is None or not isinstance(spec, BoxSpec):
-        return spec
-    return replace(spec, shape=(*spec.shape[:-3], *size, spec.shape[-1]))
 
 
 def _as_size(size: object) -> Size:

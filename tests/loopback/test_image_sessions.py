@@ -60,7 +60,7 @@ def server() -> Iterator[EnvServer]:
 
 
 def walk(env: RemoteVectorEnv) -> list[Any]:
-    observed = [env.reset(seed=3)]
+    observed: list[Any] = [env.reset(seed=3)]
     observed += [env.step(np.array([0, 1, 2])) for _ in range(6)]
     return observed
 

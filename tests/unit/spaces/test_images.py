@@ -39,14 +39,16 @@ def leaf_of(*shape: int) -> Leaf:
 
 
 def noise(*shape: int) -> NDArray[np.uint8]:
-    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    drawn: NDArray[np.uint8] = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    return drawn
 
 
 def smooth(*shape: int) -> NDArray[np.uint8]:
     """Return images whose neighbouring pixels differ by little."""
     rows, columns = np.mgrid[: shape[-3], : shape[-2]]
     image: NDArray[Any] = 128 + 60 * np.sin(rows / 20) + 60 * np.cos(columns / 25)
-    return np.array(np.broadcast_to(image[..., None], shape), np.uint8)
+    images: NDArray[np.uint8] = np.broadcast_to(image[..., None], shape).astype(np.uint8)
+    return images
 
 
 def saved(image: Image.Image, format_: str, **options: Any) -> bytes:
@@ -56,7 +58,8 @@ def saved(image: Image.Image, format_: str, **options: Any) -> bytes:
 
 
 def one(format_: str, data: bytes, *shape: int) -> NDArray[np.uint8]:
-    return decode_images(format_, leaf_of(*shape), [data], 1)[0]
+    (image,) = decode_images(format_, leaf_of(*shape), [data], 1)
+    return np.asarray(image)
 
 
 @pytest.mark.parametrize(

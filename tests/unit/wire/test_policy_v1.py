@@ -4,14 +4,30 @@ from rlmesh_ray.wire.policy_v1 import PolicyFacts, pack, parse
 
 
 def test_what_is_packed_is_read() -> None:
-    facts = PolicyFacts("RLlib checkpoint", "PPO", 7, ("a: Discrete 0…1", "b"), ("Discrete 0…1",))
+    facts = PolicyFacts(
+        "RLlib checkpoint",
+        "PPO",
+        7,
+        ("a: Discrete 0…1", "b"),
+        ("Discrete 0…1",),
+        {"camera": (224, 224), "": (84, 64)},
+    )
 
     assert parse(pack(facts)) == facts
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "7", "[" * 100_000, '{"kind": 7, "version": true, "observation_space": "a"}'],
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        "[" * 100_000,
+        '{"kind": 7, "version": true, "observation_space": "a"}',
+        '{"image_sizes": [4, 4]}',
+        '{"image_sizes": {"a": 4, "b": [4], "c": [true, 4], "d": ["4", 4]}}',
+    ],
 )
 def test_what_makes_no_sense_is_left_out(text: str) -> None:
     assert parse(text) == PolicyFacts()
