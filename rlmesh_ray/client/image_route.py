@@ -1,6 +1,5 @@
-"""A model route whose images are resized, compressed, or both, before they are sent."""
+"""Model routes whose images are resized, compressed, or both, before they are sent."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +18,11 @@ from rlmesh_ray.spaces.images import (
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce_batch
-from rlmesh_ray.wire.image_codec_v1 import ImageBatchCodec, codec_of, require_offer
-
-EncodeColumns = Callable[[EnvContract, Sequence[Column], int], bytes]
-"""Returns the bytes of observations, given the contract of their route and the number of rows."""
+from rlmesh_ray.wire.image_codec_v1 import codec_of, require_offer
 
 
 class ImageRoute:
-    """Encodes the observations of one route.
+    """The contract of one route, and its observations as they are sent.
 
     Args:
         contract: Contract of the environment.
@@ -34,7 +30,6 @@ class ImageRoute:
         resize: Likewise.
         answer: The endpoint's answer to the handshake.
         address: The endpoint's.
-        encode: Encodes observations whose images are not compressed.
 
     Raises:
         ConfigurationError: An option does not fit the observation space or the endpoint.
@@ -47,7 +42,6 @@ class ImageRoute:
         resize: object,
         answer: HandshakeResponse,
         address: str,
-        encode: EncodeColumns,
     ) -> None:
         self._space = contract.observation_space
         sizes: dict[str, Size] = {}
@@ -59,29 +53,23 @@ class ImageRoute:
         space = resized_space(self._space, sizes)
         self.contract = replace(contract, observation_space=space)
         """The contract for the endpoint: with the images as they are sent."""
-        self._encode_columns = encode
-        self._codec: ImageBatchCodec | None = None
         if image_codec is not None:
             codec = codec_of(image_codec, self.contract)
             require_offer(codec, answer.capabilities, address)
-            metadata = {**contract.metadata, IMAGE_CODEC: codec.format}
+            metadata = {**contract.metadata, IMAGE_CODEC: image_codec}
             self.contract = replace(self.contract, metadata=metadata)
-            self._codec = ImageBatchCodec(space, codec)
 
-    def encode(self, observation: Any, num_rows: int) -> bytes:
-        """Return the bytes of a batch of observations of the environment.
+    def columns(self, observation: Any, num_rows: int) -> list[Column]:
+        """Return a batch of the environment's observations as columns, with resized images.
 
         Raises:
             ConformanceError: It has the wrong structure or dtype.
         """
         columns = coerce_batch(self._space, observation, num_rows)
-        columns = [
+        return [
             column if size is None or isinstance(column, tuple) else resize_images(column, size)
             for column, size in zip(columns, self._sizes, strict=True)
         ]
-        if self._codec is None:
-            return self._encode_columns(self.contract, columns, num_rows)
-        return self._codec.encode(columns, num_rows)
 
 
 def _policy_sizes(resize: str, space: SpaceSpec, answer: HandshakeResponse) -> dict[str, Size]:
@@ -93,18 +81,16 @@ def _policy_sizes(resize: str, space: SpaceSpec, answer: HandshakeResponse) -> d
         )
     found = require_images("resize='policy'", space)
     sizes = policy_of(answer).image_sizes
-    common = [leaf for leaf in found if leaf.name in sizes]
-    if not common:
+    if not any(leaf.name in sizes for leaf in found):
         names = ", ".join(repr(leaf.name) for leaf in found)
         theirs = ", ".join(map(repr, sizes)) or "no image"
         raise ConfigurationError(
             f"resize='policy' needs the size of {names}, and the policy names {theirs}: give "
             "resize=(height, width)"
         )
-    return {
-        leaf.name: sizes[leaf.name]
-        for leaf in common
-        if all(
-            own >= wanted for own, wanted in zip(leaf.shape[-3:-1], sizes[leaf.name], strict=True)
-        )
-    }
+    smaller = {}
+    for leaf in found:
+        height, width = sizes.get(leaf.name, leaf.shape[-3:-1])
+        if height <= leaf.shape[-3] and width <= leaf.shape[-2]:
+            smaller[leaf.name] = height, width
+    return as_sizes(smaller, space)

@@ -2,10 +2,9 @@
 
 import operator
 import uuid
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import Field, dataclass, fields
-from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
@@ -97,15 +96,6 @@ class Slots:
         return tuple(PredictSlot(*row) for row in zip(lanes, ids, steps, resets, strict=True))
 
 
-class _Route(NamedTuple):
-    """A route that is configured."""
-
-    contract: EnvContract
-    """As the endpoint has it."""
-    encode: Callable[[Any, int], bytes]
-    """Returns the bytes of a batch of observations, given its number of rows."""
-
-
 class RemoteModel(NotPicklable):
     """A session with a ModelService.
 
@@ -142,7 +132,8 @@ class RemoteModel(NotPicklable):
         require_seconds("predict_timeout_s", predict_timeout_s)
         self._connect_options = ConnectOptions(address, token, tls, connect_timeout_s, edition_text)
         self._timeout_s = predict_timeout_s
-        self._routes: dict[str, _Route] = {}
+        self._contracts: dict[str, EnvContract] = {}
+        self._images: dict[str, ImageRoute] = {}
         self._telemetry: dict[str, PredictTelemetry] = {}
         self._channel = self._connect_options.open()
         try:
@@ -199,17 +190,17 @@ class RemoteModel(NotPicklable):
         """
         if not isinstance(route_id, str):
             raise ConfigurationError(f"route_id={route_id!r:.40} must be text")
-        contract = contract_of(env)
-        encode: Callable[[Any, int], bytes] = partial(self._encode, contract)
+        contract, images = contract_of(env), None
         if image_codec is not None or resize is not None:
-            images = ImageRoute(
-                contract, image_codec, resize, self.answer, self.address, self._dialect.encode
-            )
-            contract, encode = images.contract, images.encode
+            images = ImageRoute(contract, image_codec, resize, self.answer, self.address)
+            contract = images.contract
         self._session_stream.ask(
             lambda ids: [self._dialect.configure(ids, route_id, contract)], self._timeout_s
         )
-        self._routes[route_id] = _Route(contract, encode)
+        self._images.pop(route_id, None)
+        if images is not None:
+            self._images[route_id] = images
+        self._contracts[route_id] = contract
         return route_id
 
     def predict(
@@ -234,15 +225,19 @@ class RemoteModel(NotPicklable):
             RemoteModelError: The endpoint answered with an error.
             EndpointError: The session broke, or no answer came in time.
         """
-        route = self._routes.get(route_id)
-        if route is None:
+        contract = self._contracts.get(route_id)
+        if contract is None:
             raise LocalProtocolError(f"route {route_id!r} is not configured; configure_route first")
         if not isinstance(slots, Slots | None):
             problem = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
             raise ConformanceError("structure", "slots", problem)
-        contract = route.contract
         rows = slots.rows() if slots else _all_lanes(contract.num_envs)
-        data = route.encode(observation, len(rows))
+        images = self._images.get(route_id)
+        if images is None:
+            columns = coerce_batch(contract.observation_space, observation, len(rows))
+        else:
+            columns = images.columns(observation, len(rows))
+        data = self._dialect.encode(contract, columns, len(rows))
         reply = self._session_stream.ask(
             lambda ids: self._dialect.predict(ids, route_id, rows, data), self._timeout_s
         )
@@ -264,18 +259,15 @@ class RemoteModel(NotPicklable):
 
     def close_route(self, route_id: str = DEFAULT_ROUTE) -> None:
         """Release a route and the state that the policy keeps for it."""
-        route = self._routes.get(route_id)
+        contract = self._contracts.get(route_id)
         self._session_stream.ask(
             lambda ids: [self._dialect.release(ids, route_id)], self._timeout_s
         )
         # Another thread may have configured it anew already.
-        if self._routes.get(route_id) is route:
-            self._routes.pop(route_id, None)
+        if self._contracts.get(route_id) is contract:
+            self._contracts.pop(route_id, None)
+            self._images.pop(route_id, None)
             self._telemetry.pop(route_id, None)
-
-    def _encode(self, contract: EnvContract, observation: Any, num_rows: int) -> bytes:
-        columns = coerce_batch(contract.observation_space, observation, num_rows)
-        return self._dialect.encode(contract, columns, num_rows)
 
     def close(self) -> None:
         """End the session, not the service. Idempotent."""

@@ -40,8 +40,9 @@ POLICY = "rlmesh_ray.policy.v1"
 server, to such a client only: the facts."""
 IMAGE_CODEC = "rlmesh_ray.image_codec.v1"
 """Images travel compressed (``wire.image_codec_v1``). From a server only: the formats, separated by
-commas. Key of a contract's metadata in ConfigureRoute: the format of the images in the observations
-of that route. Clients of environments name it in ``IMAGE_CODEC_METADATA_KEY``."""
+commas. Key of a contract's metadata in ConfigureRoute: how the images in the observations of that
+route are compressed, such as ``jpeg:95``. For sessions with environments see
+``IMAGE_CODEC_METADATA_KEY``."""
 
 GATEWAY_METADATA_KEY = "rlmesh-ray-gateway"
 """Set on calls that come through a gateway."""

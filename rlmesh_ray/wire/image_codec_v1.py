@@ -201,6 +201,23 @@ class CompressedObservations:
 _compressed = lru_cache(CompressedObservations)
 
 
+def observation_codec(contract: EnvContract) -> BatchCodec:
+    """Return the codec with which the client of a route encodes its observations.
+
+    Args:
+        contract: Contract of the route, as ``observations_of`` accepts it.
+    """
+    option = contract.metadata.get(IMAGE_CODEC)
+    if option is None:
+        return values.codec(contract.observation_space)
+    return _image_codec(contract.observation_space, str(option))
+
+
+@lru_cache
+def _image_codec(spec: SpaceSpec, option: str) -> BatchCodec:
+    return ImageBatchCodec(spec, ImageCodec.from_option(option))
+
+
 def observations_of(contract: EnvContract) -> CompressedObservations | None:
     """Return the value encoding that a route's contract names; None: pixels are not compressed.
 

@@ -14,8 +14,11 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_handshake import shake_hands
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.gateway_balancer import Target
 from rlmesh_ray.server import env_service
+from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.testing.equality import assert_identical
+from tests.loopback.gateway_peers import Listing
 from tests.loopback.ports import plain_channel
 
 NUM_LANES = 3
@@ -73,6 +76,18 @@ def test_a_lossless_session_is_a_plain_one(server: EnvServer) -> None:
 
     plain.close()
     compressed.close()
+
+
+def test_a_gateway_passes_the_codec_on(server: EnvServer) -> None:
+    listing = Listing(Target("0", 1, server.address, None))
+    with GatewayServer(listing, token="front") as gateway:
+        plain = RemoteVectorEnv(server.address, transport="grpc")
+        compressed = RemoteVectorEnv(gateway.address, token="front", image_codec="png")
+
+        assert_identical(walk(compressed), walk(plain))
+
+        plain.close()
+        compressed.close()
 
 
 def test_single_lanes_are_reset(server: EnvServer) -> None:
