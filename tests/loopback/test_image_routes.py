@@ -1,5 +1,6 @@
 """Images that a RemoteModel resizes and compresses, over real gRPC."""
 
+import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,13 +12,25 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlmesh_ray import ModelServer, RemoteModel, Slots
-from rlmesh_ray.errors import ConfigurationError, ConformanceError, RemoteModelError
+from rlmesh_ray.errors import ConfigurationError, ConformanceError
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.capabilities import IMAGE_CODEC
-from rlmesh_ray.server.model_dialects import EditionModelServerDialect
+from rlmesh_ray.protocol.messages import (
+    CloseModel,
+    ConfigureRoute,
+    ModelErrorCode,
+    ModelFailed,
+    Predict,
+    PredictContext,
+    Predicted,
+    PredictSlot,
+)
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.images import resize_images
+from rlmesh_ray.wire.image_codec_v1 import observation_codec
+from rlmesh_ray.wire.rlmesh_v1 import model as wire
+from tests.loopback.ports import plain_channel
 
 CAMERA = spaces.Box(0, 255, (48, 64, 3), np.uint8)
 ROBOT = spaces.Dict({"camera": CAMERA, "joints": spaces.Box(-1.0, 1.0, (7,), np.float32)})
@@ -191,18 +204,6 @@ def test_a_space_without_images_needs_no_codec(model: RemoteModel) -> None:
         model.configure_route(env, image_codec="jpeg")
 
 
-def test_an_endpoint_without_the_capability_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = EditionModelServerDialect.capabilities
-    without = {name: value for name, value in offered.items() if name != IMAGE_CODEC}
-    monkeypatch.setattr(EditionModelServerDialect, "capabilities", without)
-
-    with ModelServer(Seeing()) as server, RemoteModel(server.address) as model:
-        with pytest.raises(ConfigurationError, match=r"offers none .*leave image_codec out"):
-            model.configure_route(contract_of(ROBOT), image_codec="jpeg:95")
-        model.configure_route(contract_of(ROBOT), resize=(12, 16))
-        model.predict(robot())
-
-
 def test_a_released_endpoint_takes_images_as_they_are() -> None:
     policy = Seeing()
     server = ModelServer(policy, dialects=["rlmesh-wire-v1"])
@@ -222,17 +223,24 @@ def test_an_observation_of_another_shape_is_refused_here(model: RemoteModel) -> 
         model.predict({**robot(), "camera": np.zeros((2, 12, 16, 3), np.uint8)})
 
 
-def test_a_damaged_image_is_an_invalid_request(
-    policy: Seeing, model: RemoteModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model.configure_route(contract_of(ROBOT), image_codec="png")
-    with monkeypatch.context() as patch:
-        path = "rlmesh_ray.wire.image_codec_v1.ImageCodec.encode"
-        patch.setattr(path, lambda self, frames: [b"no image"] * len(frames))
-        with pytest.raises(RemoteModelError, match=r"camera: row 0 is no 64x48 RGB png") as raised:
-            model.predict(robot())
+def test_a_damaged_image_is_an_invalid_request(policy: Seeing) -> None:
+    contract = dataclasses.replace(contract_of(CAMERA), metadata={IMAGE_CODEC: "png"})
+    data = observation_codec(contract).encode([images()], NUM_LANES)
+    slots = tuple(PredictSlot(lane, "", 0, False) for lane in range(NUM_LANES))
+    requests = (
+        ConfigureRoute("1", PredictContext("s", "r", "1"), contract),
+        Predict("2", PredictContext("s", "r", "2", slots), data.replace(b"IDAT", b"JDAT")),
+        Predict("3", PredictContext("s", "r", "3", slots), data),
+        CloseModel("4"),
+    )
 
-    model.predict(robot())
+    with ModelServer(policy) as server, plain_channel(server.address) as channel:
+        call = channel.stream_stream("/rlmesh.model.v1.ModelService/Join")
+        frames = list(call(map(wire.pack_request, requests), timeout=20.0))
 
-    assert (raised.value.code, raised.value.is_recoverable) == ("INVALID_REQUEST", True)
+    failed, predicted = map(wire.parse_response, frames[1:3])
+    assert isinstance(failed, ModelFailed)
+    assert isinstance(predicted, Predicted)
+    assert (failed.code, failed.is_recoverable) == (ModelErrorCode.INVALID_REQUEST, True)
+    assert "observation: row 0 is no 64x48 RGB png image" in failed.message
     assert len(policy.seen) == 1

@@ -18,7 +18,7 @@ CAMERA = spaces.Box(0, 255, (48, 64, 3), np.uint8)
 CONTRACT = EnvContract(
     id="Robot-v0",
     observation_space=from_gymnasium(
-        spaces.Dict({"front": CAMERA, "wrist": CAMERA, "words": spaces.Text(5)})
+        spaces.Dict({"front": CAMERA, "wrist": CAMERA, "zone": spaces.Text(5)})
     ),
     action_space=from_gymnasium(spaces.Discrete(3)),
     num_envs=2,
@@ -51,6 +51,8 @@ def test_the_contract_names_the_codec_beside_other_metadata() -> None:
     assert route(resize=(4, 4)).contract.metadata == {"fps": 30}
     with pytest.raises(ConfigurationError, match="here:1 offers png"):
         route("webp")
+    with pytest.raises(ConfigurationError, match=r"here:1 offers none .*leave image_codec out"):
+        route("png", offered="")
 
 
 def test_images_become_as_small_as_the_policys() -> None:
@@ -84,10 +86,10 @@ def test_sizes_that_the_policy_lacks_are_refused(sizes: Any, message: str) -> No
 
 def test_only_the_named_images_are_resized() -> None:
     images = np.random.default_rng(0).integers(0, 256, (2, 48, 64, 3), np.uint8)
-    observation = {"front": images, "wrist": images, "words": ["a", "b"]}
+    observation = {"front": images, "wrist": images, "zone": ["a", "b"]}
 
-    front, wrist, words = route(resize={"wrist": (12, 16)}).columns(observation, 2)
+    front, wrist, zone = route(resize={"wrist": (12, 16)}).columns(observation, 2)
 
     assert front is images
     np.testing.assert_array_equal(wrist, resize_images(images, (12, 16)))
-    assert words == ("a", "b")
+    assert zone == ("a", "b")
