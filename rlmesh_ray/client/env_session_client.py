@@ -118,11 +118,11 @@ def open_env_session(
     if dialect is None:
         return EnvClient(
             connect_options,
+            image_codec=image_codec,
             step_timeout_s=step_timeout_s,
             start_timeout_s=start_timeout_s,
             transport=transport,
             spin=spin,
-            image_codec=image_codec,
         )
     if image_codec is not None:
         raise ConfigurationError(

@@ -20,6 +20,7 @@ from rlmesh_ray.protocol.messages import (
     ConfigureRoute,
     ModelErrorCode,
     ModelFailed,
+    ModelRequest,
     Predict,
     PredictContext,
     Predicted,
@@ -227,7 +228,7 @@ def test_a_damaged_image_is_an_invalid_request(policy: Seeing) -> None:
     contract = dataclasses.replace(contract_of(CAMERA), metadata={IMAGE_CODEC: "png"})
     data = observation_codec(contract).encode([images()], NUM_LANES)
     slots = tuple(PredictSlot(lane, "", 0, False) for lane in range(NUM_LANES))
-    requests = (
+    requests: tuple[ModelRequest, ...] = (
         ConfigureRoute("1", PredictContext("s", "r", "1"), contract),
         Predict("2", PredictContext("s", "r", "2", slots), data.replace(b"IDAT", b"JDAT")),
         Predict("3", PredictContext("s", "r", "3", slots), data),
