@@ -9,6 +9,7 @@ from rlmesh_ray.client.step_results import ResetResult, StepResult
 from rlmesh_ray.protocol.messages import EnvRequest, EnvResponse, Reset, ResetDone, Step, StepDone
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.batch_codec import BatchCodec
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 
@@ -68,13 +69,14 @@ class EditionEnvClientDialect:
 
     Args:
         contract: Contract of the session.
+        observations: Decodes observations; None: the edition's codec.
     """
 
     frames: EnvClientFrames = wire
     edition = ""
 
-    def __init__(self, contract: EnvContract) -> None:
-        self._observation_space = contract.observation_space
+    def __init__(self, contract: EnvContract, observations: BatchCodec | None = None) -> None:
+        self._observations = observations or values.codec(contract.observation_space)
         self._action_space = contract.action_space
         self._width = contract.num_envs
 
@@ -97,12 +99,12 @@ class EditionEnvClientDialect:
 
     def reset_result(self, done: ResetDone) -> ResetResult:
         """Return the result in ``done``."""
-        columns = values.decode_batch(self._observation_space, done.observation, self._width)
+        columns = self._observations.decode(done.observation, self._width)
         return ResetResult(owned(columns), done.infos, done.episode_ids)
 
     def step_result(self, done: StepDone) -> StepResult:
         """Return the result in ``done``."""
-        columns = values.decode_batch(self._observation_space, done.observation, self._width)
+        columns = self._observations.decode(done.observation, self._width)
         return StepResult(
             observation=owned(columns),
             rewards=np.asarray(done.rewards, np.float64),

@@ -16,6 +16,7 @@ from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire import image_codec_v1
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_wire
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_response_bytes
 
@@ -72,10 +73,15 @@ def generations_of(connect_options: ConnectOptions) -> tuple[str, ...]:
         )
 
 
-def connect(connect_options: ConnectOptions) -> EnvConnection:
+def connect(connect_options: ConnectOptions, image_codec: str | None = None) -> EnvConnection:
     """Shake hands and return a channel for one session, which is the caller's to close.
 
+    Args:
+        connect_options: The endpoint.
+        image_codec: See ``RemoteEnv``.
+
     Raises:
+        ConfigurationError: ``image_codec`` does not fit the environment or the endpoint.
         EndpointError: The endpoint cannot be reached, or wants another token.
         HandshakeRefusedError: It serves no generation or edition of this package, or its contract
             allows no session.
@@ -90,14 +96,30 @@ def connect(connect_options: ConnectOptions) -> EnvConnection:
             # Behind a gateway, another connection may lead to another endpoint.
             variant, answer = _handshake(connect_options, channel)
             contract = _contract(answer, connect_options.address)
+        own: Metadata = ()
+        dialect = variant.make_dialect(contract)
+        if image_codec is not None:
+            dialect, own = _image_dialect(image_codec, answer, contract, connect_options.address)
     except BaseException:
         channel.close()
         raise
     session_id = answer.capabilities.get(capabilities.SESSION, "")
-    own = ((capabilities.SESSION_METADATA_KEY, session_id),) if session_id else ()
+    if session_id:
+        own = (*own, (capabilities.SESSION_METADATA_KEY, session_id))
     metadata = connect_options.metadata + own
-    dialect = variant.make_dialect(contract)
     return EnvConnection(channel, answer, contract, metadata, session_id, dialect)
+
+
+def _image_dialect(
+    image_codec: str, answer: HandshakeResponse, contract: EnvContract, address: str
+) -> tuple[EnvClientDialect, Metadata]:
+    """Return the dialect of a session with compressed images, and the metadata that ask for it."""
+    codec = image_codec_v1.codec_of(image_codec, contract)
+    # Only the edition's generation has the capability.
+    image_codec_v1.require_offer(codec, answer.capabilities, address)
+    observations = image_codec_v1.ImageBatchCodec(contract.observation_space, codec)
+    dialect = EditionEnvClientDialect(contract, observations)
+    return dialect, ((capabilities.IMAGE_CODEC_METADATA_KEY, image_codec),)
 
 
 def _handshake(

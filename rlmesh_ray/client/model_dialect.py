@@ -18,6 +18,7 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire import image_codec_v1
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 
@@ -236,7 +237,7 @@ class EditionModelClientDialect:
 
     def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
         """Return the bytes of observations."""
-        return values.encode_batch(contract.observation_space, columns, num_rows)
+        return image_codec_v1.observation_codec(contract).encode(columns, num_rows)
 
     def actions(self, contract: EnvContract, reply: ModelReply, num_rows: int) -> list[Column]:
         """Return the actions of a prediction."""

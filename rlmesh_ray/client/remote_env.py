@@ -49,9 +49,14 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         spin: Whether a wait for a step stays awake, save over gRPC, where answers usually come
             within 1.5 ms; False: it sleeps at once, and frees its processor. None: as set by the
             environment variable RLMESH_RAY_SPIN (0 or 1), and True without it.
+        image_codec: Has the endpoint compress the images of the observations: without loss
+            (``"png"``, ``"webp"``), or with (``"jpeg:95"``, ``"webp:80"``), which changes what is
+            learned from; see ``RemoteModel.configure_route``. Steps travel as gRPC messages then.
+            None: pixels travel as they are.
 
     Raises:
-        ConfigurationError: ``edition_text`` is not known.
+        ConfigurationError: ``edition_text`` is not known, or ``image_codec`` does not fit the
+            environment, the endpoint or the ``transport``.
         ContractMismatchError: The endpoint has more than one lane.
         EndpointError: The endpoint cannot be reached, requires another token, or is full.
         HandshakeRefusedError: It has no dialect or edition of this package.
@@ -70,6 +75,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         transport: str = "auto",
         dm_env_rpc: DialectSettings | None = None,
         spin: bool | None = None,
+        image_codec: str | None = None,
     ) -> None:
         connect_options = ConnectOptions(
             address, token, tls, connect_timeout_s, edition_text, dm_env_rpc
@@ -80,6 +86,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
             start_timeout_s=start_timeout_s,
             transport=transport,
             spin=spin,
+            image_codec=image_codec,
         )
         contract = self._client.contract
         if contract.num_envs != 1:

@@ -13,6 +13,7 @@ from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import NotPicklable
+from rlmesh_ray.client.image_route import ImageRoute
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.model_dialect import (
     Make,
@@ -128,6 +129,7 @@ class RemoteModel(NotPicklable):
         self._chunk_routes: dict[str, str] = {}
         """By route id: the name of the route beside it on which its chunks are predicted."""
         self._chunk_lock = threading.Lock()
+        self._images: dict[str, ImageRoute] = {}
         self._telemetry: dict[str, PredictTelemetry] = {}
         self._dialect: RouteRequests
         self._session_stream: ModelRequests
@@ -164,6 +166,8 @@ class RemoteModel(NotPicklable):
         route_id: str = DEFAULT_ROUTE,
         observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
         horizon: int | None = None,
+        image_codec: str | None = None,
+        resize: str | tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
     ) -> str:
         """Open a route for one environment.
 
@@ -176,13 +180,22 @@ class RemoteModel(NotPicklable):
             horizon: How many actions ``predict_chunk`` asks for at most; default: as many as the
                 policy chooses at once. A released server whose model does not declare its
                 ``native_chunk`` gives one, unless this asks for more.
+            image_codec: Compresses the images of the observations: ``"jpeg:95"`` or another
+                quality, ``"webp:80"``, or without loss ``"png"`` or ``"webp"``. Images are uint8
+                Boxes from 0 to 255 of shape ``(..., height, width, channels)`` with 1, 3 or 4
+                channels; JPEG takes 1 or 3, WebP 3. None: they travel as they are.
+            resize: ``(height, width)`` of the images that are sent, of all or by the names of
+                leaves, such as ``{"camera": (224, 224)}``; ``"policy"``: images that are larger
+                than those of the policy are sent in its size. The policy is asked about a space
+                with these sizes.
 
         Returns:
             ``route_id``.
 
         Raises:
-            ConfigurationError: ``route_id`` is no text, ``observation_map`` is wrong, or
-                ``horizon`` no number of actions, or more than the policy chooses at once.
+            ConfigurationError: ``route_id`` is no text, ``observation_map`` is wrong, ``horizon``
+                is no number of actions or more than the policy chooses at once, or ``image_codec``
+                or ``resize`` does not fit the observation space or the endpoint.
             ContractMismatchError: The map does not fit the environment.
             RemoteModelError: The policy cannot act there; the message says why.
             EndpointError: The session broke.
@@ -190,10 +203,13 @@ class RemoteModel(NotPicklable):
         if not isinstance(route_id, str):
             raise ConfigurationError(f"route_id={route_id!r:.40} must be text")
         wanted = None if horizon is None else as_horizon(horizon)
-        contract = contract_of(env)
+        contract, images = contract_of(env), None
         own_space, mapping = contract.observation_space, as_observation_map(observation_map)
         if mapping is not None:
             contract = replace(contract, observation_space=mapping.space(own_space))
+        if image_codec is not None or resize is not None:
+            images = ImageRoute(contract, image_codec, resize, self.answer, self.address)
+            contract = images.contract
         reply = self._session_stream.ask(
             lambda ids: [self._dialect.configure(ids, route_id, contract)], self._timeout_s
         )
@@ -207,10 +223,12 @@ class RemoteModel(NotPicklable):
                 f"which is {known}: lower it to that, or leave it out"
             )
         self._close_chunks(route_id)
+        self._forget_observations(route_id)
         self._contracts[route_id], self._horizons[route_id] = contract, wanted or known or 1
-        self._maps.pop(route_id, None)
         if mapping is not None:
             self._maps[route_id] = own_space, mapping
+        if images is not None:
+            self._images[route_id] = images
         return route_id
 
     def predict(
@@ -285,12 +303,14 @@ class RemoteModel(NotPicklable):
             self._telemetry[route_id] = reply.telemetry
         return reply
 
-    def actions(
+    def actions(  # noqa: PLR0913  # the options of a route and of its player
         self,
         env: Any,
         *,
         route_id: str = DEFAULT_ROUTE,
         observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
+        image_codec: str | None = None,
+        resize: str | tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
         execution_horizon: int | None = None,
         prefetch: "int | str" = "auto",
         blend: "Blend" = "newest",
@@ -305,6 +325,8 @@ class RemoteModel(NotPicklable):
                 batches; a bare contract counts as an environment if it has one lane.
             route_id: Names the route within this session.
             observation_map: See ``configure_route``.
+            image_codec: Likewise.
+            resize: Likewise.
             execution_horizon: See ``ChunkPlayer``.
             prefetch: Likewise.
             blend: Likewise.
@@ -328,7 +350,12 @@ class RemoteModel(NotPicklable):
             blend=blend,
         )
         self.configure_route(
-            env, route_id=route_id, observation_map=observation_map, horizon=execution_horizon
+            env,
+            route_id=route_id,
+            observation_map=observation_map,
+            horizon=execution_horizon,
+            image_codec=image_codec,
+            resize=resize,
         )
         return player
 
@@ -343,7 +370,11 @@ class RemoteModel(NotPicklable):
         rows = slots.rows() if slots else _all_lanes(contract.num_envs)
         if self._maps and route_id in self._maps:
             observation = self._mapped(route_id, observation, len(rows))
-        columns = coerce_batch(contract.observation_space, observation, len(rows))
+        images = self._images.get(route_id)
+        if images is None:
+            columns = coerce_batch(contract.observation_space, observation, len(rows))
+        else:
+            columns = images.columns(observation, len(rows))
         return RouteBatch(contract, rows, columns)
 
     def _chunk_route(self, route_id: str, contract: EnvContract, horizon: int) -> str:
@@ -373,6 +404,11 @@ class RemoteModel(NotPicklable):
         columns = coerce_batch(own_space, observation, num_rows)
         return mapping.apply(unflatten(own_space, columns))
 
+    def _forget_observations(self, route_id: str) -> None:
+        """Forget how a route's observations are mapped and sent."""
+        self._maps.pop(route_id, None)
+        self._images.pop(route_id, None)
+
     def last_telemetry(self, route_id: str = DEFAULT_ROUTE) -> PredictTelemetry | None:
         """Return how the route's latest prediction was made.
 
@@ -391,7 +427,7 @@ class RemoteModel(NotPicklable):
         # Another thread may have configured it anew already.
         if self._contracts.get(route_id) is contract:
             self._contracts.pop(route_id, None)
-            self._maps.pop(route_id, None)
+            self._forget_observations(route_id)
             self._telemetry.pop(route_id, None)
 
     def close(self) -> None:

@@ -62,9 +62,14 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         spin: Whether a wait for a step stays awake, save over gRPC, where answers usually come
             within 1.5 ms; False: it sleeps at once, and frees its processor. None: as set by the
             environment variable RLMESH_RAY_SPIN (0 or 1), and True without it.
+        image_codec: Has the endpoint compress the images of the observations: without loss
+            (``"png"``, ``"webp"``), or with (``"jpeg:95"``, ``"webp:80"``), which changes what is
+            learned from; see ``RemoteModel.configure_route``. Steps travel as gRPC messages then.
+            None: pixels travel as they are.
 
     Raises:
-        ConfigurationError: ``edition_text`` is not known.
+        ConfigurationError: ``edition_text`` is not known, or ``image_codec`` does not fit the
+            environment, the endpoint or the ``transport``.
         EndpointError: The endpoint cannot be reached, requires another token, or is full.
         HandshakeRefusedError: It has no dialect or edition of this package.
     """
@@ -85,6 +90,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         transport: str = "auto",
         dm_env_rpc: DialectSettings | None = None,
         spin: bool | None = None,
+        image_codec: str | None = None,
     ) -> None:
         connect_options = ConnectOptions(
             address, token, tls, connect_timeout_s, edition_text, dm_env_rpc
@@ -95,6 +101,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
             start_timeout_s=start_timeout_s,
             transport=transport,
             spin=spin,
+            image_codec=image_codec,
         )
         self.closed = False
         contract = self._client.contract

@@ -28,6 +28,7 @@ from rlmesh_ray.evaluation.session_sources import (
     session_sources,
 )
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_int, require_count, require_seconds
+from rlmesh_ray.spaces.images import ImageCodec
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 
 # The wire has 64 bits for a seed, and gymnasium takes none below 0.
@@ -61,6 +62,7 @@ class EvaluationOptions:
     max_interruptions: int = 5
     observation_map: ObservationMap | None = None
     execution_horizon: int = 1
+    image_codec: str | None = None
     is_known: bool = False
     """Whether the endpoints have worked before, so that a failure of the first try may pass."""
 
@@ -76,6 +78,8 @@ class EvaluationOptions:
                 f"max_interruptions={self.max_interruptions} must be 0 or more"
             )
         require_count("execution_horizon", self.execution_horizon)
+        if self.image_codec is not None:
+            ImageCodec.from_option(self.image_codec)
         if self.seed is not None:
             # A plain integer: numpy's overflow, and JSON does not take them.
             object.__setattr__(self, "seed", as_int("seed", self.seed))
@@ -97,6 +101,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
     max_interruptions: int = 5,
     observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
     execution_horizon: int = 1,
+    image_codec: str | None = None,
 ) -> EvaluationResult:
     """Run ``episodes`` episodes of ``env`` with the actions of ``model``.
 
@@ -131,6 +136,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         execution_horizon: How many actions of each chunk are played, for policies that choose
             several at once. Each lane asks for its next chunk when these are used up, and when its
             episode begins.
+        image_codec: See ``RemoteVectorEnv``; for environments whose session this opens.
 
     Raises:
         ConfigurationError: An argument is wrong, or ``execution_horizon`` is more than the policy
@@ -155,6 +161,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         max_interruptions=max_interruptions,
         observation_map=as_observation_map(observation_map),
         execution_horizon=execution_horizon,
+        image_codec=image_codec,
     )
     return evaluate_indices(env, model, range(episodes), options)
 
@@ -296,6 +303,7 @@ class _Evaluation:
             step_timeout_s=self._options.env_timeout_s,
             edition_text=connect_options.edition_text,
             dm_env_rpc=connect_options.dialect_settings,
+            image_codec=self._options.image_codec,
         )
 
     def _connect_model(self, connect_options: ConnectOptions) -> RemoteModel:

@@ -43,10 +43,18 @@ ACTION_CHUNKS = "rlmesh_ray.action_chunks.v1"
 server, to such a client only: how many actions a chunk has. Key of a contract's metadata in
 ConfigureRoute: how many actions of each chunk the client wants on that route. The ``action`` of its
 PredictResponse has a batch of the rows' actions for each of these steps, one after the other."""
+IMAGE_CODEC = "rlmesh_ray.image_codec.v1"
+"""Images travel compressed (``wire.image_codec_v1``). From a server only: the formats, separated by
+commas. Key of a contract's metadata in ConfigureRoute: how the images in the observations of that
+route are compressed, such as ``jpeg:95``. For sessions with environments see
+``IMAGE_CODEC_METADATA_KEY``."""
 
 GATEWAY_METADATA_KEY = "rlmesh-ray-gateway"
 """Set on calls that come through a gateway."""
 SESSION_METADATA_KEY = "rlmesh-ray-session"
 """Carries the session id in the Join metadata."""
+IMAGE_CODEC_METADATA_KEY = "rlmesh-ray-image-codec"
+"""Names in the Join metadata how the images of a session's observations are compressed, such as
+``jpeg:95``; only for an EnvService with the capability ``IMAGE_CODEC``."""
 AUTHORIZATION_METADATA_KEY = "authorization"
 """Carries ``Bearer TOKEN`` in the metadata of every call."""

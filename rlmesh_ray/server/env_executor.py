@@ -1,7 +1,9 @@
 """Executes the requests of one session in its environment: bytes to columns, and back."""
 
+import asyncio
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlmesh_ray.envs.commands import (
     CallCommand,
@@ -34,8 +36,10 @@ from rlmesh_ray.server.request_deadline import Deadline
 from rlmesh_ray.server.worker_supervisor import WorkerSupervisor, as_failure
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.images import ImageCodec
 from rlmesh_ray.transport.direct_handle import DirectHandle
 from rlmesh_ray.transport.session_progress import EpisodeCounts
+from rlmesh_ray.wire.image_codec_v1 import ImageBatchCodec
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 
 _LATE_CALL = "a call has not returned in time; send Reset to start over"
@@ -364,6 +368,47 @@ class EnvExecutor:
 
     def _infos(self, infos: Infos, lanes: Lanes) -> Infos:
         return self._dialect.infos(infos, lanes or self._all_lanes, len(self._all_lanes))
+
+
+class CompressingExecutor(EnvExecutor):
+    """An executor that compresses the images of all observations, in threads of the loop's pool.
+
+    Args:
+        worker: Worker of the session.
+        contract: Contract of the endpoint.
+        dialect: Dialect of the client; its observations are over all lanes.
+        image_codec: Fits the contract's observation space.
+        is_numbered: See ``EnvExecutor``.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerSupervisor,
+        contract: EnvContract,
+        dialect: EnvServerDialect,
+        image_codec: ImageCodec,
+        *,
+        is_numbered: bool,
+    ) -> None:
+        super().__init__(worker, contract, dialect, is_numbered=is_numbered)
+        self._images = ImageBatchCodec(contract.observation_space, image_codec)
+
+    async def run(
+        self, request: EnvRequest, autoreset_lanes: Lanes = (), waited_s: float = 0.0
+    ) -> EnvOutcome:
+        """Execute a legal ``request``; see ``EnvExecutor.run``."""
+        outcome = await super().run(request, autoreset_lanes, waited_s)
+        if isinstance(outcome, ResetOutcome | StepOutcome):
+            data = await asyncio.to_thread(self._compressed, outcome.observation)
+            outcome = replace(outcome, observation=data)
+        return outcome
+
+    def _compressed(self, observation: bytes) -> bytes:
+        contract, num_lanes = self._contract, self._contract.num_envs
+        columns = self._dialect.values.decode_batch(
+            contract.observation_space, observation, num_lanes
+        )
+        return self._images.encode(columns, num_lanes)
 
 
 def _rows(column: Column, lanes: Lanes) -> Column:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from rlmesh_ray.errors import CapacityError
+from rlmesh_ray.errors import CapacityError, ConfigurationError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.versions import PROTOCOL_V1
@@ -25,11 +25,14 @@ from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.server.session_scheduler import SessionScheduler
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.images import ImageCodec
 from rlmesh_ray.transport.connection_broker import ConnectionBroker
+from rlmesh_ray.wire import image_codec_v1
 
 SERVICE = "rlmesh.env.v1.EnvService"
 _ABLE = {
     capabilities.ENV_SERVICE: "",
+    capabilities.IMAGE_CODEC: image_codec_v1.OFFER,
     capabilities.SPACES_CORE: "",
     capabilities.NDARRAY: "",
     capabilities.NUMBERED_REQUESTS: "",
@@ -77,6 +80,7 @@ class EnvService:
         services: SessionServices,
     ) -> None:
         self._pool = pool
+        self._contract = contract
         self._idle_timeout_s = options.idle_timeout_s
         self._session_factory = EnvSessionFactory(pool, contract, step_grace_s)
         self._drain = drain
@@ -111,10 +115,13 @@ class EnvService:
         begun = await self._begin(requests, context)
         if begun is None:
             return
-        dialect, frames = begun
+        dialect, frames, image_codec = begun
         is_numbered = capabilities.NUMBERED_REQUESTS in offered
         handler = self._session_factory.open(
-            dialect, tag_arrays=capabilities.NDARRAY in offered, is_numbered=is_numbered
+            dialect,
+            tag_arrays=capabilities.NDARRAY in offered,
+            is_numbered=is_numbered,
+            image_codec=image_codec,
         )
         lanes = self._calls.open(context, handler.executor)
         idle_timeout = IdleTimeout(self._idle_timeout_s, _signs_of_life(handler.executor, lanes))
@@ -160,10 +167,20 @@ class EnvService:
                 is_stopping=self._drain.is_draining,
             )
 
+    async def _image_codec(self, context: grpc.aio.ServicerContext) -> ImageCodec | None:
+        """Return the codec that the client of a Join names, or abort a call that cannot have it."""
+        metadata = dict(context.invocation_metadata() or ())
+        option = metadata.get(capabilities.IMAGE_CODEC_METADATA_KEY)
+        try:
+            return None if option is None else image_codec_v1.codec_of(option, self._contract)
+        except ConfigurationError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort raises") from error
+
     async def _begin(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> tuple[EnvServerDialect, AsyncIterator[bytes]] | None:
-        """Reserve a session; return its dialect and all messages of the stream.
+    ) -> tuple[EnvServerDialect, AsyncIterator[bytes], ImageCodec | None] | None:
+        """Reserve a session; return its dialect, all messages of the stream, and its image codec.
 
         None: the stream has ended without a message, and nothing is reserved.
         """
@@ -172,6 +189,7 @@ class EnvService:
         is_known = bool(session_id_of(context))
         if is_known:
             await self._handshakes.require_enabled(PROTOCOL_V1, context)
+        image_codec = await self._image_codec(context) if is_known else None
         await self._reserve(context)
         begun = None
         try:
@@ -179,10 +197,10 @@ class EnvService:
             # just after these, they may not see why (rlmesh 0.1.0, both).
             await context.send_initial_metadata(())
             if is_known:
-                begun = self._dialects[PROTOCOL_V1], requests
+                begun = self._dialects[PROTOCOL_V1], requests, image_codec
             elif message := await self._handshakes.first_message(requests, context):
                 stream = PrependedStream(message.frame, requests)
-                begun = self._dialects[message.generation], stream
+                begun = self._dialects[message.generation], stream, None
         finally:
             if begun is None:
                 self._pool.release(None, is_idle=True)

@@ -11,10 +11,11 @@ from rlmesh_ray.protocol.env_session import EnvSession
 from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.messages import EnvFailed, EnvTimings, Request, ResetDone
 from rlmesh_ray.server.env_dialects import EnvServerDialect, EnvServerFrames
-from rlmesh_ray.server.env_executor import EnvExecutor
+from rlmesh_ray.server.env_executor import CompressingExecutor, EnvExecutor
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.server.worker_supervisor import WorkerSupervisor
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.images import ImageCodec
 from rlmesh_ray.transport.direct_handle import DirectHandle
 
 
@@ -180,7 +181,12 @@ class EnvSessionFactory:
         return is_free and self._pool.steps_subsets
 
     def open(
-        self, dialect: EnvServerDialect, *, tag_arrays: bool, is_numbered: bool = False
+        self,
+        dialect: EnvServerDialect,
+        *,
+        tag_arrays: bool,
+        is_numbered: bool = False,
+        image_codec: ImageCodec | None = None,
     ) -> EnvSessionHandler:
         """Return a new session, whose place in the pool is reserved.
 
@@ -188,11 +194,18 @@ class EnvSessionFactory:
             dialect: Dialect of its client.
             tag_arrays: Whether its client knows arrays in infos.
             is_numbered: See ``EnvExecutor``.
+            image_codec: Compresses the images of its observations; None: they are not.
         """
         contract = self._contract
         timer = None if dialect.with_timings is None else RequestTimer()
         worker = WorkerSupervisor(self._pool, self._step_grace_s, contract.num_envs, timer)
-        executor = EnvExecutor(worker, contract, dialect, is_numbered=is_numbered)
+        executor = (
+            EnvExecutor(worker, contract, dialect, is_numbered=is_numbered)
+            if image_codec is None
+            else CompressingExecutor(
+                worker, contract, dialect, image_codec, is_numbered=is_numbered
+            )
+        )
         session = EnvSession(
             contract.num_envs,
             _new_episode_id,

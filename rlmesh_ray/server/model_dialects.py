@@ -16,6 +16,7 @@ from rlmesh_ray.server.bind_policy import TlsSource
 from rlmesh_ray.server.endpoint import FurtherPort
 from rlmesh_ray.server.handshake_service import GenerationHandshake, HandshakeFrames
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire import image_codec_v1
 from rlmesh_ray.wire.rlmesh_v1 import model as edition
 from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
 
@@ -30,8 +31,6 @@ class ModelServerDialect(Protocol):
     capabilities: ClassVar[Mapping[str, str]]
     """What an endpoint of a policy can do beyond the edition, in the generation's terms."""
     rules: ClassVar[ModelRules]
-    values: ClassVar[BatchCodecs]
-    """Codecs of observations and actions."""
 
     def receive(self, session: ModelSession, frame: bytes) -> list[ModelSessionOutput]:
         """Pass the requests in a frame to the session; return what follows, in this order."""
@@ -45,6 +44,13 @@ class ModelServerDialect(Protocol):
     def lanes(self, contract: EnvContract) -> RouteLanes:
         """Return the lanes of a route that is to be configured."""
 
+    def values(self, contract: EnvContract) -> BatchCodecs:
+        """Return the codecs of observations and actions on a route that is to be configured.
+
+        Raises:
+            ContractMismatchError: The contract names an encoding that does not fit its spaces.
+        """
+
 
 class EditionModelServerDialect:
     """``rlmesh.protocol.v1``, whose requests are those of the session."""
@@ -54,10 +60,10 @@ class EditionModelServerDialect:
     capabilities: ClassVar[Mapping[str, str]] = {
         capabilities.MODEL_SERVICE: "",
         capabilities.CONCURRENT_PREDICT: "",
+        capabilities.IMAGE_CODEC: image_codec_v1.OFFER,
         capabilities.SPACES_CORE: "",
     }
     rules = EDITION_2026_06_RULES
-    values: ClassVar[BatchCodecs] = edition_values
 
     def __init__(self) -> None:
         # No method of its own: that would cost a call a message.
@@ -70,6 +76,10 @@ class EditionModelServerDialect:
     def lanes(self, contract: EnvContract) -> RouteLanes:
         """Return the lanes of the contract."""
         return ContractLanes(contract.num_envs)
+
+    def values(self, contract: EnvContract) -> BatchCodecs:
+        """Return the codecs of the edition, with compressed images if the contract says so."""
+        return image_codec_v1.observations_of(contract) or edition_values
 
 
 def load_model_dialects() -> dict[str, type[ModelServerDialect]]:

@@ -15,6 +15,7 @@ from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_options import checked_version, version_after
 from rlmesh_ray.server.policy_executor import PolicyExecutor
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.images import image_leaves
 from rlmesh_ray.spaces.space_description import space_lines
 from rlmesh_ray.wire.policy_v1 import PolicyFacts
 
@@ -107,6 +108,8 @@ class ModelHost:
         replay = ""
         if self.horizon > 1:
             replay = KEPT if isinstance(self._policy, KeptChunks) else FIRST
+        space = traits.observation_space
+        images = [] if space is None else image_leaves(space)
         return PolicyFacts(
             kind,
             traits.algorithm,
@@ -116,6 +119,7 @@ class ModelHost:
             traits.observation_map,
             self.horizon,
             replay,
+            {leaf.name: (leaf.shape[-3], leaf.shape[-2]) for leaf in images},
         )
 
     def health(self) -> Health:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.route_lanes import RouteLanes
-from rlmesh_ray.server.batch_schema import BatchSchema, ChunkSchema
+from rlmesh_ray.server.batch_schema import BatchCodecs, BatchSchema, ChunkSchema
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.model_host import ModelHost
@@ -34,6 +34,8 @@ class Route(NamedTuple):
     schema: BatchSchema
     """Has the contract, too."""
     lanes: RouteLanes
+    values: BatchCodecs
+    """The codecs of its observations and actions."""
 
 
 class ModelRoutes:
@@ -42,6 +44,7 @@ class ModelRoutes:
     Args:
         host: Runs the policy.
         make_lanes: Returns the lanes of a route, by its contract.
+        choose_values: Returns the codecs of its observations and actions, likewise.
         keeps_same: Whether a route that is configured again for the same environment goes on as it
             is.
     """
@@ -50,6 +53,7 @@ class ModelRoutes:
         self,
         host: ModelHost,
         make_lanes: Callable[[EnvContract], RouteLanes],
+        choose_values: Callable[[EnvContract], BatchCodecs],
         *,
         keeps_same: bool,
     ) -> None:
@@ -57,6 +61,7 @@ class ModelRoutes:
         """The open routes."""
         self._host = host
         self._make_lanes = make_lanes
+        self._choose_values = choose_values
         self._keeps_same = keeps_same
         self._key = uuid.uuid4().hex
         self._numbers = itertools.count()
@@ -80,7 +85,8 @@ class ModelRoutes:
 
         Raises:
             ContractMismatchError: The policy cannot act there, or its chunks are shorter than
-                ``horizon``, or there is no contract.
+                ``horizon``, or there is no contract, or it names an encoding that does not fit its
+                spaces.
             CodecError: The route's name is too long.
             CapacityError: The session would have too many routes, or too many lanes.
         """
@@ -115,7 +121,7 @@ class ModelRoutes:
             and _are_same_environment(contract, before.schema.contract)
         ):
             return
-        lanes = self._make_lanes(contract)
+        lanes, values = self._make_lanes(contract), self._choose_values(contract)
         with self._room_for(route_id, lanes.num_reserved):
             while num_routes + len(self._ending) > MAX_ROUTES:
                 # A client that opens and closes without end must wait, or it would fill the memory.
@@ -123,7 +129,7 @@ class ModelRoutes:
             await self._host.configure(contract)
         # A new key each time: the policy may still have to forget the route that has ended.
         key = f"{self._key}/{next(self._numbers)}/{route_id}"
-        self.by_id[route_id] = Route(key, schema, lanes)
+        self.by_id[route_id] = Route(key, schema, lanes, values)
         if before is not None:
             self._end(before)
 

@@ -114,9 +114,10 @@ class ModelStream:
         self._drain = drain
         # Each message uses these: an attribute lookup every time would be measurable.
         self._receive, self._frame = dialect.receive, dialect.frame
-        self._values = dialect.values
         self._session = ModelSession(dialect.rules)
-        self._routes = ModelRoutes(host, dialect.lanes, keeps_same=dialect.rules.keeps_same_route)
+        self._routes = ModelRoutes(
+            host, dialect.lanes, dialect.values, keeps_same=dialect.rules.keeps_same_route
+        )
         self._predicting: dict[str, PredictionRequest] = {}
         self._working: set[asyncio.Task[None]] = set()
         self._first = first
@@ -229,7 +230,7 @@ class ModelStream:
             return None
         # No task for each of these: it would cost as much as the rest together.
         context = request.context
-        key, schema, lanes = self._routes.by_id[context.route_id]
+        key, schema, lanes, values = self._routes.by_id[context.route_id]
         try:
             slots = lanes.assign_lanes(context.slots)
         except (CapacityError, CodecError) as error:
@@ -239,7 +240,7 @@ class ModelStream:
             request.observation,
             key,
             slots,
-            self._values,
+            values,
             partial(self._finish_predict, request, slots),
         )
         if self._host.predict(prediction):

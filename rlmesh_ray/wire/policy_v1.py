@@ -1,8 +1,8 @@
 """Facts about a served policy, as JSON in a capability of the ModelService's handshake."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 _MOST_LINES = 64
 _MOST_CHARACTERS = 200
@@ -29,6 +29,8 @@ class PolicyFacts:
     chunk_replay: str = ""
     """What clients that take one action get of a chunk; see ``ModelServer``. Empty: the horizon is
     1."""
+    image_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Height and width of the images in its observation space, by the leaf's name."""
 
 
 def pack(facts: PolicyFacts) -> str:
@@ -58,6 +60,7 @@ def parse(text: str) -> PolicyFacts:
         observation_map=_lines(facts.get("observation_map")),
         horizon=horizon if type(horizon) is int else 1,
         chunk_replay=_text(facts.get("chunk_replay")),
+        image_sizes=_sizes(facts.get("image_sizes")),
     )
 
 
@@ -73,3 +76,12 @@ def _text(value: object) -> str:
 
 def _lines(value: object) -> tuple[str, ...]:
     return tuple(map(_text, value[: _MOST_LINES + 1])) if isinstance(value, list) else ()
+
+
+def _sizes(value: object) -> dict[str, tuple[int, int]]:
+    entries = list(value.items())[:_MOST_LINES] if isinstance(value, dict) else []
+    return {
+        _text(name): (size[0], size[1])
+        for name, size in entries
+        if isinstance(size, list) and [*map(type, size)] == [int, int]
+    }

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import any_pb2
+from gymnasium import spaces
 
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import (
     CreateWorld,
@@ -44,7 +45,8 @@ from rlmesh_ray.protocol.handshake import (
 )
 from rlmesh_ray.spaces.batch import flatten, leaves, stack
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.images import ImageCodec
 from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, DiscreteSpec, TextSpec
 from rlmesh_ray.spaces.validation import ValidationMode, check
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2
@@ -53,6 +55,7 @@ from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_service_pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as model_pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2 as model_service_pb
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2, spaces_pb2, value_pb2
+from rlmesh_ray.wire.image_codec_v1 import ImageBatchCodec
 from rlmesh_ray.wire.protobuf import parse, varint
 from rlmesh_ray.wire.rlmesh_v1 import env, model
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
@@ -286,6 +289,38 @@ def values_seeds() -> Iterator[bytes]:
         yield bytes([number]) + encode_batch(own, batch, NUM_LANES)
 
 
+_IMAGES = from_gymnasium(
+    spaces.Dict(
+        {
+            "stack": spaces.Box(0, 255, (2, 9, 8, 3), np.uint8),
+            "joints": spaces.Box(-1.0, 1.0, (2,), np.float32),
+        }
+    )
+)
+_IMAGE_CODECS = [
+    ImageBatchCodec(_IMAGES, ImageCodec.from_option(each)) for each in ("jpeg", "png", "webp")
+]
+
+
+def images(data: bytes) -> None:
+    """Read a batch of compressed images, in the format that the first byte picks."""
+    codec = _IMAGE_CODECS[data[0] % len(_IMAGE_CODECS) if data else 0]
+    try:
+        columns = codec.decode(data[1:], NUM_LANES)
+    except CodecError:
+        return
+    codec.decode(codec.encode(columns, NUM_LANES), NUM_LANES)
+
+
+def images_seeds() -> Iterator[bytes]:
+    """Yield a batch in each format."""
+    space = to_gymnasium(_IMAGES)
+    space.seed(1)
+    batch = stack(_IMAGES, [space.sample() for _ in range(NUM_LANES)])
+    for number, codec in enumerate(_IMAGE_CODECS):
+        yield bytes([number]) + codec.encode(batch, NUM_LANES)
+
+
 def meta(data: bytes) -> None:
     """Read infos."""
     try:
@@ -511,6 +546,7 @@ TARGETS = (
         "spec": Target(spec, spec_seeds, spaces_pb2.SpaceSpec),
         "contract": Target(contract, contract_seeds, contract_pb2.EnvContract),
         "values": Target(values, values_seeds, value_pb2.ValueList, prefix_bytes=1),
+        "images": Target(images, images_seeds, value_pb2.ValueList, prefix_bytes=1),
         "meta": Target(meta, meta_seeds, meta_pb2.MetaMap),
         "rllink_request": Target(rllink_request, rllink_request_seeds, None),
         "rllink_reply": Target(rllink_reply, rllink_reply_seeds, None),

@@ -111,16 +111,12 @@ class _NodeCodec:
             raise CodecError(f"{len(columns)} columns for {len(self._leaves)} leaves")
         for leaf, column in zip(self._leaves, columns, strict=True):
             check_column(leaf, column, num_lanes)
-        return _encode_lanes(self._spec, columns, num_lanes)
+        parts = zip(self._leaves, columns, strict=True)
+        return encode_nodes(self._spec, [node_values(*part) for part in parts], num_lanes)
 
     def decode(self, data: bytes, num_lanes: int) -> list[Column]:
-        batch = parse(pb.ValueList, data)
-        if len(batch.items) != num_lanes:
-            raise CodecError(f"the batch has {len(batch.items)} lanes, expected {num_lanes}")
-        parts: list[list[Any]] = [[] for _ in self._leaves]
-        for node in batch.items:
-            _collect(self._spec, node, zip(self._leaves, parts, strict=True))
-        return [_column(leaf, lanes) for leaf, lanes in zip(self._leaves, parts, strict=True)]
+        parts = decode_nodes(self._spec, data, num_lanes)
+        return [column_of(leaf, lanes) for leaf, lanes in zip(self._leaves, parts, strict=True)]
 
     def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
         return join_each([self] * len(batches), batches, counts)
@@ -138,8 +134,17 @@ def _little(leaf: Leaf) -> np.dtype[Any]:
     return _LITTLE[leaf.dtype]
 
 
-def _encode_lanes(spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) -> bytes:
-    by_leaf = [_per_lane(leaf, column) for leaf, column in zip(leaves(spec), columns, strict=True)]
+def encode_nodes(spec: SpaceSpec, by_leaf: Sequence[Sequence[Any]], num_lanes: int) -> bytes:
+    """Return a ``ValueList`` with one node for each lane.
+
+    Args:
+        spec: Space of one lane.
+        by_leaf: For each leaf its ``node_values``.
+        num_lanes: Width of the batch.
+
+    Raises:
+        CodecError: The values have no wire form.
+    """
     batch = pb.ValueList()
     try:
         for lane in range(num_lanes):
@@ -149,12 +154,13 @@ def _encode_lanes(spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) ->
         raise CodecError(f"the batch has no wire form: {error}") from error
 
 
-def _per_lane(leaf: Leaf, column: Column) -> Any:
+def node_values(leaf: Leaf, column: Column) -> Sequence[Any]:
     """Return the value for each lane's node: texts, integers or bytes."""
     if isinstance(column, tuple):
         return column
     if isinstance(leaf.spec, DiscreteSpec):
-        return column.tolist()
+        numbers: list[int] = column.tolist()
+        return numbers
     data, size = _raw(leaf, column), leaf.lane_bytes
     return [data[lane * size : (lane + 1) * size] for lane in range(len(column))]
 
@@ -183,9 +189,27 @@ def _view(
     return np.frombuffer(data, little).reshape(shape)
 
 
-def _collect(
-    spec: SpaceSpec, node: pb.SpaceValueNode, parts: Iterator[tuple[Leaf, list[Any]]]
-) -> None:
+def decode_nodes(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[list[Any]]:
+    """Return for each leaf the values of the lanes' nodes, as ``node_values`` returns them.
+
+    Args:
+        spec: Space of one lane.
+        data: A ``ValueList`` from the peer.
+        num_lanes: Expected width of the batch.
+
+    Raises:
+        CodecError: It has other lanes or another structure. Sizes are not checked.
+    """
+    batch = parse(pb.ValueList, data)
+    if len(batch.items) != num_lanes:
+        raise CodecError(f"the batch has {len(batch.items)} lanes, expected {num_lanes}")
+    parts: list[list[Any]] = [[] for _ in leaves(spec)]
+    for node in batch.items:
+        _collect(spec, node, iter(parts))
+    return parts
+
+
+def _collect(spec: SpaceSpec, node: pb.SpaceValueNode, parts: Iterator[list[Any]]) -> None:
     """Append the values in ``node`` to the lanes of each leaf."""
     if isinstance(spec, DictSpec):
         entries = _part(node, "dict").entries
@@ -200,11 +224,7 @@ def _collect(
         for part, child in zip(spec.items, nodes, strict=True):
             _collect(part, child, parts)
     else:
-        leaf, lanes = next(parts)
-        value = _part(node, _KINDS[type(spec)])
-        if isinstance(value, bytes):
-            _check_length(leaf, value)
-        lanes.append(value)
+        next(parts).append(_part(node, _KINDS[type(spec)]))
 
 
 def _part(node: pb.SpaceValueNode, kind: str) -> Any:
@@ -214,15 +234,20 @@ def _part(node: pb.SpaceValueNode, kind: str) -> Any:
     return getattr(node, kind)
 
 
-def _check_length(leaf: Leaf, value: bytes) -> None:
-    if len(value) != leaf.lane_bytes:
-        raise CodecError(f"{leaf.name}: {len(value)} bytes, expected {leaf.lane_bytes} a lane")
+def column_of(leaf: Leaf, lanes: list[Any]) -> Column:
+    """Return a column from the values of its lanes' nodes.
 
-
-def _column(leaf: Leaf, lanes: list[Any]) -> Column:
+    Raises:
+        CodecError: An array has another size, or the leaf's dtype does not hold an integer.
+    """
     if leaf.dtype is None:
         return tuple(lanes)
     if not isinstance(leaf.spec, DiscreteSpec):
+        for value in lanes:
+            if len(value) != leaf.lane_bytes:
+                raise CodecError(
+                    f"{leaf.name}: {len(value)} bytes, expected {leaf.lane_bytes} a lane"
+                )
         return _view(leaf, _little(leaf), b"".join(lanes), len(lanes))
     column = np.array(lanes, np.int64)
     narrow = column.astype(leaf.dtype)

@@ -11,6 +11,7 @@ def test_what_is_packed_is_read() -> None:
         ("a: Discrete 0…1", "b"),
         ("Discrete 0…1",),
         ("a = b: ? -> ?",),
+        image_sizes={"camera": (224, 224), "": (84, 64)},
     )
 
     assert parse(pack(facts)) == facts
@@ -32,6 +33,8 @@ def test_a_policy_of_several_actions_at_once_says_so() -> None:
         "[" * 100_000,
         '{"kind": 7, "version": true, "observation_space": "a"}',
         '{"horizon": "far", "chunk_replay": 7}',
+        '{"image_sizes": [4, 4]}',
+        '{"image_sizes": {"a": 4, "b": [4], "c": [true, 4], "d": ["4", 4]}}',
     ],
 )
 def test_what_makes_no_sense_is_left_out(text: str) -> None:

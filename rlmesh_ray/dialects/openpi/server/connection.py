@@ -84,7 +84,9 @@ class OpenpiConnection:
         """Answer each request, one at a time, until either side closes the connection."""
         enter(self._policy.endpoint_id, short_name(""))
         host = self._policy.host
-        routes = ModelRoutes(host, lambda each: ContractLanes(each.num_envs), keeps_same=False)
+        routes = ModelRoutes(
+            host, lambda each: ContractLanes(each.num_envs), lambda _: space_maps, keeps_same=False
+        )
         host.sessions.note_opened()
         log = SessionLog(
             host.sessions, self._peer, "openpi", lambda: {"predictions": self._num_predicted}
@@ -177,7 +179,7 @@ class OpenpiConnection:
             if not answered.done():
                 answered.set_result((result, run, queue_ns))
 
-        request = PredictionRequest(route.schema, message, route.key, _SLOTS, space_maps, answer)
+        request = PredictionRequest(route.schema, message, route.key, _SLOTS, route.values, answer)
         # Together with the requests of all other sessions that come at the same time.
         self._policy.host.submit(lambda _data: self._take(request, answered), message)
         either: set[asyncio.Future[Any]] = {answered, gone}

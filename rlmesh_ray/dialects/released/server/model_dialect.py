@@ -27,7 +27,6 @@ class ReleasedModelServerDialect:
     # No observation history: a policy keeps what it has to remember.
     capabilities: ClassVar[Mapping[str, str]] = {capabilities.CONCURRENT_PREDICT: capabilities.YES}
     rules = MODEL_RULES
-    values: ClassVar[BatchCodecs] = values
 
     def __init__(self) -> None:
         self._translation = ModelTranslation()
@@ -61,6 +60,10 @@ class ReleasedModelServerDialect:
     def lanes(self, contract: EnvContract) -> RouteLanes:
         """Return lanes of a route without episodes."""
         return EpisodeLanes(self._held)
+
+    def values(self, contract: EnvContract) -> BatchCodecs:
+        """Return the codecs of the dialect."""
+        return values
 
 
 DIALECT = ReleasedModelServerDialect
