@@ -330,7 +330,7 @@ class RemoteModel(NotPicklable):
         Args:
             env: See ``configure_route``. An environment's actions are single ones, a vector's are
                 batches; a bare contract counts as an environment if it has one lane.
-            route_id: Names the route within this session.
+            route_id: Names the route within this session; each player needs its own.
             observation_map: See ``configure_route``.
             image_codec: Likewise.
             resize: Likewise.
