@@ -28,6 +28,7 @@ from rlmesh_ray.evaluation import (
     check_seeds,
 )
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
+from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 
 _POLL_S = 0.5
 _END_S = 5.0
@@ -51,7 +52,9 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
     model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     reconnect_timeout_s: float = 30.0,
     max_interruptions: int = 5,
+    observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
     execution_horizon: int = 1,
+    image_codec: str | None = None,
     actor_options: Mapping[str, Any] | None = None,
     start_timeout_s: float = 120.0,
 ) -> EvaluationResult:
@@ -77,7 +80,9 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         model_timeout_s: See ``evaluate``.
         reconnect_timeout_s: See ``evaluate``; for each worker and its own endpoints.
         max_interruptions: See ``evaluate``; for each worker.
+        observation_map: See ``evaluate``.
         execution_horizon: See ``evaluate``.
+        image_codec: See ``evaluate``.
         actor_options: Further options of each worker: ``resources``, ``scheduling_strategy``, ...
         start_timeout_s: How long to wait until all workers run.
 
@@ -98,7 +103,9 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         model_timeout_s=model_timeout_s,
         reconnect_timeout_s=reconnect_timeout_s,
         max_interruptions=max_interruptions,
+        observation_map=as_observation_map(observation_map),
         execution_horizon=execution_horizon,
+        image_codec=image_codec,
     )
     shares = split_endpoints(env, model, num_workers)
     placement = {"num_cpus": num_cpus, "scheduling_strategy": "DEFAULT", **(actor_options or {})}

@@ -19,11 +19,13 @@ from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, PolicyError, RlmeshError
 from rlmesh_ray.models.loading import as_policy, load_policy
+from rlmesh_ray.options import FIRST
 from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
 from rlmesh_ray.server.bind_policy import checked_address
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S
 from rlmesh_ray.server.model_server import ModelServer
+from rlmesh_ray.spaces.observation_map import ObservationMap
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +169,9 @@ class ModelActorFactory:
         device: str = "auto",
         buckets: Sequence[int] = (),
         inference: str = "auto",
+        horizon: int | None = None,
+        chunk_replay: str = FIRST,
+        observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
         max_batch_rows: int = DEFAULT_MAX_ROWS,
         max_message_bytes: int | None = None,
         torch_threads: int = 1,
@@ -192,6 +197,9 @@ class ModelActorFactory:
             buckets: Sizes to which batches are padded, so that the device sees few; for
                 checkpoints and torch modules.
             inference: See ``TorchPolicy``.
+            horizon: See ``ModelServer``.
+            chunk_replay: See ``ModelServer``.
+            observation_map: See ``ModelServer``; files of its entries are on the actor's node.
             max_batch_rows: See ``ModelServer``.
             max_message_bytes: See ``ModelServer``.
             torch_threads: See ``ModelServer``.
@@ -218,8 +226,11 @@ class ModelActorFactory:
                 "device": device,
                 "buckets": tuple(buckets),
                 "inference": inference,
+                "horizon": horizon,
             },
             server_options={
+                "chunk_replay": chunk_replay,
+                "observation_map": observation_map,
                 "max_batch_rows": max_batch_rows,
                 "max_message_bytes": max_message_bytes,
                 "torch_threads": torch_threads,
@@ -250,6 +261,7 @@ def place_on_device(
     explore: bool = False,
     buckets: Sequence[int] = (),
     inference: str = "auto",
+    horizon: int | None = None,
 ) -> object:
     """Return a policy on its device, loaded first if it is named by a text.
 
@@ -259,6 +271,7 @@ def place_on_device(
         explore: For an RLlib checkpoint.
         buckets: Sizes to which batches are padded.
         inference: See ``TorchPolicy``.
+        horizon: See ``ModelServer``.
 
     Raises:
         ConfigurationError: The policy or the device does not exist, or the policy cannot run there.
@@ -273,14 +286,17 @@ def place_on_device(
         where = "cuda" if ray.get_gpu_ids() and not is_chosen else None
     if isinstance(policy, str):
         return load_policy(
-            policy, explore=explore, device=where, buckets=buckets, inference=inference
+            policy,
+            explore=explore,
+            device=where,
+            buckets=buckets,
+            inference=inference,
+            horizon=horizon,
         )
     moved = _moved(policy, where, is_automatic=device == "auto")
-    return (
-        as_policy(moved, buckets=buckets, inference=inference)
-        if buckets or inference != "auto"
-        else moved
-    )
+    if not buckets and inference == "auto" and horizon is None:
+        return moved
+    return as_policy(moved, horizon=horizon, buckets=buckets, inference=inference)
 
 
 def _moved(policy: object, where: str | None, *, is_automatic: bool) -> object:

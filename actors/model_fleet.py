@@ -16,9 +16,10 @@ from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared
 from rlmesh_ray.actors.weight_store import FleetRecord, start_weight_store
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError
-from rlmesh_ray.options import require_count
+from rlmesh_ray.options import FIRST, require_count
 from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
 from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S
+from rlmesh_ray.spaces.observation_map import ObservationMap
 
 _NAME_TIMEOUT_S = 10.0
 
@@ -46,6 +47,9 @@ class ModelFleet(NamedModelFleet):
         device: See ``ModelServiceActor``.
         buckets: See ``ModelServiceActor``.
         inference: See ``ModelServiceActor``.
+        horizon: See ``ModelServer``.
+        chunk_replay: See ``ModelServer``.
+        observation_map: See ``ModelServiceActor``.
         max_batch_rows: See ``ModelServer``.
         max_message_bytes: See ``ModelServer``.
         torch_threads: See ``ModelServer``.
@@ -76,6 +80,9 @@ class ModelFleet(NamedModelFleet):
         device: str = "auto",
         buckets: Sequence[int] = (),
         inference: str = "auto",
+        horizon: int | None = None,
+        chunk_replay: str = FIRST,
+        observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
         max_batch_rows: int = DEFAULT_MAX_ROWS,
         max_message_bytes: int | None = None,
         torch_threads: int = 1,
@@ -117,8 +124,11 @@ class ModelFleet(NamedModelFleet):
                     "device": device,
                     "buckets": tuple(buckets),
                     "inference": inference,
+                    "horizon": horizon,
                 },
                 server_options={
+                    "chunk_replay": chunk_replay,
+                    "observation_map": observation_map,
                     "max_batch_rows": max_batch_rows,
                     "max_message_bytes": max_message_bytes,
                     "torch_threads": torch_threads,

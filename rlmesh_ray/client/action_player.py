@@ -21,7 +21,12 @@ from rlmesh_ray.client.chunk_player import (
     require_blendable,
 )
 from rlmesh_ray.client.remote_model import RemoteModel, Slots, contract_of
-from rlmesh_ray.errors import ConformanceError, EndpointError, UnsupportedSpaceError
+from rlmesh_ray.errors import (
+    ConformanceError,
+    EndpointError,
+    LocalProtocolError,
+    UnsupportedSpaceError,
+)
 from rlmesh_ray.spaces.batch import Column, flatten, leaves, stack, unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.validation import coerce_batch
@@ -115,9 +120,12 @@ class ActionPlayer:
             ConfigurationError: The policy returns fewer actions than the execution horizon,
                 ``blend`` no action, or ``skipped`` is no number of steps.
             ConformanceError: ``observation`` or ``done`` does not fit the environment.
+            LocalProtocolError: The player is closed.
             RemoteModelError: The endpoint answered with an error.
             EndpointError: The session broke, or no answer came in time.
         """
+        if self._is_closed:
+            raise LocalProtocolError("the player is closed: RemoteModel.actions makes another one")
         is_over = self._begin_episodes(done)
         settled = self._has_action | is_over
         lanes = np.flatnonzero(~settled).tolist()

@@ -275,7 +275,12 @@ class ChunkPlayer:
         self._horizon, self._execution_horizon = horizon, most
 
     def _checked(self, leaf: Any) -> NDArray[Any]:
-        array = np.asarray(leaf)
+        try:
+            array = np.asarray(leaf)
+        except ValueError as error:  # nested lists of unequal lengths
+            raise ConformanceError(
+                "structure", "", f"is no array: {error}", root="chunk"
+            ) from error
         length = len(array) if array.ndim else 0
         if not self._horizon and length:
             self._set_horizon(length)

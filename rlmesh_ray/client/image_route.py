@@ -11,6 +11,7 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.images import (
     Size,
     as_sizes,
+    named,
     require_images,
     resize_images,
     resized_space,
@@ -82,7 +83,7 @@ def _policy_sizes(resize: str, space: SpaceSpec, answer: HandshakeResponse) -> d
     found = require_images("resize='policy'", space)
     sizes = policy_of(answer).image_sizes
     if not any(leaf.name in sizes for leaf in found):
-        names = ", ".join(repr(leaf.name) for leaf in found)
+        names = ", ".join(map(named, found))
         theirs = ", ".join(map(repr, sizes)) or "no image"
         raise ConfigurationError(
             f"resize='policy' needs the size of {names}, and the policy names {theirs}: give "

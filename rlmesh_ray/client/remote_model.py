@@ -215,12 +215,19 @@ class RemoteModel(NotPicklable):
         )
         known = reply.horizon or horizon_of(self.answer)
         if wanted is not None and known is not None and wanted > known:
+            before, dialect = self._contracts.get(route_id), self._dialect
             self._session_stream.ask(
-                lambda ids: [self._dialect.release(ids, route_id)], self._timeout_s
+                lambda ids: [
+                    dialect.configure(ids, route_id, before)
+                    if before
+                    else dialect.release(ids, route_id)
+                ],
+                self._timeout_s,
             )
             raise ConfigurationError(
-                f"horizon={wanted} is more than the policy of {self.address} chooses at once, "
-                f"which is {known}: lower it to that, or leave it out"
+                f"{wanted} actions at once are more than the policy of {self.address} chooses, "
+                f"which is {known}: lower the horizon (horizon=…, execution_horizon=…, "
+                "--execution-horizon) to that, or leave it out"
             )
         self._close_chunks(route_id)
         self._forget_observations(route_id)
@@ -323,7 +330,7 @@ class RemoteModel(NotPicklable):
         Args:
             env: See ``configure_route``. An environment's actions are single ones, a vector's are
                 batches; a bare contract counts as an environment if it has one lane.
-            route_id: Names the route within this session.
+            route_id: Names the route within this session; each player needs its own.
             observation_map: See ``configure_route``.
             image_codec: Likewise.
             resize: Likewise.

@@ -180,10 +180,12 @@ class _Evaluation:
         self, env: object, model: object, indices: Sequence[int], options: EvaluationOptions
     ) -> None:
         self._options = options
-        if callable(model) and options.execution_horizon > 1:
+        has_chunks = options.execution_horizon > 1 or getattr(model, "horizon", 1) != 1
+        if callable(model) and has_chunks:
             raise ConfigurationError(
-                f"execution_horizon={options.execution_horizon} is for served policies, and a "
-                "function is called for each step: serve it (ModelServer), or leave it out"
+                "chunks of actions (execution_horizon=…, an attribute horizon) are for served "
+                "policies, and a function is called for each step: serve it (ModelServer), or "
+                "leave them out"
             )
         envs = session_sources(env, options.token, RemoteVectorEnv, self._connect_env)
         self._is_threaded = len(envs) > 1

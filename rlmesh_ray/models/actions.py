@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError, PolicyError
 from rlmesh_ray.models.batch_buckets import PaddedBatch
 from rlmesh_ray.spaces.batch import Leaf, empty_columns, flatten, leaves, unflatten
+from rlmesh_ray.spaces.columns import horizon_hint
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
 from rlmesh_ray.spaces.validation import has_nan
@@ -187,17 +188,21 @@ def _impossible(leaf: Leaf, value: Any, why: str) -> PolicyError:
     )
 
 
-def _misfit(leaf: Leaf, value: Any, before: tuple[int, ...]) -> PolicyError:
+def _misfit(leaf: Leaf, value: NDArray[Any], before: tuple[int, ...]) -> PolicyError:
     spec, actions_shape = leaf.spec, (*before, *leaf.shape)
-    wanted = f"actions {actions_shape}"
+    wanted, expected = f"actions {actions_shape}", actions_shape
     if isinstance(spec, DiscreteSpec):
+        if value.dtype.kind == "f":
+            expected = (*before, spec.n)
         wanted = f"float logits {(*before, spec.n)} or integer actions {actions_shape}"
     elif not isinstance(spec, BoxSpec):
         wanted = f"integer {wanted}"
+    more = horizon_hint(value.shape, expected)
+    if len(before) > 1:
+        more = f" (rows, horizon={before[1]}, …)"
     return PolicyError(
         f"the module returned {describe(value)} for {leaf.name or 'the action'}; "
-        f"{type(spec).__name__.removesuffix('Spec')} takes {wanted}"
-        f"{f' (rows, horizon={before[1]}, …)' if len(before) > 1 else ''}"
+        f"{type(spec).__name__.removesuffix('Spec')} takes {wanted}{more}"
     )
 
 

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, PolicyError
-from rlmesh_ray.models.policy import ChunkRouteRows, Policy, Rows, UpdatablePolicy, traits_of
+from rlmesh_ray.models.policy import (
+    ChunkRouteRows,
+    Policy,
+    PolicyTraits,
+    Rows,
+    UpdatablePolicy,
+    traits_of,
+)
 from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
 from rlmesh_ray.options import CHUNK_REPLAYS, FIRST
 from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
@@ -65,10 +72,14 @@ class KeptChunks:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         """The policy."""
-        traits = traits_of(policy)
-        self.traits = replace(traits, kind=traits.kind or type(policy).__name__)
-        self._horizon = traits.horizon
+        self._horizon = traits_of(policy).horizon
         self._chunks = EpisodeStates(_KeptChunk)
+
+    @property
+    def traits(self) -> PolicyTraits:
+        """Those of the policy, some of which change as it accepts environments."""
+        traits = traits_of(self.policy)
+        return replace(traits, kind=traits.kind or type(self.policy).__name__)
 
     def check_contract(self, contract: EnvContract) -> None:
         """Check that the policy can act in an environment."""

@@ -15,7 +15,7 @@ from rlmesh_ray.errors import CodecError, ConformanceError, PolicyError, RlmeshE
 from rlmesh_ray.models.policy import ChunkRouteRows, RouteRows, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.spaces.batch import flatten, unflatten
-from rlmesh_ray.spaces.columns import chunk_steps, concatenate, split
+from rlmesh_ray.spaces.columns import chunk_steps, concatenate, horizon_hint, split
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
@@ -196,7 +196,11 @@ class BatchSchema:
                 parts.append(self._policy_error(own_error))
         sound = next((part for part in parts if not isinstance(part, PolicyError)), None)
         if sound is None:
-            raise self._policy_error(error) from error
+            hints = [
+                horizon_hint(getattr(value, "shape", ()), (sum(counts), *leaf.shape))
+                for leaf, value in zip(self._action_leaves, values, strict=True)
+            ]
+            raise self._policy_error(error, max(hints, default="")) from error
         # The codec takes columns over all rows.
         first = [column[:1] for column in sound]
         whole = [
@@ -217,10 +221,10 @@ class BatchSchema:
             return self._policy_error(error)
         return None
 
-    def _policy_error(self, error: ConformanceError) -> PolicyError:
+    def _policy_error(self, error: ConformanceError, hint: str = "") -> PolicyError:
         return PolicyError(
             f"the policy's actions do not fit {self.contract.id}'s action space: "
-            f"{error.about('action')}"
+            f"{error.about('action')}{hint}"
         )
 
 

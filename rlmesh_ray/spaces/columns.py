@@ -65,6 +65,14 @@ def chunk_steps(leaf: Leaf, value: Any, num_rows: int, horizon: int) -> list[Any
     return [array[:, step] for step in range(horizon)]
 
 
+def horizon_hint(shape: Sequence[int], expected: Sequence[int]) -> str:
+    """Return the remedy where an array of single actions has an axis for a chunk; else empty."""
+    if len(shape) < 2 or (shape[0], *shape[2:]) != tuple(expected):
+        return ""
+    length = shape[1]
+    return f"; if the policy chooses {length} actions at once, give horizon={length} (--horizon)"
+
+
 def replace_lanes(
     columns: Sequence[Column], other: Sequence[Column], lanes: Sequence[int]
 ) -> list[Column]:

@@ -122,7 +122,7 @@ def require_images(option: str, spec: SpaceSpec) -> list[Leaf]:
     """
     found = image_leaves(spec)
     if not found:
-        reasons = [f"{_named(leaf)} {obstacle(leaf)}" for leaf in leaves(spec)[:8]]
+        reasons = [f"{named(leaf)} {obstacle(leaf)}" for leaf in leaves(spec)[:8]]
         raise ConfigurationError(
             f"{option} needs an image, and the observation space has none "
             f"({'; '.join(reasons)}): leave it out"
@@ -140,7 +140,7 @@ def require_codec(codec: ImageCodec, spec: SpaceSpec) -> list[Leaf]:
     for leaf in found:
         if leaf.shape[-1] not in _CHANNELS[codec.format]:
             raise ConfigurationError(
-                f"image_codec={codec.format!r} does not fit {_named(leaf)}, which has "
+                f"image_codec={codec.format!r} does not fit {named(leaf)}, which has "
                 f"{leaf.shape[-1]} channels: use image_codec='png', which takes 1, 3 or 4"
             )
     return found
@@ -340,5 +340,6 @@ def _as_size(size: object) -> Size:
     return height, width
 
 
-def _named(leaf: Leaf) -> str:
+def named(leaf: Leaf) -> str:
+    """Return an image leaf's name for messages."""
     return repr(leaf.name) if leaf.path else "the observation"

@@ -560,12 +560,16 @@ def as_observation_map(value: Any) -> ObservationMap | None:
 
 
 def _texts(entries: Any) -> tuple[str, ...]:
-    if isinstance(entries, Mapping):
-        entries = [f"{key}={source}" for key, source in entries.items()]
+    if isinstance(entries, Mapping) and _are_texts([*entries, *entries.values()]):
+        entries = ["=".join(entry) for entry in entries.items()]
     is_list = isinstance(entries, Sequence) and not isinstance(entries, str)
-    if not is_list or not entries or not all(isinstance(text, str) for text in entries):
+    if not is_list or not entries or not _are_texts(entries):
         raise ConfigurationError(
             f"an observation map takes texts KEY=SOURCE or a dict, not {entries!r:.80}; write "
             'such as ["observation/image=pixels"]'
         )
     return tuple(entries)
+
+
+def _are_texts(values: Sequence[object]) -> bool:
+    return all(isinstance(value, str) for value in values)

@@ -156,7 +156,7 @@ def test_a_policy_of_one_action_gives_chunks_of_one() -> None:
         model.configure_route(contract(space))
         chunks = model.predict_chunk(OBSERVATIONS)
         assert ACTION_CHUNKS not in model.answer.capabilities
-        with pytest.raises(ConfigurationError, match=r"horizon=2 is more .* which is 1: lower"):
+        with pytest.raises(ConfigurationError, match=r"2 actions .* which is 1: lower"):
             model.configure_route(contract(space), horizon=2)
 
     assert chunks["go"].tolist() == [[[1]], [[5]]]
@@ -180,7 +180,7 @@ def test_a_route_may_ask_for_fewer_actions(model: RemoteModel) -> None:
     }
 
 
-@pytest.mark.parametrize(("horizon", "text"), [(4, "which is 3: lower it"), (0, "from 1 to 1024")])
+@pytest.mark.parametrize(("horizon", "text"), [(4, "which is 3: lower"), (0, "from 1 to 1024")])
 def test_a_horizon_that_the_policy_has_not_is_refused_when_the_route_opens(
     model: RemoteModel, horizon: int, text: str
 ) -> None:
@@ -189,6 +189,17 @@ def test_a_horizon_that_the_policy_has_not_is_refused_when_the_route_opens(
 
     with pytest.raises(LocalProtocolError, match="configure_route first"):
         model.predict_chunk(OBSERVATIONS)
+
+
+def test_an_open_route_survives_a_horizon_that_is_refused(model: RemoteModel) -> None:
+    model.configure_route(BOX, horizon=2)
+    model.predict_chunk(OBSERVATIONS)
+
+    with pytest.raises(ConfigurationError, match="4 actions at once are more than"):
+        model.configure_route(BOX, horizon=4)
+
+    assert model.predict_chunk(OBSERVATIONS).shape == (2, 2, 1)
+    assert model.predict(OBSERVATIONS).shape == (2, 1)
 
 
 def test_clients_share_the_policy_s_batches(policy: Counting) -> None:
@@ -267,7 +278,7 @@ def test_chunks_are_the_same_in_the_dialect_of_the_released_rlmesh(policy: Count
         chunks = model.predict_chunk(OBSERVATIONS)
         short = model.predict_chunk(OBSERVATIONS, route_id="short")
         first = model.predict(OBSERVATIONS)
-        with pytest.raises(ConfigurationError, match="which is 3: lower it"):
+        with pytest.raises(ConfigurationError, match="which is 3: lower the horizon"):
             model.configure_route(BOX, horizon=4)
 
     assert chunks[..., 0].tolist() == [[1, 2, 3], [5, 6, 7]]
@@ -355,6 +366,23 @@ def test_a_module_without_chunks_is_refused_when_the_route_opens() -> None:
         pytest.raises(RemoteModelError, match=r"float32 \(1, 1\).* takes actions \(1, 3, 1\)"),
     ):
         model.configure_route(BOX)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Unflatten(1, (3, 1))),
+        lambda observations: np.zeros((len(observations), 3, 1), np.float32),
+    ],
+    ids=["module", "function"],
+)
+def test_the_error_of_chunks_without_a_horizon_has_the_remedy(policy: Any) -> None:
+    with (
+        ModelServer(policy) as server,
+        RemoteModel(server.address) as model,
+        pytest.raises(RemoteModelError, match="chooses 3 actions at once, give horizon=3"),
+    ):
+        model.predict(OBSERVATIONS, route_id=model.configure_route(BOX))
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_a_policy_of_one_action_is_asked_for_each_step() -> None:
     with ModelServer(same) as server, RemoteModel(server.address) as model:
         with model.actions(env) as player:
             actions = [player.act(observation + step) for step in range(4)]
-        with pytest.raises(ConfigurationError, match="horizon=2 is more than"):
+        with pytest.raises(ConfigurationError, match="2 actions at once are more than"):
             model.actions(env, execution_horizon=2)
 
     assert actions == [1000, 1001, 1002, 1003]
@@ -141,7 +141,7 @@ def test_an_evaluation_replays_as_many_actions_as_its_execution_horizon(width: i
             for episode in result.episodes:
                 assert episode.episode_return == episode.length == lengths[episode.seed or 0]
 
-        with pytest.raises(ConfigurationError, match=r"horizon=9 is more than .* which is 8"):
+        with pytest.raises(ConfigurationError, match=r"9 actions .* which is 8"):
             evaluate(env.address, model.address, episodes=1, execution_horizon=9)
 
     if width == 1:  # without lanes that have no episode
@@ -151,8 +151,10 @@ def test_an_evaluation_replays_as_many_actions_as_its_execution_horizon(width: i
 
 
 def test_a_function_has_no_chunks_to_replay() -> None:
-    with pytest.raises(ConfigurationError, match="execution_horizon=2 is for served policies"):
+    with pytest.raises(ConfigurationError, match="are for served policies, and a function"):
         evaluate("absent:1", lambda x: x, episodes=1, execution_horizon=2)
+    with pytest.raises(ConfigurationError, match="are for served policies, and a function"):
+        evaluate("absent:1", Counting(), episodes=1)
 
 
 def test_the_command_replays_chunks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,5 +166,5 @@ def test_the_command_replays_chunks(capsys: pytest.CaptureFixture[str]) -> None:
         assert code == 0
         assert policy.num_rows == 3  # of 10 steps
         assert main([*names, "--episodes", "1", "--execution-horizon", "9"]) == 2
-    assert "horizon=9 is more than" in capsys.readouterr().err
+    assert "9 actions at once are more than" in capsys.readouterr().err
     assert main([*names, "--execution-horizon", "0"]) == 2

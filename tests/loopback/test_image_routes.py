@@ -138,7 +138,9 @@ def test_images_get_the_size_of_the_policys() -> None:
     with ModelServer(policy) as server, RemoteModel(server.address) as model:
         model.configure_route(contract_of(ROBOT), image_codec="png", resize="policy")
         model.predict(robot())
-        with pytest.raises(ConfigurationError, match=r"size of '', and the policy names 'camera'"):
+        with pytest.raises(
+            ConfigurationError, match="of the observation, and the policy names 'camera'"
+        ):
             model.configure_route(contract_of(CAMERA), resize="policy")
 
     np.testing.assert_array_equal(policy.seen[0]["camera"], resize_images(images(), (24, 24)))

@@ -109,7 +109,7 @@ def test_our_own_server_describes_the_policy_and_its_times() -> None:
         facts = policy_of(shake_hands(ConnectOptions(model.address)))
         found = model.predict_chunk(batch(0.5))
         telemetry = model.last_telemetry()
-        with pytest.raises(ConfigurationError, match="horizon=5 is more than the policy of"):
+        with pytest.raises(ConfigurationError, match="5 actions at once are more than"):
             model.configure_route(Arm(), horizon=5)
 
     assert (facts.kind, facts.horizon) == ("function", 4)
@@ -357,6 +357,17 @@ def test_a_served_remote_policy_asks_for_the_rows_of_all_clients_together() -> N
 
     assert chunks[:, :, 0].tolist() == [[2.0, 3.0, 4.0], [4.0, 5.0, 6.0]]
     assert again.tolist() == [[2.0, 2.0], [4.0, 4.0]]
+
+
+def test_inspect_shows_no_replay_where_every_answer_is_a_chunk(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ModelServer(doubled, horizon=4, openpi=LOCAL, openpi_env=Arm()) as server:
+        assert main(["inspect", f"openpi://{server.openpi_address}"]) == 0
+
+    found = capsys.readouterr().out
+    assert "4 actions at once" in found
+    assert "chunk replay" not in found
 
 
 def test_inspect_shows_what_an_openpi_server_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ import torch
 
 from rlmesh_ray.actors.model_actor import place_on_device
 from rlmesh_ray.errors import ConfigurationError, PolicyError
+from rlmesh_ray.models.policy import traits_of
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -21,6 +22,10 @@ def test_a_module_goes_to_its_device_and_a_function_to_none() -> None:
 
     with pytest.raises(ConfigurationError, match="device='cuda' is for checkpoints and torch"):
         place_on_device(len, explore=False, device="cuda")
+
+
+def test_a_function_gets_the_horizon_that_its_actor_was_given() -> None:
+    assert traits_of(place_on_device(len, device="auto", horizon=4)).horizon == 4
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99", "no such device"])

@@ -295,9 +295,6 @@ def _policy_facts(policy: Any) -> dict[str, object]:
         **(
             {"observation map": "\n".join(policy.observation_map)} if policy.observation_map else {}
         ),
-        **(
-            {"horizon": f"{policy.horizon} actions at once", "chunk replay": policy.chunk_replay}
-            if policy.horizon > 1
-            else {}
-        ),
+        **({"horizon": f"{policy.horizon} actions at once"} if policy.horizon > 1 else {}),
+        **({"chunk replay": policy.chunk_replay} if policy.chunk_replay else {}),
     }

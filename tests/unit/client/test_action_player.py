@@ -15,6 +15,7 @@ from rlmesh_ray.errors import (
     ConfigurationError,
     ConformanceError,
     EndpointLostError,
+    LocalProtocolError,
     UnsupportedSpaceError,
 )
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -117,6 +118,8 @@ def test_an_environment_gets_single_actions() -> None:
     assert len({each.episode_ids[0] for each in model.asked}) == 1
     player.close()
     assert model.closed == ["route"]
+    with pytest.raises(LocalProtocolError, match="the player is closed"):
+        player.act(np.array(7.0))
 
 
 def test_a_robot_that_moves_on_gets_the_action_of_its_present_step() -> None:

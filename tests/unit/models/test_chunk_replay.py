@@ -1,6 +1,7 @@
 """Chunks that an endpoint keeps for clients that take one action at a time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -201,6 +202,8 @@ def test_the_operator_s_choice_decides_what_is_served() -> None:
 
     assert traits_of(kept).kind == "Counting"
     assert (traits_of(kept).horizon, traits_of(kept).is_repeatable) == (3, True)
+    plain.traits = replace(plain.traits, observation_map=("state = v",))
+    assert traits_of(kept).observation_map == ("state = v",)
     assert isinstance(kept, Policy)
     assert not isinstance(kept, UpdatablePolicy)
     assert isinstance(updatable, UpdatablePolicy)

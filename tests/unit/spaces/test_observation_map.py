@@ -267,7 +267,7 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str, cause: str
         ObservationMap([f'x=normalise(a,"{file}")'])
 
 
-@pytest.mark.parametrize("entries", ["x=a", [], {}, [1], 7, None])
+@pytest.mark.parametrize("entries", ["x=a", [], {}, [1], {"x": 1}, {1: "a"}, 7, None])
 def test_only_texts_and_dicts_make_a_map(entries: Any) -> None:
     with pytest.raises(ConfigurationError, match="takes texts KEY=SOURCE or a dict"):
         ObservationMap(entries)

@@ -68,7 +68,8 @@ def unpack(data: bytes) -> Any:
         raise
     # msgpack's own errors are not all derived from ValueError, nor from one base.
     except Exception as error:
-        raise CodecError(f"this is not msgpack: {str(error)[:200]}") from error
+        reason = str(error)[:200] or type(error).__name__
+        raise CodecError(f"this is not msgpack: {reason}") from error
     _check_depth(value, 0)
     return value
 

@@ -86,7 +86,7 @@ def array_map(**changes: Any) -> bytes:
         (b"\x91" * 3000 + b"\x90", "msgpack"),
         (b"", "msgpack"),
         (b"\x80\x80", "msgpack"),
-        (b"\xc1", "msgpack"),
+        (b"\xc1", "msgpack: FormatError"),
         (b"\xdd\xff\xff\xff\xff", "msgpack"),
         (b"\xc6\xff\xff\xff\xff", "msgpack"),
         (b"\x81\x90\x01", "msgpack"),
