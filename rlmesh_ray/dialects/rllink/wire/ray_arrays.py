@@ -4,7 +4,6 @@ Its own decoder runs pickle on arrays of objects. This one reads arrays of plain
 refuses everything else, structured ones included.
 """
 
-import math
 import re
 from typing import Any
 
@@ -12,9 +11,9 @@ import numpy as np
 
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.wire.msgpack_values import array_of
 
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])")
-_MOST_AXES = 32
 
 
 def encode(value: Any) -> Any:
@@ -52,16 +51,8 @@ def decode(found: dict[Any, Any]) -> Any:
     if not isinstance(kind, bytes | str) or kind:
         raise CodecError(f"an array of kind {kind!r}; only plain numbers are read")
     dtype = _dtype(_field(found, "type"))
-    data = _field(found, "data")
-    if not isinstance(data, bytes):
-        raise CodecError("the data of an array must be bytes")
-    shape = _shape(_field(found, "shape")) if marker is True else ()
-    # Python's integers do not overflow, where NumPy's would.
-    if len(data) != dtype.itemsize * math.prod(shape):
-        raise CodecError(f"{len(data)} bytes for an array of shape {shape} and type {dtype}")
-    array = np.frombuffer(data, dtype).reshape(shape)
-    if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
-        raise CodecError("a truth value that is neither 0 nor 1")
+    axes = _field(found, "shape") if marker is True else ()
+    array = array_of(dtype, axes, _field(found, "data"))
     return array if marker is True else array[()]
 
 
@@ -75,13 +66,3 @@ def _dtype(text: Any) -> np.dtype[Any]:
     if not isinstance(text, str) or not _DTYPE.fullmatch(text):
         raise CodecError(f"an array of type {str(text)[:40]!r}; only plain numbers are read")
     return np.dtype(text)
-
-
-def _shape(axes: Any) -> tuple[int, ...]:
-    if (
-        not isinstance(axes, list | tuple)
-        or len(axes) > _MOST_AXES
-        or not all(isinstance(axis, int) and 0 <= axis < 2**31 for axis in axes)
-    ):
-        raise CodecError(f"an array of shape {str(axes)[:40]}")
-    return tuple(int(axis) for axis in axes)

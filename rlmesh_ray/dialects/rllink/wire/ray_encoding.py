@@ -4,8 +4,6 @@ Episodes are the states of RLlib's SingleAgentEpisode. Of these, only numbers ar
 space, no info, no class of RLlib's is made of what a client has sent.
 """
 
-import contextlib
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +11,8 @@ import numpy as np
 
 from rlmesh_ray.dialects.rllink.wire import fields, ray_arrays
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.errors import CodecError, MissingPackageError
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.wire import msgpack_values
 
 _FIRST_BYTES = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 """Of a map in msgpack."""
@@ -241,47 +240,11 @@ def _listed(values: m.Array) -> dict[str, Any]:
 
 
 def _packed(kind: str, **values: Any) -> bytes:
-    packer = _msgpack().Packer(default=ray_arrays.encode, use_bin_type=True)
-    packed: bytes = packer.pack({"type": kind, **values})
-    return packed
+    return msgpack_values.pack({"type": kind, **values}, ray_arrays.encode)
 
 
 def _map(body: bytes) -> dict[Any, Any]:
-    unpackb = _msgpack().unpackb
-    # msgpack makes room for what a header announces, whether it comes or not.
-    most_items = min(_MOST_ITEMS, len(body))
-    try:
-        decoded = unpackb(
-            body,
-            raw=False,
-            strict_map_key=False,  # msgpack-numpy's keys are bytes
-            object_hook=ray_arrays.decode,
-            ext_hook=_refuse_extension,
-            max_array_len=most_items,
-            max_map_len=most_items,
-        )
-    except CodecError:
-        raise
-    # msgpack's own errors are not all derived from ValueError, nor from one base.
-    except Exception as error:
-        raise CodecError(f"this is not msgpack: {str(error)[:200]}") from error
+    decoded = msgpack_values.unpack(body, _MOST_ITEMS, object_hook=ray_arrays.decode)
     if not isinstance(decoded, dict):
         raise CodecError("a message must be a map")
     return decoded
-
-
-def _refuse_extension(code: int, _data: bytes) -> Any:
-    raise CodecError(f"an extension of msgpack, of type {code}, has no place in RLlink")
-
-
-def _msgpack() -> Any:
-    """Return msgpack's implementation, beneath the names that msgpack-numpy replaces.
-
-    Its ``patch``, which parts of RLlib call, lets ``msgpack.unpackb`` run pickle on what is read,
-    for the whole process.
-    """
-    # Not at the top: simulators that speak JSON need not have it.
-    for name in ("msgpack._cmsgpack", "msgpack.fallback"):
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(name)
-    raise MissingPackageError("Ray's dialect of RLlink needs: pip install msgpack")
