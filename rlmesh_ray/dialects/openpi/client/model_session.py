@@ -72,7 +72,6 @@ from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 T = TypeVar("T")
 
 _SCHEME = "openpi://"
-_KEEPALIVE_S = (60, 15, 4)
 _CLOSE_S = 1.0
 _ANY_HORIZON = 2**16
 """Of servers whose metadata does not say it: clients get the chunks as they come."""
@@ -229,13 +228,9 @@ class OpenpiSession:
         self, ids: Iterator[str], route_id: str, rows: Sequence[PredictSlot], observation: bytes
     ) -> list[EncodedRequest]:
         """Return the request for a prediction."""
-        lanes = [row.env_index for row in rows]
-        request_id = next(ids)
-
-        def carry_out(until_s: float) -> ModelReply:
-            return self._predict(request_id, route_id, lanes, unpack(observation), until_s)
-
-        return [_RouteRequest(request_id, observation, carry_out)]
+        request_id, lanes = next(ids), [row.env_index for row in rows]
+        work = functools.partial(self._predict, request_id, route_id, lanes, unpack(observation))
+        return [_RouteRequest(request_id, observation, work)]
 
     def predict_chunk(
         self, ids: Iterator[str], route_id: str, batch: RouteBatch
@@ -417,7 +412,7 @@ async def _connection(options: ConnectOptions) -> ClientConnection:
             address,
         ) from error
     with contextlib.suppress(OSError):
-        enable_keepalive(connection.transport.get_extra_info("socket"), *_KEEPALIVE_S)
+        enable_keepalive(connection.transport.get_extra_info("socket"))
     return connection
 
 
