@@ -247,12 +247,8 @@ class OpenpiSession:
         """Return the messages of a batch, as a list in msgpack."""
         return pack(ClientCodec(contract.observation_space).encode(columns, num_rows))
 
-    def actions(self, contract: EnvContract, reply: ModelReply, num_rows: int) -> list[Column]:
-        """Return the first action of each row's chunk."""
-        return self.chunk(contract, reply, num_rows, 1)
-
-    def chunk(
-        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int
+    def actions(
+        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1
     ) -> list[Column]:
         """Return the actions of each row's chunk, one row after the other of each step."""
         codec = ClientCodec(contract.action_space)
