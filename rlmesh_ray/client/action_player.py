@@ -95,7 +95,7 @@ class ActionPlayer:
         added = PlayerStatistics(*map(sum, zip(*own, strict=True)))
         return added._replace(latency_s=max(each.latency_s for each in own))
 
-    def act(self, observation: Any, *, done: Any = False) -> Any:
+    def act(self, observation: Any, *, done: Any = False, skipped: int = 0) -> Any:
         """Return the next action.
 
         Args:
@@ -105,10 +105,13 @@ class ActionPlayer:
                 observation is the first of the next one. Of a vector one a lane. Where lanes reset
                 themselves on the step after (``AutoresetMode.NEXT_STEP``), this observation is the
                 last of its episode, and the next one begins with the following call.
+            skipped: How many steps have passed since the latest one without an action, as those of
+                a robot that moves on while this waits. Their actions are left out. 0 where this is
+                called again after an error.
 
         Raises:
-            ConfigurationError: The policy returns fewer actions than the execution horizon, or
-                ``blend`` no action.
+            ConfigurationError: The policy returns fewer actions than the execution horizon,
+                ``blend`` no action, or ``skipped`` is no number of steps.
             ConformanceError: ``observation`` or ``done`` does not fit the environment.
             RemoteModelError: The endpoint answered with an error.
             EndpointError: The session broke, or no answer came in time.
@@ -116,6 +119,9 @@ class ActionPlayer:
         is_over = self._begin_episodes(done)
         settled = self._has_action | is_over
         lanes = np.flatnonzero(~settled).tolist()
+        for lane in lanes:
+            if self._players[lane].step:  # else its episode begins with this observation
+                self._players[lane].skip(skipped)
         self._receive(wait=False)
         self._request_ahead(observation, lanes)
         missing = self._play(lanes)

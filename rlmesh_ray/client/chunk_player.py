@@ -181,6 +181,18 @@ class ChunkPlayer:
         self._waiting.clear()
         self._played_s = None  # a reset takes longer than a step
 
+    def skip(self, num_steps: int) -> None:
+        """Leave out the actions of steps that the environment has taken without one.
+
+        Raises:
+            ConfigurationError: ``num_steps`` is no number of steps.
+        """
+        if as_int("num_steps", num_steps) < 0:
+            raise ConfigurationError(f"num_steps={num_steps} must be 0 or more")
+        self._step += num_steps
+        if num_steps:
+            self._played_s = None  # it took more than a step
+
     def wants_request(self) -> bool:
         """Return whether to send the observation of this step to the policy."""
         return self.can_request and self.num_left <= self.prefetch

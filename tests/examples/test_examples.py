@@ -125,6 +125,21 @@ def test_openpi_client(tmp_path: Path) -> None:
     assert [line.rpartition(": ")[2] for line in lines[1:]] == ["[0]", "[0]", "[1]"]
 
 
+def test_chunked_policy(tmp_path: Path) -> None:
+    output = run("chunked_policy.py", "--quick", "--out", "arm.png", folder=tmp_path)
+
+    _, baseline, _, *rows, _ = output.splitlines()
+    assert float(baseline.split()[-2]) < 10  # cm; the arm is a metre long
+    counts = {row[:20].strip(): list(map(int, row[20:].split()[1:4])) for row in rows}
+    assert len(counts) == 4
+    # How many actions are played depends on the machine, and so does all that is asked for ahead.
+    actions, starved, late = counts["one action a request"]
+    assert (starved, late) == (actions - 1, 0)
+    actions, starved, late = counts["chunks, no prefetch"]
+    assert (starved, late) == ((actions - 1) // 8, 0)
+    assert (tmp_path / "arm.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_conflicting_dependencies(tmp_path: Path) -> None:

@@ -119,6 +119,16 @@ def test_an_environment_gets_single_actions() -> None:
     assert model.closed == ["route"]
 
 
+def test_a_robot_that_moves_on_gets_the_action_of_its_present_step() -> None:
+    model = CountingModel()
+    player = player_of(model, contract(), prefetch=0)
+
+    assert player.act(10.0, skipped=7) == 10.0  # no step of this episode has passed
+    assert player.act(13.0, skipped=2) == 13.0
+    assert player.act(30.0, skipped=5) == 30.0
+    assert [each.steps for each in model.asked] == [[0], [9]]
+
+
 def test_gymnasiums_vectors_get_batches_and_reset_themselves_on_the_next_step() -> None:
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2)
 

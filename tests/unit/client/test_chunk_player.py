@@ -222,6 +222,20 @@ def test_actions_of_past_steps_are_dropped() -> None:
     assert player.statistics.num_starved == 1
 
 
+def test_actions_of_skipped_steps_are_left_out_also_those_of_an_answer_that_comes_later() -> None:
+    player = ChunkPlayer(4)
+    first = player.request_sent(0.0)
+    player.skip(1)
+    player.chunk_arrived(first, np.arange(4), 0.03)
+    assert player.next_action(0.03) == 1
+    player.skip(1)
+
+    assert player.next_action(0.06) == 3
+    assert (player.step, player.num_left, player.statistics.num_late) == (4, 0, 1)
+    with pytest.raises(ConfigurationError, match="num_steps=-1 must be 0 or more"):
+        player.skip(-1)
+
+
 def test_an_answer_that_is_older_than_the_present_chunk_is_dropped() -> None:
     player = ChunkPlayer(4)
     player.chunk_arrived(player.request_sent(0.0), np.arange(4), 0.0)
