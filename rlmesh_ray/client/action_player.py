@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.client.chunk_player import (
     AUTO,
-    MEAN,
     NEWEST,
     Blend,
     ChunkPlayer,
@@ -72,8 +71,7 @@ class ActionPlayer:
                 raise UnsupportedSpaceError(
                     f"the action{where} is text, which no player can take: use predict_chunk"
                 )
-            if blend == MEAN:
-                require_blendable(blend, leaf.dtype, leaf.name)
+            require_blendable(blend, leaf.dtype, leaf.name)
         self._model = model
         self._route_id = route_id
         self._observation_space = contract.observation_space

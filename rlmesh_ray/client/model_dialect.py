@@ -118,21 +118,18 @@ class RouteRequests(Protocol):
             CodecError: They have no wire form.
         """
 
-    def actions(self, contract: EnvContract, reply: ModelReply, num_rows: int) -> list[Column]:
+    def actions(
+        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1
+    ) -> list[Column]:
         """Return the actions of a prediction; arrays may be read-only. Without the lock, too.
+
+        Those of chunks stand one row after the other of each step. There are as many steps as the
+        columns have times ``num_rows`` rows: ``horizon``, or fewer where the policy has shorter
+        chunks.
 
         Raises:
             CodecError: They are no actions of that route.
             RemoteProtocolError: It is the answer to another request.
-        """
-
-    def chunk(
-        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int
-    ) -> list[Column]:
-        """Return the actions of a prediction of chunks, one row after the other of each step.
-
-        Arguments and errors are those of ``actions``. There are as many steps as the columns have
-        times ``num_rows`` rows: ``horizon``, or fewer where the policy has shorter chunks.
         """
 
 
@@ -239,15 +236,11 @@ class EditionModelClientDialect:
         """Return the bytes of observations."""
         return image_codec_v1.observation_codec(contract).encode(columns, num_rows)
 
-    def actions(self, contract: EnvContract, reply: ModelReply, num_rows: int) -> list[Column]:
-        """Return the actions of a prediction."""
-        return values.decode_batch(contract.action_space, action_of(reply), num_rows)
-
-    def chunk(
-        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int
+    def actions(
+        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1
     ) -> list[Column]:
-        """Return the actions of a prediction of chunks."""
-        return self.actions(contract, reply, num_rows * horizon)
+        """Return the actions of a prediction."""
+        return values.decode_batch(contract.action_space, action_of(reply), num_rows * horizon)
 
     def _context(
         self, route_id: str, request_id: str, rows: Sequence[PredictSlot] = ()

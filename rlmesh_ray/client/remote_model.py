@@ -3,8 +3,9 @@
 import operator
 import threading
 import uuid
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import Field, dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -50,6 +51,8 @@ __all__ = ["PredictTelemetry", "RemoteModel", "Slots", "contract_of", "shake_han
 _JOIN = "/rlmesh.model.v1.ModelService/Join"
 
 DEFAULT_ROUTE = "default"
+_ToColumns = Callable[[Any, int], list[Column]]
+"""Makes the columns to send from a batch of observations and the number of its rows."""
 _SHOWN_CHARACTERS = 100
 """Of a route's id, in the name of the route for its chunks: ids have a longest length."""
 
@@ -123,13 +126,11 @@ class RemoteModel(NotPicklable):
         self._connect_options = ConnectOptions(address, token, tls, connect_timeout_s, edition_text)
         self._timeout_s = predict_timeout_s
         self._contracts: dict[str, EnvContract] = {}
-        self._maps: dict[str, tuple[SpaceSpec, ObservationMap]] = {}
-        """Map of a route, and the observation space of its environment; most routes have none."""
+        self._columns: dict[str, _ToColumns] = {}
         self._horizons: dict[str, int] = {}
         self._chunk_routes: dict[str, str] = {}
         """By route id: the name of the route beside it on which its chunks are predicted."""
         self._chunk_lock = threading.Lock()
-        self._images: dict[str, ImageRoute] = {}
         self._telemetry: dict[str, PredictTelemetry] = {}
         self._dialect: RouteRequests
         self._session_stream: ModelRequests
@@ -203,13 +204,16 @@ class RemoteModel(NotPicklable):
         if not isinstance(route_id, str):
             raise ConfigurationError(f"route_id={route_id!r:.40} must be text")
         wanted = None if horizon is None else as_horizon(horizon)
-        contract, images = contract_of(env), None
+        contract = contract_of(env)
         own_space, mapping = contract.observation_space, as_observation_map(observation_map)
         if mapping is not None:
             contract = replace(contract, observation_space=mapping.space(own_space))
+        to_columns: _ToColumns = partial(coerce_batch, contract.observation_space)
         if image_codec is not None or resize is not None:
             images = ImageRoute(contract, image_codec, resize, self.answer, self.address)
-            contract = images.contract
+            contract, to_columns = images.contract, images.columns
+        if mapping is not None:
+            to_columns = partial(_mapped, own_space, mapping, to_columns)
         reply = self._session_stream.ask(
             lambda ids: [self._dialect.configure(ids, route_id, contract)], self._timeout_s
         )
@@ -230,12 +234,8 @@ class RemoteModel(NotPicklable):
                 "--execution-horizon) to that, or leave it out"
             )
         self._close_chunks(route_id)
-        self._forget_observations(route_id)
         self._contracts[route_id], self._horizons[route_id] = contract, wanted or known or 1
-        if mapping is not None:
-            self._maps[route_id] = own_space, mapping
-        if images is not None:
-            self._images[route_id] = images
+        self._columns[route_id] = to_columns
         return route_id
 
     def predict(
@@ -293,7 +293,7 @@ class RemoteModel(NotPicklable):
         else:
             name = self._chunk_route(route_id, contract, horizon)
             reply = self._ask(route_id, lambda ids: self._dialect.predict_chunk(ids, name, batch))
-            steps = self._dialect.chunk(contract, reply, num_rows, horizon)
+            steps = self._dialect.actions(contract, reply, num_rows, horizon)
         return unflatten(contract.action_space, [_by_row(each, num_rows) for each in steps])
 
     def _actions(self, route_id: str, batch: RouteBatch) -> list[Column]:
@@ -368,21 +368,14 @@ class RemoteModel(NotPicklable):
 
     def _checked(self, observation: Any, route_id: str, slots: Slots | None) -> RouteBatch:
         """Return the observation as the dialects take it."""
-        contract = self._contracts.get(route_id)
-        if contract is None:
+        contract, to_columns = self._contracts.get(route_id), self._columns.get(route_id)
+        if contract is None or to_columns is None:
             raise LocalProtocolError(f"route {route_id!r} is not configured; configure_route first")
         if not isinstance(slots, Slots | None):
             problem = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
             raise ConformanceError("structure", "slots", problem)
         rows = slots.rows() if slots else _all_lanes(contract.num_envs)
-        if self._maps and route_id in self._maps:
-            observation = self._mapped(route_id, observation, len(rows))
-        images = self._images.get(route_id)
-        if images is None:
-            columns = coerce_batch(contract.observation_space, observation, len(rows))
-        else:
-            columns = images.columns(observation, len(rows))
-        return RouteBatch(contract, rows, columns)
+        return RouteBatch(contract, rows, to_columns(observation, len(rows)))
 
     def _chunk_route(self, route_id: str, contract: EnvContract, horizon: int) -> str:
         """Return the name of the route for chunks beside a route, which is opened if need be."""
@@ -406,16 +399,6 @@ class RemoteModel(NotPicklable):
                 lambda ids: [self._dialect.release(ids, name)], self._timeout_s
             )
 
-    def _mapped(self, route_id: str, observation: Any, num_rows: int) -> Any:
-        own_space, mapping = self._maps[route_id]
-        columns = coerce_batch(own_space, observation, num_rows)
-        return mapping.apply(unflatten(own_space, columns))
-
-    def _forget_observations(self, route_id: str) -> None:
-        """Forget how a route's observations are mapped and sent."""
-        self._maps.pop(route_id, None)
-        self._images.pop(route_id, None)
-
     def last_telemetry(self, route_id: str = DEFAULT_ROUTE) -> PredictTelemetry | None:
         """Return how the route's latest prediction was made.
 
@@ -434,7 +417,7 @@ class RemoteModel(NotPicklable):
         # Another thread may have configured it anew already.
         if self._contracts.get(route_id) is contract:
             self._contracts.pop(route_id, None)
-            self._forget_observations(route_id)
+            self._columns.pop(route_id, None)
             self._telemetry.pop(route_id, None)
 
     def close(self) -> None:
@@ -448,6 +431,18 @@ class RemoteModel(NotPicklable):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _mapped(
+    space: SpaceSpec,
+    mapping: ObservationMap,
+    to_columns: _ToColumns,
+    observation: Any,
+    num_rows: int,
+) -> list[Column]:
+    """Return the columns to send of an environment's observations, in its own space."""
+    columns = coerce_batch(space, observation, num_rows)
+    return to_columns(mapping.apply(unflatten(space, columns)), num_rows)
 
 
 def _are(kind: type, entries: Sequence[object]) -> bool:

@@ -62,10 +62,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         spin: Whether a wait for a step stays awake, save over gRPC, where answers usually come
             within 1.5 ms; False: it sleeps at once, and frees its processor. None: as set by the
             environment variable RLMESH_RAY_SPIN (0 or 1), and True without it.
-        image_codec: Has the endpoint compress the images of the observations: without loss
-            (``"png"``, ``"webp"``), or with (``"jpeg:95"``, ``"webp:80"``), which changes what is
-            learned from; see ``RemoteModel.configure_route``. Steps travel as gRPC messages then.
-            None: pixels travel as they are.
+        image_codec: See ``RemoteEnv``.
 
     Raises:
         ConfigurationError: ``edition_text`` is not known, or ``image_codec`` does not fit the

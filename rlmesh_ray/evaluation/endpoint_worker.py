@@ -120,9 +120,12 @@ class RemoteActionSource:
     def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
         """Request a prediction, where a lane has no action of its chunk left."""
         try:
-            if self._player is not None:
-                return _played(self._player, observation, slots())
-            return self._model.predict(observation, route_id=self._route_id, slots=slots())
+            rows = slots()
+            if self._player is None:
+                return self._model.predict(observation, route_id=self._route_id, slots=rows)
+            for lane in [lane for lane, begins in enumerate(rows.resets) if begins]:
+                self._player.begin_episode(lane, rows.episode_ids[lane])
+            return self._player.act(observation)
         except Exception as error:
             self.failure = error
             raise
@@ -133,13 +136,6 @@ class RemoteActionSource:
             with contextlib.suppress(RlmeshError):
                 self._model.close_route(self._route_id)
         self._source.release(self._model)
-
-
-def _played(player: ActionPlayer, observation: Any, slots: Slots) -> Any:
-    for lane, begins in enumerate(slots.resets):
-        if begins:
-            player.begin_episode(lane, slots.episode_ids[lane])
-    return player.act(observation)
 
 
 class AttemptEpisodes:

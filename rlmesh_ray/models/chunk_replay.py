@@ -40,8 +40,7 @@ def with_replay(policy: Policy, chunk_replay: str) -> Policy:
             'chunk_replay="kept" needs a policy that chooses several actions at once: give its '
             "horizon (horizon=…, --horizon), or leave chunk_replay out"
         )
-    kind = _UpdatableKeptChunks if isinstance(policy, UpdatablePolicy) else KeptChunks
-    return kind(policy)
+    return KeptChunks(policy)
 
 
 @dataclass(slots=True)
@@ -70,6 +69,11 @@ class KeptChunks:
     """
 
     def __init__(self, policy: Policy) -> None:
+        if isinstance(policy, UpdatablePolicy):  # chunks of former weights are used up
+            self.get_weights = policy.get_weights
+            """See ``UpdatablePolicy.get_weights``."""
+            self.set_weights = policy.set_weights
+            """See ``UpdatablePolicy.set_weights``."""
         self.policy = policy
         """The policy."""
         self._horizon = traits_of(policy).horizon
@@ -132,20 +136,6 @@ class KeptChunks:
                 f"the policy's actions do not fit {contract.id}'s action space: "
                 f"{error.about('action')}"
             ) from error
-
-
-class _UpdatableKeptChunks(KeptChunks):
-    """Likewise of a policy whose weights can be replaced; chunks of former weights are used up."""
-
-    policy: Any
-
-    def get_weights(self) -> object:
-        """Return a copy of the policy's weights."""
-        return self.policy.get_weights()
-
-    def set_weights(self, weights: object) -> None:
-        """Replace the policy's weights."""
-        self.policy.set_weights(weights)
 
 
 def _selected(contract: EnvContract, rows: Rows, is_selected: Sequence[bool]) -> Rows:

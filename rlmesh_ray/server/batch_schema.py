@@ -70,17 +70,19 @@ class BatchSchema:
 
     Args:
         contract: The environment contract of the route.
+        policy_horizon: How many actions the policy returns for each row.
+        horizon: How many of these the route's client takes, from 1 to ``policy_horizon``.
     """
 
-    horizon = 1
-    """How many actions of each chunk the route's client takes."""
-
-    def __init__(self, contract: EnvContract) -> None:
+    def __init__(self, contract: EnvContract, policy_horizon: int = 1, horizon: int = 1) -> None:
         observations, actions = _shared(contract.observation_space), _shared(contract.action_space)
         self.contract = replace(contract, observation_space=observations, action_space=actions)
         """The route's contract; routes with equal spaces share the space objects."""
         self.group = (observations, actions)
         """Equal for routes whose rows can be in one batch."""
+        self.horizon = horizon
+        """How many actions of each chunk the route's client takes."""
+        self._policy_horizon = policy_horizon
         self._observation_checker = structure_checker(observations)
         self._action_checker = structure_checker(actions)
         self._action_leaves = leaves(actions)
@@ -106,7 +108,7 @@ class BatchSchema:
         return found
 
     def rows(self, codecs: CodecPair, parts: "Requests", counts: Sequence[int]) -> Rows:
-        """Return the parts' observations as the policy takes them.
+        """Return the parts' observations as the policy takes them; takers of chunks are marked.
 
         Args:
             codecs: From ``codecs(parts)``.
@@ -125,13 +127,14 @@ class BatchSchema:
                 f"the observation does not fit {self.contract.id}'s observation space: "
                 f"{error.about('observation')}"
             ) from error
-        routes = [RouteRows(part.route_key, part.slots) for part in parts]
+        kinds = [RouteRows if part.schema.horizon == 1 else ChunkRouteRows for part in parts]
+        routes = [kind(part.route_key, part.slots) for kind, part in zip(kinds, parts, strict=True)]
         return Rows(unflatten(self.contract.observation_space, columns), routes)
 
     def answers(
         self, codecs: CodecPair, actions: object, parts: "Requests", counts: Sequence[int]
     ) -> Sequence[Actions | RlmeshError]:
-        """Return each part's actions, or the error of that part.
+        """Return as many actions for each part as its client takes, or the error of that part.
 
         Args:
             codecs: From ``codecs(parts)``.
@@ -140,17 +143,27 @@ class BatchSchema:
             counts: Number of rows of each part.
 
         Raises:
-            PolicyError: The number of actions differs from that of the rows, or their structure
-                is not that of the action space.
+            PolicyError: The number of actions differs from that of the rows or the horizon, or
+                their structure is not that of the action space.
         """
-        return self._answers(codecs, self._values(actions), counts)
-
-    def _values(self, actions: object) -> list[Any]:
-        """Return the leaves of what the policy returned."""
         try:
-            return flatten(self.contract.action_space, actions)
+            values = flatten(self.contract.action_space, actions)
+            if self._policy_horizon == 1:
+                return self._answers(codecs, values, counts)
+            num_rows, horizon = sum(counts), self._policy_horizon
+            pairs = zip(self._action_leaves, values, strict=True)
+            by_leaf = [chunk_steps(leaf, value, num_rows, horizon) for leaf, value in pairs]
         except ConformanceError as error:
             raise self._policy_error(error) from error
+        horizons = [part.schema.horizon for part in parts]
+        by_step = [
+            self._answers(codecs, values, counts)
+            for values in list(zip(*by_leaf, strict=True))[: max(horizons)]
+        ]
+        return [
+            _chunk(of_part[:horizon])
+            for of_part, horizon in zip(zip(*by_step, strict=True), horizons, strict=True)
+        ]
 
     def _answers(
         self, codecs: CodecPair, values: Sequence[Any], counts: Sequence[int]
@@ -226,51 +239,6 @@ class BatchSchema:
             f"the policy's actions do not fit {self.contract.id}'s action space: "
             f"{error.about('action')}{hint}"
         )
-
-
-class ChunkSchema(BatchSchema):
-    """The schema of a route whose policy chooses several actions at once.
-
-    Args:
-        contract: The environment contract of the route.
-        policy_horizon: How many actions the policy returns for each row.
-        horizon: How many of these the route's client takes, from 1 to ``policy_horizon``.
-    """
-
-    def __init__(self, contract: EnvContract, policy_horizon: int, horizon: int) -> None:
-        super().__init__(contract)
-        self.horizon = horizon
-        self._policy_horizon = policy_horizon
-
-    def rows(self, codecs: CodecPair, parts: "Requests", counts: Sequence[int]) -> Rows:
-        """Return the parts' observations; routes whose clients take chunks are marked."""
-        rows = super().rows(codecs, parts, counts)
-        kinds = [RouteRows if part.schema.horizon == 1 else ChunkRouteRows for part in parts]
-        return rows._replace(
-            routes=[kind(*route) for kind, route in zip(kinds, rows.routes, strict=True)]
-        )
-
-    def answers(
-        self, codecs: CodecPair, actions: object, parts: "Requests", counts: Sequence[int]
-    ) -> Sequence[Actions | RlmeshError]:
-        """Return as many actions for each part as its client takes, or the error of that part."""
-        num_rows, values = sum(counts), self._values(actions)
-        try:
-            by_leaf = [
-                chunk_steps(leaf, value, num_rows, self._policy_horizon)
-                for leaf, value in zip(self._action_leaves, values, strict=True)
-            ]
-        except ConformanceError as error:
-            raise self._policy_error(error) from error
-        horizons = [part.schema.horizon for part in parts]
-        by_step = [
-            self._answers(codecs, values, counts)
-            for values in list(zip(*by_leaf, strict=True))[: max(horizons)]
-        ]
-        return [
-            _chunk(of_part[:horizon])
-            for of_part, horizon in zip(zip(*by_step, strict=True), horizons, strict=True)
-        ]
 
 
 def _chunk(steps: Sequence[bytes | RlmeshError]) -> Actions | RlmeshError:

@@ -70,6 +70,10 @@ class LoggingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # g
 class FurtherPort(Protocol):
     """A port that an endpoint opens and closes beside gRPC's; used in the serving loop."""
 
+    @property
+    def address(self) -> str:
+        """The address that clients dial; only after ``start``."""
+
     async def open(self) -> None:
         """Listen.
 

@@ -56,6 +56,8 @@ class EnvExecutor:
         contract: Contract of the endpoint.
         dialect: Dialect of the client.
         is_numbered: Whether the client numbers its requests (``capabilities.NUMBERED_REQUESTS``).
+        image_codec: Compresses the images of observations, which are over all lanes then; None:
+            they are not.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class EnvExecutor:
         dialect: EnvServerDialect,
         *,
         is_numbered: bool = False,
+        image_codec: ImageCodec | None = None,
     ) -> None:
         self._contract = contract
         self._dialect = dialect
@@ -72,6 +75,9 @@ class EnvExecutor:
         self._worker = worker
         self._direct = DirectSupervisor(self._worker)
         self._is_numbered = is_numbered
+        self._images: ImageBatchCodec | None = None
+        if image_codec is not None:
+            self._images = ImageBatchCodec(contract.observation_space, image_codec)
         self._is_running = False
         self._has_late_call = False
         self._is_released = False
@@ -99,6 +105,9 @@ class EnvExecutor:
             self._worker.skip(number, has_failed=isinstance(outcome, Failure))
         if not self._worker.endpoint.is_at_rest:
             self._direct.disconnect()  # the worker may be sending an answer that is never read
+        if self._images is not None and isinstance(outcome, ResetOutcome | StepOutcome):
+            data = await asyncio.to_thread(self._compressed, self._images, outcome.observation)
+            outcome = replace(outcome, observation=data)
         return outcome
 
     async def _run(
@@ -366,49 +375,13 @@ class EnvExecutor:
             self._contract.observation_space, columns, len(lanes) or self._contract.num_envs
         )
 
+    def _compressed(self, images: ImageBatchCodec, observation: bytes) -> bytes:
+        space, num_lanes = self._contract.observation_space, self._contract.num_envs
+        columns = self._dialect.values.decode_batch(space, observation, num_lanes)
+        return images.encode(columns, num_lanes)
+
     def _infos(self, infos: Infos, lanes: Lanes) -> Infos:
         return self._dialect.infos(infos, lanes or self._all_lanes, len(self._all_lanes))
-
-
-class CompressingExecutor(EnvExecutor):
-    """An executor that compresses the images of all observations, in threads of the loop's pool.
-
-    Args:
-        worker: Worker of the session.
-        contract: Contract of the endpoint.
-        dialect: Dialect of the client; its observations are over all lanes.
-        image_codec: Fits the contract's observation space.
-        is_numbered: See ``EnvExecutor``.
-    """
-
-    def __init__(
-        self,
-        worker: WorkerSupervisor,
-        contract: EnvContract,
-        dialect: EnvServerDialect,
-        image_codec: ImageCodec,
-        *,
-        is_numbered: bool,
-    ) -> None:
-        super().__init__(worker, contract, dialect, is_numbered=is_numbered)
-        self._images = ImageBatchCodec(contract.observation_space, image_codec)
-
-    async def run(
-        self, request: EnvRequest, autoreset_lanes: Lanes = (), waited_s: float = 0.0
-    ) -> EnvOutcome:
-        """Execute a legal ``request``; see ``EnvExecutor.run``."""
-        outcome = await super().run(request, autoreset_lanes, waited_s)
-        if isinstance(outcome, ResetOutcome | StepOutcome):
-            data = await asyncio.to_thread(self._compressed, outcome.observation)
-            outcome = replace(outcome, observation=data)
-        return outcome
-
-    def _compressed(self, observation: bytes) -> bytes:
-        contract, num_lanes = self._contract, self._contract.num_envs
-        columns = self._dialect.values.decode_batch(
-            contract.observation_space, observation, num_lanes
-        )
-        return self._images.encode(columns, num_lanes)
 
 
 def _rows(column: Column, lanes: Lanes) -> Column:

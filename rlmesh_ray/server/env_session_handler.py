@@ -11,7 +11,7 @@ from rlmesh_ray.protocol.env_session import EnvSession
 from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.messages import EnvFailed, EnvTimings, Request, ResetDone
 from rlmesh_ray.server.env_dialects import EnvServerDialect, EnvServerFrames
-from rlmesh_ray.server.env_executor import CompressingExecutor, EnvExecutor
+from rlmesh_ray.server.env_executor import EnvExecutor
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.server.worker_supervisor import WorkerSupervisor
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -199,12 +199,8 @@ class EnvSessionFactory:
         contract = self._contract
         timer = None if dialect.with_timings is None else RequestTimer()
         worker = WorkerSupervisor(self._pool, self._step_grace_s, contract.num_envs, timer)
-        executor = (
-            EnvExecutor(worker, contract, dialect, is_numbered=is_numbered)
-            if image_codec is None
-            else CompressingExecutor(
-                worker, contract, dialect, image_codec, is_numbered=is_numbered
-            )
+        executor = EnvExecutor(
+            worker, contract, dialect, is_numbered=is_numbered, image_codec=image_codec
         )
         session = EnvSession(
             contract.num_envs,

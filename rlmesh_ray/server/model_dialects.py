@@ -13,7 +13,6 @@ from rlmesh_ray.protocol.route_lanes import ContractLanes, RouteLanes
 from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.server.batch_schema import BatchCodecs
 from rlmesh_ray.server.bind_policy import TlsSource
-from rlmesh_ray.server.endpoint import FurtherPort
 from rlmesh_ray.server.handshake_service import GenerationHandshake, HandshakeFrames
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire import image_codec_v1
@@ -92,7 +91,11 @@ def load_model_dialects() -> dict[str, type[ModelServerDialect]]:
 
 @dataclass(frozen=True, slots=True)
 class ModelPortOptions:
-    """Options of a ModelServer's port for the clients of one dialect."""
+    """Options of a ModelServer's port for the clients of one dialect.
+
+    The ``MODEL_PORT`` of the dialect makes it from the host of the policy, the policy's traits, the
+    endpoint, and these.
+    """
 
     address: str
     env: object
@@ -103,15 +106,3 @@ class ModelPortOptions:
     max_message_bytes: int | None
     """Size of the largest message to accept; None: what an observation needs."""
     idle_timeout_s: float | None
-
-
-class ModelPort(FurtherPort, Protocol):
-    """A ModelServer's port for the clients of one dialect.
-
-    The ``MODEL_PORT`` of the dialect makes it from the host of the policy, the policy's traits, the
-    endpoint, and ``ModelPortOptions``.
-    """
-
-    @property
-    def address(self) -> str:
-        """The address that clients dial; only after ``start``."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.route_lanes import RouteLanes
-from rlmesh_ray.server.batch_schema import BatchCodecs, BatchSchema, ChunkSchema
+from rlmesh_ray.server.batch_schema import BatchCodecs, BatchSchema
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.model_host import ModelHost
@@ -108,11 +108,7 @@ class ModelRoutes:
                 f"the route wants {horizon} actions at once, and the policy chooses "
                 f"{policy_horizon}: lower the horizon to {policy_horizon} or less"
             )
-        schema = (
-            BatchSchema(contract)
-            if policy_horizon == 1
-            else ChunkSchema(contract, policy_horizon, horizon)
-        )
+        schema = BatchSchema(contract, policy_horizon, min(horizon, policy_horizon))
         before = self.by_id.get(route_id)
         if (
             before is not None

@@ -17,11 +17,11 @@ from rlmesh_ray.protocol.handshake import edition_sha256
 from rlmesh_ray.server.batch_collector import BatchCollector
 from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
 from rlmesh_ray.server.bind_policy import TlsSource, checked_address
-from rlmesh_ray.server.endpoint import Endpoint
+from rlmesh_ray.server.endpoint import Endpoint, FurtherPort
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.idle_timeout import checked_idle_timeout
-from rlmesh_ray.server.model_dialects import ModelPort, ModelPortOptions
+from rlmesh_ray.server.model_dialects import ModelPortOptions
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_options import (
     DEFAULT_STUCK_AFTER_S,
@@ -162,7 +162,7 @@ class ModelServer:
             on_stop=self._host.close,
             probe=self._host.health,
         )
-        self._openpi: ModelPort | None = None
+        self._openpi: FurtherPort | None = None
         if openpi is not None:
             options = ModelPortOptions(
                 openpi, openpi_env, token, tls, no_token, wanted_bytes, idle_timeout_s

@@ -260,25 +260,16 @@ class ModelStream:
         self._predicting.pop(request.request_id, None)
         response: SessionResponse
         try:
-            if isinstance(result, bytes):
-                self.num_predicted += 1
-                response = Predicted(
-                    request.request_id, request.context, result, run, queue_ns, request.mirror
-                )
-            elif isinstance(result, tuple):
-                self.num_predicted += 1
-                response = Predicted(
-                    request.request_id,
-                    request.context,
-                    result[0],
-                    run,
-                    queue_ns,
-                    request.mirror,
-                    result[1:],
-                )
-            else:
+            if isinstance(result, RlmeshError):
                 self._routes.by_id[request.context.route_id].lanes.note_failed(slots)
                 response = self._failed(request, result)
+            else:
+                self.num_predicted += 1
+                action, *later = (result,) if isinstance(result, bytes) else result
+                context, mirror = request.context, request.mirror
+                response = Predicted(
+                    request.request_id, context, action, run, queue_ns, mirror, tuple(later)
+                )
             self._follow([self._session.complete(request, response)])
         except Exception:  # noqa: BLE001  # all other sessions go on
             self._fail()

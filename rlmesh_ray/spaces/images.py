@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConfigurationError, ConformanceError
-from rlmesh_ray.spaces.leaves import Leaf, Path, leaves, path_name
-from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, SpaceSpec, TupleSpec
+from rlmesh_ray.spaces.leaves import Leaf, leaves, with_leaves
+from rlmesh_ray.spaces.spec import BoxSpec, SpaceSpec
 
 Size = tuple[int, int]
 """Height and width, in pixels."""
@@ -174,24 +174,17 @@ def as_sizes(resize: object, spec: SpaceSpec) -> dict[str, Size]:
     return sizes
 
 
-def resized_space(spec: SpaceSpec, sizes: Mapping[str, Size], path: Path = ()) -> SpaceSpec:
-    """Return a space whose image leaves have the given sizes.
-
-    Args:
-        spec: The space, or a part of it.
-        sizes: By the names of image leaves.
-        path: Place of ``spec``.
-    """
-    if isinstance(spec, DictSpec):
-        items = ((key, resized_space(part, sizes, (*path, key))) for key, part in spec.items)
-        return DictSpec(tuple(items))
-    if isinstance(spec, TupleSpec):
-        parts = enumerate(spec.items)
-        return TupleSpec(tuple(resized_space(part, sizes, (*path, at)) for at, part in parts))
-    size = sizes.get(path_name(path))
-    if size is None or not isinstance(spec, BoxSpec):
-        return spec
-    return replace(spec, shape=(*spec.shape[:-3], *size, spec.shape[-1]))
+def resized_space(spec: SpaceSpec, sizes: Mapping[str, Size]) -> SpaceSpec:
+    """Return a space whose image leaves have the given sizes, by their names."""
+    return with_leaves(
+        spec,
+        [
+            replace(leaf.spec, shape=(*leaf.shape[:-3], *sizes[leaf.name], leaf.shape[-1]))
+            if leaf.name in sizes and isinstance(leaf.spec, BoxSpec)
+            else leaf.spec
+            for leaf in leaves(spec)
+        ],
+    )
 
 
 def resize_images(images: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:

@@ -1,7 +1,7 @@
 """Leaves of a space: its subspaces other than Dict and Tuple, in depth-first order."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, assert_never
@@ -61,6 +61,16 @@ def path_name(path: Path) -> str:
 def leaves(spec: SpaceSpec) -> tuple[Leaf, ...]:
     """Return the leaves of ``spec``, in depth-first order."""
     return tuple(_leaves(spec, ()))
+
+
+def with_leaves(spec: SpaceSpec, specs: Iterable[LeafSpec]) -> SpaceSpec:
+    """Return the Dicts and Tuples of ``spec`` with other leaves, in depth-first order."""
+    left = iter(specs)
+    if isinstance(spec, DictSpec):
+        return DictSpec(tuple((key, with_leaves(part, left)) for key, part in spec.items))
+    if isinstance(spec, TupleSpec):
+        return TupleSpec(tuple(with_leaves(part, left) for part in spec.items))
+    return next(left)
 
 
 def _leaves(spec: SpaceSpec, path: Path) -> Iterator[Leaf]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, ContractMismatchError
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.images import resize_images
-from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.spaces.leaves import leaves, with_leaves
 from rlmesh_ray.spaces.spec import (
     DTYPES,
     MAX_DEPTH,
@@ -418,15 +418,6 @@ def _outline(paths: Sequence[_Parts]) -> SpaceSpec:
     return DictSpec(tuple((key, _outline(rest)) for key, rest in inner.items()))
 
 
-def _nested(outline: SpaceSpec, specs: Iterator[LeafSpec]) -> SpaceSpec:
-    """Return ``outline`` with ``specs`` as its leaves."""
-    if isinstance(outline, DictSpec):
-        return DictSpec(tuple((key, _nested(part, specs)) for key, part in outline.items))
-    if isinstance(outline, TupleSpec):
-        return TupleSpec(tuple(_nested(part, specs) for part in outline.items))
-    return next(specs)
-
-
 def _shape(spec: SpaceSpec | None) -> str:
     """Return the dtype and shape of a leaf, and ``?`` where it is not known."""
     leaf = leaves(spec)[0] if spec else None
@@ -481,7 +472,7 @@ class ObservationMap:
         Raises:
             ContractMismatchError: The map does not fit it.
         """
-        return _nested(self._outline, iter([each.spec(client_space) for each in self._sources]))
+        return with_leaves(self._outline, [each.spec(client_space) for each in self._sources])
 
     def apply(self, observations: Any) -> Any:
         """Return a batch of mapped observations, in the form of gymnasium's vector environments.

@@ -55,8 +55,17 @@ def parse_hello(data: bytes) -> tuple[bytes, bytes]:
     return ticket_id, nonce
 
 
-def enable_keepalive(connection: Any, idle_s: int, interval_s: int, count: int) -> None:
-    """Have the kernel probe a silent connection, where it has options for that."""
+def enable_keepalive(
+    connection: Any, idle_s: int = 60, interval_s: int = 15, count: int = 4
+) -> None:
+    """Have the kernel probe a silent connection, where it has options for that.
+
+    Args:
+        connection: A socket.
+        idle_s: Seconds before the first probe.
+        interval_s: Seconds between probes.
+        count: Number of probes.
+    """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": idle_s, "TCP_KEEPINTVL": interval_s, "TCP_KEEPCNT": count}
     for name, value in options.items():

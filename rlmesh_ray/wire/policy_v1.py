@@ -45,9 +45,13 @@ def pack(facts: PolicyFacts) -> str:
 def parse(text: str) -> PolicyFacts:
     """Return the facts in a server's capability; invalid ones are left out."""
     try:
-        facts = json.loads(text)
+        return facts_in(json.loads(text))
     except (ValueError, RecursionError):
         return PolicyFacts()
+
+
+def facts_in(facts: object) -> PolicyFacts:
+    """Return the facts in what a server has sent, by their names; invalid ones are left out."""
     if not isinstance(facts, dict):
         return PolicyFacts()
     version, horizon = facts.get("version"), facts.get("horizon")

@@ -312,15 +312,12 @@ def test_it_serves_tls_with_the_files_of_the_server(tmp_path: Path) -> None:
             Client(address_of(server), open_timeout=TIMEOUT_S)
 
 
-def test_connections_that_open_nothing_make_room_for_others(
-    server: ModelServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_port, "_MAX_STRANGERS", 2)
+def test_connections_that_open_nothing_make_room_for_others(server: ModelServer) -> None:
     host, _, port = address_of(server).rpartition(":")
     with contextlib.ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection((host, int(port)), TIMEOUT_S))
-            for _ in range(4)
+            for _ in range(model_port.MAX_STRANGERS + 1)
         ]
         with Client(address_of(server)) as client:
             assert "actions" in client.infer(observation())

@@ -1,7 +1,7 @@
 """The table of dialects: which ones an endpoint serves, and which dialect an address names."""
 
-import importlib.util
 import sys
+from importlib import util
 from typing import Any
 
 import pytest
@@ -30,12 +30,12 @@ def test_an_endpoint_serves_every_dialect_that_is_installed() -> None:
 def test_without_the_extra_an_endpoint_serves_the_other_dialects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = importlib.util.find_spec
+    found = util.find_spec
 
     def find(name: str, *others: Any) -> Any:
         return None if name == "dm_env_rpc" else found(name, *others)
 
-    monkeypatch.setattr(importlib.util, "find_spec", find)
+    monkeypatch.setattr(util, "find_spec", find)
     monkeypatch.setitem(sys.modules, "dm_env_rpc", None)
 
     enabled = registry.enabled_dialects(None, registry.env_dialects())
@@ -52,7 +52,7 @@ def test_a_dialect_with_a_port_of_its_own_is_enabled_by_that_port(
     with pytest.raises(ConfigurationError, match="serve-model --openpi HOST:PORT"):
         registry.enabled_dialects(["openpi"], registry.model_dialects())
 
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(util, "find_spec", lambda _: None)
     with pytest.raises(ImportError, match=r"websockets: pip install 'rlmesh-ray\[openpi\]'"):
         registry.model_port("openpi")
 

@@ -11,7 +11,7 @@ from rlmesh_ray.errors import CodecError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import Policy, PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.server.batch_runner import run_batch
-from rlmesh_ray.server.batch_schema import Actions, BatchSchema, ChunkSchema, PredictionRequest
+from rlmesh_ray.server.batch_schema import Actions, BatchSchema, PredictionRequest
 from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -365,7 +365,7 @@ class Chunking(Doubling):
 
 def chunk_part(horizon: int, *first: float, encoding: Any = values) -> PredictionRequest:
     made = part(*first)
-    made.schema = ChunkSchema(BOX, 3, horizon)
+    made.schema = BatchSchema(BOX, 3, horizon)
     made.values = encoding
     return made
 

@@ -72,7 +72,6 @@ from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 T = TypeVar("T")
 
 _SCHEME = "openpi://"
-_KEEPALIVE_S = (60, 15, 4)
 _CLOSE_S = 1.0
 _ANY_HORIZON = 2**16
 """Of servers whose metadata does not say it: clients get the chunks as they come."""
@@ -229,13 +228,9 @@ class OpenpiSession:
         self, ids: Iterator[str], route_id: str, rows: Sequence[PredictSlot], observation: bytes
     ) -> list[EncodedRequest]:
         """Return the request for a prediction."""
-        lanes = [row.env_index for row in rows]
-        request_id = next(ids)
-
-        def carry_out(until_s: float) -> ModelReply:
-            return self._predict(request_id, route_id, lanes, unpack(observation), until_s)
-
-        return [_RouteRequest(request_id, observation, carry_out)]
+        request_id, lanes = next(ids), [row.env_index for row in rows]
+        work = functools.partial(self._predict, request_id, route_id, lanes, unpack(observation))
+        return [_RouteRequest(request_id, observation, work)]
 
     def predict_chunk(
         self, ids: Iterator[str], route_id: str, batch: RouteBatch
@@ -252,12 +247,8 @@ class OpenpiSession:
         """Return the messages of a batch, as a list in msgpack."""
         return pack(ClientCodec(contract.observation_space).encode(columns, num_rows))
 
-    def actions(self, contract: EnvContract, reply: ModelReply, num_rows: int) -> list[Column]:
-        """Return the first action of each row's chunk."""
-        return self.chunk(contract, reply, num_rows, 1)
-
-    def chunk(
-        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int
+    def actions(
+        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1
     ) -> list[Column]:
         """Return the actions of each row's chunk, one row after the other of each step."""
         codec = ClientCodec(contract.action_space)
@@ -417,7 +408,7 @@ async def _connection(options: ConnectOptions) -> ClientConnection:
             address,
         ) from error
     with contextlib.suppress(OSError):
-        enable_keepalive(connection.transport.get_extra_info("socket"), *_KEEPALIVE_S)
+        enable_keepalive(connection.transport.get_extra_info("socket"))
     return connection
 
 

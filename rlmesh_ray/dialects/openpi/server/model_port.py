@@ -46,9 +46,8 @@ _LIBRARY_LOG.setLevel(logging.CRITICAL + 1)
 
 _HEALTH_PATH = "/healthz"
 _SCHEMES = ("api-key", "bearer")
-_KEEPALIVE_S = (60, 15, 4)
 _CLOSE_S = 1.0
-_MAX_STRANGERS = 64
+MAX_STRANGERS = 64
 """Connections at a time whose opening handshake is not done; another one replaces the oldest."""
 
 
@@ -168,7 +167,7 @@ class OpenpiPort:
         assert task is not None
         # Else the connection would stay open for ever if the client's machine died.
         with contextlib.suppress(OSError):  # the client has gone already
-            enable_keepalive(connection.transport.get_extra_info("socket"), *_KEEPALIVE_S)
+            enable_keepalive(connection.transport.get_extra_info("socket"))
         self._open[served] = task
         self._endpoint.sessions.note_begun()
         try:
@@ -235,7 +234,7 @@ class _Connection(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection, in place of the oldest if there are too many."""
         super().connection_made(transport)
-        if len(self._strangers) >= _MAX_STRANGERS:
+        if len(self._strangers) >= MAX_STRANGERS:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.transport.abort()

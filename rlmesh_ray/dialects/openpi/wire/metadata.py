@@ -10,9 +10,10 @@ from rlmesh_ray.dialects.openpi.wire.space_maps import ACTIONS, OBSERVATION, req
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.space_description import space_lines
 from rlmesh_ray.spaces.spec import SpaceSpec
-from rlmesh_ray.wire.policy_v1 import PolicyFacts
+from rlmesh_ray.wire.policy_v1 import PolicyFacts, facts_in
 
 _SPACES = (("observation_space", OBSERVATION), ("action_space", ACTIONS))
+_FACTS = ("kind", "algorithm", "version")
 _HORIZON = "action_horizon"
 
 
@@ -25,7 +26,7 @@ def metadata(facts: PolicyFacts, contract: EnvContract) -> dict[str, Any]:
     """
     return {
         _HORIZON: facts.horizon,
-        "policy": {"kind": facts.kind, "algorithm": facts.algorithm, "version": facts.version},
+        "policy": {name: getattr(facts, name) for name in _FACTS},
         **{name: _plain(getattr(contract, name), root) for name, root in _SPACES},
     }
 
@@ -50,23 +51,15 @@ def horizon_of(found: Mapping[str, Any]) -> int:
 def facts_of(found: Mapping[str, Any]) -> PolicyFacts:
     """Return the description of the policy in a server's metadata; unknown facts are empty."""
     policy = found.get("policy")
-    policy = policy if isinstance(policy, dict) else {}
-    kind, algorithm, version = (policy.get(name) for name in ("kind", "algorithm", "version"))
-    observations, actions = (tuple(_lines(found.get(name))) for name, _ in _SPACES)
-    return PolicyFacts(
-        kind[:200] if isinstance(kind, str) else "",
-        algorithm[:200] if isinstance(algorithm, str) else "",
-        version if isinstance(version, int) else 0,
-        observations,
-        actions,
-        horizon=horizon_of(found) or 1,
-    )
+    facts = {name: policy.get(name) for name in _FACTS} if isinstance(policy, dict) else {}
+    spaces = {name: _lines(found.get(name)) for name, _ in _SPACES}
+    return facts_in({**facts, **spaces, "horizon": horizon_of(found) or 1})
 
 
 def _lines(space: object) -> list[str]:
     leaves = space.items() if isinstance(space, dict) else ()
     return [
-        f"{key}: {leaf['space']}"[:200]
+        f"{key}: {leaf['space']}"
         for key, leaf in leaves
         if isinstance(leaf, dict) and "space" in leaf
     ]

@@ -4,17 +4,14 @@ What is read comes from the network: only dtypes of a list are accepted, and the
 depth of lists and maps is limited, so that a message takes a small multiple of its own size.
 """
 
-import contextlib
-import importlib
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlmesh_ray.errors import CodecError, MissingPackageError
-from rlmesh_ray.spaces.spec import DTYPES, MAX_RANK
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.spaces.spec import DTYPES
+from rlmesh_ray.wire import msgpack_values
 
 _DTYPES = {np.dtype(name).newbyteorder("<").str: np.dtype(name) for name in DTYPES}
 """The dtypes that are accepted, by NumPy's text, such as ``"<f4"``."""
@@ -35,12 +32,10 @@ def pack(value: object) -> bytes:
         CodecError: A part of it has no form in the protocol.
         MissingPackageError: The package msgpack is not installed.
     """
-    packer = _msgpack().Packer(default=_marked, use_bin_type=True)
     try:
-        packed: bytes = packer.pack(value)
+        return msgpack_values.pack(value, _marked)
     except (TypeError, ValueError, OverflowError) as error:
         raise CodecError(f"this has no form in openpi's protocol: {error}") from error
-    return packed
 
 
 def unpack(data: bytes) -> Any:
@@ -51,25 +46,9 @@ def unpack(data: bytes) -> Any:
         MissingPackageError: The package msgpack is not installed.
     """
     reader = _Reader()
-    # msgpack allocates what a list's header announces before it reads the items.
-    most_items = min(MAX_ITEMS, len(data))
-    try:
-        value = _msgpack().unpackb(
-            data,
-            raw=False,
-            strict_map_key=False,
-            object_hook=reader.read_map,
-            list_hook=reader.read_list,
-            ext_hook=_refuse_extension,
-            max_array_len=most_items,
-            max_map_len=most_items,
-        )
-    except CodecError:
-        raise
-    # msgpack's own errors are not all derived from ValueError, nor from one base.
-    except Exception as error:
-        reason = str(error)[:200] or type(error).__name__
-        raise CodecError(f"this is not msgpack: {reason}") from error
+    value = msgpack_values.unpack(
+        data, MAX_ITEMS, object_hook=reader.read_map, list_hook=reader.read_list
+    )
     _check_depth(value, 0)
     return value
 
@@ -95,7 +74,8 @@ class _Reader:
                 raise CodecError(f"the key {str(key)[:40]!r} of a map is no text, or comes twice")
             by_name[name] = value
         if _ARRAY in by_name:
-            return _array(by_name)
+            dtype = _dtype(by_name.get("dtype"))
+            return msgpack_values.array_of(dtype, by_name.get("shape"), by_name.get("data"))
         if _NUMBER in by_name:
             return _number(by_name)
         return by_name
@@ -106,30 +86,6 @@ class _Reader:
             raise CodecError(
                 f"the message has more than {MAX_VALUES} values; send arrays instead of lists"
             )
-
-
-def _array(found: Mapping[str, Any]) -> NDArray[Any]:
-    dtype, data = _dtype(found.get("dtype")), found.get("data")
-    if not isinstance(data, bytes):
-        raise CodecError("the data of an array is no binary value")
-    shape = _shape(found.get("shape"))
-    # Python's integers do not overflow, where NumPy's would.
-    if len(data) != dtype.itemsize * math.prod(shape):
-        raise CodecError(f"an array of {dtype} and shape {shape} comes with {len(data)} bytes")
-    array = np.frombuffer(data, dtype).reshape(shape)
-    if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
-        raise CodecError("an array of truth values has one that is neither 0 nor 1")
-    return array
-
-
-def _shape(axes: object) -> tuple[int, ...]:
-    if (
-        not isinstance(axes, list)
-        or len(axes) > MAX_RANK + 1
-        or not all(type(axis) is int and 0 <= axis < 2**31 for axis in axes)
-    ):
-        raise CodecError(f"an array has the shape {str(axes)[:40]}")
-    return tuple(axes)
 
 
 def _number(found: Mapping[str, Any]) -> bool | int | float:
@@ -171,20 +127,3 @@ def _check_depth(value: object, depth: int) -> None:
         raise CodecError(f"the message is nested more than {MAX_DEPTH} deep")
     for part in value.values() if isinstance(value, dict) else value:
         _check_depth(part, depth + 1)
-
-
-def _refuse_extension(code: int, _data: bytes) -> Any:
-    raise CodecError(
-        f"an extension of msgpack, of type {code}, has no meaning in openpi's protocol"
-    )
-
-
-def _msgpack() -> Any:
-    """Return msgpack's implementation, beneath the names that ``msgpack_numpy.patch`` replaces.
-
-    That function lets ``msgpack.unpackb`` run pickle on what is read, for the whole process.
-    """
-    for name in ("msgpack._cmsgpack", "msgpack.fallback"):
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(name)
-    raise MissingPackageError("openpi's protocol needs: pip install 'rlmesh-ray[openpi]'")

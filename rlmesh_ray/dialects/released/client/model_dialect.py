@@ -176,14 +176,12 @@ class ReleasedModelClientDialect:
         """Return the bytes of observations."""
         return values.encode_batch(contract.observation_space, columns, num_rows)
 
-    def actions(self, contract: EnvContract, reply: ModelReply, num_rows: int) -> list[Column]:
-        """Return the actions of a prediction, for this step alone."""
-        return values.decode_batch(contract.action_space, action_of(reply), num_rows)
-
-    def chunk(
-        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int
+    def actions(
+        self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1
     ) -> list[Column]:
-        """Return the actions of a prediction of chunks."""
+        """Return the actions of a prediction: of this step, or of as many as the chunks have."""
+        if horizon == 1:
+            return values.decode_batch(contract.action_space, action_of(reply), num_rows)
         lengths = {len(chunk) for chunk in reply.chunks}
         if len(reply.chunks) != num_rows or len(lengths) != 1 or not 0 < max(lengths) <= horizon:
             raise CodecError(

@@ -12,7 +12,7 @@ from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.token_file import TokenSource, client_token_of
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.dialects.rllink.wire.encodings import JSON, RAY, Encoding
-from rlmesh_ray.dialects.rllink.wire.frames import HEADER_BYTES, KEEPALIVE_S, body_bytes, framed
+from rlmesh_ray.dialects.rllink.wire.frames import HEADER_BYTES, body_bytes, framed
 from rlmesh_ray.errors import (
     AddressError,
     CodecError,
@@ -78,7 +78,7 @@ class RLlinkClient:
                 self._address,
             ) from error
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        enable_keepalive(line, *KEEPALIVE_S)  # else a lost machine would never be noticed
+        enable_keepalive(line)  # else a lost machine would never be noticed
         self._socket: socket.socket | None = line
         if context is not None:
             self._socket = _encrypted(line, context, where.host, self._address)

@@ -14,7 +14,6 @@ from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.dialects.rllink.wire.encodings import JSON, Encoding, encoding_of
 from rlmesh_ray.dialects.rllink.wire.frames import (
     HEADER_BYTES,
-    KEEPALIVE_S,
     MOST_BODY_BYTES,
     body_bytes,
     framed,
@@ -95,7 +94,7 @@ class RLlinkConnection:
         self.peer = f"{host}:{port}"
         # Else the connection would stay open for ever if the client's machine died.
         with contextlib.suppress(OSError):  # the client has gone already
-            enable_keepalive(writer.get_extra_info("socket"), *KEEPALIVE_S)
+            enable_keepalive(writer.get_extra_info("socket"))
 
     async def serve(
         self, host: ClientSessionFactory, known: TokenStore | None, seat: Callable[[], bool]

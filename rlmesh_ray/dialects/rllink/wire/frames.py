@@ -9,8 +9,6 @@ from rlmesh_ray.errors import CodecError
 HEADER_BYTES = 8
 MOST_BODY_BYTES = 99_999_999
 """The largest number of eight digits; Ray's own sender writes a ninth, which breaks the stream."""
-KEEPALIVE_S = (60, 15, 4)
-"""TCP keepalive: idle seconds before the first probe, seconds between probes, number of probes."""
 
 
 def framed(body: bytes) -> bytes:

@@ -4,20 +4,21 @@ Episodes are the states of RLlib's SingleAgentEpisode. Of these, only numbers ar
 space, no info, no class of RLlib's is made of what a client has sent.
 """
 
-import contextlib
-import importlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from rlmesh_ray.dialects.rllink.wire import fields, ray_arrays
+from rlmesh_ray.dialects.rllink.wire import fields
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.errors import CodecError, MissingPackageError
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.wire import msgpack_values
 
 _FIRST_BYTES = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 """Of a map in msgpack."""
 _MOST_ITEMS = 2**20
+_DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])")
 
 
 def begins(body: bytes) -> bool:
@@ -241,47 +242,66 @@ def _listed(values: m.Array) -> dict[str, Any]:
 
 
 def _packed(kind: str, **values: Any) -> bytes:
-    packer = _msgpack().Packer(default=ray_arrays.encode, use_bin_type=True)
-    packed: bytes = packer.pack({"type": kind, **values})
-    return packed
+    return msgpack_values.pack({"type": kind, **values}, encode_array)
 
 
 def _map(body: bytes) -> dict[Any, Any]:
-    unpackb = _msgpack().unpackb
-    # msgpack makes room for what a header announces, whether it comes or not.
-    most_items = min(_MOST_ITEMS, len(body))
-    try:
-        decoded = unpackb(
-            body,
-            raw=False,
-            strict_map_key=False,  # msgpack-numpy's keys are bytes
-            object_hook=ray_arrays.decode,
-            ext_hook=_refuse_extension,
-            max_array_len=most_items,
-            max_map_len=most_items,
-        )
-    except CodecError:
-        raise
-    # msgpack's own errors are not all derived from ValueError, nor from one base.
-    except Exception as error:
-        raise CodecError(f"this is not msgpack: {str(error)[:200]}") from error
+    decoded = msgpack_values.unpack(body, _MOST_ITEMS, object_hook=decode_array)
     if not isinstance(decoded, dict):
         raise CodecError("a message must be a map")
     return decoded
 
 
-def _refuse_extension(code: int, _data: bytes) -> Any:
-    raise CodecError(f"an extension of msgpack, of type {code}, has no place in RLlink")
+# --- arrays, in the form of the package msgpack-numpy --------------------------------------
 
 
-def _msgpack() -> Any:
-    """Return msgpack's implementation, beneath the names that msgpack-numpy replaces.
+def encode_array(value: Any) -> Any:
+    """Return a map that stands for an array or a NumPy number: ``default`` of msgpack's packer.
 
-    Its ``patch``, which parts of RLlib call, lets ``msgpack.unpackb`` run pickle on what is read,
-    for the whole process.
+    Raises:
+        TypeError: ``value`` is something else, or an array of something else.
     """
-    # Not at the top: simulators that speak JSON need not have it.
-    for name in ("msgpack._cmsgpack", "msgpack.fallback"):
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(name)
-    raise MissingPackageError("Ray's dialect of RLlink needs: pip install msgpack")
+    if isinstance(value, np.ndarray) and m.is_plain(value):
+        return {
+            b"nd": True,
+            b"type": value.dtype.str,
+            b"kind": b"",
+            b"shape": value.shape,
+            b"data": value.tobytes(),
+        }
+    if isinstance(value, np.bool_ | np.integer | np.floating):
+        return {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
+    raise TypeError(f"{type(value).__name__} has no place in a message of RLlink")
+
+
+def decode_array(found: dict[Any, Any]) -> Any:
+    """Return what a map stands for, or the map: ``object_hook`` of msgpack's unpacker.
+
+    Raises:
+        CodecError: It stands for an array that is not of plain numbers, or contradicts itself.
+    """
+    marker = found.get(b"nd", found.get("nd"))
+    if marker is None:
+        if b"complex" in found or "complex" in found:
+            raise CodecError("complex numbers have no place in a message of RLlink")
+        return found
+    kind = _field(found, "kind", default=b"")
+    # What stands there may itself be an array, and compares as one.
+    if not isinstance(kind, bytes | str) or kind:
+        raise CodecError(f"an array of kind {kind!r}; only plain numbers are read")
+    dtype = _dtype(_field(found, "type"))
+    axes = _field(found, "shape") if marker is True else ()
+    array = msgpack_values.array_of(dtype, axes, _field(found, "data"))
+    return array if marker is True else array[()]
+
+
+def _field(found: dict[Any, Any], name: str, default: Any = None) -> Any:
+    return found.get(name.encode(), found.get(name, default))
+
+
+def _dtype(text: Any) -> np.dtype[Any]:
+    if isinstance(text, bytes):
+        text = text.decode("ascii", "replace")
+    if not isinstance(text, str) or not _DTYPE.fullmatch(text):
+        raise CodecError(f"an array of type {str(text)[:40]!r}; only plain numbers are read")
+    return np.dtype(text)

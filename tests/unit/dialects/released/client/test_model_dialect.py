@@ -240,7 +240,7 @@ def test_chunks_are_read_step_by_step() -> None:
     dialect = ReleasedModelClientDialect("s")
     reply = dialect.read(wire.pack_response(chunked((1, 2, 3), (4, 5, 6))))
 
-    (actions,) = dialect.chunk(CONTRACT, reply, 2, 3)
+    (actions,) = dialect.actions(CONTRACT, reply, 2, 3)
 
     np.testing.assert_array_equal(actions, [1, 4, 2, 5, 3, 6])
 
@@ -253,7 +253,7 @@ def test_chunks_of_unequal_length_are_refused(chunks: tuple[tuple[int, ...], ...
     reply = dialect.read(wire.pack_response(chunked(*chunks)))
 
     with pytest.raises(CodecError, match="2 chunks of 3 actions at most were expected"):
-        dialect.chunk(CONTRACT, reply, 2, 3)
+        dialect.actions(CONTRACT, reply, 2, 3)
 
 
 def test_a_row_without_a_chunk_is_a_failure_of_all() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.dialects.rllink.wire import ray_arrays
+from rlmesh_ray.dialects.rllink.wire import ray_encoding
 from rlmesh_ray.dialects.rllink.wire.encodings import JSON, RAY, Encoding, encoding_of
 from rlmesh_ray.dialects.rllink.wire.frames import MOST_BODY_BYTES, body_bytes, framed
 from rlmesh_ray.errors import CodecError
@@ -309,7 +309,7 @@ def test_a_model_that_unpacks_to_more_than_there_is_is_refused() -> None:
     )
 )
 def test_an_array_is_read_as_it_was_written(array: Any) -> None:
-    again = ray_arrays.decode(ray_arrays.encode(array))
+    again = ray_encoding.decode_array(ray_encoding.encode_array(array))
 
     assert again.dtype == array.dtype
     assert np.array_equal(again, array, equal_nan=array.dtype.kind == "f")

@@ -1,0 +1,107 @@
+"""Messages in msgpack, with arrays as maps; shared by the dialects that have such messages.
+
+Nothing that is read runs code: msgpack-numpy's own decoder runs pickle on arrays of objects, and
+its ``patch``, which parts of RLlib call, makes ``msgpack.unpackb`` do so in the whole process.
+"""
+
+import contextlib
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import CodecError, MissingPackageError
+from rlmesh_ray.spaces.spec import MAX_RANK
+
+
+def pack(value: object, encode: Callable[[Any], Any]) -> bytes:
+    """Return the bytes of a value.
+
+    Args:
+        value: Maps, sequences, text, bytes and numbers.
+        encode: Returns such a value for any other one, or raises TypeError.
+
+    Raises:
+        MissingPackageError: The package msgpack is not installed.
+    """
+    packed: bytes = _msgpack().Packer(default=encode, use_bin_type=True).pack(value)
+    return packed
+
+
+def unpack(data: bytes, max_items: int, **hooks: Callable[[Any], Any]) -> Any:
+    """Return the value in a message from a peer.
+
+    Args:
+        data: The message.
+        max_items: Most items of a list or a map.
+        hooks: ``object_hook`` and ``list_hook`` of msgpack, which may raise CodecError.
+
+    Raises:
+        CodecError: It is no msgpack, or has an extension or too long a list.
+        MissingPackageError: The package msgpack is not installed.
+    """
+    # msgpack allocates what a list's header announces before it reads the items.
+    most_items = min(max_items, len(data))
+    unpackb = _msgpack().unpackb
+    try:
+        return unpackb(
+            data,
+            raw=False,
+            strict_map_key=False,  # keys of arrays are bytes
+            ext_hook=_refuse_extension,
+            max_array_len=most_items,
+            max_map_len=most_items,
+            **hooks,
+        )
+    except CodecError:
+        raise
+    # msgpack's own errors are not all derived from ValueError, nor from one base.
+    except Exception as error:
+        reason = str(error)[:200] or type(error).__name__
+        raise CodecError(f"this is not msgpack: {reason}") from error
+
+
+def array_of(dtype: np.dtype[Any], axes: object, data: object) -> NDArray[Any]:
+    """Return an array from a peer as a read-only view of its bytes.
+
+    Args:
+        dtype: One of plain numbers.
+        axes: Its shape, as the peer has sent it.
+        data: Its elements, likewise.
+
+    Raises:
+        CodecError: They are no shape and no bytes, or contradict each other.
+    """
+    if (
+        not isinstance(axes, list | tuple)
+        or len(axes) > MAX_RANK + 1
+        or not all(type(axis) is int and 0 <= axis < 2**31 for axis in axes)
+    ):
+        raise CodecError(f"an array has the shape {str(axes)[:40]}")
+    if not isinstance(data, bytes):
+        raise CodecError("the data of an array is no binary value")
+    # Python's integers do not overflow, where NumPy's would.
+    if len(data) != dtype.itemsize * math.prod(axes):
+        raise CodecError(f"an array of {dtype} and shape {(*axes,)} comes with {len(data)} bytes")
+    array = np.frombuffer(data, dtype).reshape(axes)
+    if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
+        raise CodecError("an array of truth values has one that is neither 0 nor 1")
+    return array
+
+
+def _refuse_extension(code: int, _data: bytes) -> Any:
+    raise CodecError(f"an extension of msgpack, of type {code}, has no meaning in this protocol")
+
+
+def _msgpack() -> Any:
+    """Return msgpack's implementation, beneath the names that ``msgpack_numpy.patch`` replaces."""
+    # Not at the top: only some dialects need it.
+    for name in ("msgpack._cmsgpack", "msgpack.fallback"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    raise MissingPackageError(
+        "messages in msgpack need: pip install 'rlmesh-ray[openpi]', or pip install msgpack"
+    )
