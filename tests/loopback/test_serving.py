@@ -604,6 +604,7 @@ def test_every_exception_of_a_policy_is_an_answer_and_the_session_goes_on(
         {"torch_threads": "x"},
         {"stuck_after_s": math.nan},
         {"max_batch_rows": 1.5},
+        {"max_delay_s": math.nan},
         {"address": "foo"},
         {"address": "0.0.0.0:0"},
         {"accept_edition_texts": ["no such text"]},
