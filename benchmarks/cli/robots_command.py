@@ -1,0 +1,54 @@
+"""``python -m benchmarks robots``: slow policies for simulators and robots."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks.cli.findings_view import FindingsReport
+from benchmarks.cli.options import QuickFlag, RepetitionsOption, SecondsOption
+from benchmarks.robots.plan import RobotsPlan, Row
+from rlmesh_ray.cli.options.common import DebugFlag, JsonFlag
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.findings import Finding, Measurement
+
+RowsOption = Annotated[
+    list[Row] | None, typer.Option("--only", help="Measure this only; repeatable.")
+]
+
+
+def robots(  # the command line; every option stands alone
+    context: typer.Context,
+    quick: QuickFlag = False,
+    only: RowsOption = None,
+    repetitions: RepetitionsOption = None,
+    seconds: SecondsOption = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int:
+    """Measure a policy that takes 20 ms for any number of rows, as large networks on a GPU do.
+
+    chunks: the rate that a simulator of 50 steps a second keeps, with one action a request and with
+    chunks of 8, asked for when the last one is played and ahead of time. batched: what 8 clients
+    get that ask again at once, without and with max_delay_s, beside batches of 8 in one process.
+    """
+    from benchmarks.robots.measure import measure_robots
+
+    plan = RobotsPlan(
+        rows=tuple(dict.fromkeys(only or Row)),
+        repetitions=repetitions or (1 if quick else 3),
+        warm_up_s=0.5 if quick else 1.0,
+        seconds=seconds or (2.0 if quick else 5.0),
+    )
+    report = FindingsReport(context.obj, "robots", asdict(plan), _caveats)
+    return report.follow(measure_robots(plan, report.note))
+
+
+def _caveats(findings: "Sequence[Finding]", measurements: "Sequence[Measurement]") -> list[str]:
+    from benchmarks.report import disturbances
+
+    del findings  # a share of what is possible needs no busy client
+    return disturbances(measurements)

@@ -1,0 +1,107 @@
+"""Steps a simulator, or the policy by itself: ``python -m benchmarks.robots.driver``.
+
+It reads a ``DriverJob`` from standard input.
+"""
+
+import enum
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from benchmarks.load import ClientJob
+from benchmarks.robots.policy import SleepingPolicy
+from benchmarks.serving.frames import contract
+from benchmarks.stepping.stopwatch import Step, time_steps
+from rlmesh_ray.client.remote_model import RemoteModel
+
+STEP_S = 1 / 50
+"""What a step of the simulator takes."""
+
+
+class Mode(enum.StrEnum):
+    """What is done, and where its actions come from."""
+
+    SIMULATOR = "simulator"
+    """The simulator is stepped with an action that it has."""
+    ONE_ACTION = "one action"
+    """Each step asks the policy."""
+    CHUNKS = "chunks"
+    """A chunk is asked for when the one before is played."""
+    PREFETCH = "prefetch"
+    """A chunk is asked for while the one before is played."""
+    POLICY = "policy"
+    """The policy is called in this process; a step is a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverJob:
+    """What a driver process does."""
+
+    mode: Mode
+    address: str = ""
+    """Of the served policy."""
+    rows: int = 1
+    """Of each call of the policy in this process."""
+    warm_up_s: float = 1.0
+    """See ``ClientJob``."""
+    seconds: float = 5.0
+    """See ``ClientJob``."""
+
+    def job(self) -> ClientJob:
+        """Return the process that does it."""
+        command = [sys.executable, "-m", "benchmarks.robots.driver"]
+        return ClientJob(command, json.dumps(asdict(self)), self.warm_up_s, self.seconds)
+
+    @classmethod
+    def from_line(cls, line: str) -> Self:
+        """Return what ``job`` wrote."""
+        fields = json.loads(line)
+        return cls(**{**fields, "mode": Mode(fields["mode"])})
+
+
+def main() -> None:
+    """Do the work that standard input describes."""
+    job = DriverJob.from_line(sys.stdin.readline())
+    times = {"warm_up_s": job.warm_up_s, "seconds": job.seconds}
+    match job.mode:
+        case Mode.SIMULATOR:
+            time_steps(_simulated(lambda _: 0), **times)
+        case Mode.POLICY:
+            time_steps(_policy_step(job.rows), **times)
+        case mode:
+            with RemoteModel(job.address) as model:
+                time_steps(_simulated(_remote_actions(model, mode)), **times)
+
+
+def _remote_actions(model: RemoteModel, mode: Mode) -> Callable[[Any], object]:
+    if mode is Mode.ONE_ACTION:
+        model.configure_route(contract(1))
+        return lambda observation: model.predict(observation[None])
+    prefetch = "auto" if mode is Mode.PREFETCH else 0
+    return model.actions(contract(1), prefetch=prefetch).act
+
+
+def _simulated(act: Callable[[Any], object]) -> Step:
+    """Return a step of a simulator: it applies an action for the duration of a step."""
+    observation = np.zeros(4, np.float32)
+
+    def step() -> int:
+        act(observation)
+        time.sleep(STEP_S)
+        return 1
+
+    return step
+
+
+def _policy_step(rows: int) -> Step:
+    policy, observations = SleepingPolicy(1), np.zeros((rows, 4), np.float32)
+    return lambda: len(policy(observations))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks.findings import Finding
+from benchmarks.load import ClientJob
+from benchmarks.processes import Reading
+from benchmarks.robots import measure
+from benchmarks.robots.driver import DriverJob, Mode
+from benchmarks.robots.plan import RobotsPlan, Row
+
+
+def reading(answers_per_s: float) -> Reading:
+    return Reading(answers_per_s, (1,), (), 0.0, (0.1,), 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _canned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve nothing: a simulator keeps most of its pace, clients get more with a delay."""
+
+    def served(horizon: int, max_delay_s: float, client: Callable[[Any], ClientJob]) -> Reading:
+        del client
+        return reading(360.0 if max_delay_s else {1: 200.0, 8: 48.0}[horizon])
+
+    def alone(servers: list[int], jobs: list[ClientJob]) -> Reading:
+        assert not servers
+        job = DriverJob.from_line(jobs[0].line)
+        return reading(50.0 if job.mode is Mode.SIMULATOR else 50.0 * job.rows)
+
+    monkeypatch.setattr(measure, "_served", served)
+    monkeypatch.setattr(measure, "measure", alone)
+
+
+def findings(row: Row) -> dict[str, Finding]:
+    (found,) = measure.measure_robots(RobotsPlan([row], repetitions=2), lambda _: None)
+    return {finding.case: finding for finding in found}
+
+
+def test_a_simulator_is_judged_by_the_share_of_its_own_rate_with_prefetch() -> None:
+    found = findings(Row.CHUNKS)
+
+    assert found["chunks of 8, prefetch"].comparisons["/ simulator alone"].values == (0.96, 0.96)
+    assert [each.is_met for each in found.values()] == [None, None, True]
+
+
+def test_clients_are_judged_by_the_share_of_full_batches_with_a_delay() -> None:
+    found = findings(Row.BATCHED)
+
+    shares = [each.comparisons["/ policy alone"].median for each in found.values()]
+    assert shares == [0.5, 0.9]
+    assert [each.is_met for each in found.values()] == [None, True]
