@@ -1,5 +1,6 @@
 """``python -m benchmarks robots``: slow policies for simulators and robots."""
 
+import importlib.util
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,11 +35,14 @@ def robots(  # the command line; every option stands alone
     chunks: the rate that a simulator of 50 steps a second keeps, with one action a request and with
     chunks of 8, asked for when the last one is played and ahead of time. batched: what 8 clients
     get that ask again at once, without and with max_delay_s, beside batches of 8 in one process.
+    openpi: the same with clients of openpi's protocol, beside a server that answers one at a time.
     """
     from benchmarks.robots.measure import measure_robots
 
+    has_openpi = all(map(importlib.util.find_spec, ("msgpack", "websockets")))
+    installed = [row for row in Row if has_openpi or row is not Row.OPENPI]
     plan = RobotsPlan(
-        rows=tuple(dict.fromkeys(only or Row)),
+        rows=tuple(dict.fromkeys(only or installed)),
         repetitions=repetitions or (1 if quick else 3),
         warm_up_s=0.5 if quick else 1.0,
         seconds=seconds or (2.0 if quick else 5.0),

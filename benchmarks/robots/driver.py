@@ -1,4 +1,6 @@
-"""Steps a simulator, or the policy by itself: ``python -m benchmarks.robots.driver``.
+"""Steps a simulator, asks as openpi clients do, or calls the policy by itself.
+
+``python -m benchmarks.robots.driver``.
 
 It reads a ``DriverJob`` from standard input.
 """
@@ -16,8 +18,10 @@ import numpy as np
 from benchmarks.load import ClientJob
 from benchmarks.robots.policy import SleepingPolicy
 from benchmarks.serving.frames import contract
-from benchmarks.stepping.stopwatch import Step, time_steps
+from benchmarks.stepping.stopwatch import Step, time_steps, time_threads
 from rlmesh_ray.client.remote_model import RemoteModel
+from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
+from rlmesh_ray.errors import EndpointError
 
 STEP_S = 1 / 50
 """What a step of the simulator takes."""
@@ -36,6 +40,8 @@ class Mode(enum.StrEnum):
     """A chunk is asked for while the one before is played."""
     POLICY = "policy"
     """The policy is called in this process; a step is a row."""
+    OPENPI = "openpi"
+    """Clients of openpi's protocol, each with a thread, ask again at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class DriverJob:
     address: str = ""
     """Of the served policy."""
     rows: int = 1
-    """Of each call of the policy in this process."""
+    """Of each call of the policy in this process; how many openpi clients there are."""
     warm_up_s: float = 1.0
     """See ``ClientJob``."""
     seconds: float = 5.0
@@ -73,6 +79,8 @@ def main() -> None:
             time_steps(_simulated(lambda _: 0), **times)
         case Mode.POLICY:
             time_steps(_policy_step(job.rows), **times)
+        case Mode.OPENPI:
+            time_threads([_openpi_step(job.address) for _ in range(job.rows)], **times)
         case mode:
             with RemoteModel(job.address) as model:
                 time_steps(_simulated(_remote_actions(model, mode)), **times)
@@ -101,6 +109,23 @@ def _simulated(act: Callable[[Any], object]) -> Step:
 def _policy_step(rows: int) -> Step:
     policy, observations = SleepingPolicy(1), np.zeros((rows, 4), np.float32)
     return lambda: len(policy(observations))
+
+
+def _openpi_step(address: str) -> Step:
+    from websockets.sync.client import connect
+
+    connection = connect(f"ws://{address}", compression=None)
+    connection.recv()  # the server's metadata
+    observation = {"observation": np.zeros(4, np.float32)}
+
+    def step() -> int:
+        connection.send(pack(observation))
+        answer = connection.recv()
+        if isinstance(answer, str):
+            raise EndpointError(f"no actions came: {answer}")
+        return len(unpack(answer)["actions"])
+
+    return step
 
 
 if __name__ == "__main__":

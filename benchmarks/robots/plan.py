@@ -13,6 +13,7 @@ class Row(enum.StrEnum):
 
     CHUNKS = "chunks"
     BATCHED = "batched"
+    OPENPI = "openpi"
 
 
 @dataclass(frozen=True, slots=True)

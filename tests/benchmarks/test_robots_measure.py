@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,9 +19,12 @@ def reading(answers_per_s: float) -> Reading:
 def _canned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve nothing: a simulator keeps most of its pace, clients get more with a delay."""
 
-    def served(horizon: int, max_delay_s: float, client: Callable[[Any], ClientJob]) -> Reading:
+    def served(command: Sequence[str], client: Callable[[Any], ClientJob]) -> Reading:
         del client
-        return reading(360.0 if max_delay_s else {1: 200.0, 8: 48.0}[horizon])
+        if command[2].endswith("openpi_server"):
+            return reading(50.0)
+        horizon, max_delay_s = command[3:5]
+        return reading(360.0 if float(max_delay_s) else {"1": 200.0, "8": 48.0}[horizon])
 
     def alone(servers: list[int], jobs: list[ClientJob]) -> Reading:
         assert not servers
@@ -50,3 +53,11 @@ def test_clients_are_judged_by_the_share_of_full_batches_with_a_delay() -> None:
     shares = [each.comparisons["/ policy alone"].median for each in found.values()]
     assert shares == [0.5, 0.9]
     assert [each.is_met for each in found.values()] == [None, True]
+
+
+def test_openpi_clients_are_judged_without_a_delay_beside_a_server_without_batches() -> None:
+    found = findings(Row.OPENPI)
+
+    shares = [each.comparisons["/ one at a time"].median for each in found.values()]
+    assert shares == [4.0, 7.2]
+    assert [each.is_met for each in found.values()] == [True, None]
