@@ -6,6 +6,7 @@ It reads a ``DriverJob`` from standard input.
 """
 
 import enum
+import itertools
 import json
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from benchmarks.load import ClientJob
+from benchmarks.robots.cameras import Robot, observation
 from benchmarks.robots.policy import SleepingPolicy
 from benchmarks.serving.frames import contract
 from benchmarks.stepping.stopwatch import Step, time_steps, time_threads
@@ -42,6 +44,10 @@ class Mode(enum.StrEnum):
     """The policy is called in this process; a step is a row."""
     OPENPI = "openpi"
     """Clients of openpi's protocol, each with a thread, ask again at once."""
+    RAW_IMAGES = "raw images"
+    """The images of two cameras are sent as they are."""
+    SMALL_IMAGES = "small images"
+    """They are sent as JPEG, as large as the policy wants them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,9 @@ def main() -> None:
             time_steps(_policy_step(job.rows), **times)
         case Mode.OPENPI:
             time_threads([_openpi_step(job.address) for _ in range(job.rows)], **times)
+        case Mode.RAW_IMAGES | Mode.SMALL_IMAGES:
+            with RemoteModel(job.address) as model:
+                time_steps(_camera_step(model, is_small=job.mode is Mode.SMALL_IMAGES), **times)
         case mode:
             with RemoteModel(job.address) as model:
                 time_steps(_simulated(_remote_actions(model, mode)), **times)
@@ -89,17 +98,17 @@ def main() -> None:
 def _remote_actions(model: RemoteModel, mode: Mode) -> Callable[[Any], object]:
     if mode is Mode.ONE_ACTION:
         model.configure_route(contract(1))
-        return lambda observation: model.predict(observation[None])
+        return lambda state: model.predict(state[None])
     prefetch = "auto" if mode is Mode.PREFETCH else 0
     return model.actions(contract(1), prefetch=prefetch).act
 
 
 def _simulated(act: Callable[[Any], object]) -> Step:
     """Return a step of a simulator: it applies an action for the duration of a step."""
-    observation = np.zeros(4, np.float32)
+    state = np.zeros(4, np.float32)
 
     def step() -> int:
-        act(observation)
+        act(state)
         time.sleep(STEP_S)
         return 1
 
@@ -116,16 +125,25 @@ def _openpi_step(address: str) -> Step:
 
     connection = connect(f"ws://{address}", compression=None)
     connection.recv()  # the server's metadata
-    observation = {"observation": np.zeros(4, np.float32)}
+    message = pack({"observation": np.zeros(4, np.float32)})
 
     def step() -> int:
-        connection.send(pack(observation))
+        connection.send(message)
         answer = connection.recv()
         if isinstance(answer, str):
             raise EndpointError(f"no actions came: {answer}")
         return len(unpack(answer)["actions"])
 
     return step
+
+
+def _camera_step(model: RemoteModel, *, is_small: bool) -> Step:
+    if is_small:
+        model.configure_route(Robot(), image_codec="jpeg:95", resize=(224, 224))
+    else:
+        model.configure_route(Robot())
+    observations = itertools.cycle([observation(seed) for seed in range(8)])
+    return lambda: len(model.predict(next(observations)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a policy of 20 ms does to the pace of a simulator, and what eight clients get of it.
+"""What a policy of 20 ms does to the pace of a simulator, what eight clients get, and images.
 
 Every measurement has fresh processes; the sides of a row take turns in going first.
 """
@@ -13,12 +13,15 @@ from benchmarks.record import Note, Record, by_turns, ratios
 from benchmarks.robots.driver import DriverJob, Mode
 from benchmarks.robots.plan import RobotsPlan, Row
 from benchmarks.robots.policy import HORIZON
+from benchmarks.robots.thin_link import RATE, ThinLink
 
 OURS = "rlmesh-ray"
 SIMULATOR, POLICY, ONE_AT_A_TIME = "simulator alone", "policy alone", "one at a time"
+RAW = "raw images"
 
 _CHUNKS_GOAL = Goal(f"/ {SIMULATOR} >= 0.95", 0.95)
 _BATCHED_GOAL = Goal(f"/ {POLICY} >= 0.9", 0.9)
+_CAMERAS_GOAL = Goal(f"/ {RAW} >= 10", 10.0)
 _OPENPI_GOAL = Goal(f"/ {ONE_AT_A_TIME} >= 3", 3.0)
 _CLIENTS = 8
 
@@ -33,9 +36,15 @@ def measure_robots(plan: RobotsPlan, note: Note) -> Iterator[list[Finding]]:
         note: Gets every single measurement when it is made.
 
     Raises:
+        ConfigurationError: The thin link of cameras cannot be made here.
         EndpointError: A process failed; there is no number.
     """
-    rows = {Row.CHUNKS: _chunks, Row.BATCHED: _batched, Row.OPENPI: _openpi}
+    rows = {
+        Row.CHUNKS: _chunks,
+        Row.BATCHED: _batched,
+        Row.OPENPI: _openpi,
+        Row.CAMERAS: _cameras,
+    }
     for row, measured in rows.items():
         if row in plan.rows:
             yield list(measured(plan, note))
@@ -90,6 +99,22 @@ def _openpi(plan: RobotsPlan, note: Note) -> Iterator[Finding]:
         ONE_AT_A_TIME: asked([sys.executable, "-m", "benchmarks.robots.openpi_server"]),
     }
     return _compared(Row.OPENPI, "actions/s", sides, plan, note, {without: _OPENPI_GOAL})
+
+
+def _cameras(plan: RobotsPlan, note: Note) -> Iterator[Finding]:
+    """Compare how the images of two cameras pass a thin link."""
+    with ThinLink() as link:
+        command = [*link.prefix, sys.executable, "-m", "benchmarks.robots.cameras", link.host]
+
+        def asked(mode: Mode) -> Measured:
+            return lambda: _served(
+                command, lambda server: _driver(plan, mode, address=server.address)
+            )
+
+        small = f"jpeg:95 of 224x224, {RATE}"
+        sides = {small: asked(Mode.SMALL_IMAGES), RAW: asked(Mode.RAW_IMAGES)}
+        goals = {small: _CAMERAS_GOAL}
+        yield from _compared(Row.CAMERAS, "requests/s", sides, plan, note, goals)
 
 
 def _compared(

@@ -14,6 +14,7 @@ class Row(enum.StrEnum):
     CHUNKS = "chunks"
     BATCHED = "batched"
     OPENPI = "openpi"
+    CAMERAS = "cameras"
 
 
 @dataclass(frozen=True, slots=True)

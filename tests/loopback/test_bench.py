@@ -99,7 +99,7 @@ def test_slow_policies_for_robots_are_measured(capsys: Capture) -> None:
         (each["workload"], each["case"]): next(iter(each["comparisons"].values()))["median"]
         for each in result["findings"]
     }
-    assert list(shares) == [
+    assert list(shares)[:7] == [
         ("chunks", "one action a request"),
         ("chunks", "chunks of 8"),
         ("chunks", "chunks of 8, prefetch"),
