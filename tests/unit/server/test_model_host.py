@@ -96,8 +96,11 @@ class Echo:
 class Stage:
     """A host of an ``Echo`` that has proved quick, and what its clients are answered."""
 
-    def __init__(self, max_rows: int = 64, max_delay_s: float = 0.0) -> None:
+    def __init__(
+        self, max_rows: int = 64, *, max_delay_s: float = 0.0, only_computes: bool = True
+    ) -> None:
         self.policy = Echo()
+        self.policy.traits = PolicyTraits(only_computes=only_computes)
         self.engine = BatchCollector(self.policy, max_rows, max_delay_s=max_delay_s)
         self.host = ModelHost(self.policy, self.engine)
         self.answers: list[object] = []
@@ -323,6 +326,8 @@ DELAY_S = 0.5
 def play_delayed(
     monkeypatch: pytest.MonkeyPatch,
     scenario: Callable[[Stage, Callable[[], float]], Coroutine[Any, Any, None]],
+    *,
+    only_computes: bool = True,
 ) -> None:
     """Play a scenario at an engine with a delay, on a clock that jumps; it also gets the clock."""
 
@@ -330,7 +335,7 @@ def play_delayed(
         now_s = asyncio.get_running_loop().time
         clock = SimpleNamespace(monotonic=now_s, monotonic_ns=lambda: round(now_s() * 1e9))
         monkeypatch.setattr(batch_collector, "time", clock)
-        await scenario(Stage(max_delay_s=DELAY_S), now_s)
+        await scenario(Stage(max_delay_s=DELAY_S, only_computes=only_computes), now_s)
 
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         runner.run(whole())
@@ -399,7 +404,6 @@ def test_a_batch_that_waited_for_the_policy_s_thread_is_delayed_when_that_is_fre
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(stage: Stage, now_s: Callable[[], float]) -> None:
-        monkeypatch.setattr(batch_collector, "_FAST_S", -1.0)  # it runs in its thread
         await stage.open("a", "b", "c")
 
         def ask_once() -> None:
@@ -414,7 +418,7 @@ def test_a_batch_that_waited_for_the_policy_s_thread_is_delayed_when_that_is_fre
         await asyncio.sleep(0.2)
         assert stage.policy.batches == [[1, 2, 3], [4]]
 
-    play_delayed(monkeypatch, scenario)
+    play_delayed(monkeypatch, scenario, only_computes=False)  # it runs in its thread
 
 
 def test_a_policy_checks_equal_environments_once() -> None:
