@@ -173,6 +173,7 @@ class ModelActorFactory:
         chunk_replay: str = FIRST,
         observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
         max_batch_rows: int = DEFAULT_MAX_ROWS,
+        max_delay_s: float = 0.0,
         max_message_bytes: int | None = None,
         torch_threads: int = 1,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
@@ -201,6 +202,7 @@ class ModelActorFactory:
             chunk_replay: See ``ModelServer``.
             observation_map: See ``ModelServer``; files of its entries are on the actor's node.
             max_batch_rows: See ``ModelServer``.
+            max_delay_s: See ``ModelServer``.
             max_message_bytes: See ``ModelServer``.
             torch_threads: See ``ModelServer``.
             stuck_after_s: See ``ModelServer``.
@@ -232,6 +234,7 @@ class ModelActorFactory:
                 "chunk_replay": chunk_replay,
                 "observation_map": observation_map,
                 "max_batch_rows": max_batch_rows,
+                "max_delay_s": max_delay_s,
                 "max_message_bytes": max_message_bytes,
                 "torch_threads": torch_threads,
                 "stuck_after_s": stuck_after_s,

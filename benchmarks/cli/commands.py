@@ -24,6 +24,7 @@ from benchmarks.cli.options import (
     SecondsOption,
     inferences_of,
 )
+from benchmarks.cli.robots_command import robots
 from benchmarks.cli.scaling_commands import scaling
 from benchmarks.learning.plan import LearningPlan, Task
 from benchmarks.sampling.plan import Rival as SamplingRival
@@ -212,6 +213,7 @@ def _everything(context: typer.Context, vs: list[AnyRival] | None, *, quick: boo
         code = code or serving(context, vs=rivals or [Rival.NOOP, Rival.RELEASED], quick=quick)
     if vs is None:
         code = code or growth(context, quick=quick)
+        code = code or robots(context, quick=quick)
     return code or learning(context, only=tasks)
 
 
@@ -229,6 +231,7 @@ app.command(cls=ReadableCommand)(stepping)
 app.command(cls=ReadableCommand)(growth)
 app.command(cls=ReadableCommand)(scaling)
 app.command(cls=ReadableCommand)(gpu)
+app.command(cls=ReadableCommand)(robots)
 
 
 @app.command(cls=ReadableCommand)

@@ -13,7 +13,7 @@ from functools import partial
 
 from rlmesh_ray.models.policy import Policy, traits_of
 from rlmesh_ray.models.torch.threads import limit_torch_threads
-from rlmesh_ray.options import require_count
+from rlmesh_ray.options import require_count, require_seconds
 from rlmesh_ray.protocol.messages import TimedBatchRun
 from rlmesh_ray.server.batch_queue import BatchQueue
 from rlmesh_ray.server.batch_runner import BatchResult, run_batch
@@ -76,6 +76,7 @@ class BatchCollector:
     Args:
         policy: Called from one thread at a time.
         max_rows: Most rows in a batch that joins several requests.
+        max_delay_s: Longest time for which a batch that could run waits for more requests.
         stuck_after_s: See ``PolicyExecutor``.
         torch_threads: How many threads torch uses for a batch.
         name: Identifies the server in the answers to predictions.
@@ -89,11 +90,13 @@ class BatchCollector:
         policy: Policy,
         max_rows: int,
         *,
+        max_delay_s: float = 0.0,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         torch_threads: int = 1,
         name: str = "",
     ) -> None:
         require_count("max_batch_rows", max_rows)
+        require_seconds("max_delay_s", max_delay_s, allow_zero=True)
         self.num_routes = 0
         """Open routes over all sessions, counted by the host."""
         self.policy_version = 0
@@ -110,7 +113,13 @@ class BatchCollector:
         self._is_alone = False
         """Whether no other route could join the request that is taken now."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._queue: BatchQueue[PredictionRequest] = BatchQueue(max_rows=max_rows)
+        self._queue: BatchQueue[PredictionRequest] = BatchQueue(
+            max_rows=max_rows, max_delay_s=float(max_delay_s)
+        )
+        self._timer: asyncio.TimerHandle | None = None
+        """Flushes when a batch need not wait for more requests any longer."""
+        self._flush = self._flush_after_delay if max_delay_s else self._flush_now
+        self._deliver = self._deliver_and_flush if max_delay_s else _deliver
         # The serving loop adds to the queue, the policy's thread takes from it.
         self._lock = threading.Lock()
         self.executor = PolicyExecutor(
@@ -195,7 +204,34 @@ class BatchCollector:
         if self._queue.num_waiting:
             self._flush()
 
-    def _flush(self) -> None:
+    def _flush_after_delay(self) -> None:
+        """Run a batch if it waits for no more requests; else come back when it has waited."""
+        with self._lock:
+            left_s = self._queue.delay_left_s(time.monotonic(), self.num_routes)
+        if not left_s:
+            self._flush_now()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._end_delay)
+
+    def _end_delay(self) -> None:
+        """Flush. The batch that has waited may have left, and a later one wait: that goes on."""
+        self._timer = None
+        if self._queue.num_waiting:
+            self._flush()
+
+    def _deliver_and_flush(
+        self,
+        batch: Sequence[PredictionRequest],
+        result: BatchResult,
+        run: TimedBatchRun,
+        begun_ns: int,
+    ) -> None:
+        """Answer a batch of the policy's thread, and let the delay of the next one begin."""
+        _deliver(batch, result, run, begun_ns)
+        if self._queue.num_waiting and not self._is_collecting:
+            self._flush()
+
+    def _flush_now(self) -> None:
         """Run a batch: here, if the policy is fast and free, else in its thread."""
         if not self._latency_gate.is_fast or not self.executor.begin_inline():
             self.executor.wake()
@@ -238,11 +274,11 @@ class BatchCollector:
     def _run_in_thread(self, batch: Sequence[PredictionRequest]) -> None:
         result = self._run(batch)
         assert self._loop is not None  # predict was called
-        self._loop.call_soon_threadsafe(_deliver, batch, *result)
+        self._loop.call_soon_threadsafe(self._deliver, batch, *result)
 
     def _take_batch(self) -> Sequence[PredictionRequest]:
         with self._lock:
-            return self._queue.next_batch(time.monotonic())
+            return self._queue.next_batch(time.monotonic(), self.num_routes)
 
     def _run(
         self, batch: Sequence[PredictionRequest], *, is_queued: bool = True

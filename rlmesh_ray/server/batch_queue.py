@@ -1,14 +1,16 @@
 """The queue of predictions, and which of them run in the next batch: first come first served.
 
 Rule 1: it is work-conserving: whenever the device is free and an item waits, a batch is handed out.
-Items that arrive while it is busy run in the next one. No item waits for more to join it, so there
-are no timers here, and the clock serves the statistics alone.
+Items that arrive while it is busy run in the next one. Only with a ``max_delay_s`` above 0 does a
+batch wait for more items: no longer than that from the moment at which it could run, and not once
+it is full or each route has an item. The queue has no timers: its caller asks again later.
 Rule 2: a batch begins with the item that has waited longest, and takes further items of its group
 in arrival order, up to ``max_rows``; it stops at the first that does not fit.
 Rule 3: a batch holds at most one item of a route, and no item overtakes an earlier one of its
 route.
 """
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -63,17 +65,20 @@ class BatchQueue(Generic[ItemT]):
 
     Args:
         max_rows: Most rows in a batch of more than one item.
+        max_delay_s: Longest time for which a batch that could run waits for more items.
 
     Raises:
         ConfigurationError: ``max_rows`` is less than 1.
     """
 
-    def __init__(self, *, max_rows: int) -> None:
+    def __init__(self, *, max_rows: int, max_delay_s: float = 0.0) -> None:
         if max_rows < 1:
             raise ConfigurationError(f"max_rows is {max_rows}; a batch needs at least one row")
         self._max_rows = max_rows
+        self._max_delay_s = max_delay_s
         self._waiting: dict[ItemT, float] = {}
         self._busy_since_s: float | None = None
+        self._free_since_s = -math.inf
         self._batches = self._items = self._rows = self._cancelled = 0
         self._waited_s = self._longest_wait_s = self._busy_s = 0.0
 
@@ -101,14 +106,35 @@ class BatchQueue(Generic[ItemT]):
         self._cancelled += 1
         return True
 
-    def next_batch(self, now_s: float) -> tuple[ItemT, ...]:
+    def delay_left_s(self, now_s: float, num_routes: int) -> float:
+        """Return for how many seconds the next batch waits for more items; 0.0: it waits for none.
+
+        It is 0.0, too, while a batch is running, or when no item waits.
+
+        Args:
+            now_s: The present time.
+            num_routes: How many routes could have an item.
+        """
+        if self._busy_since_s is not None or not self._waiting:
+            return 0.0
+        could_run_since_s = max(next(iter(self._waiting.values())), self._free_since_s)
+        left_s = could_run_since_s + self._max_delay_s - now_s
+        if left_s <= 0.0:
+            return 0.0
+        _, num_rows, routes = self._gather()
+        return left_s if num_rows < self._max_rows and len(routes) < num_routes else 0.0
+
+    def next_batch(self, now_s: float, num_routes: int = 0) -> tuple[ItemT, ...]:
         """Return the batch to run now; empty while one is running, or when no item waits.
 
-        The device counts as busy until ``done``.
+        It is empty, too, while the batch waits for more items; see ``delay_left_s``. The device
+        counts as busy until ``done``.
         """
         if self._busy_since_s is not None or not self._waiting:
             return ()
-        batch = self._gather()
+        if self._max_delay_s and self.delay_left_s(now_s, num_routes):
+            return ()
+        batch, _, _ = self._gather()
         for item in batch:
             wait_s = now_s - self._waiting.pop(item)
             self._waited_s += wait_s
@@ -129,6 +155,7 @@ class BatchQueue(Generic[ItemT]):
             raise ValueError("no batch is running")
         self._busy_s += now_s - self._busy_since_s
         self._busy_since_s = None
+        self._free_since_s = now_s
 
     def passed_by(self, num_rows: int, took_s: float) -> None:
         """Count a batch of one item that ran without having been queued.
@@ -157,7 +184,11 @@ class BatchQueue(Generic[ItemT]):
             busy_s=self._busy_s,
         )
 
-    def _gather(self) -> list[ItemT]:
+    def _gather(self) -> tuple[list[ItemT], int, set[str]]:
+        """Return the next batch, its rows and those of the item that did not fit, and the routes.
+
+        The routes are those of the items up to that one.
+        """
         queue = iter(self._waiting)
         first = next(queue)
         batch, group, num_rows, routes = [first], first.group, first.num_rows, {first.route_key}
@@ -172,4 +203,4 @@ class BatchQueue(Generic[ItemT]):
             if num_rows > self._max_rows:
                 break
             batch.append(item)
-        return batch
+        return batch, num_rows, routes

@@ -62,6 +62,9 @@ class ModelServer:
         no_token: Whether the endpoint may listen without a token where other machines can reach
             it; the log then warns what that means.
         max_batch_rows: Most rows in a batch that joins the requests of several routes.
+        max_delay_s: Longest time for which a batch waits for further requests, from the moment at
+            which it could run. It does not wait when it has ``max_batch_rows`` rows, or a request
+            of each open route. Default: a batch takes the requests that have come.
         max_message_bytes: Size of the largest message to accept, from 65,536 to 2**31 - 1; a larger
             one ends its session with a size error. Default: what ``max_batch_rows`` observations
             need where the policy's observation space is known (as of RLlib checkpoints), 32 MiB
@@ -110,6 +113,7 @@ class ModelServer:
         tls: TlsSource | None = None,
         no_token: bool = False,
         max_batch_rows: int = DEFAULT_MAX_ROWS,
+        max_delay_s: float = 0.0,
         max_message_bytes: int | None = None,
         inference: str = "auto",
         observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
@@ -147,6 +151,7 @@ class ModelServer:
         self._engine = BatchCollector(
             served,
             max_batch_rows,
+            max_delay_s=max_delay_s,
             stuck_after_s=stuck_after_s,
             torch_threads=torch_threads,
             name=uuid.uuid4().hex,

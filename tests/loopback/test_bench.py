@@ -89,6 +89,28 @@ def test_every_workload_is_measured_and_shown(
     assert "busy cores" in text
 
 
+@pytest.mark.slow
+def test_slow_policies_for_robots_are_measured(capsys: Capture) -> None:
+    code = bench("robots", "--json", "--quick", "--seconds", "0.5")
+
+    *_, result = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert code == 0
+    shares = {
+        (each["workload"], each["case"]): next(iter(each["comparisons"].values()))["median"]
+        for each in result["findings"]
+    }
+    assert list(shares)[:7] == [
+        ("chunks", "one action a request"),
+        ("chunks", "chunks of 8"),
+        ("chunks", "chunks of 8, prefetch"),
+        ("batched", "8 clients"),
+        ("batched", "8 clients, max_delay_s=0.005"),
+        ("openpi", "8 clients"),
+        ("openpi", "8 clients, max_delay_s=0.005"),
+    ]
+    assert all(share > 0.0 for share in shares.values())
+
+
 def test_options_before_the_subject_are_not_lost_silently() -> None:
     with pytest.raises(typer.BadParameter, match="options stand after serving"):
         bench("--quick", "serving")

@@ -174,6 +174,41 @@ def test_what_arrives_while_the_policy_is_busy_goes_together(gate: Gate) -> None
     assert [sorted(batch) for batch in gate.batches] == [[0], [1, 2, 3, 4, 5]]
 
 
+def test_with_a_delay_clients_that_ask_at_once_share_each_batch() -> None:
+    gate = Gate(is_open=True)
+    with (
+        ModelServer(gate, max_delay_s=600.0) as server,
+        RemoteModel(server.address) as one,
+        RemoteModel(server.address) as other,
+        ThreadPoolExecutor() as aside,
+    ):
+        for model in (one, other):
+            model.configure_route(CONTRACT)
+        for _ in range(20):
+            answers = [aside.submit(one.predict, observation(1))]
+            answers.append(aside.submit(other.predict, observation(2)))
+            assert [float(each.result(PATIENCE_S)[0, 0]) for each in answers] == [1, 2]
+
+    assert [sorted(batch) for batch in gate.batches] == [[1, 2]] * 20
+
+
+def test_a_delayed_batch_does_not_wait_for_a_client_that_has_gone() -> None:
+    gate = Gate(is_open=True)
+    with (
+        ModelServer(gate, max_delay_s=600.0) as server,
+        RemoteModel(server.address) as staying,
+        ThreadPoolExecutor() as aside,
+    ):
+        staying.configure_route(CONTRACT)
+        leaving = RemoteModel(server.address)
+        leaving.configure_route(CONTRACT)
+        waiting = aside.submit(staying.predict, observation(1))
+        assert eventually(lambda: server.statistics().items_waiting == 1)
+        leaving.close()
+
+        assert waiting.result(PATIENCE_S).tolist() == [[1]]
+
+
 def test_requests_of_a_client_that_has_gone_are_never_run(gate: Gate) -> None:
     with (
         ModelServer(gate) as server,
@@ -604,6 +639,7 @@ def test_every_exception_of_a_policy_is_an_answer_and_the_session_goes_on(
         {"torch_threads": "x"},
         {"stuck_after_s": math.nan},
         {"max_batch_rows": 1.5},
+        {"max_delay_s": math.nan},
         {"address": "foo"},
         {"address": "0.0.0.0:0"},
         {"accept_edition_texts": ["no such text"]},

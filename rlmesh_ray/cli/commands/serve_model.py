@@ -24,6 +24,7 @@ from rlmesh_ray.cli.options.common import (
     TlsFromRay,
     TlsKey,
     TokenFile,
+    non_negative_s,
     parse_map,
     read_token,
     search_current_folder,
@@ -127,6 +128,16 @@ MaxBatchRows = Annotated[
         help="Most rows in a batch that joins requests.",
     ),
 ]
+MaxDelay = Annotated[
+    float,
+    typer.Option(
+        "--max-delay",
+        metavar="SECONDS",
+        rich_help_panel=LIMITS,
+        callback=non_negative_s,
+        help="Longest wait of a batch for more requests.",
+    ),
+]
 MaxMessageBytes = Annotated[
     int | None,
     typer.Option(
@@ -180,6 +191,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     chunk_replay: ChunkReplayOption = ChunkReplay.FIRST,
     torch_threads: Threads = 1,
     max_batch_rows: MaxBatchRows = DEFAULT_MAX_ROWS,
+    max_delay: MaxDelay = 0.0,
     max_message_bytes: MaxMessageBytes = None,
     allow_shutdown: AllowShutdown = False,
     stop_on_close: Annotated[
@@ -258,6 +270,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             tls=tls,
             no_token=no_token,
             max_batch_rows=max_batch_rows,
+            max_delay_s=max_delay,
             max_message_bytes=max_message_bytes,
             observation_map=mapping,
             torch_threads=torch_threads,

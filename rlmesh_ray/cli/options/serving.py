@@ -80,7 +80,7 @@ IdleTimeout = Annotated[
         metavar="SECONDS",
         rich_help_panel=LIMITS,
         callback=positive_s,
-        help="End sessions that are idle for this long.",
+        help="End sessions that are idle this long.",
         show_default="never",
     ),
 ]

@@ -180,6 +180,8 @@ def test_the_version_is_printed(capsys: Capture) -> None:
         ),
         (["check", "openpi://127.0.0.1:1"], ["edition 2026.06 only"]),
         (["serve-model", "no/such"], ["no/such"]),
+        (["serve-model", "no/such", "--max-delay", "nan"], ["--max-delay", "finite number"]),
+        (["serve-model", "no/such", "--max-delay", "-1"], ["--max-delay", "0 or more"]),
         (["bench", "127.0.0.1:1"], ["is an address; bench starts its own endpoint"]),
         (["evaluate", "--env", "a:1", "--model", "a:1", "--output", __file__], ["remove it"]),
         (["train", "127.0.0.1:1", "--num-envs", "4"], ["--num-envs", "endpoint"]),

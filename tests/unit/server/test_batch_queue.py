@@ -1,3 +1,5 @@
+import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import hypothesis
@@ -22,8 +24,8 @@ def item(name: str, rows: int = 1, *, group: str = "g", route: str = "") -> Item
     return Item(group, route or name, rows, name)
 
 
-def offered(*items: Item, max_rows: int = 8) -> BatchQueue[Item]:
-    queue = BatchQueue[Item](max_rows=max_rows)
+def offered(*items: Item, max_rows: int = 8, max_delay_s: float = 0.0) -> BatchQueue[Item]:
+    queue = BatchQueue[Item](max_rows=max_rows, max_delay_s=max_delay_s)
     for now_s, each in enumerate(items):
         queue.offer(each, float(now_s))
     return queue
@@ -132,6 +134,117 @@ def test_an_item_that_runs_cannot_be_cancelled() -> None:
 
     assert not queue.cancel(a)
     assert queue.statistics().cancelled == 0
+
+
+def test_a_delayed_batch_waits_for_more_from_its_first_item_on() -> None:
+    queue = offered(item("a"), item("b"), max_delay_s=3.0)  # at 0 and 1 s
+
+    assert queue.delay_left_s(2.5, num_routes=3) == 0.5
+    assert queue.next_batch(2.5, num_routes=3) == ()
+    assert queue.delay_left_s(3.0, num_routes=3) == 0.0
+    assert names(queue.next_batch(3.0, num_routes=3)) == "ab"
+
+
+def test_a_delay_begins_when_the_device_becomes_free() -> None:
+    queue = offered(item("a"), max_delay_s=3.0)
+    queue.next_batch(5.0, num_routes=3)
+    queue.offer(item("b"), 6.0)
+    assert queue.delay_left_s(7.0, num_routes=3) == 0.0  # not while a batch is running
+    queue.done(20.0)
+
+    assert queue.delay_left_s(21.0, num_routes=3) == 2.0
+    assert names(queue.next_batch(23.0, num_routes=3)) == "b"
+
+
+@pytest.mark.parametrize(
+    ("items", "num_routes", "batch"),
+    [
+        ([item("a"), item("b")], 2, "ab"),
+        ([item("a"), item("b", group="2")], 2, "a"),
+        ([item("a", 3), item("b", 5)], 3, "ab"),
+        ([item("a", 3), item("b", 6)], 3, "a"),
+        ([item("a", 9)], 3, "a"),
+    ],
+    ids=["each route asks", "each asks, in two groups", "full", "too much", "too large"],
+)
+def test_a_batch_that_cannot_grow_is_not_delayed(
+    items: Sequence[Item], num_routes: int, batch: str
+) -> None:
+    queue = offered(*items, max_delay_s=60.0)
+
+    assert names(queue.next_batch(0.0, num_routes)) == batch
+
+
+def test_two_items_of_a_route_are_not_taken_for_two_routes() -> None:
+    queue = offered(item("a", route="r"), item("b", route="r"), max_delay_s=60.0)
+
+    assert queue.next_batch(1.0, num_routes=2) == ()
+
+
+def answers_of(
+    round_trips_s: Sequence[float], *, max_rows: int = 8, max_delay_s: float = 0.0
+) -> list[int]:
+    """Serve clients for 10 s, each of which asks again its round trip after an answer.
+
+    A batch takes 20 ms. Returns how often each client was answered.
+    """
+    queue = BatchQueue[Item](max_rows=max_rows, max_delay_s=max_delay_s)
+    answers, num_routes, now_s = [0] * len(round_trips_s), len(round_trips_s), 0.0
+    asks = [(each_s, client) for client, each_s in enumerate(round_trips_s)]
+    heapq.heapify(asks)
+
+    def arrive() -> None:
+        while asks and asks[0][0] <= now_s:
+            asked_s, client = heapq.heappop(asks)
+            queue.offer(item(str(client)), asked_s)
+
+    while now_s < 10.0:
+        arrive()
+        batch = queue.next_batch(now_s, num_routes)
+        if not batch:
+            left_s = queue.delay_left_s(now_s, num_routes)
+            now_s = min([*(asked_s for asked_s, _ in asks[:1]), *([now_s + left_s] * bool(left_s))])
+            continue
+        now_s += 0.02
+        arrive()
+        queue.done(now_s)
+        for each in batch:
+            client = int(each.name)
+            answers[client] += 1
+            heapq.heappush(asks, (now_s + round_trips_s[client], client))
+    return answers
+
+
+MOST = 8 * 10.0 / 0.02
+"""Answers to eight clients in 10 s, in batches of eight one after the other."""
+SIMILAR_S = [0.0005 + 0.0001 * client for client in range(8)]
+
+
+def test_a_delay_keeps_clients_that_ask_again_at_once_in_one_batch() -> None:
+    at_once = answers_of(SIMILAR_S)
+    delayed = answers_of(SIMILAR_S, max_delay_s=0.002)
+
+    assert sum(at_once) / MOST == pytest.approx(0.5, abs=0.02)  # one and seven of them by turns
+    assert sum(delayed) / MOST > 0.9
+
+
+def test_a_delayed_batch_waits_for_a_straggler_no_longer_than_the_delay() -> None:
+    *others, straggler = answers_of([*SIMILAR_S[:7], 1.0], max_delay_s=0.002)
+
+    assert straggler == 9
+    assert min(others) > 0.9 * 10.0 / (0.02 + SIMILAR_S[6] + 0.002)
+
+
+@pytest.mark.parametrize("max_delay_s", [0.0, 0.002, 0.05])
+@pytest.mark.parametrize("max_rows", [1, 3, 8])
+def test_no_client_gets_less_than_half_of_the_answers_of_another(
+    max_rows: int, max_delay_s: float
+) -> None:
+    uneven_s = [0.0005 * 1.6**client for client in range(8)]  # up to 13 ms
+    answers = answers_of(uneven_s, max_rows=max_rows, max_delay_s=max_delay_s)
+
+    # At worst one that asks again later than others misses every second batch.
+    assert min(answers) + 1 >= max(answers) / 2
 
 
 def test_statistics_count_batches_and_waits() -> None:

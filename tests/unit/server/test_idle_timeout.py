@@ -4,26 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from rlmesh_ray.server.idle_timeout import IdleTimeout, change_detector
+from tests.unit.server.jumping_loop import JumpingLoop
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """Its clock jumps to the next timer: nothing waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 100.0
-
-    def time(self) -> float:
-        return self.now_s
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self.now_s = max(self.now_s, self._scheduled[0].when())  # type: ignore[attr-defined]
-        super()._run_once()  # type: ignore[misc]
-
-
-def run(work: Callable[[Loop], Awaitable[None]]) -> None:
-    loop = Loop()
+def run(work: Callable[[JumpingLoop], Awaitable[None]]) -> None:
+    loop = JumpingLoop()
     try:
         loop.run_until_complete(asyncio.wait_for(work(loop), 1000.0))
     finally:
@@ -49,7 +34,7 @@ async def heard(
 
 
 def test_the_messages_end_when_none_has_come_for_so_long() -> None:
-    async def work(loop: Loop) -> None:
+    async def work(loop: JumpingLoop) -> None:
         idle_timeout = IdleTimeout(10.0)
 
         assert await heard(idle_timeout, after(9.0, 9.5, 0.0)) == 3
@@ -60,7 +45,7 @@ def test_the_messages_end_when_none_has_come_for_so_long() -> None:
 
 
 def test_the_time_without_a_reader_does_not_count() -> None:
-    async def work(_: Loop) -> None:
+    async def work(_: JumpingLoop) -> None:
         idle_timeout = IdleTimeout(10.0)
 
         assert await heard(idle_timeout, after(1.0, 1.0, 1.0), work_s=25.0) == 3
@@ -69,7 +54,7 @@ def test_the_time_without_a_reader_does_not_count() -> None:
 
 
 def test_other_signs_of_life_count() -> None:
-    async def work(loop: Loop) -> None:
+    async def work(loop: JumpingLoop) -> None:
         begun_s = loop.now_s
         steps = change_detector(lambda: min(int(loop.now_s - begun_s), 95))
         idle_timeout = IdleTimeout(10.0, steps)
@@ -82,7 +67,7 @@ def test_other_signs_of_life_count() -> None:
 
 
 def test_without_a_timeout_the_messages_are_as_they_were() -> None:
-    async def work(_: Loop) -> None:
+    async def work(_: JumpingLoop) -> None:
         frames = after(1.0)
         idle_timeout = IdleTimeout(None)
 
@@ -94,7 +79,7 @@ def test_without_a_timeout_the_messages_are_as_they_were() -> None:
 
 
 def test_a_reader_that_its_owner_cancels_is_cancelled() -> None:
-    async def work(_: Loop) -> None:
+    async def work(_: JumpingLoop) -> None:
         idle_timeout = IdleTimeout(10.0)
         reading = asyncio.ensure_future(heard(idle_timeout, after()))
         await asyncio.sleep(1.0)

@@ -22,6 +22,7 @@ from rlmesh_ray.server.policy_executor import PolicyExecutor
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values
+from tests.unit.server.jumping_loop import JumpingLoop
 
 CONTRACT = EnvContract(
     id="Toy-v0",
@@ -95,9 +96,12 @@ class Echo:
 class Stage:
     """A host of an ``Echo`` that has proved quick, and what its clients are answered."""
 
-    def __init__(self, max_rows: int = 64) -> None:
+    def __init__(
+        self, max_rows: int = 64, *, max_delay_s: float = 0.0, only_computes: bool = True
+    ) -> None:
         self.policy = Echo()
-        self.engine = BatchCollector(self.policy, max_rows)
+        self.policy.traits = PolicyTraits(only_computes=only_computes)
+        self.engine = BatchCollector(self.policy, max_rows, max_delay_s=max_delay_s)
         self.host = ModelHost(self.policy, self.engine)
         self.answers: list[object] = []
 
@@ -314,6 +318,107 @@ def test_requests_do_not_wait_for_a_closed_route_that_the_policy_fails_to_forget
         assert stage.policy.batches == [[1]]
 
     play(scenario)
+
+
+DELAY_S = 0.5
+
+
+def play_delayed(
+    monkeypatch: pytest.MonkeyPatch,
+    scenario: Callable[[Stage, Callable[[], float]], Coroutine[Any, Any, None]],
+    *,
+    only_computes: bool = True,
+) -> None:
+    """Play a scenario at an engine with a delay, on a clock that jumps; it also gets the clock."""
+
+    async def whole() -> None:
+        now_s = asyncio.get_running_loop().time
+        clock = SimpleNamespace(monotonic=now_s, monotonic_ns=lambda: round(now_s() * 1e9))
+        monkeypatch.setattr(batch_collector, "time", clock)
+        await scenario(Stage(max_delay_s=DELAY_S, only_computes=only_computes), now_s)
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(whole())
+
+
+def test_a_delayed_batch_leaves_when_the_delay_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(stage: Stage, now_s: Callable[[], float]) -> None:
+        ran_s: list[float] = []
+        stage.policy.meanwhile = lambda: ran_s.append(now_s())
+        await stage.open("a", "b", "c")
+        begun_s = now_s()
+        stage.send("a", 1)
+        await asyncio.sleep(0.3)
+        stage.send("b", 2)
+        await asyncio.sleep(0.1)
+        assert stage.answers == []
+        await asyncio.sleep(0.2)
+        assert stage.policy.batches == [[1, 2]]
+        assert ran_s == [pytest.approx(begun_s + DELAY_S)]
+        # The next one has a delay of its own.
+        stage.send("c", 3)
+        await asyncio.sleep(0.4)
+        assert len(stage.answers) == 2
+        await asyncio.sleep(0.2)
+        assert stage.policy.batches == [[1, 2], [3]]
+
+    play_delayed(monkeypatch, scenario)
+
+
+def test_a_delayed_batch_leaves_as_soon_as_each_route_has_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(stage: Stage, now_s: Callable[[], float]) -> None:
+        await stage.open("a", "b")
+        begun_s = now_s()
+        stage.send("a", 1)
+        await next_round()
+        await next_round()
+        assert stage.policy.batches == []
+        stage.send("b", 2)
+        await next_round()
+        await next_round()
+        assert stage.policy.batches == [[1, 2]]
+        # The timer of that batch does not end the delay of the next one.
+        await asyncio.sleep(0.4)
+        stage.send("a", 3)
+        await asyncio.sleep(0.4)
+        assert stage.policy.batches == [[1, 2]]
+        await asyncio.sleep(0.2)
+        assert stage.policy.batches == [[1, 2], [3]]
+        assert now_s() == pytest.approx(begun_s + 1.0)
+
+    play_delayed(monkeypatch, scenario)
+
+
+def test_a_lone_route_is_not_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(stage: Stage, now_s: Callable[[], float]) -> None:
+        await stage.open("a")
+        stage.send("a", 1)
+        assert stage.policy.batches == [[1]]
+
+    play_delayed(monkeypatch, scenario)
+
+
+def test_a_batch_that_waited_for_the_policy_s_thread_is_delayed_when_that_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(stage: Stage, now_s: Callable[[], float]) -> None:
+        await stage.open("a", "b", "c")
+
+        def ask_once() -> None:
+            if len(stage.policy.batches) == 1:
+                stage.send("c", 4)
+
+        stage.policy.meanwhile = ask_once
+        for value, key in enumerate("abc", start=1):
+            stage.send(key, value)
+        await asyncio.sleep(0.4)
+        assert stage.policy.batches == [[1, 2, 3]]
+        await asyncio.sleep(0.2)
+        assert stage.policy.batches == [[1, 2, 3], [4]]
+
+    play_delayed(monkeypatch, scenario, only_computes=False)  # it runs in its thread
 
 
 def test_a_policy_checks_equal_environments_once() -> None:

@@ -32,7 +32,15 @@ def test_versions_come_to_an_end() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"torch_threads": 0}, {"torch_threads": "x"}, {"stuck_after_s": math.nan}, {"max_rows": 1.5}],
+    [
+        {"torch_threads": 0},
+        {"torch_threads": "x"},
+        {"stuck_after_s": math.nan},
+        {"max_rows": 1.5},
+        {"max_delay_s": -0.001},
+        {"max_delay_s": math.nan},
+        {"max_delay_s": "1"},
+    ],
 )
 def test_an_engine_refuses_options_that_would_fail_in_use(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
