@@ -61,7 +61,7 @@ class _KeptChunk:
 class KeptChunks:
     """Asks a policy for a lane's next chunk when the lane's present one is used up.
 
-    Lanes and episodes are told apart as ``Policy`` says. Rows of clients that take chunks
+    A lane and its episode are identified as ``Policy`` says. Rows of clients that take chunks
     themselves are passed on, and nothing is kept for them.
 
     Args:

@@ -4,6 +4,7 @@ An entry is ``KEY=SOURCE``. The key is a leaf of the policy's observation space,
 leaf of the client's, or a verb with sources inside. Texts are parsed, never evaluated.
 """
 
+import abc
 import copy
 import json
 import math
@@ -128,7 +129,7 @@ class _ClientLeaf:
 # --- verbs -----------------------------------------------------------------------------
 
 
-class _Verb:
+class _Verb(abc.ABC):
     """A verb with its sources and arguments; the subclasses define what it does.
 
     Raises:
@@ -160,13 +161,13 @@ class _Verb:
         """Return what is wrong with the arguments; empty: nothing."""
         return ""
 
+    @abc.abstractmethod
     def box(self, *boxes: BoxSpec) -> BoxSpec:
         """Return the space of the result; raises ContractMismatchError."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def column(self, *columns: NDArray[Any]) -> NDArray[Any]:
         """Return the result for a batch."""
-        raise NotImplementedError
 
     def refuse(self, problem: str) -> NoReturn:
         raise ContractMismatchError(f"{self.text}: {problem}")
