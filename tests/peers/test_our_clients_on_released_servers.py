@@ -426,7 +426,7 @@ def test_its_model_s_chunks_are_those_of_ours_bit_for_bit() -> None:
             model.configure_route(envs, route_id="some", horizon=2)
             found.append([model.predict_chunk(SWINGS, route_id=id) for id in ("default", "some")])
         telemetry = theirs.last_telemetry()
-        with pytest.raises(ConfigurationError, match="which is 5: lower it"):
+        with pytest.raises(ConfigurationError, match="which is 5: lower the horizon"):
             theirs.configure_route(envs, horizon=6)
 
     for theirs_found, ours_found, horizon in zip(*found, (HORIZON, 2), strict=True):
