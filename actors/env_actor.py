@@ -37,6 +37,7 @@ class EnvServiceActor(ServerActor[EnvServer]):
         fleet: Name of the endpoint's fleet in the registry; empty: none.
         announces: Whether the first start announces the endpoint; otherwise ``announce`` does.
         max_sessions: See ``EnvServer``.
+        sessions_per_worker: See ``EnvServer``.
         validation: See ``EnvServer``.
         on_bad_value: See ``EnvServer``.
         step_grace_s: See ``EnvServer``.
@@ -59,6 +60,7 @@ class EnvServiceActor(ServerActor[EnvServer]):
         fleet: str = "",
         announces: bool = True,
         max_sessions: int | None = None,
+        sessions_per_worker: int = 1,
         validation: str = "warn",
         on_bad_value: str = "error",
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
@@ -78,6 +80,7 @@ class EnvServiceActor(ServerActor[EnvServer]):
                 token=token,
                 tls=RayTls(),
                 max_sessions=max_sessions,
+                sessions_per_worker=sessions_per_worker,
                 validation=validation,
                 on_bad_value=on_bad_value,
                 step_grace_s=step_grace_s,

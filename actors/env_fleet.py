@@ -70,6 +70,7 @@ class EnvFleet:
         step_grace_s: See ``EnvServer``.
         allow_calls: See ``EnvServer``.
         idle_timeout_s: See ``EnvServer``.
+        sessions_per_worker: See ``EnvServer``.
         placement: Nodes of the endpoints. ``"near"``: each endpoint is moved once, before its first
             session, to the node of the runner that opens it, if that has room. ``"spread"``: on as
             many nodes as there are. Or ids of nodes (``ray.nodes()[i]["NodeID"]``), used in turn;
@@ -108,11 +109,13 @@ class EnvFleet:
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
         allow_calls: Collection[str] = (),
         idle_timeout_s: float | None = None,
+        sessions_per_worker: int = 1,
         placement: str | Sequence[str] = "near",
         actor_options: ActorOptions | None = None,
         start_timeout_s: float = 120.0,
     ) -> None:
         require_count("num_endpoints", num_endpoints)
+        require_count("sessions_per_worker", sessions_per_worker)
         truncates_on_bad_value(on_bad_value)  # raises here, not in an actor
         require_seconds("start_timeout_s", start_timeout_s, allow_zero=True)
         require_resources(actor_options, is_per_endpoint=True, num_cpus=num_cpus, num_gpus=num_gpus)
@@ -136,6 +139,7 @@ class EnvFleet:
         settings = {
             "num_envs": num_envs,
             "max_sessions": max_sessions,
+            "sessions_per_worker": sessions_per_worker,
             "validation": validation,
             "on_bad_value": on_bad_value,
             "step_grace_s": step_grace_s,

@@ -136,10 +136,11 @@ def sampling(  # noqa: PLR0913  # the command line; every option stands alone
 ) -> int:
     """Measure how fast a runner samples through an endpoint, and RLlib's own without one.
 
-    Two sessions with an endpoint on this machine, each with half of the lanes, and an algorithm's
-    default module: PPO's on CartPole and on 84x84x4 frames, SAC's on Pendulum. There is no learner.
-    All sides run at once, each with a Ray of its own, and sample in turns, since the speed of many
-    machines changes from one second to the next. On all sides garbage collections leave out what
+    Two sessions with an endpoint on this machine, each with half of the lanes, in env workers'
+    processes of their own and in a shared one, and an algorithm's default module: PPO's on CartPole
+    and on 84x84x4 frames, SAC's on Pendulum. There is no learner. All sides run at once, each with
+    a Ray of its own, and sample in turns, since the speed of many machines changes from one second
+    to the next. On all sides garbage collections leave out what
     was loaded, as they do in our remote runners. The measurement begins when auto has chosen; what
     it chose is shown.
     """

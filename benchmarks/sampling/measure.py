@@ -1,8 +1,9 @@
 """How fast a runner samples through an endpoint, against RLlib's own and against no runner at all.
 
 Ours are two sessions with one endpoint on the same host, each with half of the lanes; each way of
-inference is a side of its own. Every measurement has fresh processes. The speed of a shared machine
-changes by half from one second to the next: so all sides run at once, and sample in short turns.
+inference is a side of its own, and so are sessions that share an env worker's process. Every
+measurement has fresh processes. The speed of a shared machine changes by half from one second to
+the next: so all sides run at once, and sample in short turns.
 """
 
 import json
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from types import MappingProxyType
 
 from benchmarks.findings import Finding, Goal
@@ -23,13 +25,14 @@ from benchmarks.stepping.targets import OUR_SERVER, UNIT
 WORKLOAD = "sampling"
 OURS = "rlmesh-ray"
 NAMES = {Rival.RLLIB: "RLlib", Rival.BARE: "no policy"}
-GOALS: Mapping[tuple[Task, str, Rival], Goal] = MappingProxyType(
+GOALS: Mapping[tuple[Task, str, int, Rival], Goal] = MappingProxyType(
     {
-        (Task.CARTPOLE_64, "auto", Rival.RLLIB): Goal(f"/ {NAMES[Rival.RLLIB]} >= 4.5", 4.5),
-        (Task.CARTPOLE_64, "auto", Rival.BARE): Goal(f"/ {NAMES[Rival.BARE]} >= 0.6", 0.6),
+        (Task.CARTPOLE_64, "auto", 1, Rival.RLLIB): Goal(f"/ {NAMES[Rival.RLLIB]} >= 4.5", 4.5),
+        (Task.CARTPOLE_64, "auto", 1, Rival.BARE): Goal(f"/ {NAMES[Rival.BARE]} >= 0.6", 0.6),
     }
 )
-"""By task, inference and rival; those of what users get without options. The aims are 6 and 0.8."""
+"""By task, inference, sessions per worker and rival; those of what users get without options.
+The aims are 6 and 0.8."""
 
 _RUN = (sys.executable, "-m", "benchmarks.sampling.run")
 _TURN_S = 0.25
@@ -67,28 +70,37 @@ def measure_sampling(
             for name, sampler in samplers.items():
                 reading = sampler.reading()
                 record.add(task, name, repetition, reading.answers_per_s, UNIT, reading)
-            for inference in plan.inferences:
-                reason = samplers[our_side(inference)].torch_reason
+            for inference, shared in _ours(plan):
+                reason = samplers[our_side(inference, shared)].torch_reason
                 note_used(UsedInference(task, inference, repetition, reason))
         yield findings(record, plan, task)
 
 
-def our_side(inference: str) -> str:
-    """Return the name of our side with a way of inference."""
-    return f"{OURS}, {inference}"
+def our_side(inference: str, sessions_per_worker: int = 1) -> str:
+    """Return the name of our side with a way of inference and of hosting."""
+    return f"{OURS}, {_case(inference, sessions_per_worker)}"
+
+
+def _case(inference: str, sessions_per_worker: int) -> str:
+    return inference if sessions_per_worker == 1 else f"{inference} in a shared worker"
+
+
+def _ours(plan: SamplingPlan) -> Iterator[tuple[str, int]]:
+    """Return the inference and the sessions per worker of each of our sides."""
+    return product(plan.inferences, plan.sessions_per_worker)
 
 
 def findings(record: Record, plan: SamplingPlan, task: Task) -> list[Finding]:
-    """Return a line for each inference and rival: each has a goal of its own."""
+    """Return a line for each of our sides and rival: each has a goal of its own."""
     found = record.sides(task)
     lines = []
-    for inference in plan.inferences:
+    for inference, shared in _ours(plan):
         for rival in plan.rivals:
             name = NAMES[rival]
-            sides = {OURS: found[our_side(inference)], name: found[name]}
+            sides = {OURS: found[our_side(inference, shared)], name: found[name]}
             by_rival = ratios(sides)
-            case = f"{task}, {inference}, against {name}"
-            goal, judged = GOALS.get((task, inference, rival)), by_rival[f"/ {name}"]
+            case = f"{task}, {_case(inference, shared)}, against {name}"
+            goal, judged = GOALS.get((task, inference, shared, rival)), by_rival[f"/ {name}"]
             lines.append(Finding(WORKLOAD, case, UNIT, sides, by_rival, goal, judged))
     return lines
 
@@ -147,10 +159,10 @@ def _measured(plan: SamplingPlan, task: Task) -> dict[str, _Sampler]:
     """Measure all sides of a task once; return them by name, ours first."""
     samplers: dict[str, _Sampler] = {}
     with ExitStack() as stack:
-        for inference in plan.inferences:
-            server = stack.enter_context(task_server(task))
+        for inference, shared in _ours(plan):
+            server = stack.enter_context(task_server(task, shared))
             line = task_line(task, "endpoint", server.address, inference)
-            name = our_side(inference)
+            name = our_side(inference, shared)
             samplers[name] = _Sampler(_started(stack, name, line), [server.pid])
         for rival in plan.rivals:
             name = NAMES[rival]
@@ -179,10 +191,15 @@ def _alternate(samplers: list[_Sampler], seconds: float) -> None:
         turn += 1
 
 
-def task_server(task: Task) -> Server:
+def task_server(task: Task, sessions_per_worker: int = 1) -> Server:
     """Start the endpoint of a task: each session has half of the runner's lanes."""
     spec = TASKS[task]
-    server_spec = ServerSpec(spec.env_id, spec.num_envs // 2, spec.env_kwargs)
+    server_spec = ServerSpec(
+        spec.env_id,
+        spec.num_envs // 2,
+        spec.env_kwargs,
+        sessions_per_worker=sessions_per_worker,
+    )
     return Server("the server", [*OUR_SERVER, server_spec.to_line()])
 
 

@@ -71,6 +71,8 @@ class SamplingPlan:
     tasks: Sequence[Task] = (Task.CARTPOLE_64,)
     inferences: Sequence[str] = ("auto", "torch")
     """How our runner runs the module: some of ``rlmesh_ray.options.INFERENCES``."""
+    sessions_per_worker: Sequence[int] = (1, 2)
+    """How many of the runner's two sessions share an env worker's process; each is a side."""
     repetitions: int = 5
     warm_up_s: float = 1.0
     """Before each measurement; not counted."""

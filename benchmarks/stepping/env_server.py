@@ -19,6 +19,7 @@ if __name__ == "__main__":
             num_envs=server_spec.num_envs,
             env_kwargs=server_spec.env_kwargs,
             address=address,
+            sessions_per_worker=server_spec.sessions_per_worker,
         ) as server:
             freeze_heap()
             stay(server.address)

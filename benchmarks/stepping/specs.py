@@ -26,6 +26,7 @@ class ServerSpec:
     """Of one environment."""
     is_socket: bool = False
     """Whether it listens on a unix socket; else on 127.0.0.1."""
+    sessions_per_worker: int = 1
 
     def to_line(self) -> str:
         """Return it as one line of JSON."""

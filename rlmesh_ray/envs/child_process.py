@@ -1,91 +1,195 @@
-"""ChildProcess: starts, ends and reaps the process of an env worker."""
+"""ChildProcess: an env worker in a process, which may host the workers of several sessions."""
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from typing import Self
 
 from rlmesh_ray.envs import fault_log
 from rlmesh_ray.envs.compact_frames import decode_reply
 from rlmesh_ray.envs.worker_channel import WorkerChannel
+from rlmesh_ray.polling import should_spin
 
 _REAP_TIMEOUT_S = 1.0
 _KILL_TIMEOUT_S = 10.0  # a process that is not reaped stays; busy machines took more than a second
 
 
 class ChildProcess:
-    """A process that runs ``rlmesh_ray.envs.worker``; made by ``start``, ended by ``end``."""
+    """A worker in a process that runs ``rlmesh_ray.envs.worker``; made by ``start`` or ``join``."""
 
-    def __init__(
-        self, process: "subprocess.Popen[bytes]", channel: WorkerChannel, fault_log_descriptor: int
-    ) -> None:
-        self._process = process
+    def __init__(self, host: "_HostProcess", channel: WorkerChannel) -> None:
+        self._host = host
+        self._has_left = False
         self.channel = channel
-        """Channel to the process."""
-        self._fault_log_descriptor = fault_log_descriptor
-        self.fault_log = ""
-        """Stacks of its threads if a signal such as SIGSEGV ended it; set by ``end``."""
+        """Channel to the worker."""
 
     @classmethod
-    def start(cls) -> Self:
-        """Start the process; it waits for its first message."""
-        own_end, worker_end = socket.socketpair()
-        descriptor = fault_log.create()
-        with worker_end:
-            arguments = [str(worker_end.fileno()), str(os.getpid()), str(descriptor)]
-            try:
-                process = subprocess.Popen(
-                    # -u: output of environments is not buffered. -P: the working directory is not
-                    # on the import path, unless it is on the parent's.
-                    [sys.executable, "-u", "-P", "-m", "rlmesh_ray.envs.worker", *arguments],
-                    stdin=subprocess.PIPE,
-                    stdout=2,
-                    pass_fds=[worker_end.fileno(), descriptor],
-                    start_new_session=True,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path())},
-                )
-            except BaseException:
-                own_end.close()
-                os.close(descriptor)
-                raise
-        return cls(process, WorkerChannel(own_end, decode_reply), descriptor)
+    def start(cls, *, spin: bool | None = None) -> Self:
+        """Start a process with one worker, which waits for its first message.
+
+        Args:
+            spin: Whether its short waits stay awake; see ``polling.should_spin``.
+        """
+        host = _HostProcess(should_spin(spin))
+        channel = host.open_channel(1)
+        assert channel is not None, "it is the first"
+        return cls(host, channel)
+
+    def join(self, most_workers: int) -> Self | None:
+        """Return another worker of the same process; None: it is ending, or has no room.
+
+        Args:
+            most_workers: How many workers the process may host.
+        """
+        channel = self._host.open_channel(most_workers)
+        return None if channel is None else type(self)(self._host, channel)
 
     @property
     def pid(self) -> int:
         """Process id."""
-        return self._process.pid
+        return self._host.pid
+
+    @property
+    def fault_log(self) -> str:
+        """Stacks of the process's threads if a signal such as SIGSEGV ended it; after ``end``."""
+        return self._host.fault_log
 
     def end(self, grace_s: float | None = None) -> str:
-        """End the process and release its resources; return how it ended. Idempotent.
+        """End the worker and release its resources; return how its process ended. Idempotent.
 
-        Only this method reaps the process, so that its id, which is also its group's, cannot belong
-        to another process when the group is killed.
+        The process ends with its last worker, and is killed, with all others, where this worker
+        does not end in time.
 
         Args:
             grace_s: Time to end by itself; None: the time to reap a process that is already dead.
         """
         if self.channel.connection.fileno() >= 0:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_REAP_TIMEOUT_S if grace_s is None else grace_s)
-            # The whole group, with all processes of the environment.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_KILL_TIMEOUT_S)
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-            self._read_fault_log()
+            with self._host.lock:
+                has_left, self._has_left = self._has_left, True
+            self._host.end_worker(self.channel, grace_s, is_counted=not has_left)
             self.channel.close()
-        return _how_it_ended(self._process.returncode)
+        return self._host.how_it_ended(self.channel)
 
-    def _read_fault_log(self) -> None:
+
+class _HostProcess:
+    """The process of one or several workers."""
+
+    def __init__(self, spin: bool) -> None:
+        self.lock = threading.Lock()
+        self.fault_log = ""
+        self._num_workers = 0
+        self._is_over = False
+        self._ended_by: WorkerChannel | None = None
+        self._control, worker_end = socket.socketpair()
+        self._fault_log_descriptor = fault_log.create()
+        with worker_end:
+            descriptors = [worker_end.fileno(), self._fault_log_descriptor]
+            arguments = map(str, (descriptors[0], os.getpid(), descriptors[1], int(spin)))
+            try:
+                self._process = subprocess.Popen(
+                    # -u: output of environments is not buffered. -P: the working directory is not
+                    # on the import path, unless it is on the parent's.
+                    [sys.executable, "-u", "-P", "-m", "rlmesh_ray.envs.worker", *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=2,
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path())},
+                )
+            except BaseException:
+                self._control.close()
+                os.close(self._fault_log_descriptor)
+                raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def open_channel(self, most_workers: int) -> WorkerChannel | None:
+        """Return a channel to a new worker; None: the process is ending, or has no room."""
+        with self.lock:
+            if self._is_over or self._num_workers >= most_workers:
+                return None
+            own_end, worker_end = socket.socketpair()
+            # Where the process is gone already, the channel is at its end.
+            with worker_end, contextlib.suppress(ConnectionError):
+                socket.send_fds(self._control, [b"\0"], [worker_end.fileno()])
+            self._num_workers += 1
+        return WorkerChannel(own_end, decode_reply)
+
+    def end_worker(
+        self, channel: WorkerChannel, grace_s: float | None, *, is_counted: bool
+    ) -> None:
+        """Wait until a worker has ended, or kill the process; reap it if it has ended.
+
+        Args:
+            channel: The worker's channel.
+            grace_s: See ``ChildProcess.end``.
+            is_counted: Whether it is the first call for this worker.
+        """
+        with self.lock:
+            self._num_workers -= is_counted
+            is_last = self._is_over = self._is_over or not self._num_workers
+        timeout_s = _REAP_TIMEOUT_S if grace_s is None else grace_s
+        if is_last:
+            self._control.close()  # a process without workers ends then
+        elif _hangs_up(channel.connection, timeout_s):
+            timeout_s = _REAP_TIMEOUT_S if grace_s is None else 0.0
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+            if self._process.returncode is None:
+                return  # it goes on with its other workers
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        with self.lock:
+            self._kill(channel)
+
+    def _kill(self, channel: WorkerChannel) -> None:
+        """Kill and reap the process, once; release its resources.
+
+        Only this class reaps the process, so that its id, which is also its group's, cannot belong
+        to another process when the group is killed.
+        """
+        if self._fault_log_descriptor < 0:
+            return
+        self._is_over = True
+        if self._process.returncode is None:
+            self._ended_by = channel
+        # The whole group, with all processes of the environments.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILL_TIMEOUT_S)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._control.close()
         descriptor, self._fault_log_descriptor = self._fault_log_descriptor, -1
-        if descriptor >= 0:
-            self.fault_log = fault_log.read(descriptor)
-            os.close(descriptor)
+        self.fault_log = fault_log.read(descriptor)
+        os.close(descriptor)
+
+    def how_it_ended(self, channel: WorkerChannel) -> str:
+        """Return how the process ended, for the worker of ``channel``, as the end of a sentence."""
+        if not self._is_over:
+            return "has closed the connection"
+        how = _how_it_ended(self._process.returncode)
+        if self._ended_by in (None, channel):
+            return how
+        return f"{how}, together with another session's environment (sessions_per_worker)"
+
+
+def _hangs_up(connection: socket.socket, timeout_s: float) -> bool:
+    """Return whether the other end is closed within ``timeout_s``; reads nothing."""
+    descriptor = connection.fileno()
+    if descriptor < 0:
+        return True
+    poller = select.poll()  # not select: it fails for descriptors above 1023
+    poller.register(descriptor, 0)
+    return bool(poller.poll(timeout_s * 1000))
 
 
 def search_path() -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""The env worker: a process that hosts one environment and executes commands.
+"""The env worker: hosts one environment and executes commands; a process has one or several.
 
-``ChildProcess`` starts it as ``python -m rlmesh_ray.envs.worker SOCKET PARENT_PID FAULT_LOG``, with
-the parent watch's pipe as standard input. It imports neither gRPC nor Ray.
+``ChildProcess`` runs ``python -m rlmesh_ray.envs.worker SOCKET PARENT_PID FAULT_LOG SPIN`` with the
+parent watch's pipe as standard input; the socket brings a channel for each worker. It imports
+neither gRPC nor Ray.
 """
 
 import contextlib
@@ -43,13 +44,13 @@ from rlmesh_ray.envs.commands import (
     StepReply,
     StopCommand,
 )
-from rlmesh_ray.envs.compact_frames import NumberedCommand, compact_reply_frame, decode_command
+from rlmesh_ray.envs.compact_frames import compact_reply_frame, decode_command
 from rlmesh_ray.envs.env_source import build, explain_start_error
 from rlmesh_ray.envs.reply_limits import MAX_BYTES, encode_reply, limit_reply
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.polling import AdaptivePoller, use_batch_scheduling
+from rlmesh_ray.polling import AdaptivePoller, WakeupDescriptors, use_batch_scheduling
 from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.contract import EnvContract
@@ -359,41 +360,74 @@ def failure(error: BaseException, place: str = "") -> Failure:
     return Failure(FailureKind.RAISED, message, "".join(report.format()))
 
 
-def serve(channel: WorkerChannel) -> None:
-    """Run the environment of the first message; return after a StopCommand."""
-    start: Start = channel.receive()
-    _adopt(start)
-    try:
-        worker = EnvWorker(start)
-        started = encode(Started(worker.contract, worker.steps_subsets))
-    except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
-        message = f"cannot create {start.description}: {explain_start_error(error)}"
-        # Its subclasses are about what an environment turns out to have.
-        is_wrong_usage = type(error) is ConfigurationError
-        channel.send(encode(StartFailed(message, traceback.format_exc(), is_wrong_usage)))
-        return
-    channel.send(started)
-    num_lanes = worker.contract.num_envs
-    buffers, memory, descriptor_socket = _received_descriptors(channel.connection, 3)
-    worker.attach_memory(
-        StepBuffers(buffers, worker.contract),
-        map_progress(memory, num_lanes),
-        socket.socket(fileno=descriptor_socket),
-    )
-    os.close(buffers)
-    os.close(memory)
-    # Else a process that the environment forks would keep a direct connection open after its end.
-    os.register_at_fork(after_in_child=worker.close_direct)
-    # Between two steps a client computes, perhaps on this processor; an endpoint hardly does.
-    direct_poller, channel_poller = (
-        AdaptivePoller(0.2e-3, start.spin),
-        AdaptivePoller(1.5e-3, start.spin),
-    )
-    while True:
-        number, command = _next(channel, worker, direct_poller, channel_poller)
+class _HostedWorker:
+    """A worker with its channel; it begins with the channel's first message."""
+
+    def __init__(self, channel: WorkerChannel) -> None:
+        self.channel = channel
+        self._worker: EnvWorker | None = None
+
+    @property
+    def wakeup(self) -> WakeupDescriptors | None:
+        """Descriptors to poll for a direct step; None: no direct connection is open."""
+        direct = None if self._worker is None else self._worker.direct
+        return None if direct is None else direct.wakeup
+
+    def serve_direct(self) -> None:
+        """Serve the open direct connection."""
+        assert self._worker is not None
+        assert self._worker.direct is not None, "wakeup says so"
+        self._worker.direct.serve()
+
+    def handle_message(self) -> bool:
+        """Handle the channel's next message; return whether it was the last.
+
+        Raises:
+            EOFError: The endpoint is gone.
+            OSError: The endpoint is gone.
+        """
+        message = self.channel.receive()
+        return not (self._start(message) if self._worker is None else self._handle(*message))
+
+    def close(self) -> None:
+        """Close the descriptors; a process that the environment forks does so, too."""
+        self.channel.connection.close()
+        if self._worker is not None:
+            self._worker.close_direct()
+
+    def _start(self, start: Start) -> bool:
+        """Create the environment; return whether there is one."""
+        _adopt(start)
+        channel = self.channel
+        try:
+            worker = EnvWorker(start)
+            started = encode(Started(worker.contract, worker.steps_subsets))
+        except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
+            message = f"cannot create {start.description}: {explain_start_error(error)}"
+            # Its subclasses are about what an environment turns out to have.
+            is_wrong_usage = type(error) is ConfigurationError
+            channel.send(encode(StartFailed(message, traceback.format_exc(), is_wrong_usage)))
+            return False
+        channel.send(started)
+        buffers, memory, descriptor_socket = _received_descriptors(channel.connection, 3)
+        worker.attach_memory(
+            StepBuffers(buffers, worker.contract),
+            map_progress(memory, worker.contract.num_envs),
+            socket.socket(fileno=descriptor_socket),
+        )
+        os.close(buffers)
+        os.close(memory)
+        self._worker = worker
+        return True
+
+    def _handle(self, number: int, command: Command) -> bool:
+        """Execute a command; return whether the worker goes on."""
+        worker = self._worker
+        assert worker is not None, "it has started"
         match command:
             case StopCommand():
-                break
+                worker.close()
+                return False
             case SetEpisodesCommand():
                 worker.set_episodes(command.episodes)
             case SkipRequestCommand():
@@ -401,29 +435,81 @@ def serve(channel: WorkerChannel) -> None:
             case StartSessionCommand():
                 worker.start_session()
             case _:
-                channel.send(worker.answer(number, command))
-    worker.close()
+                self.channel.send(worker.answer(number, command))
+        return True
 
 
-def _next(
-    channel: WorkerChannel,
-    worker: EnvWorker,
-    direct_poller: AdaptivePoller,
-    channel_poller: AdaptivePoller,
-) -> NumberedCommand:
-    """Return the endpoint's next command; serve the direct connection until it comes."""
-    own = channel.connection.fileno()
-    while (direct := worker.direct) is not None and not channel.has_message:
-        wakeup = direct.wakeup
-        assert wakeup is not None, "worker.direct is open"
+class WorkerLoop:
+    """Serves the commands and the direct connections of the process's workers.
+
+    Args:
+        control: Brings the descriptor of a channel for each worker; owned.
+        spin: Whether short waits stay awake.
+    """
+
+    def __init__(self, control: socket.socket, *, spin: bool) -> None:
+        self._control = control
+        self._hosted: list[_HostedWorker] = []
+        # Between two steps a client computes, perhaps on this processor; an endpoint hardly does.
+        self._direct_poller = AdaptivePoller(0.2e-3, spin)
+        self._channel_poller = AdaptivePoller(1.5e-3, spin)
+        os.register_at_fork(after_in_child=self._close_descriptors)
+
+    def run(self) -> None:
+        """Serve until the endpoint has closed ``control`` and no worker is left."""
+        while self._control.fileno() >= 0 or self._hosted:
+            ready = self._wait()
+            if self._control.fileno() in ready:
+                self._accept()
+            for hosted in tuple(self._hosted):
+                self._serve(hosted, ready)
+
+    def _close_descriptors(self) -> None:
+        self._control.close()
+        for hosted in self._hosted:
+            hosted.close()
+
+    def _wait(self) -> Sequence[int]:
+        """Wait until a worker has something to do; return the descriptors that are ready."""
+        descriptors = [self._control.fileno()] if self._control.fileno() >= 0 else []
+        peers: list[int] = []
+        for hosted in self._hosted:
+            if hosted.channel.has_message:
+                return ()
+            descriptors.append(hosted.channel.connection.fileno())
+            if (wakeup := hosted.wakeup) is not None:
+                descriptors.append(wakeup.eventfd)
+                peers.append(wakeup.peer)
+        poller = self._direct_poller if peers else self._channel_poller
+        return poller.wait_readable(*descriptors, peers=peers)
+
+    def _accept(self) -> None:
+        try:
+            (descriptor,) = _received_descriptors(self._control, 1)
+        except EOFError:
+            self._control.close()
+        except OSError as error:
+            sys.stderr.write(f"{error}\n")  # the endpoint sees that the channel has ended
+        else:
+            channel = WorkerChannel(socket.socket(fileno=descriptor), decode_command)
+            self._hosted.append(_HostedWorker(channel))
+
+    def _serve(self, hosted: _HostedWorker, ready: Sequence[int]) -> None:
+        channel = hosted.channel
         # The channel first: the client may send a step because of a command's effect.
-        if own in direct_poller.wait_readable(own, wakeup.eventfd, peers=(wakeup.peer,)):
-            break
-        direct.serve()
-    if worker.direct is None and not channel.has_message:
-        channel_poller.wait_readable(own)
-    command: NumberedCommand = channel.receive()
-    return command
+        if channel.has_message or channel.connection.fileno() in ready:
+            self._handle_message(hosted)
+        elif (wakeup := hosted.wakeup) and (wakeup.eventfd in ready or wakeup.peer in ready):
+            hosted.serve_direct()
+
+    def _handle_message(self, hosted: _HostedWorker) -> None:
+        try:
+            is_over = hosted.handle_message()
+        except (EOFError, ConnectionError):
+            is_over = True
+        if is_over:
+            self._hosted.remove(hosted)
+            hosted.close()
 
 
 def _received_descriptors(connection: socket.socket, count: int) -> list[int]:
@@ -504,7 +590,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run the worker process."""
-    socket_descriptor, parent_pid, fault_log_descriptor = map(int, sys.argv[1:])
+    socket_descriptor, parent_pid, fault_log_descriptor, spin = map(int, sys.argv[1:])
     del sys.argv[1:]  # some simulators read the command line
     os.set_inheritable(socket_descriptor, False)
     # A handler rather than SIG_IGN, which processes of the environment would inherit.
@@ -512,11 +598,7 @@ def main() -> None:
     fault_log.enable(fault_log_descriptor)
     parent_watch.start(_take_parent_pipe(), parent_pid)
     use_batch_scheduling()
-    channel = WorkerChannel(socket.socket(fileno=socket_descriptor), decode_command)
-    # Else a process that the environment forks would keep the channel open after this one's death.
-    os.register_at_fork(after_in_child=channel.connection.close)
-    with contextlib.suppress(EOFError, ConnectionError):
-        serve(channel)
+    WorkerLoop(socket.socket(fileno=socket_descriptor), spin=bool(spin)).run()
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ class WorkerProcess:
                 f"environments cannot be hosted on {sys.platform}, which cannot share memory by "
                 "descriptor; use Linux, macOS or WSL"
             )
-        process = process or ChildProcess.start()
+        process = process or ChildProcess.start(spin=source.spin)
         try:
             started = _handshake(process, source, validation, timeout_s)
             return cls(process, started, *_share_memory(process.channel, started.contract))
@@ -265,7 +265,6 @@ def _handshake(
         description=source.description,
         validation=validation,
         truncates=source.truncates_on_bad_value,
-        spin=source.spin,
         sys_path=search_path(),
         pythonpath=os.environ.get("PYTHONPATH"),
     )
@@ -285,6 +284,7 @@ def _handshake(
             process.fault_log,
         ) from error
     if isinstance(answer, StartFailed):
+        process.end()  # not with a grace of 0: it may host the worker of another session, too
         raise EnvStartError(answer.message, answer.traceback_text, answer.is_wrong_usage)
     return answer
 

@@ -13,6 +13,7 @@ from rlmesh_ray.options import (
     SHARED_MEMORY,
     allowed_transports,
     as_names,
+    require_count,
     require_flag,
     require_seconds,
 )
@@ -74,6 +75,11 @@ class EnvServer:
             clients that know how (rlmesh 0.1.0) may step each of them alone.
         max_sessions: How many sessions may be open at once. Default: 16, or 1 for an instance,
             which cannot be made twice.
+        sessions_per_worker: How many sessions share an env worker's process. With 1 they step at
+            the same time, each on a processor of its own. A runner with several sessions gains
+            from one process for all of them where a step takes less time than the runner's own
+            work, or processors are few. A crash, or a step that is killed because it is late, then
+            interrupts the episodes of all sessions of the process.
         token: What clients must show, or a ``TokenFile``; required unless ``address`` is loopback.
         tls: Files for TLS; ``RayTls()``: those that Ray uses.
         no_token: Whether the endpoint may listen without a token where other machines can reach
@@ -129,6 +135,7 @@ class EnvServer:
         env_kwargs: Mapping[str, object] | None = None,
         autoreset: str = "next_step",
         max_sessions: int | None = None,
+        sessions_per_worker: int = 1,
         token: TokenSource | None = None,
         tls: TlsSource | None = None,
         no_token: bool = False,
@@ -161,7 +168,10 @@ class EnvServer:
             spin=should_spin(spin),
         )
         allowed = checked_sessions(max_sessions, self._source.max_sessions)
-        self._pool = WorkerPool(self._source, ValidationMode.from_option(validation), allowed)
+        require_count("sessions_per_worker", sessions_per_worker)
+        self._pool = WorkerPool(
+            self._source, ValidationMode.from_option(validation), allowed, sessions_per_worker
+        )
         self._max_sessions = allowed
         self._endpoint = Endpoint(
             address,

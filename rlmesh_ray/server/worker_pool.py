@@ -39,10 +39,18 @@ class WorkerPool:
         source: The environment that each worker runs.
         validation: How the workers validate values.
         max_sessions: Most sessions at a time.
+        sessions_per_worker: How many sessions' workers share a process.
     """
 
-    def __init__(self, source: EnvSource, validation: ValidationMode, max_sessions: int) -> None:
+    def __init__(
+        self,
+        source: EnvSource,
+        validation: ValidationMode,
+        max_sessions: int,
+        sessions_per_worker: int = 1,
+    ) -> None:
         self._source = source
+        self._sessions_per_worker = sessions_per_worker
         self._validation = validation
         self._out: set[WorkerProcess] = set()
         # Processes whose start is not complete; they end with the pool.
@@ -158,7 +166,7 @@ class WorkerPool:
 
     def _start(self) -> WorkerProcess:
         """Start a worker that ``close`` can end; in a thread."""
-        process = ChildProcess.start()
+        process = self._joined_process() or ChildProcess.start(spin=self.spin)
         self._starting.add(process)
         if self._is_closed:  # after it was added: close has seen it, or is seen here
             process.end(0.0)
@@ -168,6 +176,14 @@ class WorkerPool:
         except BaseException:
             self._starting.discard(process)
             raise
+
+    def _joined_process(self) -> ChildProcess | None:
+        """Return a place in a process that has room for another worker; None: there is none."""
+        if self._sessions_per_worker == 1:
+            return None
+        workers = [*self._out, self._spare]  # a copy: this is a thread
+        joined = (worker.process.join(self._sessions_per_worker) for worker in workers if worker)
+        return next(filter(None, joined), None)
 
     def _leave(self, starting: "asyncio.Future[WorkerProcess]") -> None:
         """Let ``starting`` go on for the next session."""

@@ -21,20 +21,25 @@ def record(speeds: dict[str, float]) -> Record:
 
 def test_each_inference_and_rival_has_a_line() -> None:
     sides = {our_side("auto"): 90.0, our_side("torch"): 60.0, "RLlib": 20.0, "no policy": 180.0}
+    sides |= {our_side("auto", 2): 120.0, our_side("torch", 2): 90.0}
 
     lines = findings(record(sides), SamplingPlan(), TASK)
 
     assert [(line.case, next(iter(line.comparisons.items()))[1].median) for line in lines] == [
         ("cartpole-64, auto, against RLlib", 4.5),
         ("cartpole-64, auto, against no policy", 0.5),
+        ("cartpole-64, auto in a shared worker, against RLlib", 6.0),
+        ("cartpole-64, auto in a shared worker, against no policy", pytest.approx(2 / 3)),
         ("cartpole-64, torch, against RLlib", 3.0),
         ("cartpole-64, torch, against no policy", pytest.approx(1 / 3)),
+        ("cartpole-64, torch in a shared worker, against RLlib", 4.5),
+        ("cartpole-64, torch in a shared worker, against no policy", 0.5),
     ]
-    assert [line.is_met for line in lines] == [True, False, None, None]
+    assert [line.is_met for line in lines] == [True, False, *[None] * 6]
 
 
 def test_only_what_was_planned_has_a_line() -> None:
-    plan = SamplingPlan(rivals=[Rival.BARE], inferences=["compiled"])
+    plan = SamplingPlan(rivals=[Rival.BARE], inferences=["compiled"], sessions_per_worker=[1])
 
     (line,) = findings(record({our_side("compiled"): 90.0, "no policy": 180.0}), plan, TASK)
 
@@ -43,7 +48,7 @@ def test_only_what_was_planned_has_a_line() -> None:
 
 def test_goals_are_of_tasks_and_defaults_that_exist() -> None:
     assert set(TASKS) == set(Task)
-    assert {inference for _, inference, _ in GOALS} <= set(SamplingPlan().inferences)
+    assert {inference for _, inference, _, _ in GOALS} <= set(SamplingPlan().inferences)
 
 
 @pytest.mark.parametrize("task", Task)

@@ -325,7 +325,14 @@ def test_an_unknown_environment_is_named_in_one_line(env: str, error: type[Excep
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_envs": 0}, {"max_sessions": 0}, {"validation": "maybe"}, {"address": "x"}]
+    "options",
+    [
+        {"num_envs": 0},
+        {"max_sessions": 0},
+        {"sessions_per_worker": 0},
+        {"validation": "maybe"},
+        {"address": "x"},
+    ],
 )
 def test_wrong_options_are_refused_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray import EnvServer, RemoteEnv
+from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.errors import AddressError, LocalProtocolError, RemoteEnvError
+from rlmesh_ray.testing.equality import assert_identical
 from tests.loopback.child_processes import worker_pids
 from tests.loopback.client_internals import endpoints_give_up_after, vanish
 from tests.loopback.eventually import eventually
@@ -121,6 +122,45 @@ def test_workers_that_died_are_let_go() -> None:
         assert eventually(lambda: num_descriptors() <= counts[0] + 1)
         assert len(worker_pids()) == 1
         env.close()
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
+def test_sessions_that_share_a_process_step_as_if_alone(transport: str) -> None:
+    found = []
+    for shared in (1, 2):
+        with EnvServer("CartPole-v1", num_envs=2, sessions_per_worker=shared) as server:
+            envs = [RemoteVectorEnv(server.address, transport=transport) for _ in range(2)]
+            seen: list[Any] = [env.reset(seed=seed) for seed, env in enumerate(envs)]
+            assert len(worker_pids()) == 3 - shared
+            for action in (0, 1, 1):
+                seen += [env.step(np.full(2, action)) for env in envs]
+            envs[0].close()
+            seen += [envs[1].step(np.zeros(2, np.int64)) for _ in range(20)]
+            envs[1].close()
+        found.append(seen)
+
+    assert_identical(found[0], found[1])
+
+
+def test_each_session_of_a_process_that_ends_recovers() -> None:
+    with EnvServer(Exits, sessions_per_worker=2) as server:
+        first, second, third = envs = [RemoteEnv(server.address) for _ in range(3)]
+        for env in envs:
+            env.reset()
+        pids = worker_pids()
+        assert len(pids) == 2
+
+        for env, action in ((first, 1), (second, 0)):
+            with pytest.raises(RemoteEnvError, match="exit code 3"):
+                env.step(action)
+        third.step(0)
+        for env in (first, second):
+            env.reset()
+            env.step(0)
+
+        assert len(worker_pids()) == 2
+        for env in envs:
+            env.close()
 
 
 def test_workers_that_die_between_two_requests_leave_nothing_behind() -> None:

@@ -545,6 +545,66 @@ def test_factories_and_classes_of_a_script_work(tmp_path: Path) -> None:
     assert done.stdout == "ResetReply 2\n"
 
 
+# --- several workers in a process ----------------------------------------------------------
+
+
+def start_beside(worker: WorkerProcess, env: EnvLike, num_envs: int = 1) -> WorkerProcess:
+    process = worker.process.join(2)
+    assert process is not None
+    source = make_source(env, num_envs)
+    return WorkerProcess.start(source, validation=ValidationMode.WARN, process=process)
+
+
+def test_workers_of_a_process_step_as_if_alone_and_it_ends_with_the_last(start: Start) -> None:
+    first = start("CartPole-v1", 2)
+    second = start_beside(first, "CartPole-v1", 2)
+    alone = start("CartPole-v1", 2)
+    assert first.pid == second.pid != alone.pid
+    assert first.process.join(2) is None, "the process has no room for a third"
+
+    for worker, seed in ((first, 1), (second, 2), (alone, 2)):
+        ask(worker, ResetCommand(seeds=(seed, seed)))
+    for action in (0, 1, 1):
+        for worker in (first, second, alone):
+            assert isinstance(step(worker, np.full(2, action)), StepReply)
+    assert_identical(second.observation_columns, alone.observation_columns)
+    first.close(5.0)
+
+    assert isinstance(step(second, np.zeros(2, np.int64)), StepReply)
+    second.close(5.0)
+    assert not exists(second.pid)
+
+
+def test_a_start_that_fails_leaves_the_other_worker_of_its_process(start: Start) -> None:
+    first = start("CartPole-v1")
+
+    with pytest.raises(EnvStartError, match="Did you mean: `CartPole`"):
+        start_beside(first, "CartPol-v1")
+
+    assert isinstance(ask(first, ResetCommand()), ResetReply)
+    again = start_beside(first, "CartPole-v1")
+    assert again.pid == first.pid
+    again.kill()
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "crashed"])
+def test_what_ends_a_process_ends_each_of_its_workers(start: Start, is_killed: bool) -> None:
+    first = start(lambda: FaultyEnv(Fault.SEGFAULT, at_step=1))
+    second = start_beside(first, "CartPole-v1")
+    ask(first, ResetCommand())
+    if is_killed:
+        first.kill()
+    else:
+        assert isinstance(step(first, np.zeros(1, np.int64)), Failure)
+
+    failure = ask(second, ResetCommand())
+
+    assert isinstance(failure, Failure)
+    assert failure.kind is FailureKind.CRASHED
+    assert ("together with another session's" in failure.message) is is_killed
+    assert not exists(second.pid)
+
+
 # --- the process -----------------------------------------------------------------------------
 
 

@@ -97,6 +97,17 @@ SessionsOption = Annotated[
         show_default="16",
     ),
 ]
+SharedWorkerOption = Annotated[
+    int,
+    typer.Option(
+        "--sessions-per-worker",
+        min=1,
+        metavar="N",
+        rich_help_panel=LIMITS,
+        help="Sessions that share an env worker's process: for fast environments and few "
+        "processors.",
+    ),
+]
 ValidationOption = Annotated[
     ValidationChoice,
     typer.Option(
@@ -156,6 +167,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     env_kwargs: EnvKwargs = None,
     autoreset: AutoresetOption = Autoreset.NEXT_STEP,
     max_sessions: SessionsOption = None,
+    sessions_per_worker: SharedWorkerOption = 1,
     validation: ValidationOption = ValidationChoice.WARN,
     on_bad_value: OnBadValueOption = OnBadValue.ERROR,
     step_grace: GraceOption = 5.0,
@@ -214,6 +226,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             env_kwargs=kwargs,
             autoreset=autoreset.value,
             max_sessions=max_sessions,
+            sessions_per_worker=sessions_per_worker,
             token=token,
             tls=server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray),
             no_token=no_token,
