@@ -55,6 +55,11 @@ class ChildProcess:
         return self._host.pid
 
     @property
+    def is_over(self) -> bool:
+        """Whether the process has ended, or is ending: it takes no further worker."""
+        return self._host.is_over
+
+    @property
     def fault_log(self) -> str:
         """Stacks of the process's threads if a signal such as SIGSEGV ended it; after ``end``."""
         return self._host.fault_log
@@ -83,7 +88,7 @@ class _HostProcess:
         self.lock = threading.Lock()
         self.fault_log = ""
         self._num_workers = 0
-        self._is_over = False
+        self.is_over = False
         self._ended_by: WorkerChannel | None = None
         self._control, worker_end = socket.socketpair()
         self._fault_log_descriptor = fault_log.create()
@@ -113,7 +118,7 @@ class _HostProcess:
     def open_channel(self, most_workers: int) -> WorkerChannel | None:
         """Return a channel to a new worker; None: the process is ending, or has no room."""
         with self.lock:
-            if self._is_over or self._num_workers >= most_workers:
+            if self.is_over or self._num_workers >= most_workers:
                 return None
             own_end, worker_end = socket.socketpair()
             # Where the process is gone already, the channel is at its end.
@@ -134,7 +139,7 @@ class _HostProcess:
         """
         with self.lock:
             self._num_workers -= is_counted
-            is_last = self._is_over = self._is_over or not self._num_workers
+            is_last = self.is_over = self.is_over or not self._num_workers
         timeout_s = _REAP_TIMEOUT_S if grace_s is None else grace_s
         if is_last:
             self._control.close()  # a process without workers ends then
@@ -157,7 +162,7 @@ class _HostProcess:
         """
         if self._fault_log_descriptor < 0:
             return
-        self._is_over = True
+        self.is_over = True
         if self._process.returncode is None:
             self._ended_by = channel
         # The whole group, with all processes of the environments.
@@ -174,7 +179,7 @@ class _HostProcess:
 
     def how_it_ended(self, channel: WorkerChannel) -> str:
         """Return how the process ended, for the worker of ``channel``, as the end of a sentence."""
-        if not self._is_over:
+        if not self.is_over:
             return "has closed the connection"
         how = _how_it_ended(self._process.returncode)
         if self._ended_by in (None, channel):

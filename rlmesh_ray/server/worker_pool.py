@@ -166,7 +166,16 @@ class WorkerPool:
 
     def _start(self) -> WorkerProcess:
         """Start a worker that ``close`` can end; in a thread."""
-        process = self._joined_process() or ChildProcess.start(spin=self.spin)
+        if process := self._joined_process():
+            try:
+                return self._start_in(process)
+            except EnvStartError:
+                if not process.is_over:
+                    raise
+                # Another session's environment may have ended it.
+        return self._start_in(ChildProcess.start(spin=self.spin))
+
+    def _start_in(self, process: ChildProcess) -> WorkerProcess:
         self._starting.add(process)
         if self._is_closed:  # after it was added: close has seen it, or is seen here
             process.end(0.0)

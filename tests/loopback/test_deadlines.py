@@ -145,6 +145,22 @@ def test_a_deadline_is_kept_however_the_environment_behaves(fault: Fault) -> Non
             assert interrupted.step_count == 1
 
 
+def test_a_session_starts_anew_where_the_process_that_it_was_to_share_is_killed() -> None:
+    server = EnvServer(
+        lambda: FaultyEnv(Fault.HANG, at_step=2), step_grace_s=0.0, sessions_per_worker=2
+    )
+    with server, closing(Session(server)) as session, closing(Session(server)) as other:
+        session.reset()
+        session.step()
+        session.send(session.step_request(DEADLINE_MS))
+        answer = session.receive_aside()
+
+        other.reset(timeout_ms=20_000)
+        other.step()
+
+        assert_timed_out(session, answer.result(20.0), DEADLINE_MS)
+
+
 class Slow(gymnasium.Env[Any, Any]):
     """Observes its step count; hangs on request, for as long as ``gate`` is not opened."""
 
