@@ -159,6 +159,8 @@ def as_sizes(resize: object, spec: SpaceSpec) -> dict[str, Size]:
     if not isinstance(resize, Mapping):
         size = _as_size(resize)
         return {leaf.name: size for leaf in require_images("resize", spec)}
+    if not resize:
+        raise ConfigurationError("resize={} names no image: leave it out, or name one")
     by_name = {leaf.name: leaf for leaf in leaves(spec)}
     sizes = {}
     for name, size in resize.items():
@@ -320,9 +322,9 @@ def _bands(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return frame[..., 0] if frame.shape[-1] == 1 else frame
 
 
-def _as_size(size: object) -> Size:
+def _as_size(size: Any) -> Size:
     try:
-        height, width = map(operator.index, size)  # type: ignore[call-overload]  # or TypeError
+        height, width = (0 if side is True else operator.index(side) for side in size)
     except (TypeError, ValueError):
         height = width = 0
     if not (1 <= height <= _MAX_SIDE and 1 <= width <= _MAX_SIDE):

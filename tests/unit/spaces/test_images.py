@@ -182,7 +182,9 @@ def test_sizes_for_an_image_that_is_the_whole_space() -> None:
     [
         ({"wrist": (4, 4)}, r"names no leaf.*'camera', 'joints'"),
         ({"joints": (4, 4)}, r"is no image: it is a Box of float32"),
+        ({}, r"names no image: leave it out"),
         ((4,), r"must be \(height, width\)"),
+        ((True, 4), r"must be \(height, width\)"),
         ((0, 4), r"must be \(height, width\)"),
         ((4.0, 4), r"must be \(height, width\)"),
         (4, r"must be \(height, width\)"),
