@@ -91,7 +91,7 @@ def test_ppo_learns(way: Any, build: Build) -> None:
     assert best_return(build(config, way=way, num_simulators=3), 200.0, 30) >= 200.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_appo_learns_with_runners_that_pull_their_weights(build: Build) -> None:
     config = APPOConfig().env_runners(num_env_runners=2).debugging(seed=1)
