@@ -95,7 +95,7 @@ for command, examples in (
     ),
     (pool, ("games --address 0.0.0.0:7070 --token-file pool-token",)),
     (register, ("games@HEAD:7070 HOST:5555 --pool-token-file pool-token",)),
-    (train, ("CartPole-v1 --stop-return 150", "127.0.0.1:5555 --algo DQN --set lr=1e-4")),
+    (train, ("CartPole-v1 --algo DQN --set lr=1e-4", "--resume runs/cartpole --stop-return 300")),
     (
         evaluate,
         (

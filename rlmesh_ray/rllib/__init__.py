@@ -8,6 +8,8 @@ from rlmesh_ray.errors import INSTALL_RLLIB, MissingPackageError
 try:
     from rlmesh_ray.rllib.config.configure import configure
     from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner, RLMeshMultiAgentEnvRunner
+    from rlmesh_ray.rllib.tracking import tracked
+    from rlmesh_ray.rllib.training import saved_progress, train
     from rlmesh_ray.rllib.weights.publisher import WeightPublisher, publish_weights
 except ModuleNotFoundError as error:
     raise MissingPackageError(
@@ -26,6 +28,9 @@ __all__ = [
     "configure",
     "configure_rllink",
     "publish_weights",
+    "saved_progress",
+    "tracked",
+    "train",
 ]
 
 

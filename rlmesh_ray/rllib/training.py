@@ -4,7 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     EPISODE_RETURN_MEAN,
+    EVALUATION_RESULTS,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     NUM_EPISODES_LIFETIME,
 )
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.rllib.checkpoint_folder import CheckpointFolder, newest_checkpoint, read_progress
 from rlmesh_ray.rllib.runner.session_recovery import NUM_EPISODES_INTERRUPTED_LIFETIME
 
 _ASK_TIMEOUT_S = 10.0
@@ -47,6 +49,11 @@ class TrainingProgress:
     """Sessions lost since the beginning; each loss truncates the running episodes."""
     first_failure: str = ""
     """The first failure that truncated episodes of a runner, and its lanes; empty: none has."""
+    evaluation_return_mean: float = math.nan
+    """Mean return of the evaluation after this iteration; NaN: there was none."""
+
+
+_BEGINNING = TrainingProgress(0, 0, math.nan, math.nan, 0, 0.0, 0)
 
 
 def train(  # noqa: PLR0913  # the public surface; every option stands alone
@@ -56,6 +63,9 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
     stop_iters: int | None = None,
     stop_timesteps: int | None = None,
     checkpoint_dir: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    keep: int = 1,
+    resume: str | Path | None = None,
     torch_threads: int = 1,
     is_interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[TrainingProgress]:
@@ -65,12 +75,23 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
     goal has been reached, or ``is_interrupted`` has returned True, before the last progress is
     yielded.
 
+    With ``checkpoint_every``, or where the config evaluates, the best checkpoint is kept, too, with
+    ``-best`` behind the name of ``checkpoint_dir``: that of the highest return of an evaluation,
+    or, where the config does not evaluate, of the highest mean return.
+
     Args:
         config: Any AlgorithmConfig, whether it samples from endpoints or not.
         stop_return: Goal: mean return.
-        stop_iters: Goal: number of iterations.
-        stop_timesteps: Goal: number of sampled env steps.
-        checkpoint_dir: Folder for the algorithm's checkpoint; None: no checkpoint.
+        stop_iters: Goal: number of iterations, with those before ``resume``.
+        stop_timesteps: Goal: number of sampled env steps, with those before ``resume``.
+        checkpoint_dir: Folder for the algorithm's checkpoint, new or empty, or that of ``resume``;
+            None: no checkpoint. A checkpoint takes the place of the former one when it is complete.
+        checkpoint_every: Also write a checkpoint after every so many iterations.
+        keep: How many of the newest checkpoints to keep. Former ones have their iteration behind
+            the name, such as ``checkpoint-000010``.
+        resume: A checkpoint that ``train`` has written: go on with its weights, optimizers,
+            connectors, counters and progress, in a config of the same algorithm and spaces.
+            Episodes begin anew, and replay buffers are empty.
         torch_threads: Number of torch's threads in this process, which has the local learner and
             runner. More than one pays only for large networks: a small one was 40 times slower with
             two threads than with one, on two busy cores.
@@ -78,20 +99,36 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
             checkpoint.
 
     Raises:
-        ConfigurationError: No goal was given.
+        ConfigurationError: No goal was given, or ``resume`` has reached it or is no such
+            checkpoint, or ``checkpoint_dir`` has contents.
     """
     if stop_return is None and stop_iters is None and stop_timesteps is None:
         raise ConfigurationError("give a goal: stop_return, stop_iters or stop_timesteps")
+    goals = (stop_return, stop_iters, stop_timesteps)
+    history = [] if resume is None else _former_progress(Path(resume), goals)
+    last = TrainingProgress(**history[-1]) if history else _BEGINNING
+    checkpoints = None
+    if checkpoint_dir is not None:
+        _require_unused(Path(checkpoint_dir), resume)
+        checkpoints = CheckpointFolder(
+            Path(checkpoint_dir),
+            every=checkpoint_every,
+            keep=keep,
+            is_evaluated=bool(config.evaluation_interval),
+        )
     former_threads = torch.get_num_threads()
     torch.set_num_threads(torch_threads)
     algorithm = config.build_algo()
-    start_s = time.perf_counter()
-    last = TrainingProgress(0, 0, math.nan, math.nan, 0, 0.0, 0)
-    returns = _RecentReturns()
+    returns = _RecentReturns(last.return_mean)
     try:
+        if resume is not None:
+            algorithm.restore_from_path(str(newest_checkpoint(Path(resume))))
+        start_s = time.perf_counter() - last.wall_s
         is_done = False
         while not is_done:
             result = algorithm.train()
+            if (last.iteration + 1) % (config.evaluation_interval or math.inf):
+                result.pop(EVALUATION_RESULTS, None)  # RLlib repeats the latest ones
             last = _progress(
                 result,
                 returns,
@@ -99,18 +136,51 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
                 time.perf_counter() - start_s,
                 last.first_failure or _first_failure(algorithm, result),
             )
-            is_done = (
-                (stop_return is not None and last.return_mean >= stop_return)
-                or (stop_iters is not None and last.iteration >= stop_iters)
-                or (stop_timesteps is not None and last.env_steps >= stop_timesteps)
-                or is_interrupted()
-            )
-            if is_done and checkpoint_dir is not None:
-                algorithm.save_to_path(str(Path(checkpoint_dir).resolve()))
+            history.append(asdict(last))
+            is_done = _is_reached(last, goals) or is_interrupted()
+            if checkpoints is not None and checkpoints.save(algorithm, history, is_done=is_done):
+                is_done = is_done or is_interrupted()  # while it was written
             yield last
     finally:
         algorithm.stop()
         torch.set_num_threads(former_threads)
+
+
+def saved_progress(checkpoint: str | Path) -> list[TrainingProgress]:
+    """Return the progress after each iteration up to a checkpoint that ``train`` has written.
+
+    Raises:
+        ConfigurationError: It is no such checkpoint.
+    """
+    history = read_progress(newest_checkpoint(Path(checkpoint)))
+    return [TrainingProgress(**each) for each in history]
+
+
+def _former_progress(resume: Path, goals: tuple[float | None, ...]) -> list[dict[str, Any]]:
+    history = read_progress(newest_checkpoint(resume))
+    last = TrainingProgress(**history[-1])
+    if _is_reached(last, goals):
+        raise ConfigurationError(
+            f"the training in {resume} has reached its goal: it had {last.iteration} iterations, "
+            f"{last.env_steps} env steps and a mean return of {last.return_mean:.1f}; give a "
+            "later goal to go on with it (--stop-iters, --stop-return; stop_iters=)"
+        )
+    return history
+
+
+def _is_reached(last: TrainingProgress, goals: tuple[float | None, ...]) -> bool:
+    figures = (last.return_mean, last.iteration, last.env_steps)
+    return any(goal is not None and at >= goal for at, goal in zip(figures, goals, strict=True))
+
+
+def _require_unused(folder: Path, resume: str | Path | None) -> None:
+    if resume is not None and Path(resume).resolve() == folder.resolve():
+        return
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigurationError(
+            f"{folder} has contents, which a checkpoint would replace; name a folder that is new "
+            "or empty"
+        )
 
 
 def learning_curve(
@@ -150,12 +220,18 @@ def learning_curve(
 
 
 class _RecentReturns:
-    """The mean return over the latest iterations that together hold enough episodes."""
+    """The mean return over the latest iterations that together hold enough episodes.
+
+    Args:
+        former: The mean return to go on from; NaN: there is none.
+    """
 
     _ENOUGH = 32
 
-    def __init__(self) -> None:
+    def __init__(self, former: float = math.nan) -> None:
         self._iterations: deque[tuple[int, float]] = deque()
+        if not math.isnan(former):
+            self.add(self._ENOUGH, former)
 
     def add(self, num_episodes: int, return_mean: float) -> float:
         """Add an iteration; return the mean, NaN as long as no episode has ended."""
@@ -204,4 +280,9 @@ def _progress(
         wall_s=wall_s,
         sessions_lost=int(runners.get(NUM_ENV_STEP_FAILURES_LIFETIME, last.sessions_lost)),
         first_failure=first_failure,
+        evaluation_return_mean=float(
+            result.get(EVALUATION_RESULTS, {})
+            .get(ENV_RUNNER_RESULTS, {})
+            .get(EPISODE_RETURN_MEAN, math.nan)
+        ),
     )

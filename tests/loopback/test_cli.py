@@ -1,6 +1,7 @@
 """The real command: as a process of its own where that matters, else in this one."""
 
 import contextlib
+import csv
 import functools
 import json
 import logging
@@ -911,12 +912,17 @@ def test_what_remote_runners_say_of_lost_sessions_is_shown_for_debugging(folder:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_training_that_is_interrupted_keeps_what_was_trained_and_says_so(folder: Path) -> None:
-    with EnvServer("CartPole-v1", num_envs=8) as server:
+def test_a_training_that_is_interrupted_keeps_what_was_trained_and_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    with EnvServer("CartPole-v1", num_envs=8, token="s3cret") as server:
+        own_file(folder / "token", "s3cret")
         process = subprocess.Popen(
-            [*COMMAND, "train", server.address, "--checkpoint-dir", "made", "--json"],
+            [*COMMAND, "train", server.address, "--checkpoint-dir", "made", "--json",
+             "--set", "train_batch_size_per_learner=512", "--token-file", "token"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
-            env={**environment(), "RAY_ADDRESS": "local"},
+            env=environment(),
         )  # fmt: skip
         assert process.stdout is not None
         for line in process.stdout:
@@ -925,6 +931,10 @@ def test_a_training_that_is_interrupted_keeps_what_was_trained_and_says_so(folde
 
         process.terminate()
         output, errors = process.communicate(timeout=LIMIT_S)
+        former = rows(folder / "made")
+        # The endpoint may have moved: what goes on is told its address again.
+        later = ["--stop-iters", str(len(former) + 1), "--token-file", "token", "--json"]
+        resumed = run("train", server.address, "--resume", "made", *later, folder=folder)
 
     assert process.returncode == 130
     *_, result, last = events(output)
@@ -933,7 +943,21 @@ def test_a_training_that_is_interrupted_keeps_what_was_trained_and_says_so(folde
     assert Path(folder, result["learning_curve"]).is_file()
     assert last == {"event": "interrupted"}
     assert "once more ends at once" in errors
+    assert "train --resume made --token-file token" in errors
     assert "SIGTERM" not in errors
+    assert "s3cret" not in (folder / "made" / "run.json").read_text()
+    (begun,) = (event for event in events(resumed.stdout) if event["event"] == "training")
+    (progress,) = (event for event in events(resumed.stdout) if event["event"] == "progress")
+    assert begun["iterations_before"] == len(former)
+    assert progress["iteration"] == len(former) + 1
+    assert progress["env_steps"] > int(former[-1]["env_steps"])
+    assert rows(folder / "made")[:-1] == former
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """Return the iterations of a training in its ``progress.csv``."""
+    with (folder / "progress.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.mark.slow

@@ -1,12 +1,16 @@
 """Algorithms learn through endpoints what they learn without them."""
 
+import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.connectors.env_to_module import MeanStdFilter
 
 from benchmarks.cli.commands import app
 from benchmarks.learning.plan import Task
@@ -62,6 +66,84 @@ def test_lost_sessions_are_counted() -> None:
     # After 39 and 78 steps, and 117, 156 and 195.
     assert [point.sessions_lost for point in progress] == [2, 5]
     assert [point.env_steps for point in progress] == [100, 200]
+
+
+def leaves(state: Any, path: str = "") -> dict[str, Any]:
+    """Return the numbers and arrays in a nested state by their paths."""
+    if isinstance(state, (list, tuple)):
+        state = dict(enumerate(state))
+    if not isinstance(state, dict):
+        return {path: np.asarray(state)}
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        found |= leaves(value, f"{path}/{key}")
+    return found
+
+
+def lasting(algorithm: Algorithm) -> dict[str, Any]:
+    """Return what a training must not lose: weights, optimizer, connectors and counters."""
+    state = algorithm.get_state()
+    learner = state["learner_group"]["learner"]
+    runner = state["env_runner"]
+    lifetime = {
+        name: algorithm.metrics.peek(("env_runners", name), default=0)
+        for name in ("num_env_steps_sampled_lifetime", "num_episodes_lifetime")
+    }
+    kept = {
+        "module": learner["rl_module"],
+        "optimizer": learner["optimizer"],
+        "connectors": runner["env_to_module_connector"],
+        "iteration": state["training_iteration"],
+        "lifetime": lifetime,
+    }
+    return leaves(copy.deepcopy(kept))
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_with_weights_optimizer_connectors_and_counters(tmp_path: Path) -> None:
+    def built(address: str) -> tuple[Any, Algorithm]:
+        config = (
+            PPOConfig()
+            .debugging(seed=3)
+            .env_runners(
+                num_env_runners=0,
+                env_to_module_connector=lambda env, spaces, device: MeanStdFilter(),
+            )
+        )
+        config.training(train_batch_size_per_learner=256, minibatch_size=128, num_epochs=1)
+        algorithm = configure(config, address).build_algo()
+        return SimpleNamespace(build_algo=lambda: algorithm, evaluation_interval=None), algorithm
+
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoint"}
+    with EnvServer("CartPole-v1", num_envs=NUM_ENVS) as server:
+        config, algorithm = built(server.address)
+        history = []
+        for progress in train(config, stop_iters=2, **run):
+            history.append(progress)
+            expected = lasting(algorithm)
+
+        config, algorithm = built(server.address)
+        fresh = lasting(algorithm)
+        found: dict[str, Any] = {}
+        iterate = algorithm.train
+
+        def watched() -> Any:
+            found.update(lasting(algorithm))
+            return iterate()
+
+        algorithm.train = watched
+        history += train(config, stop_iters=3, resume=tmp_path / "checkpoint", **run)
+
+    assert found.keys() == expected.keys()
+    different = [name for name in expected if not np.array_equal(found[name], expected[name])]
+    assert different == []
+    parts = {
+        name.split("/")[1] for name in found if not np.array_equal(found[name], fresh.get(name, ()))
+    }
+    assert parts == {"module", "optimizer", "connectors", "iteration", "lifetime"}
+    assert [point.iteration for point in history] == [1, 2, 3]
+    assert history[2].env_steps >= history[1].env_steps + 256
+    assert history[2].episodes >= history[1].episodes > 0
 
 
 def bench(capture: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

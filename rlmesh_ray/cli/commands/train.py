@@ -5,9 +5,9 @@ import math
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,7 +32,22 @@ from rlmesh_ray.cli.options.common import (
     search_current_folder,
     shown_options,
 )
-from rlmesh_ray.cli.options.hyperparameter_args import parse_settings, read_settings_file
+from rlmesh_ray.cli.options.hyperparameter_args import (
+    edited_config,
+    parse_settings,
+    read_settings_file,
+)
+from rlmesh_ray.cli.options.training_run import (
+    TRAINING,
+    CheckpointEveryOption,
+    EvaluateEveryOption,
+    KeepOption,
+    ResumeOption,
+    Tracker,
+    TrackOption,
+    resumed_run,
+    write_run,
+)
 from rlmesh_ray.cli.signals import INTERRUPTED, interrupts_noted
 from rlmesh_ray.cli.views.training_view import StopCriteria, format_duration
 from rlmesh_ray.errors import ConfigurationError
@@ -45,27 +60,29 @@ if TYPE_CHECKING:
     from rlmesh_ray.rllib.training import TrainingProgress
     from rlmesh_ray.spaces.contract import EnvContract
 
+_ALGO = "PPO"
 _DEFAULT_ITERS = 100
 _DEFAULT_LANES = 8
-_CHECKPOINT, _CURVE = "checkpoint", "learning_curve.png"
-_TRAINING = "Training"
+_CHECKPOINT, _CURVE, _PROGRESS = "checkpoint", "learning_curve.png", "progress.csv"
 
 
 EnvArgument = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="ENV_OR_ADDRESS",
         help="A Gymnasium id or module:factory (endpoints are started on Ray), or a running "
         "endpoint.",
+        show_default=False,
     ),
 ]
 AlgoOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--algo",
         metavar="NAME",
-        rich_help_panel=_TRAINING,
+        rich_help_panel=TRAINING,
         help="An algorithm of RLlib: PPO, APPO, IMPALA, DQN or SAC.",
+        show_default=_ALGO,
     ),
 ]
 EndpointsOption = Annotated[
@@ -89,12 +106,13 @@ LanesOption = Annotated[
     ),
 ]
 RunnersOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--num-env-runners",
         min=0,
-        rich_help_panel=_TRAINING,
+        rich_help_panel=TRAINING,
         help="EnvRunner actors of RLlib; 0: the driver samples.",
+        show_default="0",
     ),
 ]
 ReturnOption = Annotated[
@@ -102,7 +120,7 @@ ReturnOption = Annotated[
     typer.Option(
         "--stop-return",
         metavar="RETURN",
-        rich_help_panel=_TRAINING,
+        rich_help_panel=TRAINING,
         help="Stop at this mean return.",
     ),
 ]
@@ -111,8 +129,8 @@ ItersOption = Annotated[
     typer.Option(
         "--stop-iters",
         min=1,
-        rich_help_panel=_TRAINING,
-        help="Stop after this many iterations.",
+        rich_help_panel=TRAINING,
+        help="Stop after this many iterations, with those before --resume.",
         show_default=f"{_DEFAULT_ITERS}, without --stop-return",
     ),
 ]
@@ -123,7 +141,7 @@ FolderOption = Annotated[
         file_okay=False,
         metavar="FOLDER",
         rich_help_panel=OUTPUT,
-        help="Folder for checkpoint/ and learning_curve.png.",
+        help="Folder for checkpoint/, progress.csv and learning_curve.png.",
         show_default="runs/ENV-ALGO-TIME",
     ),
 ]
@@ -132,7 +150,7 @@ SeedOption = Annotated[
     typer.Option(
         "--seed",
         metavar="SEED",
-        rich_help_panel=_TRAINING,
+        rich_help_panel=TRAINING,
         help="Seed of everything that RLlib seeds; sessions then step together.",
     ),
 ]
@@ -143,30 +161,36 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        rich_help_panel=_TRAINING,
+        rich_help_panel=TRAINING,
         help="A hyperparameter of AlgorithmConfig.training(), such as lr=1e-4 or "
         "model_config.fcnet_hiddens=[64,64]; repeatable.",
     ),
 ]
 ConfigOption = Annotated[
     Path | None,
-    file_option("--config", _TRAINING, "Hyperparameters in YAML or JSON; --set overrides them."),
+    file_option(
+        "--config",
+        TRAINING,
+        "Hyperparameters in YAML or JSON, or FILE.py with edit_config(config); --set overrides it.",
+    ),
 ]
 
 
 def train(  # noqa: PLR0913  # the command line; every option stands alone
     context: typer.Context,
-    env: EnvArgument,
-    algo: AlgoOption = "PPO",
+    env: EnvArgument = None,
+    algo: AlgoOption = None,
     num_endpoints: EndpointsOption = None,
     num_envs: LanesOption = None,
     env_kwargs: EnvKwargs = None,
-    num_env_runners: RunnersOption = 0,
+    num_env_runners: RunnersOption = None,
     stop_return: ReturnOption = None,
     stop_iters: ItersOption = None,
+    resume: ResumeOption = None,
     seed: SeedOption = None,
     set_: SetOption = None,
     config: ConfigOption = None,
+    evaluate_every: EvaluateEveryOption = None,
     token_file: TokenFile = None,
     tls_ca: TlsAuthority = None,
     tls_cert: TlsCertificate = None,
@@ -174,6 +198,9 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     tls_from_ray: TlsFromRay = False,
     edition_text: EditionText = None,
     checkpoint_dir: FolderOption = None,
+    checkpoint_every: CheckpointEveryOption = None,
+    keep: KeepOption = None,
+    track: TrackOption = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> int:
@@ -181,34 +208,36 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
 
     Stops at the first goal. Joins a running Ray (RAY_ADDRESS, ray start), or starts its own.
     """
-    if stop_return is None and stop_iters is None:
-        stop_iters = _DEFAULT_ITERS
-    own = {"--num-endpoints": num_endpoints, "--num-envs": num_envs, "--env-kwargs": env_kwargs}
-    given = [option for option, value in own.items() if value is not None]
-    if looks_like_address(env) and given:
-        raise typer.BadParameter(
-            "for a Gymnasium id or a factory only; a running endpoint has its own",
-            param_hint=given,
-        )
-    kwargs = parse_env_kwargs(env_kwargs)
-    folder = checkpoint_dir or _default_folder(env, algo)
-    _require_new(folder)
-    search_current_folder(env)
+    code = config if config is not None and config.suffix == ".py" else None
+    given = {
+        "env": env,
+        "algo": algo and algo.upper(),
+        "num_endpoints": num_endpoints,
+        "num_envs": num_envs,
+        "env_kwargs": parse_env_kwargs(env_kwargs),
+        "num_env_runners": num_env_runners,
+        "seed": seed,
+        "settings": {**read_settings_file(None if code else config), **parse_settings(set_)},
+        "config_code": code and code.read_text(),
+        "stop_return": stop_return,
+        "stop_iters": stop_iters,
+        "checkpoint_every": checkpoint_every,
+        "keep": keep,
+        "evaluate_every": evaluate_every,
+        "track": track or None,
+    }
+    options, folder = _options_and_folder(given, checkpoint_dir, resume)
+    search_current_folder(options["env"])
     source = read_token(token_file)
     tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
     # The token itself: runners may be on nodes without the file.
     token = None if source is None else client_token_of(source)
     job = _TrainOptions(
-        env=env,
-        algo=algo,
-        num_endpoints=num_endpoints,
-        num_envs=num_envs,
-        env_kwargs=kwargs,
-        num_env_runners=num_env_runners,
-        seed=seed,
-        goal=StopCriteria(stop_return, stop_iters),
+        **options,
+        kept=options,
         folder=folder,
-        settings={**read_settings_file(config), **parse_settings(set_)},
+        is_resumed=resume is not None,
+        config_file=code,
         token=token,
         tls=tls,
         edition_text=edition_text,
@@ -224,21 +253,65 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     return _run(context.obj, job)
 
 
-@dataclass(frozen=True, slots=True)
+def _options_and_folder(
+    given: dict[str, Any], checkpoint_dir: Path | None, resume: Path | None
+) -> tuple[dict[str, Any], Path]:
+    """Return the options of a new training, or of one that goes on, and its folder.
+
+    Raises:
+        typer.BadParameter: An option is missing, or excludes another one.
+        ConfigurationError: The folder holds another run, or none to go on with.
+    """
+    if resume is not None:
+        if checkpoint_dir is not None:
+            raise typer.BadParameter("a run goes on in its folder", param_hint="--checkpoint-dir")
+        return resumed_run(resume, given), resume
+    if given["env"] is None:
+        raise typer.BadParameter("missing, without --resume", param_hint="ENV_OR_ADDRESS")
+    options = {name: value for name, value in given.items() if value is not None}
+    own = [name for name in ("num_endpoints", "num_envs", "env_kwargs") if name in options]
+    if not looks_like_address(given["env"]):
+        options.setdefault("num_envs", _DEFAULT_LANES)
+    elif own:
+        raise typer.BadParameter(
+            "for a Gymnasium id or a factory only; a running endpoint has its own",
+            param_hint=[f"--{name.replace('_', '-')}" for name in own],
+        )
+    if "stop_return" not in options:
+        options.setdefault("stop_iters", _DEFAULT_ITERS)
+    options = {"algo": _ALGO, "num_env_runners": 0, **options}
+    folder = checkpoint_dir or _default_folder(options["env"], options["algo"])
+    _require_new(folder)
+    return options, folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _TrainOptions:
     """Values of the command's options."""
 
     env: str
     algo: str
-    num_endpoints: int | None
-    num_envs: int | None
-    env_kwargs: dict[str, object] | None
+    num_endpoints: int | None = None
+    num_envs: int | None = None
+    env_kwargs: dict[str, object] | None = None
     num_env_runners: int
-    seed: int | None
-    goal: StopCriteria
-    folder: Path
+    seed: int | None = None
     settings: dict[str, object]
     """Hyperparameters."""
+    config_code: str | None = None
+    """Text of ``config_file``."""
+    config_file: Path | None
+    """The Python module of ``--config``."""
+    stop_return: float | None = None
+    stop_iters: int | None = None
+    checkpoint_every: int | None = None
+    keep: int = 1
+    evaluate_every: int | None = None
+    track: list[str] = field(default_factory=list)
+    kept: dict[str, Any]
+    """All of the above, as the folder keeps them."""
+    folder: Path
+    is_resumed: bool
     token: str | None
     tls: "ClientTls | None"
     edition_text: str | None
@@ -252,11 +325,11 @@ def _require_new(folder: Path) -> None:
     Raises:
         ConfigurationError: The folder has such files.
     """
-    found = [name for name in (_CHECKPOINT, _CURVE) if (folder / name).exists()]
+    found = [name for name in (_CHECKPOINT, _CURVE, _PROGRESS) if (folder / name).exists()]
     if found:
         raise ConfigurationError(
             f"{folder} holds another run already ({', '.join(found)}); name another "
-            "--checkpoint-dir, or move that run away"
+            f"--checkpoint-dir, move that run away, or go on with it: --resume {folder}"
         )
 
 
@@ -265,43 +338,65 @@ def _run(console: Console, job: _TrainOptions) -> int:
 
     require_rllib("train")
     _check_env(job)
-    from rlmesh_ray.cli.log_setup import quiet_rllib
     from rlmesh_ray.cli.views.training_view import TrainingView
     from rlmesh_ray.models.torch.threads import limit_torch_threads
-    from rlmesh_ray.rllib.config.hyperparameters import set_hyperparameters
-    from rlmesh_ray.rllib.config.presets import algorithm_config
-    from rlmesh_ray.rllib.training import learning_curve
+    from rlmesh_ray.rllib.tracking import tracked
+    from rlmesh_ray.rllib.training import learning_curve, saved_progress
     from rlmesh_ray.rllib.training import train as run
 
     limit_torch_threads(1)  # as train() does
-    config = algorithm_config(job.algo)
-    quiet_rllib(config)
-    set_hyperparameters(config, job.settings)
+    checkpoint = job.folder / _CHECKPOINT
+    former = saved_progress(checkpoint) if job.is_resumed else []
+    config = _config(job)
     endpoints = 0 if looks_like_address(job.env) else job.num_endpoints or job.num_env_runners or 1
     with connected_ray(console, num_cpus=endpoints + job.num_env_runners + 1):
         if endpoints:
             console.say(f"starting {endpoints} endpoint(s) of {job.env} …")
-        _configure(config, job)
-        _announce(console, config, job)
+        _configure(config, job, num_done=len(former))
+        _announce(console, config, job, num_done=len(former))
         job.folder.mkdir(parents=True, exist_ok=True)
+        write_run(job.folder, job.kept)
         with (
-            TrainingView(console, job.goal) as view,
+            TrainingView(console, StopCriteria(job.stop_return, job.stop_iters)) as view,
             interrupts_noted(_report_interrupt) as is_interrupted,
         ):
-            history = view.follow(
-                run(
-                    config,
-                    stop_return=job.goal.stop_return,
-                    stop_iters=job.goal.stop_iters,
-                    checkpoint_dir=job.folder / _CHECKPOINT,
-                    is_interrupted=is_interrupted,
-                )
+            progress = run(
+                config,
+                stop_return=job.stop_return,
+                stop_iters=job.stop_iters,
+                checkpoint_dir=checkpoint,
+                checkpoint_every=job.checkpoint_every,
+                keep=job.keep,
+                resume=checkpoint if job.is_resumed else None,
+                is_interrupted=is_interrupted,
             )
+            tensorboard = Tracker.TENSORBOARD in job.track
+            progress = tracked(progress, job.folder, former=former, tensorboard=tensorboard)
+            history = [*former, *view.follow(progress)]
         curve = job.folder / _CURVE
         title = f"{job.algo} on {job.env}, over endpoints"
-        learning_curve(history, curve, title=title, goal=job.goal.stop_return)
+        learning_curve(history, curve, title=title, goal=job.stop_return)
         _show_result(console, job, history[-1], curve, is_interrupted=is_interrupted())
     return INTERRUPTED if is_interrupted() else 0
+
+
+def _config(job: _TrainOptions) -> "AlgorithmConfig":
+    """Return the algorithm's config, before the environment is known."""
+    from rlmesh_ray.cli.log_setup import quiet_rllib
+    from rlmesh_ray.rllib.config.hyperparameters import set_hyperparameters
+    from rlmesh_ray.rllib.config.presets import algorithm_config
+
+    config = algorithm_config(job.algo)
+    quiet_rllib(config)
+    if job.config_file is not None:
+        config = edited_config(job.config_file, config)
+    set_hyperparameters(config, job.settings)
+    if job.evaluate_every is not None:
+        config.evaluation(evaluation_interval=job.evaluate_every)
+        if not config.evaluation_config:
+            # With the training's seed each evaluation would play the same episodes.
+            config.evaluation(evaluation_config={"explore": False, "seed": None})
+    return config
 
 
 def _check_env(job: _TrainOptions) -> None:
@@ -339,18 +434,18 @@ def _report_interrupt() -> None:
     )
 
 
-def _configure(config: "AlgorithmConfig", job: _TrainOptions) -> None:
+def _configure(config: "AlgorithmConfig", job: _TrainOptions, *, num_done: int) -> None:
     from rlmesh_ray.rllib.config.configure import configure
     from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
 
     config.env_runners(num_env_runners=job.num_env_runners)
-    config.debugging(seed=job.seed)
-    is_id = not looks_like_address(job.env)
+    # Another one each time, or it would begin with the same episodes again.
+    config.debugging(seed=None if job.seed is None else job.seed + num_done)
     configure(
         config,
         job.env,
         num_endpoints=job.num_endpoints,
-        num_envs=(job.num_envs or _DEFAULT_LANES) if is_id else None,
+        num_envs=job.num_envs,
         env_kwargs=job.env_kwargs,
         token=job.token,
         tls=job.tls,
@@ -360,7 +455,9 @@ def _configure(config: "AlgorithmConfig", job: _TrainOptions) -> None:
     _require_one_agent(config.env_config[PLAN_KEY].contract)
 
 
-def _announce(console: Console, config: "AlgorithmConfig", job: _TrainOptions) -> None:
+def _announce(
+    console: Console, config: "AlgorithmConfig", job: _TrainOptions, *, num_done: int
+) -> None:
     from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
 
     plan = config.env_config[PLAN_KEY]
@@ -373,7 +470,10 @@ def _announce(console: Console, config: "AlgorithmConfig", job: _TrainOptions) -
         num_envs=plan.contract.num_envs,
         num_env_runners=job.num_env_runners,
         folder=job.folder,
+        iterations_before=num_done,
     )
+    if num_done:
+        console.say(f"goes on after iteration {num_done} of the run in {job.folder}")
     runners = f"{job.num_env_runners} EnvRunners" if job.num_env_runners else "the driver"
     console.say(
         f"{job.algo} on {plan.contract.id}: {runners} sampling from {', '.join(addresses)}, "
@@ -389,8 +489,8 @@ def _show_result(
     *,
     is_interrupted: bool,
 ) -> None:
-    checkpoint = job.folder / _CHECKPOINT
-    target = job.goal.stop_return
+    checkpoint, best = job.folder / _CHECKPOINT, job.folder / f"{_CHECKPOINT}-best"
+    target = job.stop_return
     is_reached = target is None or last.return_mean >= target
     console.event(
         "result",
@@ -404,6 +504,7 @@ def _show_result(
         interrupted=is_interrupted,
         checkpoint=checkpoint,
         learning_curve=curve,
+        best_checkpoint=best if best.exists() else None,
     )
     title = "trained" if is_reached else "stopped before the return was reached"
     console.facts(
@@ -415,9 +516,11 @@ def _show_result(
             "env steps": f"{last.env_steps:,} in {last.iteration} iterations",
             "time": format_duration(last.wall_s),
             "checkpoint": checkpoint,
+            **({"best checkpoint": best} if best.exists() else {}),
             "learning curve": curve,
         },
         [
+            *([f"train --resume {job.folder}{job.connection}"] if is_interrupted else []),
             f"evaluate --env {job.env}{_shown(job)} --model {checkpoint} --episodes 20",
             f"serve-model {checkpoint}",
         ],

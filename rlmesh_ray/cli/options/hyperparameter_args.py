@@ -1,14 +1,23 @@
-"""Hyperparameters from the command line and from files: read as JSON or YAML, never evaluated."""
+"""Hyperparameters from the command line and from files: read as JSON or YAML, never evaluated.
+
+A ``FILE.py`` is the exception: its function edits the config. It runs only where the command names
+it, and never because a saved run does.
+"""
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from rlmesh_ray.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 # YAML 1.1, which PyYAML reads, takes 1e-4 for a text.
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
@@ -54,6 +63,34 @@ def read_settings_file(file: Path | None) -> dict[str, object]:
             f"{file} holds no names with values; write lines such as 'lr: 0.0001'"
         )
     return settings
+
+
+def edited_config(file: Path, config: "AlgorithmConfig") -> "AlgorithmConfig":
+    """Run a Python module; return what its function ``edit_config`` makes of the config.
+
+    Raises:
+        ConfigurationError: The module fails or has no such function, or that returns no config.
+    """
+    from ray import cloudpickle
+
+    module = ModuleType(f"config_of_{file.stem}")  # a name that no package has
+    sys.modules[module.__name__] = module
+    sys.path.insert(0, str(file.resolve().parent))  # as `python FILE.py` does
+    # Runners, and those who read the checkpoint, cannot import it.
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        exec(compile(file.read_text(), file, "exec"), vars(module))
+        edited: AlgorithmConfig = module.edit_config(config)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{file} fails with {type(error).__name__}: {_line(error)}; it has to define "
+            "edit_config(config), which returns the config; --debug shows where it fails"
+        ) from error
+    if not isinstance(edited, type(config)):
+        raise ConfigurationError(
+            f"edit_config of {file} returned {edited!r:.80}; return the {type(config).__name__}"
+        )
+    return edited
 
 
 def _value(text: str) -> Any:

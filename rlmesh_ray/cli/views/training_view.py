@@ -137,12 +137,15 @@ class TrainingView:
             wall_s=progress.wall_s,
             time_left_s=left_s,
             sessions_lost=progress.sessions_lost,
+            evaluation_return_mean=progress.evaluation_return_mean,
         )
         mean = "-" if math.isnan(progress.return_mean) else f"{progress.return_mean:.1f}"
         self._console.say(
             f"{progress.iteration:>9} {progress.env_steps:>11,} {progress.env_steps_per_s:>8,.0f} "
             f"{mean:>9} {format_duration(progress.wall_s):>12} {format_duration(left_s):>12}"
         )
+        if not math.isnan(progress.evaluation_return_mean):
+            self._console.say(f"evaluated: mean return {progress.evaluation_return_mean:.1f}")
         if progress.first_failure and not self._is_failure_shown:
             self._is_failure_shown = True
             message = (

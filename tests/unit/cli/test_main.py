@@ -257,7 +257,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == ""
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "learning_curve.png"])
+@pytest.mark.parametrize("name", ["checkpoint", "learning_curve.png", "progress.csv"])
 def test_a_training_does_not_overwrite_another_one(
     name: str, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -267,3 +267,4 @@ def test_a_training_does_not_overwrite_another_one(
 
     error = capsys.readouterr().err
     assert f"holds another run already ({name}); name another --checkpoint-dir" in error
+    assert f"--resume {tmp_path}" in error

@@ -1,13 +1,84 @@
+import csv
+import itertools
 import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tensorboardX.proto.event_pb2 import Event
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.config.presets import algorithm_config
-from rlmesh_ray.rllib.training import TrainingProgress, _RecentReturns, learning_curve, train
+from rlmesh_ray.rllib.tracking import tracked
+from rlmesh_ray.rllib.training import (
+    TrainingProgress,
+    _RecentReturns,
+    learning_curve,
+    saved_progress,
+    train,
+)
+
+
+class CountingAlgorithm:
+    """Stand-in for an Algorithm of RLlib, whose state is how often it was trained.
+
+    Args:
+        returns: The mean return of each iteration.
+        evaluations: What RLlib reports as evaluation after each iteration: also the latest one.
+        while_saving: Called while a checkpoint is written.
+    """
+
+    def __init__(
+        self,
+        returns: Sequence[float],
+        evaluations: Sequence[float | None] = (),
+        while_saving: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._results = itertools.zip_longest(returns, evaluations)
+        self._while_saving = while_saving
+        self.num_trained = 0
+
+    def train(self) -> dict[str, Any]:
+        self.num_trained += 1
+        return_mean, evaluation = next(self._results)
+        sampled = {
+            "num_env_steps_sampled_lifetime": 100 * self.num_trained,
+            "num_episodes_lifetime": 40 * self.num_trained,
+            "episode_return_mean": return_mean,
+        }
+        result = {"env_runners": sampled}
+        if evaluation is not None:
+            result["evaluation"] = {"env_runners": {"episode_return_mean": evaluation}}
+        return result
+
+    def save_to_path(self, path: str) -> None:
+        (Path(path) / "state").write_text(str(self.num_trained))
+        self._while_saving()
+
+    def restore_from_path(self, path: str) -> None:
+        self.num_trained = saved_in(Path(path))
+
+    def stop(self) -> None:
+        pass
+
+
+def saved_in(checkpoint: Path) -> int:
+    return int((checkpoint / "state").read_text())
+
+
+def trained(
+    algorithm: CountingAlgorithm, *, evaluate_every: int | None = None, **options: Any
+) -> list[TrainingProgress]:
+    config: Any = SimpleNamespace(build_algo=lambda: algorithm, evaluation_interval=evaluate_every)
+    return list(train(config, **options))
+
+
+def checkpoints(folder: Path) -> dict[str, int]:
+    """Return the iterations of the checkpoints in a folder, by their names."""
+    return {path.name: saved_in(path) for path in sorted(folder.iterdir())}
 
 
 def test_the_mean_return_needs_more_than_a_lucky_episode() -> None:
@@ -34,17 +105,221 @@ def test_a_training_needs_a_goal() -> None:
 
 
 def test_an_interrupted_training_ends_after_its_iteration_with_a_checkpoint(tmp_path: Path) -> None:
-    saved: list[str] = []
-    algorithm = SimpleNamespace(train=dict, save_to_path=saved.append, stop=lambda: None)
-    config: Any = SimpleNamespace(build_algo=lambda: algorithm)
     asked = iter([False, True])
 
-    history = list(
-        train(config, stop_iters=9, checkpoint_dir=tmp_path, is_interrupted=lambda: next(asked))
+    history = trained(
+        CountingAlgorithm([1.0] * 9),
+        stop_iters=9,
+        checkpoint_dir=tmp_path / "checkpoint",
+        is_interrupted=lambda: next(asked),
     )
 
     assert len(history) == 2
-    assert saved == [str(tmp_path)]
+    assert checkpoints(tmp_path) == {"checkpoint": 2}
+
+
+def test_an_interrupt_while_a_checkpoint_is_written_ends_the_training(tmp_path: Path) -> None:
+    interrupts: list[str] = []
+    algorithm = CountingAlgorithm([1.0] * 9, while_saving=lambda: interrupts.append("Ctrl-C"))
+
+    history = trained(
+        algorithm,
+        stop_iters=9,
+        checkpoint_dir=tmp_path / "checkpoint",
+        checkpoint_every=3,
+        is_interrupted=lambda: bool(interrupts),
+    )
+
+    assert len(history) == 3
+    assert checkpoints(tmp_path)["checkpoint"] == 3
+
+
+def test_checkpoints_are_written_every_n_iterations_and_the_newest_are_kept(tmp_path: Path) -> None:
+    run: dict[str, Any] = {
+        "checkpoint_dir": tmp_path / "checkpoint",
+        "checkpoint_every": 2,
+        "keep": 3,
+    }
+    (tmp_path / "checkpoint-1-notes").mkdir()
+
+    trained(CountingAlgorithm([1.0] * 9), stop_iters=9, **run)
+
+    (tmp_path / "checkpoint-1-notes").rmdir()
+    assert checkpoints(tmp_path) == {
+        "checkpoint": 9,
+        "checkpoint-000006": 6,
+        "checkpoint-000008": 8,
+        "checkpoint-best": 2,
+    }
+
+
+def test_the_best_checkpoint_is_that_of_the_highest_mean_return(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoint", "checkpoint_every": 1}
+
+    trained(CountingAlgorithm([1.0, math.nan, 3.0, 2.0]), stop_iters=4, **run)
+
+    assert checkpoints(tmp_path) == {"checkpoint": 4, "checkpoint-best": 3}
+
+
+def test_the_best_checkpoint_is_that_of_the_best_evaluation_also_across_a_pause(
+    tmp_path: Path,
+) -> None:
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoint", "evaluate_every": 2}
+    first = CountingAlgorithm([9.0, 1.0, 1.0], [None, 5.0, 5.0])
+    second = CountingAlgorithm([9.0] * 3, [4.0, 4.0, 6.0])
+
+    history = trained(first, stop_iters=3, **run)
+    before = checkpoints(tmp_path)
+    history += trained(second, stop_iters=5, resume=tmp_path / "checkpoint", **run)
+    between = checkpoints(tmp_path)
+    history += trained(second, stop_iters=6, resume=tmp_path / "checkpoint", **run)
+
+    evaluated = {each.iteration: each.evaluation_return_mean for each in history}
+    assert {n: mean for n, mean in evaluated.items() if mean == mean} == {2: 5.0, 4: 4.0, 6: 6.0}
+    assert before == {"checkpoint": 3, "checkpoint-best": 2}
+    assert between == {"checkpoint": 5, "checkpoint-best": 2}
+    assert checkpoints(tmp_path) == {"checkpoint": 6, "checkpoint-best": 6}
+
+
+def test_a_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoint"}
+
+    first = trained(CountingAlgorithm([1.0, 2.0]), stop_iters=2, **run)
+    second = trained(
+        CountingAlgorithm([3.0, 4.0]), stop_iters=4, resume=tmp_path / "checkpoint", **run
+    )
+
+    whole = [*first, *second]
+    assert [each.iteration for each in whole] == [1, 2, 3, 4]
+    assert [each.env_steps for each in whole] == [100, 200, 300, 400]
+    assert [each.return_mean for each in whole] == [1.0, 2.0, 3.0, 4.0]
+    assert all(former.wall_s < later.wall_s for former, later in itertools.pairwise(whole))
+    assert [each.iteration for each in saved_progress(tmp_path / "checkpoint")] == [1, 2, 3, 4]
+
+
+def kill() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_former_one(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoint"}
+    trained(CountingAlgorithm([1.0]), stop_iters=1, **run)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(
+            CountingAlgorithm([2.0], while_saving=kill),
+            stop_iters=2,
+            resume=tmp_path / "checkpoint",
+            **run,
+        )
+
+    assert saved_in(tmp_path / "checkpoint") == 1
+    again = trained(CountingAlgorithm([3.0]), stop_iters=2, resume=tmp_path / "checkpoint", **run)
+    assert [each.iteration for each in again] == [2]
+    assert checkpoints(tmp_path) == {"checkpoint": 2}
+
+
+def test_a_kill_between_two_renames_leaves_the_former_checkpoint(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoint"}
+    trained(CountingAlgorithm([1.0]), stop_iters=1, **run)
+    (tmp_path / "checkpoint").rename(tmp_path / "checkpoint-000001")
+
+    again = trained(CountingAlgorithm([2.0]), stop_iters=2, resume=tmp_path / "checkpoint", **run)
+
+    assert [each.iteration for each in again] == [2]
+    assert checkpoints(tmp_path) == {"checkpoint": 2}
+
+
+def test_a_goal_that_was_reached_is_refused(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"stop_iters": 2, "checkpoint_dir": tmp_path / "checkpoint"}
+    trained(CountingAlgorithm([1.0, 2.0]), **run)
+
+    with pytest.raises(ConfigurationError, match=r"had 2 iterations, 200 env .* give a later goal"):
+        trained(CountingAlgorithm([3.0]), resume=tmp_path / "checkpoint", **run)
+
+
+def test_a_checkpoint_does_not_replace_other_files(tmp_path: Path) -> None:
+    (tmp_path / "notes").touch()
+
+    with pytest.raises(ConfigurationError, match="has contents, which a checkpoint would replace"):
+        trained(CountingAlgorithm([1.0]), stop_iters=1, checkpoint_dir=tmp_path)
+
+
+@pytest.mark.parametrize("option", ["keep", "checkpoint_every"])
+def test_a_number_below_one_is_refused(option: str, tmp_path: Path) -> None:
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoint", option: 0}
+
+    with pytest.raises(ConfigurationError, match=f"{option}=0 must be a whole number"):
+        trained(CountingAlgorithm([1.0]), stop_iters=1, **run)
+
+
+def test_a_folder_that_is_no_checkpoint_is_not_resumed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"has no training\.json; name one that train"):
+        trained(CountingAlgorithm([1.0]), stop_iters=1, resume=tmp_path)
+
+
+def points(*iterations: int) -> Iterator[TrainingProgress]:
+    for n in iterations:
+        yield TrainingProgress(n, 100 * n, 50.0, math.nan if n == 1 else float(n), n, n / 2, 0)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "progress.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_each_iteration_is_in_the_csv_file_when_it_is_yielded(tmp_path: Path) -> None:
+    seen = [rows(tmp_path)[-1] for _ in tracked(points(1, 2), tmp_path)]
+
+    assert [row["iteration"] for row in seen] == ["1", "2"]
+    assert seen[0].items() >= {"env_steps": "100", "return_mean": "nan", "wall_s": "0.5"}.items()
+    assert seen[1].items() >= {"episodes": "2", "evaluation_return_mean": "nan"}.items()
+
+
+def test_the_csv_file_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
+    list(tracked(points(1, 2, 3), tmp_path))
+
+    list(tracked(points(3, 4), tmp_path, former=list(points(1, 2))))
+
+    assert [row["iteration"] for row in rows(tmp_path)] == ["1", "2", "3", "4"]
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.csv"]
+
+
+def test_a_training_that_fails_at_once_leaves_no_file(tmp_path: Path) -> None:
+    list(tracked(points(), tmp_path, tensorboard=True))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tracked_training_is_closed_with_what_reads_it(tmp_path: Path) -> None:
+    run = points(1, 2)
+    reader = tracked(run, tmp_path)
+    next(reader)
+
+    del reader
+
+    assert list(run) == []
+
+
+def scalars(file: Path) -> Iterator[tuple[str, int, float]]:
+    """Yield name, step and value of each scalar in an event file of TensorBoard."""
+    left = file.read_bytes()
+    while left:  # a record: its length, a checksum, an event, a checksum
+        (length,) = struct.unpack("<Q", left[:8])
+        event = Event.FromString(left[12 : 12 + length])
+        left = left[16 + length :]
+        for value in event.summary.value:
+            yield value.tag, event.step, value.simple_value
+
+
+def test_tensorboard_gets_what_is_known_over_env_steps(tmp_path: Path) -> None:
+    list(tracked(points(1, 2), tmp_path, tensorboard=True))
+
+    (file,) = tmp_path.glob("events.out.tfevents.*")
+    written = list(scalars(file))
+    assert [each for each in written if each[0] == "return_mean"] == [("return_mean", 200, 2.0)]
+    assert ("wall_s", 100, 0.5) in written
+    assert not [name for name, *_ in written if name == "evaluation_return_mean"]
 
 
 def test_progress_has_the_first_failure_that_truncated_episodes_of_a_runner() -> None:
@@ -62,7 +337,7 @@ def test_progress_has_the_first_failure_that_truncated_episodes_of_a_runner() ->
         env_runner_group=SimpleNamespace(foreach_env_runner=foreach_env_runner),
         stop=lambda: None,
     )
-    config: Any = SimpleNamespace(build_algo=lambda: algorithm)
+    config: Any = SimpleNamespace(build_algo=lambda: algorithm, evaluation_interval=None)
 
     history = list(train(config, stop_iters=3))
 

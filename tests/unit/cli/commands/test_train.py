@@ -1,4 +1,6 @@
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +38,89 @@ def test_an_option_that_does_not_fit_a_running_endpoint_is_named_alone(
     error = capsys.readouterr().err
     assert "--env-kwargs" in error
     assert "--num-envs" not in error
+
+
+SAVED = {
+    "env": "CartPole-v1",
+    "algo": "PPO",
+    "num_envs": 8,
+    "num_env_runners": 0,
+    "settings": {"lr": 1e-4, "gamma": 0.9},
+    "stop_iters": 100,
+}
+
+
+def saved_run(folder: Path, **options: object) -> str:
+    (folder / "run.json").write_text(json.dumps({**SAVED, **options}))
+    return str(folder)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the error of a command that is wrong usage."""
+    assert main(["train", *arguments]) == 2
+    return re.sub(r"\s+", " ", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("option", "was"),
+    [
+        (["Pendulum-v1"], 'ENV_OR_ADDRESS was "CartPole-v1"'),
+        (["127.0.0.1:1"], 'ENV_OR_ADDRESS was "CartPole-v1"'),
+        (["--algo", "dqn"], '--algo was "PPO"'),
+        (["--num-envs", "4"], "--num-envs was 8"),
+        (["--seed", "1"], "--seed was not given"),
+        (["--set", "lr=1e-3"], '--set and --config was {"lr": 0.0001, "gamma": 0.9}'),
+    ],
+)
+def test_an_option_that_contradicts_the_run_is_refused(
+    option: list[str], was: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = refused(capsys, "--resume", saved_run(tmp_path), "--keep", "2", *option)
+
+    assert f"was configured in another way: {was}; leave this out to go on with it" in error
+
+
+def test_options_that_agree_with_the_run_and_later_goals_are_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agreeing = ["CartPole-v1", "--algo", "ppo", "--num-envs", "8", "--set", "gamma=0.9"]
+    later = ["--stop-return", "400", "--checkpoint-every", "5", "--evaluate-every", "5"]
+
+    # It comes as far as the checkpoint, which this run has not.
+    error = refused(capsys, "--resume", saved_run(tmp_path), *agreeing, *later)
+
+    assert "checkpoint is no checkpoint that a training can go on from" in error
+
+
+def test_a_python_file_runs_only_where_the_command_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = saved_run(tmp_path, config_code="raise SystemExit('it ran')")
+    other = tmp_path / "other.py"
+    other.write_text("raise SystemExit('it ran')  # changed")
+
+    assert "give it again: --config FILE.py" in refused(capsys, "--resume", run)
+    changed = refused(capsys, "--resume", run, "--config", str(other))
+    assert "--config was another file" in changed
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"env": "x", "colour": 3}'])
+def test_a_folder_without_a_run_is_not_resumed(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+
+    assert "holds no run of this version of train" in refused(capsys, "--resume", str(tmp_path))
+
+
+def test_a_run_goes_on_in_its_own_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = refused(capsys, "--resume", saved_run(tmp_path), "--checkpoint-dir", "other")
+
+    assert "a run goes on in its folder" in error
+
+
+def test_a_training_needs_an_environment_or_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "ENV_OR_ADDRESS: missing, without --resume" in refused(capsys)

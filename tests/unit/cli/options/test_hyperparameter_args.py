@@ -1,9 +1,16 @@
+import sys
 from pathlib import Path
 
 import pytest
 import typer
+from ray import cloudpickle
+from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray.cli.options.hyperparameter_args import parse_settings, read_settings_file
+from rlmesh_ray.cli.options.hyperparameter_args import (
+    edited_config,
+    parse_settings,
+    read_settings_file,
+)
 from rlmesh_ray.errors import ConfigurationError
 
 
@@ -64,3 +71,51 @@ def test_bytes_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match="neither JSON nor YAML"):
         read_settings_file(tmp_path / "file")
+
+
+EDITS = """
+from sibling import RATE
+
+class Callbacks:
+    name = "of the file"
+
+def edit_config(config):
+    config.callbacks_class = Callbacks
+    return config.training(lr=RATE)
+"""
+
+
+def test_a_python_file_edits_the_config_with_what_stands_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "sibling.py").write_text("RATE = 0.5")
+    file = tmp_path / "edits.py"
+    file.write_text(EDITS)
+
+    edited = edited_config(file, PPOConfig())
+
+    assert edited.lr == 0.5
+    packed = cloudpickle.dumps(edited.callbacks_class)
+    del sys.modules["config_of_edits"]  # a process that reads the checkpoint does not have it
+    assert cloudpickle.loads(packed).name == "of the file"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", r"AttributeError: .*define edit_config\(config\), which returns the config"),
+        ("1 / 0", "fails with ZeroDivisionError: division by zero"),
+        ("def edit_config(config:", "fails with SyntaxError"),
+        ("def edit_config(config): config.gama = 1", "returned None; return the PPOConfig"),
+    ],
+)
+def test_a_python_file_that_edits_no_config_is_refused(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+
+    with pytest.raises(ConfigurationError, match=words):
+        edited_config(file, PPOConfig())

@@ -13,7 +13,11 @@ Capture = pytest.CaptureFixture[str]
 
 
 def progress(
-    iteration: int, return_mean: float, sessions_lost: int = 0, first_failure: str = ""
+    iteration: int,
+    return_mean: float,
+    sessions_lost: int = 0,
+    first_failure: str = "",
+    evaluation_return_mean: float = math.nan,
 ) -> Any:
     """Stand-in for the class of rllib.training, which would import Ray."""
     return SimpleNamespace(
@@ -25,6 +29,7 @@ def progress(
         wall_s=iteration * 2.0,
         sessions_lost=sessions_lost,
         first_failure=first_failure,
+        evaluation_return_mean=evaluation_return_mean,
     )
 
 
@@ -56,7 +61,16 @@ def test_an_event_is_printed_for_each_iteration(capsys: Capture) -> None:
         "wall_s": 2.0,
         "time_left_s": None,
         "sessions_lost": 0,
+        "evaluation_return_mean": None,
     }
+
+
+def test_the_return_of_an_evaluation_is_shown_where_there_was_one(capsys: Capture) -> None:
+    with TrainingView(Console(), StopCriteria(stop_iters=2)) as view:
+        view.follow([progress(1, 9.0), progress(2, 10.0, evaluation_return_mean=55.25)])
+
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if "evaluated" in line] == ["evaluated: mean return 55.2"]
 
 
 def test_more_lost_sessions_are_reported(capsys: Capture) -> None:

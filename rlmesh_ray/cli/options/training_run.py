@@ -1,0 +1,127 @@
+"""Options of a training that its folder keeps, so that ``--resume`` goes on with them."""
+
+import enum
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlmesh_ray.cli.options.common import OUTPUT
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.address import looks_like_address
+
+TRAINING = "Training"
+"""The group of options in --help."""
+_RUN_FILE = "run.json"
+_GOALS = ("stop_return", "stop_iters")
+_CHANGEABLE = (*_GOALS, "checkpoint_every", "keep", "evaluate_every", "track")
+_SHOWN = {"env": "ENV_OR_ADDRESS", "settings": "--set and --config", "config_code": "--config"}
+
+
+class Tracker(enum.StrEnum):
+    """What the progress of a training is written for."""
+
+    CSV = "csv"
+    TENSORBOARD = "tensorboard"
+
+
+def _count(name: str, group: str, description: str, default: str) -> Any:
+    return typer.Option(name, min=1, rich_help_panel=group, help=description, show_default=default)
+
+
+CheckpointEveryOption = Annotated[
+    int | None,
+    _count("--checkpoint-every", OUTPUT, "Also write it every N iterations.", "at the end only"),
+]
+KeepOption = Annotated[
+    int | None, _count("--keep", OUTPUT, "How many of the newest checkpoints to keep.", "1")
+]
+EvaluateEveryOption = Annotated[
+    int | None,
+    _count("--evaluate-every", TRAINING, "Evaluate every N iterations; keep the best.", "never"),
+]
+TrackOption = Annotated[
+    list[Tracker] | None,
+    typer.Option(
+        "--track",
+        rich_help_panel=OUTPUT,
+        help="Write progress.csv, which is always written, or TensorBoard's files; repeatable.",
+        show_default="csv",
+    ),
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="FOLDER",
+        rich_help_panel=TRAINING,
+        help="Go on with the run in this folder, as it was configured.",
+    ),
+]
+
+
+def write_run(folder: Path, options: Mapping[str, Any]) -> None:
+    """Keep the options of a training in its folder."""
+    (folder / _RUN_FILE).write_text(json.dumps(options, indent=2) + "\n")
+
+
+def resumed_run(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a training that goes on: its own, but for those that may change.
+
+    Args:
+        folder: Folder of the training.
+        given: The options of the command, by their names; None: not given.
+
+    Raises:
+        ConfigurationError: The folder holds no training, or an option contradicts it.
+    """
+    saved = _read(folder, given)
+    refused = [
+        f"{_SHOWN.get(name, '--' + name.replace('_', '-'))} was {_text(name, saved.get(name))}"
+        for name, value in given.items()
+        if value is not None and name not in _CHANGEABLE and not _agrees(name, value, saved)
+    ]
+    if refused:
+        raise ConfigurationError(
+            f"the run in {folder} was configured in another way: {'; '.join(refused)}; leave this "
+            "out to go on with it, or start another run without --resume"
+        )
+    if saved.get("config_code") and given["config_code"] is None:
+        raise ConfigurationError(
+            f"the run in {folder} was configured by a Python file, which runs only where the "
+            "command names it; give it again: --config FILE.py"
+        )
+    changed = {name: given[name] for name in (*_CHANGEABLE, "env") if given[name] is not None}
+    if not changed.keys().isdisjoint(_GOALS):
+        saved = {name: value for name, value in saved.items() if name not in _GOALS}
+    return {**saved, **changed}
+
+
+def _read(folder: Path, known: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        saved: dict[str, Any] = json.loads((folder / _RUN_FILE).read_text())
+        if unknown := saved.keys() - known.keys():
+            raise ValueError(f"{', '.join(sorted(unknown))} is no option")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{folder} holds no run of this version of train: {error}; name the --checkpoint-dir "
+            f"of one, which has a {_RUN_FILE}"
+        ) from error
+    return saved
+
+
+def _text(name: str, value: Any) -> str:
+    if value is None:
+        return "not given"
+    return "another file" if name == "config_code" else json.dumps(value)
+
+
+def _agrees(name: str, value: Any, saved: Mapping[str, Any]) -> bool:
+    former: Any = saved.get(name)
+    if name == "env" and looks_like_address(value):
+        return looks_like_address(saved[name])  # the endpoint may have moved
+    if name == "settings":
+        return all(each in former and former[each] == wanted for each, wanted in value.items())
+    return bool(value == former)

@@ -1,0 +1,79 @@
+"""tracked(): write the progress of a training into files that other programs read."""
+
+import csv
+import math
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from rlmesh_ray.rllib.training import TrainingProgress
+
+_COLUMNS = [field.name for field in fields(TrainingProgress) if field.name != "first_failure"]
+
+
+def tracked(
+    run: Iterator[TrainingProgress],
+    folder: str | Path,
+    *,
+    former: Sequence[TrainingProgress] = (),
+    tensorboard: bool = False,
+) -> Iterator[TrainingProgress]:
+    """Write the progress of a training into files, and yield it.
+
+    ``progress.csv`` has a row for each iteration, ``nan`` where a number is not known, and is
+    flushed before the progress is yielded. ``run`` is closed when this ends or is closed.
+
+    Args:
+        run: What ``train`` returned.
+        folder: Folder of the files.
+        former: For a training that goes on: its progress up to the checkpoint, from
+            ``saved_progress``. Rows of iterations that run again are replaced.
+        tensorboard: Also write TensorBoard's event files, over env steps.
+    """
+    with ExitStack() as stack:
+        if isinstance(run, Generator):
+            stack.callback(run.close)
+        writers: list[_CsvWriter | _EventWriter] = []
+        for progress in run:
+            if not writers:  # a training that fails before leaves no file
+                kinds = (_CsvWriter, _EventWriter) if tensorboard else (_CsvWriter,)
+                writers = [stack.enter_context(closing(kind(folder, former))) for kind in kinds]
+            for writer in writers:
+                writer.write(progress)
+            yield progress
+
+
+class _CsvWriter:
+    def __init__(self, folder: str | Path, former: Sequence[TrainingProgress]) -> None:
+        partial = Path(folder, "progress.csv.partial")
+        self._file = partial.open("w", newline="")
+        self._rows = csv.DictWriter(
+            self._file, _COLUMNS, extrasaction="ignore", lineterminator="\n"
+        )
+        self._rows.writeheader()
+        for progress in former:
+            self.write(progress)
+        partial.rename(partial.with_suffix(""))
+        self.close = self._file.close
+
+    def write(self, progress: TrainingProgress) -> None:
+        self._rows.writerow(asdict(progress))
+        self._file.flush()
+
+
+class _EventWriter:
+    def __init__(self, folder: str | Path, former: Sequence[TrainingProgress]) -> None:
+        from tensorboardX import SummaryWriter
+
+        # TensorBoard drops what an earlier process wrote of later steps.
+        purge_step = former[-1].env_steps + 1 if former else None
+        self._events = SummaryWriter(str(folder), purge_step=purge_step)
+        self.close = self._events.close
+
+    def write(self, progress: TrainingProgress) -> None:
+        for name in _COLUMNS:
+            value = getattr(progress, name)
+            if name != "env_steps" and not math.isnan(value):
+                self._events.add_scalar(name, value, progress.env_steps)
+        self._events.flush()
