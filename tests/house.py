@@ -226,8 +226,8 @@ def main() -> int:
     trees = list(tests())
     reads = private_reads(trees, private_names(modules))
     limits = (
-        Limit("modules", len(modules), 496),
-        Limit("lines", lines.total(), 76_619),
+        Limit("modules", len(modules), 499),
+        Limit("lines", lines.total(), 77_046),
         Limit("public class names in several modules", len(again), 0),
         Limit("words such as whoever, somebody, nobody", riddles, 5),
         Limit("modules under 40 lines with one importer", len(small), 2),

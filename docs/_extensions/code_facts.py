@@ -100,7 +100,7 @@ def _texts(node: ast.expr) -> list[str]:
 
 _COMMAND_OF = {
     "console": "any",
-    "evaluation_view": "evaluate",
+    "evaluation_view": "evaluate, compare",
     "local_ray": "train, evaluate",
     "main": "any",
     "register_with_pool": "serve-env, register",
