@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
     from rlmesh_ray.evaluation import EvaluationResult, evaluate
     from rlmesh_ray.server.env_server import EnvServer
+    from rlmesh_ray.server.metrics_server import MeasuredEndpoint, serve_metrics
     from rlmesh_ray.server.model_server import ModelServer
     from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
     from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -45,6 +46,7 @@ _HOMES = {
     "EnvServer": "rlmesh_ray.server.env_server",
     "EvaluationResult": "rlmesh_ray.evaluation",
     "LocalAgent": "rlmesh_ray.dialects.rllink.client.agents",
+    "MeasuredEndpoint": "rlmesh_ray.server.metrics_server",
     "ModelServer": "rlmesh_ray.server.model_server",
     "ObservationMap": "rlmesh_ray.spaces.observation_map",
     "RLlinkClient": "rlmesh_ray.dialects.rllink.client.rllink_client",
@@ -58,6 +60,7 @@ _HOMES = {
     "TokenFile": "rlmesh_ray.auth.token_file",
     "evaluate": "rlmesh_ray.evaluation",
     "from_gymnasium": "rlmesh_ray.spaces.gym_conversion",
+    "serve_metrics": "rlmesh_ray.server.metrics_server",
 }
 
 __all__ = [
@@ -72,6 +75,7 @@ __all__ = [
     "EnvServer",
     "EvaluationResult",
     "LocalAgent",
+    "MeasuredEndpoint",
     "ModelServer",
     "ObservationMap",
     "RLlinkClient",
@@ -86,6 +90,7 @@ __all__ = [
     "TokenFile",
     "evaluate",
     "from_gymnasium",
+    "serve_metrics",
 ]
 
 

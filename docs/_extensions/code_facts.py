@@ -100,10 +100,11 @@ def _texts(node: ast.expr) -> list[str]:
 
 _COMMAND_OF = {
     "console": "any",
-    "evaluation_view": "evaluate",
+    "evaluation_view": "evaluate, compare",
     "local_ray": "train, evaluate",
     "main": "any",
     "register_with_pool": "serve-env, register",
+    "metrics": "serve-env, serve-model, pool",
     "serve_loop": "serve-env, serve-model",
     "training_view": "train",
 }
@@ -296,7 +297,7 @@ def _errors() -> Iterator[tuple[type[Exception], int]]:
 
 
 class Metrics(_Markdown):
-    """What endpoints export to Ray's metrics."""
+    """What endpoints export to Prometheus."""
 
     def markdown(self) -> str:
         """Return a table."""
@@ -444,8 +445,9 @@ def _default_of(text: str) -> str:
 
 
 def _metric(text: str) -> str:
-    """Check the name of a metric, as it is exported or without Ray's prefix."""
-    if not any(text in (each.name, each.exported) for each in ALL_METRICS):
+    """Check the name of a metric, as it is exported with or without Ray's prefix, or as it is."""
+    bare = text.removeprefix("ray_")
+    if not any(bare in (each.name, each.exported) for each in ALL_METRICS):
         raise LookupError(text)
     return text
 

@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.commands.bench import bench
 from rlmesh_ray.cli.commands.check import check
+from rlmesh_ray.cli.commands.compare import compare
 from rlmesh_ray.cli.commands.evaluate import evaluate
 from rlmesh_ray.cli.commands.export import export
 from rlmesh_ray.cli.commands.inspect import inspect
@@ -103,6 +104,7 @@ for command, examples in (
             "--env HOST:5555 --model HOST:5556 --episodes 100 --seed 0",
         ),
     ),
+    (compare, ("runs/old/checkpoint runs/demo/checkpoint --env CartPole-v1",)),
     (inspect, ("127.0.0.1:5555", "127.0.0.1:5555 --sessions")),
     (status, ("--watch", "--json")),
     (check, ("127.0.0.1:5555", "127.0.0.1:5556 --env CartPole-v1")),

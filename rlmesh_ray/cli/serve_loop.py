@@ -9,8 +9,10 @@ from rich.text import Text
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import show_log
+from rlmesh_ray.cli.options.metrics import served_metrics
 from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.log_format import LogFormat
+from rlmesh_ray.server.metrics_server import MeasuredEndpoint
 from rlmesh_ray.server.statistics import EnvStatistics, Statistics
 
 _POLL_S = 1.0
@@ -41,11 +43,19 @@ def serve(
     server: ServerLifecycle,
     announce: Callable[[], None],
     log_format: LogFormat = LogFormat.TEXT,
+    metrics_address: str | None = None,
+    labels: tuple[str, str] | None = None,
 ) -> None:
     """Start ``server``, call ``announce`` once it accepts, and serve until a signal ends it.
 
-    Ctrl-C and SIGTERM stop it alike: running calls get a second.
+    Ctrl-C and SIGTERM stop it alike: running calls get a second. Metrics have the endpoint's id and
+    its fleet as ``labels``; default: its address.
     """
+
+    def measured() -> list[MeasuredEndpoint]:
+        endpoint_id, fleet = labels or (server.address, "")
+        return [MeasuredEndpoint(endpoint_id, server.statistics(), fleet)]
+
     show_log(log_format)
     # With both JSON formats programs read standard error, too.
     console.people.quiet = log_format is LogFormat.JSON and console.is_json
@@ -53,8 +63,8 @@ def serve(
         server.start()
         freeze_heap()
         try:
-            announce()
-            with _live_line(console) as show:
+            metrics = served_metrics(console, metrics_address, measured, announce)
+            with metrics, _live_line(console) as show:
                 before = server.statistics()
                 # Polled: on Windows no signal ends a wait.
                 while not server.wait(_POLL_S):

@@ -1,9 +1,9 @@
 """The metrics of endpoints: their names, and how they are read from the statistics.
 
-The exporter and the dashboard use this one table, so the dashboard shows only metrics that are
-exported. A histogram is three metrics in Prometheus' form, of which one counts by upper bound.
-They are gauges for Ray, whose counters cannot be 0: a quantile would take the lowest bucket that
-is not empty for all that lies below it, too.
+Ray's exporter, the server of ``/metrics`` and the dashboard use this one table, so the dashboard
+shows only metrics that are exported. A histogram is three metrics in Prometheus' form, of which one
+counts by upper bound. They are gauges for Ray, whose counters cannot be 0: a quantile would take
+the lowest bucket that is not empty for all that lies below it, too.
 """
 
 import enum
@@ -45,8 +45,13 @@ class Metric:
 
     @property
     def exported(self) -> str:
-        """The name in Prometheus, with Ray's prefix and suffix."""
-        return f"ray_{self.name}{'_total' if self.kind is MetricKind.COUNTER else ''}"
+        """The name in Prometheus; Ray puts ``ray_`` before it."""
+        return f"{self.name}{'_total' if self.kind is MetricKind.COUNTER else ''}"
+
+    @property
+    def metrics(self) -> tuple["Metric", ...]:
+        """Itself, as of a ``HistogramMetric``."""
+        return (self,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class HistogramMetric:
     """Sum of the values."""
     count: Metric
     """Their number."""
+    name: str
+    description: str
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -99,6 +106,8 @@ def _histogram(name: str, description: str, value: Callable[[Any], Histogram]) -
         _gauge(
             f"{name}_count", f"{description}, how many.", lambda statistics: value(statistics).count
         ),
+        f"{PREFIX}_{name}",
+        f"{description}.",
     )
 
 
@@ -204,7 +213,7 @@ _OF_ENVS = (
     WORKER_RESTARTS,
     TRANSPORTS,
     DEVIATIONS,
-    *ENV_STEP_SECONDS.metrics,
+    ENV_STEP_SECONDS,
 )
 _OF_MODELS = (
     PREDICTIONS,
@@ -213,13 +222,20 @@ _OF_MODELS = (
     WAITING,
     ROUTES,
     POLICY_VERSION,
-    *BATCH_ROWS.metrics,
-    *QUEUE_SECONDS.metrics,
-    *FORWARD_SECONDS.metrics,
+    BATCH_ROWS,
+    QUEUE_SECONDS,
+    FORWARD_SECONDS,
 )
-ALL_METRICS = (*_OF_BOTH, RESTARTS, *_OF_ENVS, *_OF_MODELS)
+ALL_METRICS = tuple(
+    part for each in (*_OF_BOTH, RESTARTS, *_OF_ENVS, *_OF_MODELS) for part in each.metrics
+)
+
+
+def families_of(statistics: Statistics) -> tuple[Metric | HistogramMetric, ...]:
+    """Return the metrics and the histograms that can be read from such statistics."""
+    return _OF_BOTH + (_OF_ENVS if isinstance(statistics, EnvStatistics) else _OF_MODELS)
 
 
 def metrics_of(statistics: Statistics) -> tuple[Metric, ...]:
-    """Return the metrics that can be read from such statistics."""
-    return _OF_BOTH + (_OF_ENVS if isinstance(statistics, EnvStatistics) else _OF_MODELS)
+    """Return the metrics that can be read from such statistics, with those of histograms."""
+    return tuple(part for each in families_of(statistics) for part in each.metrics)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -552,21 +553,35 @@ def test_training_goes_on_while_endpoints_are_killed_and_others_join(
             assert process.wait(timeout=30) == 0
 
 
+def scraped(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30.0) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
 @pytest.mark.slow
 def test_the_pool_command_keeps_a_pool_for_trainings_elsewhere(folder: Path) -> None:
     gcs = ray.get_runtime_context().gcs_address
     options = ["--address", "127.0.0.1:0", "--token-file", "pool-token", "--ray-address", gcs]
+    options += ["--metrics-address", "127.0.0.1:0"]
     with command("pool", "games", *options, folder=folder) as process:
-        started = event(process, "pool")
+        started, metrics = event(process, "pool"), event(process, "metrics")
         with command(*served("games", started["address"], "sim-1"), folder=folder) as served_env:
             registered = event(served_env, "registered")
             came = event(process, "came")
             with_it = names(EnvPool.find("games"))
+            has_metrics = eventually(
+                lambda: (
+                    'rlmesh_ray_restarts{endpoint_id="pool/games/sim-1",fleet="pool/games"} 0.0'
+                    in scraped(metrics["address"])
+                )
+            )
             served_env.terminate()
             left = event(process, "left")
         process.send_signal(signal.SIGINT)
         code = process.wait(timeout=30)
 
+    assert has_metrics
     assert came["address"] == registered["address"]
     assert came["endpoint_id"] == left["endpoint_id"] == "pool/games/sim-1"
     assert with_it == ["sim-1"]

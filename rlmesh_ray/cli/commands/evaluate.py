@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,7 @@ from rlmesh_ray.cli.options.common import (
     InferenceOption,
     JsonFlag,
     MapOption,
+    PlotOption,
     TlsAuthority,
     TlsCertificate,
     TlsFromRay,
@@ -38,7 +39,7 @@ from rlmesh_ray.cli.options.common import (
     read_token,
     search_current_folder,
 )
-from rlmesh_ray.cli.views.episodes_file import episodes_file
+from rlmesh_ray.cli.views.episodes_file import EpisodesFile, episodes_file
 from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options, show_result
 from rlmesh_ray.errors import AccessDeniedError, ContractMismatchError, EndpointError
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
@@ -46,11 +47,12 @@ from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.evaluation import EvaluationResult
     from rlmesh_ray.server.env_server import EnvServer
     from rlmesh_ray.server.model_server import ModelServer
     from rlmesh_ray.spaces.observation_map import ObservationMap
 
-_MOST_LANES = 8
+MOST_LANES = 8
 _EPISODES = "Episodes"
 _NO_TLS = "none"
 _OWN_MESSAGE_BYTES = 2**28
@@ -198,6 +200,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     edition_text: EditionText = None,
     model_edition_text: ModelEditionText = None,
     output: OutputOption = None,
+    plot: PlotOption = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
@@ -208,14 +211,13 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     """
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.evaluation import check_seeds
-    from rlmesh_ray.evaluation import evaluate as run
 
     console: Console = context.obj
     check_seeds(episodes, seed)
     _require_addresses(env, edition_text, "--edition-text")
     _require_addresses(model, model_edition_text, "--model-edition-text")
     kwargs = parse_env_kwargs(env_kwargs)
-    served_map, route_map = _maps(observation_map, model)
+    served_map, route_map = maps_for(observation_map, model)
     if kwargs is not None and all(looks_like_address(name) for name in env):
         raise typer.BadParameter(
             "for a Gymnasium id or a factory only; a running endpoint has its own",
@@ -232,49 +234,65 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(episodes_file(output))
         endpoints = [ConnectOptions(name, token, tls, edition_text=edition_text) for name in env]
-        _check_endpoints([each for each in endpoints if looks_like_address(each.address)], num_envs)
-        lanes = num_envs or min(math.ceil(episodes / len(env)), _MOST_LANES)
+        check_endpoints([each for each in endpoints if looks_like_address(each.address)], num_envs)
+        lanes = num_envs or min(math.ceil(episodes / len(env)), MOST_LANES)
         envs = [stack.enter_context(served_env(each, lanes, kwargs)) for each in endpoints]
         policies = [
             ConnectOptions(name, model_token, model_tls, edition_text=model_edition_text)
             for name in model
         ]
         models = [
-            stack.enter_context(
-                _served(
-                    each,
-                    functools.partial(
-                        _model_server, inference=inference, observation_map=served_map
-                    ),
-                )
-            )
-            for each in policies
+            stack.enter_context(served_model(each, inference, served_map)) for each in policies
         ]
-        addresses = [each.address for each in envs], [each.address for each in models]
-        meter = EvaluationView(console, episodes, file)
-        try:
-            with meter:
-                result = run(
-                    envs,
-                    models,
-                    episodes=episodes,
-                    seed=seed,
-                    on_episode=meter.advance,
-                    on_loss=meter.note_loss,
-                    env_timeout_s=env_timeout,
-                    model_timeout_s=model_timeout,
-                    reconnect_timeout_s=reconnect_timeout,
-                    observation_map=route_map,
-                    execution_horizon=execution_horizon,
-                )
-        except BaseException as error:  # also Ctrl-C: the finished episodes may have taken hours
-            seen = meter.so_far(error)
-            if seen is not None:
-                show_result(console, seen, episodes, *addresses)
-            if isinstance(error, EndpointError):
-                name_options(error, addresses[1])
-            raise
-        show_result(console, result, episodes, *addresses)
+        result = run_and_show(
+            console,
+            envs,
+            models,
+            episodes,
+            file,
+            seed=seed,
+            env_timeout_s=env_timeout,
+            model_timeout_s=model_timeout,
+            reconnect_timeout_s=reconnect_timeout,
+            observation_map=route_map,
+            execution_horizon=execution_horizon,
+        )
+    if plot is not None:
+        from rlmesh_ray.evaluation.plot import plot_evaluation
+
+        plot_evaluation(result.episodes, plot, ", ".join(model))
+        console.say(f"plot: {plot}")
+
+
+def run_and_show(
+    console: Console,
+    envs: "list[ConnectOptions]",
+    models: "list[ConnectOptions]",
+    episodes: int,
+    file: EpisodesFile | None = None,
+    **options: Any,
+) -> "EvaluationResult":
+    """Run episodes, show them as they end, then their summary; also of those before an error.
+
+    ``options`` are further arguments of ``evaluation.evaluate``.
+    """
+    from rlmesh_ray.evaluation import evaluate as run
+
+    addresses = [each.address for each in envs], [each.address for each in models]
+    meter = EvaluationView(console, episodes, file)
+    options |= {"on_episode": meter.advance, "on_loss": meter.note_loss}
+    try:
+        with meter:
+            result = run(envs, models, episodes=episodes, **options)
+    except BaseException as error:  # also Ctrl-C: the finished episodes may have taken hours
+        seen = meter.so_far(error)
+        if seen is not None:
+            show_result(console, seen, episodes, *addresses)
+        if isinstance(error, EndpointError):
+            name_options(error, addresses[1])
+        raise
+    show_result(console, result, episodes, *addresses)
+    return result
 
 
 def _require_addresses(names: list[str], edition_text: str | None, option: str) -> None:
@@ -290,7 +308,7 @@ def _require_addresses(names: list[str], edition_text: str | None, option: str) 
             )
 
 
-def _maps(
+def maps_for(
     texts: list[str] | None, models: list[str]
 ) -> "tuple[ObservationMap | None, ObservationMap | None]":
     """Return the map of policies that this command serves, and that of routes to endpoints.
@@ -302,7 +320,7 @@ def _maps(
     return (None, mapping) if is_remote else (mapping, None)
 
 
-def _check_endpoints(endpoints: "list[ConnectOptions]", num_envs: int | None) -> None:
+def check_endpoints(endpoints: "list[ConnectOptions]", num_envs: int | None) -> None:
     """Check the width of running endpoints, before a policy is loaded or a session is opened.
 
     Raises:
@@ -351,6 +369,14 @@ def served_env(
     from rlmesh_ray.server.env_server import EnvServer
 
     make = functools.partial(EnvServer, num_envs=num_envs, env_kwargs=env_kwargs)
+    return _served(connect_options, make)
+
+
+def served_model(
+    connect_options: "ConnectOptions", inference: str, observation_map: "ObservationMap | None"
+) -> "contextlib.AbstractContextManager[ConnectOptions]":
+    """Return the options for connecting to a policy, which is served unless it runs."""
+    make = functools.partial(_model_server, inference=inference, observation_map=observation_map)
     return _served(connect_options, make)
 
 

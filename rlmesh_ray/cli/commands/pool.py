@@ -1,8 +1,10 @@
 """``rlmesh-ray pool``: a registrar for endpoints outside of Ray."""
 
 import contextlib
+import functools
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,9 +23,12 @@ from rlmesh_ray.cli.options.common import (
     client_tls,
     file_option,
 )
+from rlmesh_ray.cli.options.metrics import MetricsAddress, served_metrics
 from rlmesh_ray.cli.options.serving import AddressToListen, TlsClientAuthority, server_tls
 from rlmesh_ray.cli.register_with_pool import POOL_TOKEN_VARIABLE, pool_secret
 from rlmesh_ray.errors import EndpointError
+from rlmesh_ray.server.metrics_server import MeasuredEndpoint
+from rlmesh_ray.server.statistics import StatisticsPair
 
 if TYPE_CHECKING:
     from rlmesh_ray.actors.pool import EnvPool
@@ -65,6 +70,7 @@ def pool(  # noqa: PLR0913  # the command line; every option stands alone
     tls_from_ray: TlsFromRay = False,
     endpoint_tls_ca: EndpointAuthorityOption = None,
     ray_address: RayAddressOption = None,
+    metrics_address: MetricsAddress = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
@@ -96,8 +102,11 @@ def pool(  # noqa: PLR0913  # the command line; every option stands alone
         with EnvPool(
             name, address=address, token=secret, tls=tls, endpoint_tls=endpoint_tls
         ) as started:
-            _announce(console, started, is_protected=secret is not None)
-            _follow(console, started)
+            is_protected = secret is not None
+            announce = functools.partial(_announce, console, started, is_protected=is_protected)
+            measured = functools.partial(_measured, started.fleet)
+            with served_metrics(console, metrics_address, measured, announce):
+                _follow(console, started)
 
 
 def _announce(console: Console, pool: "EnvPool", *, is_protected: bool) -> None:
@@ -141,6 +150,20 @@ def _follow(console: Console, pool: "EnvPool") -> None:
                 _report_arrival(console, now[name])
         known = now
         time.sleep(_POLL_S)
+
+
+def _measured(fleet: str) -> Iterator[MeasuredEndpoint]:
+    """Yield the pool's endpoints, with the statistics of their last reports."""
+    from rlmesh_ray.actors.registry.endpoint_resolver import call_registry
+
+    try:
+        overview = call_registry("overview")
+    except EndpointError:
+        return  # ``_follow`` says so; metrics that are missing are gaps in the dashboard
+    for each in overview:
+        record, pair = each.record, each.statistics
+        if record.fleet == fleet and each.lease_left_s > 0 and isinstance(pair, StatisticsPair):
+            yield MeasuredEndpoint(record.endpoint_id, pair.now, fleet, record.incarnation - 1)
 
 
 def _report_arrival(console: Console, record: "EndpointRecord") -> None:

@@ -1,7 +1,9 @@
 """``rlmesh-ray serve-env``: serves an environment as an endpoint."""
 
 import contextlib
+import functools
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +31,7 @@ from rlmesh_ray.cli.options.common import (
     read_token,
     search_current_folder,
 )
+from rlmesh_ray.cli.options.metrics import MetricsAddress
 from rlmesh_ray.cli.options.serving import (
     AcceptedTexts,
     AddressToListen,
@@ -64,6 +67,7 @@ from rlmesh_ray.cli.register_with_pool import (
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address, parse_address
+from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool, full_id
 from rlmesh_ray.server.log_format import LogFormat
 
 if TYPE_CHECKING:
@@ -193,6 +197,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     advertise: AdvertiseOption = None,
     pool_tls_ca: PoolAuthorityOption = None,
     leave_time: LeaveTimeOption = None,
+    metrics_address: MetricsAddress = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
@@ -207,6 +212,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     search_current_folder(env)
     # Ctrl-C while the environment starts ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):
+        from rlmesh_ray.cli.serve_loop import serve
         from rlmesh_ray.server.env_server import EnvServer
 
         token, entry = read_token(token_file), None
@@ -248,9 +254,13 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
         protection = token_fact(token, token_file) if entry is None else {"token": "required"}
         options = client_options(token_file, tls_cert, tls_client_ca, from_ray=tls_from_ray)
         scheme = client_scheme(dialect)
-        _serve(
-            context.obj, server, allow_call or [], entry, protection, log_format, options, scheme
+        labels = (endpoint_id, "") if endpoint_id else None
+        if entry is not None:
+            labels = full_id(entry.pool, entry.endpoint_id), fleet_name_of_pool(entry.pool)
+        run = functools.partial(
+            serve, log_format=log_format, metrics_address=metrics_address, labels=labels
         )
+        _serve(context.obj, server, allow_call or [], entry, protection, options, scheme, run)
 
 
 def _serve(  # noqa: PLR0913  # what the operator has chosen
@@ -259,11 +269,10 @@ def _serve(  # noqa: PLR0913  # what the operator has chosen
     allow_calls: list[str],
     entry: RegistrationConfig | None,
     protection: dict[str, str],
-    log_format: LogFormat,
     options: str,
     scheme: str,
+    run: Callable[..., None],
 ) -> None:
-    from rlmesh_ray.cli.serve_loop import serve
     from rlmesh_ray.cli.views.contract_format import (
         contract_facts,
         contract_json,
@@ -303,4 +312,4 @@ def _serve(  # noqa: PLR0913  # what the operator has chosen
             attending.register()
 
     attending = None if entry is None else RegisteredServer(server, entry, console)
-    serve(console, attending or server, announce, log_format)
+    run(console, attending or server, announce)

@@ -2,8 +2,9 @@
 
 import contextlib
 import enum
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,6 +30,7 @@ from rlmesh_ray.cli.options.common import (
     read_token,
     search_current_folder,
 )
+from rlmesh_ray.cli.options.metrics import MetricsAddress
 from rlmesh_ray.cli.options.serving import (
     AcceptedTexts,
     AddressToListen,
@@ -106,8 +108,8 @@ ChunkReplayOption = Annotated[
     typer.Option(
         "--chunk-replay",
         rich_help_panel=POLICY,
-        help="For clients that take one action: the first one of a new chunk each time, or all of "
-        "a chunk that the endpoint keeps for their lane.",
+        help="For clients that take one action: the first of a new chunk each time, or all of "
+        "a chunk that is kept.",
     ),
 ]
 Threads = Annotated[
@@ -214,6 +216,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     no_token: NoTokenFlag = False,
     idle_timeout: IdleTimeout = None,
     no_spin: NoSpin = False,
+    metrics_address: MetricsAddress = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
@@ -289,7 +292,10 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             for prefix in ("--", "--model-")
         ]
         protection = token_fact(token, token_file)
-        _serve(context.obj, server, checkpoint, protection, log_format, options)
+        from rlmesh_ray.cli.serve_loop import serve
+
+        run = functools.partial(serve, log_format=log_format, metrics_address=metrics_address)
+        _serve(context.obj, server, checkpoint, protection, options, run)
 
 
 def _is_policy_server(checkpoint: str) -> bool:
@@ -319,11 +325,9 @@ def _serve(
     server: "ModelServer",
     checkpoint: str,
     protection: dict[str, str],
-    log_format: LogFormat,
     options: Sequence[str],
+    run: Callable[..., None],
 ) -> None:
-    from rlmesh_ray.cli.serve_loop import serve
-
     def announce() -> None:
         console.event(
             "serving",
@@ -346,4 +350,4 @@ def _serve(
             ],
         )
 
-    serve(console, server, announce, log_format)
+    run(console, server, announce)

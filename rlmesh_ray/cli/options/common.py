@@ -6,6 +6,7 @@ The exception is ``--map``, which is ``observation_map``.
 """
 
 import enum
+import importlib.util
 import json
 import os
 import shlex
@@ -17,7 +18,7 @@ import typer
 
 from rlmesh_ray.auth import token_file
 from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError
 from rlmesh_ray.options import seconds_problem
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
@@ -171,6 +172,26 @@ EnvKwargs = Annotated[
         metavar="JSON",
         rich_help_panel=ENVIRONMENT,
         help="Keyword arguments of gymnasium.make or the factory.",
+    ),
+]
+
+
+def _checked_plot(path: Path | None) -> Path | None:
+    if path is not None and (path.suffix != ".png" or not path.parent.is_dir()):
+        raise typer.BadParameter(f"{path} is no .png file in an existing folder; name one")
+    if path is not None and importlib.util.find_spec("matplotlib") is None:
+        raise MissingPackageError("--plot needs matplotlib: pip install matplotlib")
+    return path
+
+
+PlotOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE.png",
+        rich_help_panel=OUTPUT,
+        callback=_checked_plot,
+        help="Draw returns and lengths into a file, with matplotlib.",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Output of ``rlmesh-ray evaluate``: progress and result."""
+"""Output of ``rlmesh-ray evaluate`` and ``compare``: progress and result."""
 
 import contextlib
 import re

@@ -1,6 +1,8 @@
 """Grafana dashboard, generated from the table of metrics.
 
-``grafana.json`` in the repository is what ``render`` returns; a test holds them together.
+It shows what Ray exports and what ``/metrics`` has without Ray: names match with and without the
+prefix ``ray_``. ``grafana.json`` in the repository is what ``render`` returns; a test holds them
+together.
 """
 
 import itertools
@@ -11,7 +13,6 @@ from dataclasses import dataclass
 from rlmesh_ray.server import metrics
 from rlmesh_ray.server.metrics import HistogramMetric, Metric
 
-_SELECTOR = '{fleet=~"$fleet",endpoint_id=~"$endpoint"}'
 _COLUMNS = 24
 _SCHEMA = 41  # of Grafana 12; later ones read it, too
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -36,17 +37,27 @@ class Panel:
     width: int = 8
 
 
+def _series(metric: Metric, *labels: str) -> str:
+    """Return a selector of a metric's series, of both origins."""
+    name = f'__name__=~"(ray_)?{metric.exported}"'
+    return f"{{{','.join((name, *labels))}}}"
+
+
+def _chosen(metric: Metric) -> str:
+    return _series(metric, 'fleet=~"$fleet"', 'endpoint_id=~"$endpoint"')
+
+
 def _now(metric: Metric, by: str = "endpoint_id") -> str:
     # For a moment after a restart the former process's values are there, too.
-    return f"max by ({by}) ({metric.exported}{_SELECTOR})"
+    return f"max by ({by}) ({_chosen(metric)})"
 
 
 def _rate(metric: Metric, by: str = "endpoint_id") -> str:
-    return f"sum by ({by}) (rate({metric.exported}{_SELECTOR}[$__rate_interval]))"
+    return f"sum by ({by}) (rate({_chosen(metric)}[$__rate_interval]))"
 
 
 def _growth(metric: Metric, by: str = "endpoint_id") -> str:
-    return f"sum by ({by}) (increase({metric.exported}{_SELECTOR}[$__rate_interval]))"
+    return f"sum by ({by}) (increase({_chosen(metric)}[$__rate_interval]))"
 
 
 def _quantiles(histogram: HistogramMetric, what: str = "") -> tuple[Query, ...]:
@@ -176,9 +187,9 @@ def render() -> str:
 
 def _variables() -> Iterator[dict[str, object]]:
     yield {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
-    sessions = metrics.SESSIONS.exported
-    yield _choice("fleet", f"label_values({sessions}, fleet)")
-    yield _choice("endpoint", f'label_values({sessions}{{fleet=~"$fleet"}}, endpoint_id)')
+    yield _choice("fleet", f"label_values({_series(metrics.SESSIONS)}, fleet)")
+    of_fleet = _series(metrics.SESSIONS, 'fleet=~"$fleet"')
+    yield _choice("endpoint", f"label_values({of_fleet}, endpoint_id)")
 
 
 def _choice(name: str, query: str) -> dict[str, object]:

@@ -25,7 +25,7 @@ from tests.lane_counts import note_step
 TIMEOUT_S = 60.0
 NUM_STEPS = 5
 RECORD = EndpointRecord("seen/metered", 3, "127.0.0.1:1", "metered")
-SAMPLE = re.compile(r"^(?P<name>\w+){(?P<labels>.*)} (?P<value>\S+)$")
+SAMPLE = re.compile(r"^ray_(?P<name>\w+){(?P<labels>.*)} (?P<value>\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 Sample = tuple[str, dict[str, str], float]

@@ -24,7 +24,7 @@ TOKEN = "TOKEN_FILE"
 """Stands for a file with a token."""
 ONLY_IN_THE_COMMAND_LINE = {
     "register", "pool-token-file", "advertise", "pool-tls-ca", "leave-time", "log-format", "output",
-    "model-edition-text", "json", "debug", "help",
+    "model-edition-text", "metrics-address", "plot", "json", "debug", "help",
 }  # fmt: skip
 
 

@@ -1,0 +1,137 @@
+"""``rlmesh-ray compare``: the returns of two policies in the same episodes."""
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray.cli.commands.evaluate import (
+    MOST_LANES,
+    EnvOption,
+    EpisodesOption,
+    SeedOption,
+    check_endpoints,
+    maps_for,
+    run_and_show,
+    served_env,
+    served_model,
+)
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.options.common import (
+    DebugFlag,
+    EnvKwargs,
+    JsonFlag,
+    MapOption,
+    PlotOption,
+    TlsAuthority,
+    TokenFile,
+    client_tls,
+    parse_env_kwargs,
+    read_token,
+    search_current_folder,
+)
+from rlmesh_ray.errors import ContractMismatchError, RemoteModelError
+from rlmesh_ray.protocol.address import looks_like_address
+
+if TYPE_CHECKING:
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.evaluation.comparison import PairedComparison
+    from rlmesh_ray.spaces.observation_map import ObservationMap
+
+
+def compare(  # noqa: PLR0913  # the command line; every option stands alone
+    context: typer.Context,
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A policy: what serve-model takes, or an endpoint.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another policy.")],
+    env: EnvOption,
+    episodes: EpisodesOption = 20,
+    observation_map: MapOption = None,
+    seed: SeedOption = 0,
+    env_kwargs: EnvKwargs = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsAuthority = None,
+    plot: PlotOption = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> None:
+    """Run the same episodes with the policies A and B, and compare their returns in pairs.
+
+    The mean difference, B minus A, has a 95 % interval (Student's t), and a sentence that says
+    whether that contains 0.
+    """
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.evaluation import check_seeds
+    from rlmesh_ray.evaluation.comparison import compare_episodes
+    from rlmesh_ray.evaluation.plot import plot_comparison
+
+    console: Console = context.obj
+    kwargs = parse_env_kwargs(env_kwargs)
+    check_seeds(episodes, seed)
+    for name in env:
+        search_current_folder(name)
+    token, tls = read_token(token_file), client_tls(tls_ca)
+    with contextlib.ExitStack() as stack:
+        endpoints = [ConnectOptions(name, token, tls) for name in env]
+        check_endpoints([each for each in endpoints if looks_like_address(each.address)], None)
+        lanes = min(math.ceil(episodes / len(env)), MOST_LANES)
+        envs = [stack.enter_context(served_env(each, lanes, kwargs)) for each in endpoints]
+        policies = []
+        for name in (a, b):
+            served_map, route_map = maps_for(observation_map, [name])
+            options = ConnectOptions(name, token, tls)
+            policy = stack.enter_context(served_model(options, "auto", served_map))
+            # Both, before the first episode runs: they may take hours.
+            _require_fit(name, policy, envs[0], route_map)
+            policies.append((policy, route_map))
+        of_a, of_b = (
+            run_and_show(console, envs, [policy], episodes, seed=seed, observation_map=route_map)
+            for policy, route_map in policies
+        )
+    comparison = compare_episodes(of_a.episodes, of_b.episodes)
+    _show(console, comparison, a, b)
+    if plot is not None:
+        plot_comparison(comparison, of_a.episodes, of_b.episodes, plot, (a, b))
+        console.say(f"plot: {plot}")
+
+
+def _require_fit(
+    name: str,
+    policy: "ConnectOptions",
+    env: "ConnectOptions",
+    observation_map: "ObservationMap | None",
+) -> None:
+    """Raise if a policy cannot act in the environment."""
+    from rlmesh_ray.client.env_session_client import probe_endpoint
+    from rlmesh_ray.client.remote_model import RemoteModel
+
+    contract = probe_endpoint(env).contract
+    with RemoteModel(policy.address, token=policy.token, tls=policy.tls) as model:
+        try:
+            model.configure_route(contract, observation_map=observation_map)
+        except (ContractMismatchError, RemoteModelError) as error:
+            raise ContractMismatchError(
+                f"policy {name} does not fit the environment: {error}; compare policies that were "
+                "made for its spaces"
+            ) from error
+
+
+def _show(console: Console, comparison: "PairedComparison", a: str, b: str) -> None:
+    difference = comparison.difference
+    console.event(
+        "comparison",
+        a=a,
+        b=b,
+        seeds=comparison.seeds,
+        differences=comparison.differences,
+        difference_mean=difference.mean,
+        difference_low=difference.low,
+        difference_high=difference.high,
+        contains_zero=comparison.contains_zero,
+        verdict=comparison.verdict,
+    )
+    title = f"{len(comparison.seeds)} pairs of episodes with the same seeds"
+    answer = f"mean return {difference} (Student's t, paired)\n{comparison.verdict}"
+    console.facts(title, {"A": a, "B": b, "B - A": answer}, [])

@@ -1,0 +1,42 @@
+"""The option ``--metrics-address`` of commands that serve, and what it does."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Annotated
+
+import typer
+
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.options.common import OUTPUT
+from rlmesh_ray.server.metrics_server import Measured, serve_metrics
+
+MetricsAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-address",
+        metavar="HOST:PORT",
+        rich_help_panel=OUTPUT,
+        help="Serve metrics to Prometheus here.",
+        show_default="nowhere",
+    ),
+]
+
+
+@contextlib.contextmanager
+def served_metrics(
+    console: Console, address: str | None, measured: Measured, announce: Callable[[], None]
+) -> Iterator[None]:
+    """Call ``announce`` once metrics are served, if they have an address, and serve them on.
+
+    Raises:
+        AddressError: The address cannot be used; nothing has been announced.
+    """
+    if address is None:
+        announce()
+        yield
+        return
+    with serve_metrics(address, measured) as bound:
+        announce()
+        console.event("metrics", address=bound)
+        console.say(f"metrics for Prometheus at http://{bound}/metrics")
+        yield
