@@ -8,6 +8,7 @@ or, since Parquet has no small integers, binaries where they have many elements 
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,15 @@ from rlmesh_ray.spaces.leaves import Column, Leaf
 _LARGEST_LIST = 64
 
 
-def schema(row_leaves: Sequence[Leaf]) -> pa.Schema:
+@lru_cache(maxsize=16)
+def schema(row_leaves: tuple[Leaf, ...]) -> pa.Schema:
     """Return the columns for the leaves of ``RecordingInfo.row_space``."""
     fields = [pa.field("/".join(map(str, leaf.path)), _type_of(leaf)) for leaf in row_leaves]
     return pa.schema([*fields, pa.field("info", pa.string())])
 
 
-def arrow_array(leaf: Leaf, column: Column) -> pa.Array:
-    """Return a leaf's column as pyarrow's array."""
-    kind = _type_of(leaf)
+def arrow_array(leaf: Leaf, kind: pa.DataType, column: Column) -> pa.Array:
+    """Return a leaf's column as pyarrow's array; its type is that of the ``schema``."""
     if leaf.dtype is None or not leaf.shape:
         return pa.array(column, kind)
     flat = np.ascontiguousarray(column).reshape(-1)

@@ -1,6 +1,7 @@
 """Recordings and RLlib: episodes of a training are recorded, and recordings are trained on."""
 
 import atexit
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.spec import SpaceSpec
 
+_LOG = logging.getLogger("rlmesh_ray.recording")
 _LAST_WRITES_S = 30.0
 
 
@@ -69,6 +71,7 @@ class SampleRecorder:
         self._writer: WriterHandle | None = None
         self._key = ""
         self._num_begun = 0
+        self._has_failed = False
         self._chosen: set[str] = set()
         """Ids of running episodes that are recorded."""
 
@@ -78,15 +81,23 @@ class SampleRecorder:
     def __call__(
         self, *, env_runner: Any, samples: Sequence[SingleAgentEpisode], **_: object
     ) -> None:
-        """Record the chunks of episodes in a sample."""
-        for chunk in samples:
-            begins = chunk.t_started == 0
-            if begins and self._choose(bool(env_runner.config.in_evaluation)):
-                self._chosen.add(chunk.id_)
-            if chunk.id_ in self._chosen and len(chunk):
-                self._put(env_runner, chunk, begins=begins)
-            if chunk.is_done:
-                self._chosen.discard(chunk.id_)
+        """Record the chunks of episodes in a sample; never raises."""
+        try:
+            for chunk in () if self._has_failed else samples:
+                self._record(env_runner, chunk)
+        except Exception as error:  # noqa: BLE001  # what samples must not notice
+            self._has_failed = True
+            name = type(error).__name__
+            _LOG.warning("a runner's episodes are not recorded any more: %s: %s", name, error)
+
+    def _record(self, env_runner: Any, chunk: SingleAgentEpisode) -> None:
+        begins = chunk.t_started == 0
+        if begins and self._choose(bool(env_runner.config.in_evaluation)):
+            self._chosen.add(chunk.id_)
+        if chunk.id_ in self._chosen and len(chunk):
+            self._put(env_runner, chunk, begins=begins)
+        if chunk.is_done:
+            self._chosen.discard(chunk.id_)
 
     def _choose(self, is_evaluation: bool) -> bool:
         self._num_begun += 1

@@ -31,7 +31,10 @@ from rlmesh_ray.spaces.batch import leaves
 _LOG = logging.getLogger("rlmesh_ray.recording")
 _LONGEST_INFO, _LARGEST_ARRAY = 4096, 256
 _RESCAN_SHARE = 0.01
-_NICENESS = 10  # at most a tenth of a processor that a simulator or a learner wants
+_NICENESS = 19  # a fiftieth of a processor that a simulator or a learner wants
+_BUSY, _REST = 0.7, 4.0
+"""On a machine whose processors are so busy, the writer rests for four fifths of the time: also a
+processor that seems to be free may share its core with one that steps."""
 
 
 class EpisodeFiles:
@@ -49,9 +52,11 @@ class EpisodeFiles:
         self._first = first
         self._leaves = leaves(stream.info.row_space)
         self._path = store.temporary_path()
-        # Small episodes are many: dictionaries and statistics would double the time of each.
+        # Small episodes are many: to open the file by its path, dictionaries and statistics would
+        # take as long again.
+        self._file = pa.OSFile(str(self._path), "wb")
         self._parquet = pq.ParquetWriter(
-            self._path,
+            self._file,
             schema(self._leaves),
             compression="zstd",
             compression_level=1,
@@ -64,7 +69,8 @@ class EpisodeFiles:
 
     def add(self, segment: Segment, infos: list[str | None]) -> None:
         """Add rows with their infos as JSON."""
-        arrays = map(arrow_array, self._leaves, segment.columns)
+        kinds = self._parquet.schema.types
+        arrays = map(arrow_array, self._leaves, kinds, segment.columns)
         batch = pa.record_batch([*arrays, pa.array(infos, pa.string())], self._parquet.schema)
         self._parquet.write_batch(batch)
         self._num_rows += batch.num_rows
@@ -87,6 +93,7 @@ class EpisodeFiles:
         )
         self._parquet.add_key_value_metadata({SUMMARY_KEY: summary.to_json()})
         self._parquet.close()
+        self._file.close()
         if self.video is not None:
             self.video.close()
         former = None if self.video is None else self.video.path
@@ -99,6 +106,8 @@ class EpisodeFiles:
         """Delete the files."""
         with contextlib.suppress(Exception):  # a full disk fails in any of its ways
             self._parquet.close()
+        with contextlib.suppress(Exception):
+            self._file.close()
         self.discard_video()
         self._path.unlink(missing_ok=True)
 
@@ -220,6 +229,8 @@ class EpisodeWriter:
 
     def _info_text(self, info: Mapping[str, object]) -> str | None:
         """Return the JSON of an info, without values that JSON cannot hold or that are large."""
+        if not info:
+            return None
         texts = {}
         for key, value in info.items():
             try:
@@ -271,7 +282,10 @@ def main() -> None:
     writer = EpisodeWriter(folder, float(max_gb))
     with contextlib.suppress(EOFError), Connection(0, writable=False) as pipe:
         while (received := pipe.recv()) is not None:
+            began_s = time.process_time()
             writer.handle(*received)
+            if os.getloadavg()[0] > _BUSY * (os.cpu_count() or 1):
+                time.sleep(_REST * (time.process_time() - began_s))
     writer.close()
 
 

@@ -218,6 +218,20 @@ def test_recording_stops_at_its_size_and_deletes_nothing(
     assert "recording stops" in record.getMessage()
 
 
+def test_several_writers_share_a_recording(tmp_path: Path) -> None:
+    writers = [EpisodeWriter(tmp_path, 1.0) for _ in range(3)]
+    for number, writer in enumerate(writers):
+        writer.handle("0", Stream(INFO, str(number), "auto"))
+    for length in range(3, 9):
+        for writer in writers:
+            writer.handle("0", cart_pole(length, seed=length))
+
+    recording = load(tmp_path)
+    assert [summary.id for summary in recording.episodes] == [f"{n:06}" for n in range(1, 19)]
+    for summary in recording.episodes:
+        assert len(recording.episode(summary.id).rewards) == summary.length
+
+
 def test_another_environment_is_not_mixed_in(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
