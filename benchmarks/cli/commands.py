@@ -24,6 +24,7 @@ from benchmarks.cli.options import (
     SecondsOption,
     inferences_of,
 )
+from benchmarks.cli.recording_command import recording
 from benchmarks.cli.robots_command import robots
 from benchmarks.cli.scaling_commands import scaling
 from benchmarks.learning.plan import LearningPlan, Task
@@ -214,6 +215,7 @@ def _everything(context: typer.Context, vs: list[AnyRival] | None, *, quick: boo
     if vs is None:
         code = code or growth(context, quick=quick)
         code = code or robots(context, quick=quick)
+        code = code or recording(context, quick=quick)
     return code or learning(context, only=tasks)
 
 
@@ -232,6 +234,7 @@ app.command(cls=ReadableCommand)(growth)
 app.command(cls=ReadableCommand)(scaling)
 app.command(cls=ReadableCommand)(gpu)
 app.command(cls=ReadableCommand)(robots)
+app.command(cls=ReadableCommand)(recording)
 
 
 @app.command(cls=ReadableCommand)

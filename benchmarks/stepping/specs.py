@@ -27,6 +27,8 @@ class ServerSpec:
     is_socket: bool = False
     """Whether it listens on a unix socket; else on 127.0.0.1."""
     sessions_per_worker: int = 1
+    records: bool = False
+    """Whether it records all episodes."""
 
     def to_line(self) -> str:
         """Return it as one line of JSON."""

@@ -235,6 +235,8 @@ class Start:
     validation: ValidationMode
     truncates: bool
     """See ``EnvSource.truncates_on_bad_value``."""
+    observer: bytes | None
+    """See ``EnvSource``."""
     sys_path: tuple[str, ...]
     """``sys.path`` of the parent, so that the worker can import the same modules."""
     pythonpath: str | None

@@ -7,6 +7,7 @@ neither gRPC nor Ray.
 
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -47,7 +48,7 @@ from rlmesh_ray.envs.commands import (
 from rlmesh_ray.envs.compact_frames import compact_reply_frame, decode_command
 from rlmesh_ray.envs.env_source import build, explain_start_error
 from rlmesh_ray.envs.reply_limits import MAX_BYTES, encode_reply, limit_reply
-from rlmesh_ray.envs.vector_host import VectorHost
+from rlmesh_ray.envs.vector_host import StepObserver, VectorHost, describe
 from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.polling import AdaptivePoller, WakeupDescriptors, use_batch_scheduling
@@ -82,6 +83,7 @@ class EnvWorker:
     def __init__(self, start: Start) -> None:
         self._start = start
         self._logged: set[tuple[str, str, str]] = set()
+        self._observer: StepObserver | None = None
         self._host = self._new_host()
         self._is_env_closed = False
         # The worker's own, and the present ones, which a shared-memory connection replaces.
@@ -230,6 +232,13 @@ class EnvWorker:
         if not self._is_env_closed:
             self._is_env_closed = True
             self._host.close()
+            if self._observer is not None:
+                self._observer.flush()
+
+    def end(self) -> None:
+        """Close what remains of the process."""
+        if self._observer is not None:
+            self._observer.close()
 
     def _reset(self, command: ResetCommand) -> Outcome:
         reply = self._host.reset(command)
@@ -343,7 +352,10 @@ class EnvWorker:
             autoresets=start.autoresets,
             truncates_at=start.validation if start.truncates else None,
         )
-        return VectorHost(vector, start.validation, start.description, self._logged)
+        if start.observer is not None and self._observer is None:
+            make_observer = pickle.loads(start.observer)
+            self._observer = make_observer(describe(vector, start.description))
+        return VectorHost(vector, start.validation, start.description, self._logged, self._observer)
 
 
 def failure(error: BaseException, place: str = "") -> Failure:
@@ -389,11 +401,17 @@ class _HostedWorker:
         message = self.channel.receive()
         return not (self._start(message) if self._worker is None else self._handle(*message))
 
-    def close(self) -> None:
-        """Close the descriptors; a process that the environment forks does so, too."""
+    def close_descriptors(self) -> None:
+        """Close the descriptors, as a process does that the environment forks."""
         self.channel.connection.close()
         if self._worker is not None:
             self._worker.close_direct()
+
+    def close(self) -> None:
+        """Close all that remains; the endpoint is told first, since this may take seconds."""
+        self.close_descriptors()
+        if self._worker is not None:
+            self._worker.end()
 
     def _start(self, start: Start) -> bool:
         """Create the environment; return whether there is one."""
@@ -467,7 +485,7 @@ class WorkerLoop:
     def _close_descriptors(self) -> None:
         self._control.close()
         for hosted in self._hosted:
-            hosted.close()
+            hosted.close_descriptors()
 
     def _wait(self) -> Sequence[int]:
         """Wait until a worker has something to do; return the descriptors that are ready."""

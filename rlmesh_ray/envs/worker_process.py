@@ -265,6 +265,7 @@ def _handshake(
         description=source.description,
         validation=validation,
         truncates=source.truncates_on_bad_value,
+        observer=source.observer,
         sys_path=search_path(),
         pythonpath=os.environ.get("PYTHONPATH"),
     )

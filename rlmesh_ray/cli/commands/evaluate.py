@@ -39,6 +39,12 @@ from rlmesh_ray.cli.options.common import (
     read_token,
     search_current_folder,
 )
+from rlmesh_ray.cli.options.recording import (
+    RecordMaxOption,
+    RecordOption,
+    RecordVideoOption,
+    record_options,
+)
 from rlmesh_ray.cli.views.episodes_file import EpisodesFile, episodes_file
 from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options, show_result
 from rlmesh_ray.errors import AccessDeniedError, ContractMismatchError, EndpointError
@@ -201,6 +207,9 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     model_edition_text: ModelEditionText = None,
     output: OutputOption = None,
     plot: PlotOption = None,
+    record: RecordOption = None,
+    record_max_gb: RecordMaxOption = 10.0,
+    record_video: RecordVideoOption = "auto",
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
@@ -256,6 +265,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
             reconnect_timeout_s=reconnect_timeout,
             observation_map=route_map,
             execution_horizon=execution_horizon,
+            record=record_options(record, record_max_gb, record_video),
         )
     if plot is not None:
         from rlmesh_ray.evaluation.plot import plot_evaluation

@@ -87,7 +87,10 @@ def load_checkpoint(checkpoint: Path, device: str) -> CheckpointParts:
         module = RLModule.from_checkpoint(module_folder if module_folder.is_dir() else checkpoint)
         module.eval()
         module.to(device)
-        load_rest = _rest_of_checkpoint if is_algorithm else _rest_by_default
+        # Offline algorithms, such as BC, have neither runners nor connectors.
+        folders = ("env_runner", "env_to_module_connector")
+        has_rest = is_algorithm and any((checkpoint / name).is_dir() for name in folders)
+        load_rest = _rest_of_checkpoint if has_rest else _rest_by_default
         parts = load_rest(checkpoint, module, device)
     except Exception as error:
         raise _unloadable(checkpoint, error) from error
