@@ -83,9 +83,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "rllib": (_RLLIB, {"gymnasium", "ray", "torch"}),
     "compliance": ({"errors", "spaces", "protocol", "wire", "client"}, set()),
     "cli": (
-        _SERVER | {"client", "server", "actors", "rllib", "compliance", "evaluation"},
+        _SERVER | {"client", "server", "actors", "rllib", "compliance", "evaluation", "watch"},
         {"ray"},
     ),
+    "watch": ({"errors", "protocol", "auth", "server", "client", "recording"}, set()),
     "testing": (
         {
             "errors",
