@@ -79,6 +79,11 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "options", "spaces", "protocol", "auth", "client"},
         {"asyncio", "gymnasium"},
     ),
+    "recording": (
+        {"errors", "options", "spaces", "wire/rlmesh_v1/specs", "envs"},
+        {"gymnasium"},
+    ),
+    "recording/rllib_episodes": ({"errors", "spaces", "recording"}, {"gymnasium", "ray"}),
     "actors": (_SERVER | {"client", "server", "evaluation"}, {"asyncio", "ray"}),
     "rllib": (_RLLIB, {"gymnasium", "ray", "torch"}),
     "compliance": ({"errors", "spaces", "protocol", "wire", "client"}, set()),

@@ -1,0 +1,28 @@
+"""Recorded episodes: a Parquet file and a video each, written beside what steps, and read back.
+
+``evaluate``, ``EnvServer`` and ``rlmesh-ray train`` record; ``load`` reads.
+"""
+
+import importlib
+
+from rlmesh_ray.recording.minari_export import to_minari
+from rlmesh_ray.recording.options import RecordOptions
+from rlmesh_ray.recording.reader import RecordedEpisode, Recording, load
+from rlmesh_ray.recording.store import EpisodeSummary
+
+__all__ = [
+    "EpisodeSummary",
+    "RecordOptions",
+    "RecordedEpisode",
+    "Recording",
+    "load",
+    "offline_data",
+    "record_episodes",
+    "to_minari",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in {"offline_data", "record_episodes"}:  # they need Ray
+        return getattr(importlib.import_module("rlmesh_ray.recording.rllib_episodes"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

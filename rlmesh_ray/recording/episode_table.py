@@ -1,0 +1,76 @@
+"""The columns of an episode's Parquet file: between the arrays of leaves and pyarrow's.
+
+The first row has the observation and the info of the reset; its action, reward and flags say
+nothing. Each further row is a step: the action, and what it led to.
+
+A leaf without axes is a column of numbers or strings. Others are lists of fixed size in C order;
+or, since Parquet has no small integers, binaries where they have many elements of one byte.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlmesh_ray.spaces.leaves import Column, Leaf
+
+_LARGEST_LIST = 64
+
+
+def schema(row_leaves: Sequence[Leaf]) -> pa.Schema:
+    """Return the columns for the leaves of ``RecordingInfo.row_space``."""
+    fields = [pa.field("/".join(map(str, leaf.path)), _type_of(leaf)) for leaf in row_leaves]
+    return pa.schema([*fields, pa.field("info", pa.string())])
+
+
+def arrow_array(leaf: Leaf, column: Column) -> pa.Array:
+    """Return a leaf's column as pyarrow's array."""
+    kind = _type_of(leaf)
+    if leaf.dtype is None or not leaf.shape:
+        return pa.array(column, kind)
+    flat = np.ascontiguousarray(column).reshape(-1)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(pa.array(flat), kind.list_size)
+    buffers = [None, pa.py_buffer(flat.view(np.uint8))]
+    return pa.FixedSizeBinaryArray.from_buffers(kind, len(column), buffers)
+
+
+def read_columns(
+    path: Path, row_leaves: Sequence[Leaf]
+) -> tuple[list[Column], Sequence[str | None]]:
+    """Return the columns of a file, and its infos; only observations and infos have a first row.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no such file; so does KeyError.
+    """
+    table = pq.read_table(path)
+    columns = []
+    for leaf in row_leaves:
+        array = table["/".join(map(str, leaf.path))].combine_chunks()
+        columns.append(_column(leaf, array if leaf.path[0] == "observation" else array.slice(1)))
+    return columns, table["info"].to_pylist()
+
+
+def _column(leaf: Leaf, array: Any) -> Column:
+    if leaf.dtype is None:
+        return tuple(array.to_pylist())
+    if pa.types.is_fixed_size_binary(array.type):
+        size, first = array.type.byte_width, array.offset
+        data = np.frombuffer(array.buffers()[1], leaf.dtype)[first * size :][: len(array) * size]
+    else:
+        data = (array.flatten() if leaf.shape else array).to_numpy(zero_copy_only=False)
+    return np.array(data, leaf.dtype).reshape(len(array), *leaf.shape)
+
+
+def _type_of(leaf: Leaf) -> pa.DataType:
+    if leaf.dtype is None:
+        return pa.string()
+    if not leaf.shape:
+        return pa.from_numpy_dtype(leaf.dtype)
+    if leaf.dtype.itemsize == 1 and leaf.lane_bytes > _LARGEST_LIST:
+        return pa.binary(leaf.lane_bytes)
+    return pa.list_(pa.from_numpy_dtype(leaf.dtype), leaf.lane_bytes // leaf.dtype.itemsize)

@@ -1,0 +1,46 @@
+"""RecordOptions: where episodes are recorded, how much of them, and what their videos show."""
+
+import math
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError
+
+AUTO, RENDER, NO_VIDEO = "auto", "render", "none"
+INSTALL = "pip install '.[recording]' in a checkout of rlmesh-ray"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """Where and what to record; a folder alone stands for the defaults.
+
+    Args:
+        folder: A new folder, or a recording of the same environment, which is continued.
+        max_gb: Size of the folder, in 10**9 bytes, at which recording stops. Nothing is deleted.
+        video: ``"render"``: what ``render`` returns after each step, which then takes that much
+            longer; the name of an image leaf of the observations, such as ``"camera.front"``
+            (``""`` where the observation is the image); ``"none"``; or ``"auto"``: the first
+            image leaf, else ``render`` where ``render_mode`` is ``rgb_array``, else none.
+
+    Raises:
+        ConfigurationError: A value is not possible.
+        MissingPackageError: pyarrow is not installed.
+    """
+
+    folder: str | Path
+    max_gb: float = 10.0
+    video: str = AUTO
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, (str, Path)) or not str(self.folder):
+            raise ConfigurationError(f"record={self.folder!r:.80} must be a folder")
+        if not (isinstance(self.max_gb, (int, float)) and 0 < self.max_gb < math.inf):
+            raise ConfigurationError(f"max_gb={self.max_gb!r:.80} must be a number above 0")
+        if find_spec("pyarrow") is None:
+            raise MissingPackageError(f"recording needs pyarrow: {INSTALL}")
+
+    @classmethod
+    def of(cls, record: "str | Path | RecordOptions") -> "RecordOptions":
+        """Return the options of an argument ``record``."""
+        return record if isinstance(record, RecordOptions) else cls(record)

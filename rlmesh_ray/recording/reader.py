@@ -1,0 +1,107 @@
+"""Recordings, read back: the list of their episodes from the index, and the arrays of each one."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.recording.store import EpisodeSummary, RecordingInfo, Store, require_pyarrow
+from rlmesh_ray.spaces.batch import leaves, unflatten
+from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEpisode:
+    """The arrays of an episode of N steps."""
+
+    summary: EpisodeSummary
+    observations: Any
+    """N + 1 of them, that of the reset first: an array ``(N + 1, *shape)`` for each leaf of the
+    space, nested as the space is; a tuple of strings for Text."""
+    actions: Any
+    """N, in the same form; action ``i`` leads from observation ``i`` to ``i + 1``."""
+    rewards: NDArray[np.float64]
+    """``(N,)``"""
+    infos: list[dict[str, Any]]
+    """N + 1 of them, that of the reset first, as far as they were recorded."""
+
+
+class Recording:
+    """A recording, as it was when ``load`` opened it."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._store = Store(folder)
+        self.info: RecordingInfo = self._store.info()
+        """Id of the environment, its spaces as specs, and the videos' frame rate."""
+        self.episodes: Sequence[EpisodeSummary] = self._store.summaries()
+        """The finished episodes, in the order of their ends."""
+        self._by_id = {summary.id: summary for summary in self.episodes}
+
+    @property
+    def folder(self) -> Path:
+        """Its folder."""
+        return self._store.folder
+
+    @property
+    def observation_space(self) -> "gymnasium.Space[Any]":
+        """Observation space of one lane."""
+        return to_gymnasium(self.info.observation_space)
+
+    @property
+    def action_space(self) -> "gymnasium.Space[Any]":
+        """Action space of one lane."""
+        return to_gymnasium(self.info.action_space)
+
+    def summary(self, id_: str) -> EpisodeSummary:
+        """Return the summary of an episode.
+
+        Raises:
+            ConfigurationError: The recording has no such episode.
+        """
+        if id_ not in self._by_id:
+            raise ConfigurationError(
+                f"{self.folder} has no episode {id_!r:.40}; episodes have the ids of its summaries"
+            )
+        return self._by_id[id_]
+
+    def episode(self, id_: str) -> RecordedEpisode:
+        """Read the arrays of an episode.
+
+        Raises:
+            ConfigurationError: The recording has no such episode, or its file cannot be read.
+            MissingPackageError: pyarrow is not installed.
+        """
+        with require_pyarrow():
+            from rlmesh_ray.recording.episode_table import read_columns
+        summary = self.summary(id_)
+        try:
+            columns, infos = read_columns(self._store.path(id_), leaves(self.info.row_space))
+        except (OSError, ValueError, KeyError) as error:  # pyarrow's own derive from these
+            raise ConfigurationError(
+                f"episode {id_} of {self.folder} cannot be read ({error}); restore its file"
+            ) from error
+        row = unflatten(self.info.row_space, columns)
+        return RecordedEpisode(
+            summary,
+            row["observation"],
+            row["action"],
+            row["reward"],
+            [json.loads(text) if text else {} for text in infos],
+        )
+
+
+def load(folder: str | Path) -> Recording:
+    """Open a recording; reads ``recording.json`` and ``index.jsonl``, and no episode.
+
+    An index that is damaged or missing is put together from the Parquet files, which takes longer.
+
+    Raises:
+        ConfigurationError: The folder holds no recording, or one of another format.
+    """
+    return Recording(folder)

@@ -1,0 +1,274 @@
+"""Recorder: what steps hands its arrays to; and the handle of the process that writes them.
+
+Nothing here raises into what steps, and nothing waits: a block of steps for which the queue has no
+room is dropped, with all episodes that it is part of.
+"""
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from multiprocessing.connection import Pipe
+from typing import Any
+
+import numpy as np
+
+from rlmesh_ray.envs.child_process import search_path
+from rlmesh_ray.recording.options import AUTO, RENDER, RecordOptions
+from rlmesh_ray.recording.store import RecordingInfo
+from rlmesh_ray.recording.vector_steps import Frames, Message, StepCollector, Stream
+from rlmesh_ray.recording.video import picture_position
+from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+
+_LOG = logging.getLogger("rlmesh_ray.recording")
+_QUEUE_BYTES = 2**26
+_FLUSH_S = 1.0
+_DEFAULT_FPS = 30.0
+_WORKER_CLOSE_S = 3.0
+
+Render = Callable[[], Sequence[Any] | None]
+"""Returns a frame of each lane."""
+
+
+class WriterHandle:
+    """The writer process of a recording, fed by a thread from a bounded queue. Thread-safe.
+
+    The process starts with the first message.
+
+    Args:
+        options: Where to record.
+    """
+
+    def __init__(self, options: RecordOptions) -> None:
+        self.options = options
+        self.num_lost = 0
+        """Episodes that were dropped for want of room."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._queue: deque[tuple[str, Message, int]] = deque()
+        self._queued_bytes = 0
+        self._changed = threading.Condition()
+        self._is_open = True
+        self._is_refusing = False
+        self._keys = count()
+
+    def new_stream(self, contract: EnvContract, endpoint: str) -> str:
+        """Announce a session or an env runner; return its key."""
+        key = str(next(self._keys))
+        self.put(key, Stream(info_of(contract), endpoint, self.options.video), 0)
+        return key
+
+    def put(self, key: str, message: Message, num_bytes: int) -> bool:
+        """Queue a message of a stream; False: there is no room, and it is dropped.
+
+        After one was dropped the queue takes none until three quarters of it are free, so that
+        what it then takes holds whole episodes.
+        """
+        with self._changed:
+            most = _QUEUE_BYTES // 4 if self._is_refusing else _QUEUE_BYTES - num_bytes
+            self._is_refusing = bool(self._queue) and self._queued_bytes > most
+            if self._is_refusing or not self._is_open:
+                return False
+            self._queue.append((key, message, num_bytes))
+            self._queued_bytes += num_bytes
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._feed, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+            return True
+
+    def lose(self, num_episodes: int) -> None:
+        """Count dropped episodes; log the first ones."""
+        if num_episodes and not self.num_lost and self._is_open:
+            _LOG.warning(
+                "the writer of %s does not keep up: %d episodes are not recorded; at the end the "
+                "log tells the number of all",
+                self.options.folder,
+                num_episodes,
+            )
+        self.num_lost += num_episodes
+
+    def close(self, timeout_s: float) -> None:
+        """Have the rest written, by the process alone if that takes longer than ``timeout_s``."""
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+        end_s = time.monotonic() + timeout_s
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(0.0, end_s - time.monotonic()))
+        if self.num_lost:
+            _LOG.warning("%d episodes were not recorded to %s", self.num_lost, self.options.folder)
+
+    def _feed(self) -> None:
+        source, pipe = Pipe(duplex=False)
+        try:
+            with source, pipe:
+                self._process = _start(self.options, source.fileno())
+                source.close()
+                while (message := self._next()) is not None:
+                    pipe.send(message)
+                pipe.send(None)
+        except OSError as error:
+            with self._changed:
+                self._is_open = False
+                self._queue.clear()
+            _LOG.warning("nothing more is recorded to %s: %s", self.options.folder, error)
+
+    def _next(self) -> tuple[str, Message] | None:
+        with self._changed:
+            while not self._queue:
+                if not self._is_open:
+                    return None
+                self._changed.wait()
+            key, message, num_bytes = self._queue.popleft()
+            self._queued_bytes -= num_bytes
+            return key, message
+
+
+def _start(options: RecordOptions, source: int) -> "subprocess.Popen[bytes]":
+    module = ("-m", "rlmesh_ray.recording.writer_process")
+    return subprocess.Popen(
+        [sys.executable, "-P", *module, str(options.folder), str(options.max_gb)],
+        stdin=source,
+        stdout=2,
+        # It outlives a worker that is killed, and Ctrl-C is not for it.
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path())},
+    )
+
+
+def info_of(contract: EnvContract) -> RecordingInfo:
+    """Return what a recording of such an environment says of it."""
+    fps = contract.metadata.get("render_fps")
+    if not (isinstance(fps, (int, float)) and 1 <= fps <= 1000):
+        fps = _DEFAULT_FPS
+    spaces = contract.observation_space, contract.action_space
+    return RecordingInfo(contract.id, *spaces, float(fps))
+
+
+class Recorder:
+    """Records the episodes of one session.
+
+    Args:
+        writer: The writer process.
+        contract: The environment's contract.
+        endpoint: Address or id of the endpoint.
+        autoresets: Whether lanes reset on the step after an end; None: as the contract says.
+    """
+
+    def __init__(
+        self,
+        writer: WriterHandle,
+        contract: EnvContract,
+        endpoint: str,
+        *,
+        autoresets: bool | None = None,
+    ) -> None:
+        self._writer = writer
+        self._contract = contract
+        self._endpoint = endpoint
+        mode = contract.autoreset_mode
+        if autoresets is None:
+            autoresets = mode is AutoresetMode.NEXT_STEP
+        self._collector = StepCollector(info_of(contract), contract.num_envs, autoresets=autoresets)
+        video, space = writer.options.video, contract.observation_space
+        is_auto = video == AUTO and picture_position(AUTO, space) is None
+        self._renders = (is_auto and contract.render_mode == "rgb_array") or video == RENDER
+        self._key: str | None = None
+        self._flushed_s = time.monotonic()
+        self._is_on = mode is not AutoresetMode.SAME_STEP
+        if not self._is_on:
+            _LOG.warning(
+                "%s is not recorded: in autoreset mode same_step an ending step has no last "
+                "observation of its own; make it with another mode",
+                contract.id,
+            )
+
+    def reset(
+        self,
+        lanes: Sequence[int],
+        seeds: Sequence[int | None],
+        observations: Sequence[Column],
+        infos: Mapping[str, object],
+        render: Render,
+    ) -> None:
+        """Record the reset of some lanes; see ``StepCollector.add_reset``."""
+        add = self._collector.add_reset
+        self._record(lambda frames: add(lanes, seeds, observations, infos, frames), render)
+
+    def step(
+        self,
+        columns: Sequence[Column],
+        infos: Mapping[str, object],
+        render: Render,
+        lanes: Sequence[int] = (),
+    ) -> None:
+        """Record a step; see ``StepCollector.add_step``."""
+        add = self._collector.add_step
+        self._record(lambda frames: add(columns, infos, frames, lanes), render)
+
+    def flush(self) -> None:
+        """Hand over what has been collected."""
+        self._flushed_s = time.monotonic()
+        block = self._collector.take()
+        if block is None:
+            return
+        if self._key is None:
+            self._key = self._writer.new_stream(self._contract, self._endpoint)
+        if not self._writer.put(self._key, block, block.num_bytes):
+            self._writer.lose(self._collector.lose())
+
+    def _record(self, add: Callable[[Frames], None], render: Render) -> None:
+        if not self._is_on:
+            return
+        try:
+            if self._collector.is_full:
+                self.flush()
+            add(self._frames(render) if self._renders else ())
+            if self._collector.num_ended and time.monotonic() - self._flushed_s > _FLUSH_S:
+                self.flush()
+        except Exception as error:  # noqa: BLE001  # what steps must not notice
+            self._is_on = False
+            name = type(error).__name__
+            _LOG.warning("%s is not recorded any more: %s: %s", self._contract.id, name, error)
+
+    def _frames(self, render: Render) -> Frames:
+        try:
+            frames = [np.asarray(frame, np.uint8) for frame in render() or ()]
+            shapes = {frame.shape for frame in frames}
+            if len(frames) != self._contract.num_envs or len(shapes) != 1 or frames[0].ndim != 3:
+                raise ValueError(f"render gave {len(frames)} frames of the shapes {shapes}")
+        except Exception as error:  # noqa: BLE001  # user code, whose failure must not fail a step
+            self._renders = False
+            _LOG.warning("videos are not recorded: %s: %s", type(error).__name__, error)
+            return ()
+        return frames
+
+
+class SessionObserver(Recorder):
+    """The recorder of an env worker, with a writer of its own.
+
+    Args:
+        options: Where and what to record.
+        endpoint: Id of the endpoint.
+        contract: The environment's contract.
+    """
+
+    def __init__(self, options: RecordOptions, endpoint: str, contract: EnvContract) -> None:
+        self._own_writer = WriterHandle(options)
+        super().__init__(self._own_writer, contract, endpoint)
+
+    def close(self) -> None:
+        """Hand over what has been collected; the worker has little time to end."""
+        self.flush()
+        self._own_writer.close(_WORKER_CLOSE_S)

@@ -1,0 +1,255 @@
+"""The files of a recording.
+
+``DIR/recording.json`` names the environment, ``DIR/index.jsonl`` has a line for each finished
+episode, ``DIR/episodes/`` has ``ID.parquet`` and, where there are pictures, ``ID.mp4``. Files get
+their names when they are complete. Several processes may write one recording: the link that names
+a Parquet file claims its id, and the index is changed under a lock.
+"""
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from rlmesh_ray.errors import CodecError, ConfigurationError, MissingPackageError
+from rlmesh_ray.recording.options import INSTALL
+from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, SpaceSpec
+from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_json, spec_to_json
+
+FORMAT = 1
+SUMMARY_KEY = "rlmesh_ray.episode"
+"""Key of the summary in the metadata of a Parquet file."""
+_INFO, _INDEX, _LOCK, _EPISODES = "recording.json", "index.jsonl", ".lock", "episodes"
+_REWARD = BoxSpec((), "float64", np.float64(-np.inf).tobytes(), np.float64(np.inf).tobytes())
+_FLAG = BoxSpec((), "bool", b"\0", b"\1")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSummary:
+    """A finished episode, as its line in the index describes it."""
+
+    id: str
+    """Six digits and more; a higher number was finished later."""
+    length: int
+    """Number of steps."""
+    return_: float
+    seed: int | None
+    """Seed of the reset, if it had one."""
+    lane: int
+    endpoint: str
+    """Address or id of the endpoint; empty where it is not known."""
+    policy_version: int | None
+    """Number of the weights that chose the last action; None where it is not known."""
+    ended_at: float
+    """Unix time in seconds."""
+    terminated: bool
+    truncated: bool
+    video: Path | None
+    """The MP4 file; None: there is none."""
+
+    def to_json(self) -> str:
+        """Return one line of JSON; a return that is not finite becomes null."""
+        values = asdict(self)
+        number = values.pop("return_")
+        values |= {"return": number if math.isfinite(number) else None}
+        return json.dumps(values | {"video": self.video is not None})
+
+    @classmethod
+    def from_json(cls, line: str | bytes, folder: Path) -> Self:
+        """Return the summary in a line; raises ValueError where there is none."""
+        try:
+            values = json.loads(line)
+            number, id_ = values.pop("return"), values["id"]
+            if not (id_.isascii() and id_.isdecimal()):  # it becomes the name of a file
+                raise ValueError(f"{id_!r:.40} is no id")
+            video = folder / _EPISODES / f"{id_}.mp4" if values.pop("video") else None
+            return cls(return_=math.nan if number is None else number, video=video, **values)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"no summary of an episode: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingInfo:
+    """What ``recording.json`` says of all episodes."""
+
+    env_id: str
+    observation_space: SpaceSpec
+    action_space: SpaceSpec
+    fps: float
+    """Frames of the videos a second."""
+
+    @property
+    def row_space(self) -> DictSpec:
+        """Space of a row of a Parquet file; the paths of its leaves are the columns' names."""
+        return DictSpec(
+            (
+                ("observation", self.observation_space),
+                ("action", self.action_space),
+                ("reward", _REWARD),
+                ("terminated", _FLAG),
+                ("truncated", _FLAG),
+            )
+        )
+
+
+class Store:
+    """The folder of a recording, which need not exist."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._index = self.folder / _INDEX
+        self._episodes = self.folder / _EPISODES
+
+    def path(self, id_: str, suffix: str = ".parquet") -> Path:
+        """Return the path of a file of an episode."""
+        return self._episodes / f"{id_}{suffix}"
+
+    def temporary_path(self) -> Path:
+        """Return a new path for a file that is not complete yet."""
+        return self._episodes / f".{os.getpid()}-{os.urandom(4).hex()}.tmp"
+
+    def info(self) -> RecordingInfo:
+        """Read ``recording.json``.
+
+        Raises:
+            ConfigurationError: It is missing, damaged, or of another format.
+        """
+        path = self.folder / _INFO
+        try:
+            values = json.loads(path.read_text())
+            if values["format"] != FORMAT:
+                raise ValueError(f"format {values['format']} instead of {FORMAT}")
+            spaces = (values["observation_space"], values["action_space"])
+            observation, action = (spec_from_json(json.dumps(space)) for space in spaces)
+            return RecordingInfo(str(values["env_id"]), observation, action, float(values["fps"]))
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"{self.folder} holds no recording: {_INFO} is missing; name a folder that was "
+                "given to --record"
+            ) from None
+        except (ValueError, KeyError, TypeError, CodecError) as error:
+            raise ConfigurationError(
+                f"{path} cannot be read ({error}); restore it, or use the rlmesh-ray that wrote it"
+            ) from error
+
+    def create(self, info: RecordingInfo) -> RecordingInfo:
+        """Write ``recording.json`` unless it is there; return what it says.
+
+        Raises:
+            ConfigurationError: See ``info``.
+            OSError: The folder cannot be written.
+        """
+        self._episodes.mkdir(parents=True, exist_ok=True)
+        spaces = {
+            "observation_space": json.loads(spec_to_json(info.observation_space)),
+            "action_space": json.loads(spec_to_json(info.action_space)),
+        }
+        values = {"format": FORMAT, "env_id": info.env_id, "fps": info.fps, **spaces}
+        temporary = self.temporary_path()
+        temporary.write_text(json.dumps(values, indent=1))
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, self.folder / _INFO)
+        temporary.unlink()
+        return self.info()
+
+    def publish(self, parquet: Path, video: Path | None, number: int) -> int:
+        """Give complete files the first free id from ``number`` on; return its number."""
+        while True:
+            try:
+                os.link(parquet, self.path(f"{number:06}"))
+                break
+            except FileExistsError:
+                number += 1
+        parquet.unlink()
+        if video is not None:
+            video.rename(self.path(f"{number:06}", ".mp4"))
+        return number
+
+    def append(self, summary: EpisodeSummary) -> None:
+        """Add a line to the index."""
+        with self._locked(), self._index.open("ab") as file:
+            file.write(f"{summary.to_json()}\n".encode())
+
+    def summaries(self) -> list[EpisodeSummary]:
+        """Return the finished episodes: of the index, or where it is damaged, of all files."""
+        summaries, is_intact = self._read_index()
+        return summaries if is_intact else self._rebuilt(summaries)
+
+    def repair(self) -> int:
+        """Write an index anew that lacks episodes; return the highest number of an episode."""
+        with self._locked():
+            summaries, is_intact = self._read_index()
+            ids = set(self._ids())
+            if not is_intact or ids - {summary.id for summary in summaries}:
+                temporary = self.temporary_path()
+                lines = [f"{summary.to_json()}\n" for summary in self._rebuilt(summaries)]
+                temporary.write_text("".join(lines))
+                temporary.replace(self._index)
+        return max(map(int, ids), default=0)
+
+    def size_bytes(self) -> int:
+        """Return the size of the episodes' files."""
+        with os.scandir(self._episodes) as entries:
+            return sum(entry.stat().st_size for entry in entries if entry.name[0] != ".")
+
+    def _read_index(self) -> tuple[list[EpisodeSummary], bool]:
+        """Return the episodes of the index, and whether all of its lines are whole."""
+        try:
+            *lines, rest = self._index.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return [], False
+        found: dict[str, EpisodeSummary] = {}
+        is_intact = not rest
+        for line in lines:
+            try:
+                summary = EpisodeSummary.from_json(line, self.folder)
+                found[summary.id] = summary
+            except ValueError:
+                is_intact = False
+        return list(found.values()), is_intact
+
+    def _rebuilt(self, summaries: list[EpisodeSummary]) -> list[EpisodeSummary]:
+        """Return these episodes, and those that only their Parquet files tell of."""
+        known = {summary.id: summary for summary in summaries}
+        for id_ in set(self._ids()) - set(known):
+            with contextlib.suppress(ValueError, OSError):  # pyarrow's own derive from these
+                known[id_] = self._summary_in_file(id_)
+        return [known[id_] for id_ in sorted(known, key=int)]
+
+    def _summary_in_file(self, id_: str) -> EpisodeSummary:
+        with require_pyarrow():
+            import pyarrow.parquet
+        metadata = pyarrow.parquet.read_metadata(self.path(id_)).metadata or {}
+        values = json.loads(metadata.get(SUMMARY_KEY.encode(), b"{}"))
+        values |= {"id": id_, "video": self.path(id_, ".mp4").exists()}
+        return EpisodeSummary.from_json(json.dumps(values), self.folder)
+
+    def _ids(self) -> Iterator[str]:
+        if self._episodes.is_dir():
+            for name in os.listdir(self._episodes):
+                stem, suffix = os.path.splitext(name)
+                if suffix == ".parquet" and stem.isdecimal():
+                    yield stem
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        import fcntl  # late: reading needs none, and Windows has none
+
+        with (self.folder / _LOCK).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+@contextlib.contextmanager
+def require_pyarrow() -> Iterator[None]:
+    """Name the extra where an import of pyarrow fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPackageError(f"recordings need pyarrow: {INSTALL}") from error

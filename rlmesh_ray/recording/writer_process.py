@@ -1,0 +1,279 @@
+"""The writer of a recording: a process of its own, which gets blocks of steps and writes files.
+
+``WriterHandle`` starts it as ``python -m rlmesh_ray.recording.writer_process FOLDER MAX_GB`` and
+sends ``(key of a stream, message)`` on its standard input. What it cannot do it logs once, with the
+cause, on standard error; it goes on with what it can do.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.recording.episode_table import arrow_array, schema
+from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store
+from rlmesh_ray.recording.vector_steps import Message, Segment, Stream, segments
+from rlmesh_ray.recording.video import VideoFile, picture_position
+from rlmesh_ray.spaces.batch import leaves
+
+_LOG = logging.getLogger("rlmesh_ray.recording")
+_LONGEST_INFO, _LARGEST_ARRAY = 4096, 256
+_RESCAN_SHARE = 0.01
+_NICENESS = 10  # at most a tenth of a processor that a simulator or a learner wants
+
+
+class EpisodeFiles:
+    """The files of one episode that is being written.
+
+    Args:
+        store: The recording.
+        stream: Where the episode runs.
+        first: Its first segment.
+    """
+
+    def __init__(self, store: Store, stream: Stream, first: Segment) -> None:
+        self._store = store
+        self._stream = stream
+        self._first = first
+        self._leaves = leaves(stream.info.row_space)
+        self._path = store.temporary_path()
+        # Small episodes are many: dictionaries and statistics would double the time of each.
+        self._parquet = pq.ParquetWriter(
+            self._path,
+            schema(self._leaves),
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=False,
+            write_statistics=False,
+        )
+        self.video: VideoFile | None = None
+        self._num_rows = 0
+        self._return = 0.0
+
+    def add(self, segment: Segment, infos: list[str | None]) -> None:
+        """Add rows with their infos as JSON."""
+        arrays = map(arrow_array, self._leaves, segment.columns)
+        batch = pa.record_batch([*arrays, pa.array(infos, pa.string())], self._parquet.schema)
+        self._parquet.write_batch(batch)
+        self._num_rows += batch.num_rows
+        self._return += float(segment.columns[-3][int(segment.begins) :].sum())
+
+    def finish(self, last: Segment, number: int) -> EpisodeSummary:
+        """Complete the files, publish them under the first free id from ``number`` on."""
+        summary = EpisodeSummary(
+            id=str(number),
+            length=self._num_rows - 1,
+            return_=self._return,
+            seed=self._first.seed,
+            lane=last.episode if isinstance(last.episode, int) else 0,
+            endpoint=self._stream.endpoint,
+            policy_version=last.policy_version,
+            ended_at=time.time(),
+            terminated=bool(last.columns[-2][-1]),
+            truncated=bool(last.columns[-1][-1]),
+            video=None,
+        )
+        self._parquet.add_key_value_metadata({SUMMARY_KEY: summary.to_json()})
+        self._parquet.close()
+        if self.video is not None:
+            self.video.close()
+        former = None if self.video is None else self.video.path
+        number = self._store.publish(self._path, former, number)
+        id_ = f"{number:06}"
+        video = None if former is None else self._store.path(id_, ".mp4")
+        return replace(summary, id=id_, video=video)
+
+    def discard(self) -> None:
+        """Delete the files."""
+        with contextlib.suppress(Exception):  # a full disk fails in any of its ways
+            self._parquet.close()
+        self.discard_video()
+        self._path.unlink(missing_ok=True)
+
+    def discard_video(self) -> None:
+        """Delete the video."""
+        video, self.video = self.video, None
+        if video is not None:
+            with contextlib.suppress(Exception):
+                video.close()
+            video.path.unlink(missing_ok=True)
+
+
+class EpisodeWriter:
+    """Writes the episodes of any number of streams into one recording.
+
+    Args:
+        folder: Folder of the recording.
+        max_gb: See ``RecordOptions``.
+    """
+
+    def __init__(self, folder: str | Path, max_gb: float) -> None:
+        self._store = Store(folder)
+        self._max_bytes = max_gb * 1e9
+        self._streams: dict[str, tuple[Stream, int | None]] = {}
+        """With the position of the leaf that its videos show."""
+        self._open: dict[tuple[str, int | str], EpisodeFiles] = {}
+        self._logged: set[str] = set()
+        self._number = 0
+        self._known_bytes = self._new_bytes = 0
+
+    def handle(self, key: str, message: Message) -> None:
+        """Process a message; what the disk, a codec or the recording lacks is logged."""
+        if isinstance(message, Stream):
+            self._begin(key, message)
+        elif key not in self._streams:
+            return
+        elif isinstance(message, Segment):
+            self._add(key, message)
+        else:
+            if message.follows_gap:
+                self._discard(key)
+            for segment in segments(message):
+                self._add(key, segment)
+
+    def close(self) -> None:
+        """Discard the episodes that are still running."""
+        for key in self._streams:
+            self._discard(key)
+
+    def _begin(self, key: str, stream: Stream) -> None:
+        try:
+            own = self._store.create(stream.info)
+            if replace(own, fps=0.0) != replace(stream.info, fps=0.0):
+                raise ConfigurationError(
+                    f"{self._store.folder} has episodes of {own.env_id} and its spaces, and these "
+                    f"are of {stream.info.env_id}; name another folder"
+                )
+            self._number = max(self._number, self._store.repair() + 1)
+            self._known_bytes = self._store.size_bytes()
+        except (ConfigurationError, OSError) as error:
+            self._log_once("stream", "nothing is recorded: %s", error)
+            return
+        position = None
+        try:
+            position = picture_position(stream.video, stream.info.observation_space)
+        except ValueError as error:
+            self._log_once("video", "no videos are recorded: %s", error)
+        self._streams[key] = stream, position
+
+    def _add(self, key: str, segment: Segment) -> None:
+        stream, position = self._streams[key]
+        episode = key, segment.episode
+        try:
+            if segment.begins:
+                self._open_files(episode, stream, segment)
+            files = self._open.get(episode)
+            if files is None:  # the episode's beginning is missing
+                return
+            files.add(segment, [self._info_text(info) for info in segment.infos])
+            frames = segment.frames if position is None else segment.columns[position]
+            if frames is not None and len(frames):
+                self._add_frames(files, frames, stream.info.fps, begins=segment.begins)
+            if segment.ends:
+                self._finish(files, segment)
+                del self._open[episode]
+        except Exception as error:  # noqa: BLE001  # what a disk or a library may raise is open
+            if episode in self._open:
+                self._open.pop(episode).discard()
+            self._log_once(
+                "episode",
+                "episodes are not recorded, though each further one is tried: %s: %s",
+                type(error).__name__,
+                error,
+            )
+
+    def _open_files(self, episode: tuple[str, int | str], stream: Stream, first: Segment) -> None:
+        if episode in self._open:
+            self._open.pop(episode).discard()
+        if not self._is_full():
+            self._open[episode] = EpisodeFiles(self._store, stream, first)
+
+    def _finish(self, files: EpisodeFiles, last: Segment) -> None:
+        summary = files.finish(last, self._number)
+        self._number = int(summary.id) + 1
+        self._store.append(summary)
+        paths = filter(None, (self._store.path(summary.id), summary.video))
+        self._new_bytes += sum(path.stat().st_size for path in paths)
+
+    def _add_frames(self, files: EpisodeFiles, frames: Any, fps: float, *, begins: bool) -> None:
+        try:
+            if begins:
+                files.video = VideoFile(self._store.temporary_path(), fps)
+            if files.video is not None:
+                files.video.add(frames)
+        except Exception as error:  # noqa: BLE001  # PyAV raises errors of many kinds
+            files.discard_video()
+            kind = type(error).__name__
+            self._log_once("video", "videos are not recorded: %s: %s", kind, error)
+
+    def _info_text(self, info: Mapping[str, object]) -> str | None:
+        """Return the JSON of an info, without values that JSON cannot hold or that are large."""
+        texts = {}
+        for key, value in info.items():
+            try:
+                texts[str(key)] = json.dumps(value, default=_plain)
+                if len(texts[str(key)]) > _LONGEST_INFO:
+                    raise ValueError(f"its JSON has {len(texts.pop(str(key)))} characters")
+            except (TypeError, ValueError, RecursionError) as error:
+                self._log_once(f"info {key}", "the info %r is not recorded: %s", key, error)
+        parts = [f"{json.dumps(key)}: {text}" for key, text in texts.items()]
+        return f"{{{', '.join(parts)}}}" if parts else None
+
+    def _is_full(self) -> bool:
+        if self._new_bytes > _RESCAN_SHARE * self._max_bytes:  # others may write here, too
+            self._known_bytes, self._new_bytes = self._store.size_bytes(), 0
+        if self._known_bytes + self._new_bytes < self._max_bytes:
+            return False
+        self._log_once(
+            "full",
+            "recording stops: %s has reached %g GB (--record-max-gb); nothing is deleted",
+            self._store.folder,
+            self._max_bytes / 1e9,
+        )
+        return True
+
+    def _discard(self, key: str) -> None:
+        for episode in [episode for episode in self._open if episode[0] == key]:
+            self._open.pop(episode).discard()
+
+    def _log_once(self, about: str, message: str, *arguments: object) -> None:
+        if about not in self._logged:
+            self._logged.add(about)
+            _LOG.warning(message, *arguments)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.size <= _LARGEST_ARRAY:
+        return value.tolist()
+    raise TypeError(f"it is a {type(value).__name__}, or holds one")
+
+
+def main() -> None:
+    """Write until the last message, None, or until the pipe ends."""
+    folder, max_gb = sys.argv[1:]
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    os.nice(_NICENESS)
+    pa.set_cpu_count(1)
+    writer = EpisodeWriter(folder, float(max_gb))
+    with contextlib.suppress(EOFError), Connection(0, writable=False) as pipe:
+        while (received := pipe.recv()) is not None:
+            writer.handle(*received)
+    writer.close()
+
+
+if __name__ == "__main__":
+    main()
