@@ -48,8 +48,12 @@ def fetch(
     }
     messages: list[Any] = []
 
+    requests = [{"type": "http.request", "body": body, "more_body": False}]
+
     async def receive() -> Any:
-        return {"type": "http.request", "body": body, "more_body": False}
+        if not requests:
+            await asyncio.Event().wait()  # the client stays
+        return requests.pop()
 
     async def send(message: Any) -> None:
         messages.append(message)

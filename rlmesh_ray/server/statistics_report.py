@@ -43,7 +43,7 @@ def statistics_of(observed: EndpointStatistics) -> Statistics | None:
     try:
         hints = get_type_hints(kind)
         return kind(**{name: _field(observed.counters[name], hints[name]) for name in hints})
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         version = observed.counters.get("version")
         raise CodecError(
             f"the statistics of the endpoint, of version {version!r:.40}, are not understood "

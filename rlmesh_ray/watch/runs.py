@@ -7,9 +7,12 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
+
+if TYPE_CHECKING:
+    from rlmesh_ray.recording import EpisodeSummary, Recording
 
 PROGRESS, RECORDING, INDEX = "progress.csv", "recording.json", "index.jsonl"
 MOST_POINTS = 400
@@ -74,9 +77,10 @@ class RunFolder:
         path = self._recordings.get(recording)
         if path is None or order not in _ORDERS:
             return None
-        episodes = self._episodes(path)
         field, is_reversed = _ORDERS[order]
-        ordered = sorted(episodes.values(), key=lambda each: max(-math.inf, getattr(each, field)))
+        ordered = sorted(
+            self._recording(path).episodes, key=lambda each: max(-math.inf, getattr(each, field))
+        )
         if is_reversed:
             ordered.reverse()
         page = ordered[max(first, 0) :][:PAGE_EPISODES]
@@ -89,22 +93,31 @@ class RunFolder:
             return None
         facts = {**_facts(known), "returns": [], "problem": ""}
         try:
-            rewards = _rewards(self._recordings[recording], known.id)
-            returns = enumerate(itertools.accumulate(rewards), 1)
+            rewards = self._recording(self._recordings[recording]).episode(known.id).rewards
+            returns = enumerate(itertools.accumulate(map(float, rewards)), 1)
             facts["returns"] = thinned([{"x": step, "y": total} for step, total in returns])
-        except (OSError, ValueError, KeyError, RlmeshError) as error:
+        except RlmeshError as error:
             facts["problem"] = str(error)
         return facts
 
     def video(self, recording: str, episode: str) -> Path | None:
         """Return the file with an episode's video; None: there is none."""
         known = self._episode(recording, episode)
-        video: Path | None = None if known is None else known.video
+        video = None if known is None else known.video
         return video if video is not None and video.is_file() else None
 
-    def _episode(self, recording: str, episode: str) -> Any:
+    def _episode(self, recording: str, episode: str) -> "EpisodeSummary | None":
         path = self._recordings.get(recording)
-        return None if path is None else self._episodes(path).get(episode)
+        try:
+            return None if path is None else self._recording(path).summary(episode)
+        except ConfigurationError:  # it has no such episode
+            return None
+
+    def _recording(self, path: Path) -> "Recording":
+        from rlmesh_ray.recording import load
+
+        recording: Recording = self._load(path / INDEX, lambda _: load(path))
+        return recording
 
     def _scan(self) -> None:
         runs, recordings = {}, {}
@@ -118,15 +131,6 @@ class RunFolder:
             if RECORDING in files:
                 recordings[shown] = path
         self._runs, self._recordings = runs, recordings
-
-    def _episodes(self, path: Path) -> dict[str, Any]:
-        def read(_: Path) -> dict[str, Any]:
-            from rlmesh_ray.recording import load
-
-            return {each.id: each for each in load(path).episodes}
-
-        found: dict[str, Any] = self._load(path / INDEX, read)
-        return found
 
     def _load(self, path: Path, read: Callable[[Path], Any]) -> Any:
         """Return the content of a file, read again where that has changed."""
@@ -164,19 +168,11 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _facts(episode: Any) -> dict[str, Any]:
+def _facts(episode: "EpisodeSummary") -> dict[str, Any]:
     names = ("id", "length", "return_", "seed", "lane", "endpoint", "policy_version", "ended_at")
     ends = ("terminated", "truncated")
     facts = {name: getattr(episode, name) for name in (*names, *ends)}
     return {**facts, "video": bool(episode.video)}
-
-
-def _rewards(recording: Path, episode: str) -> list[float]:
-    """Return the rewards of an episode alone: its observations may be large."""
-    from rlmesh_ray.recording.store import Store, parquet_module
-
-    table = parquet_module().read_table(Store(recording).parquet(episode), columns=["reward"])
-    return [float(reward) for reward in table["reward"].to_pylist()[1:]]  # the first row: a reset
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Where the page's endpoints come from: addresses here, a cluster's registry in ``actors``."""
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -81,6 +82,7 @@ class AddressSource:
         self._targets = targets
         self._observers = [each.observer() for each in targets]
         self._seen: dict[tuple[str, str], tuple[EndpointStatus, WatchedAddress]] = {}
+        self._answered_s: dict[tuple[str, str], float] = {}
         self._threads = ThreadPoolExecutor(_THREADS, "statistics")
 
     def endpoints(self) -> list[EndpointStatus]:
@@ -117,7 +119,8 @@ class AddressSource:
 
     def _status(self, unknown: EndpointStatus, answer: EndpointStatistics) -> EndpointStatus:
         endpoint_id, address = answer.endpoint_id or unknown.endpoint_id, unknown.address
-        former, _ = self._seen.get((unknown.fleet, endpoint_id), (unknown, None))
+        key = unknown.fleet, endpoint_id
+        former, _ = self._seen.get(key, (unknown, None))
         restarts, sighting, problem = former.restarts, former.sighting, ""
         try:
             now = statistics_of(answer)
@@ -125,15 +128,13 @@ class AddressSource:
             now, problem = None, str(error)
         if now is None:
             sighting = None
-        elif (
-            sighting is None
-            or now.uptime_s < sighting.now.uptime_s
-            or type(now) is not type(sighting.now)
-        ):
+        elif sighting is None or now.uptime_s < time.monotonic() - self._answered_s[key]:
             restarts += sighting is not None
             sighting = StatisticsPair(now)
-        elif now.uptime_s - sighting.now.uptime_s >= _APART_S:
-            sighting = StatisticsPair(now, sighting.now)
+        else:
+            is_apart = now.uptime_s - sighting.now.uptime_s >= _APART_S
+            sighting = StatisticsPair(now, sighting.now if is_apart else sighting.before)
+        self._answered_s[key] = time.monotonic()
         return replace(
             unknown,
             endpoint_id=endpoint_id,

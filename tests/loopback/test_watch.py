@@ -143,7 +143,7 @@ def test_a_policy_is_shown_with_its_version_batches_and_times() -> None:
     with ModelServer(Still()) as server:
         app = watching(server.address)
         with RemoteModel(server.address) as model:
-            model.configure_route(gymnasium.make("CartPole-v1"))
+            model.configure_route(gymnasium.make_vec("CartPole-v1", num_envs=4))
             for _ in range(3):
                 model.predict(np.zeros((4, 4), np.float32))
             now = app.endpoint()

@@ -27,7 +27,7 @@ from rlmesh_ray.cli.options.common import (
     read_token,
 )
 from rlmesh_ray.cli.register_with_pool import PoolTokenOption, pool_secret
-from rlmesh_ray.errors import ListenError, MissingPackageError, RlmeshError
+from rlmesh_ray.errors import AddressError, ListenError, MissingPackageError, RlmeshError
 from rlmesh_ray.protocol.address import Address, looks_like_address, parse_address
 
 if TYPE_CHECKING:
@@ -172,10 +172,10 @@ def _listener(where: Address) -> socket.socket:
     """Return the socket that the page listens on.
 
     Raises:
-        ListenError: The address is in use or not this machine's.
+        AddressError: It is in use, not this machine's, or a unix socket.
     """
     if where.path:
-        raise ListenError(f"the page cannot listen on {where}: browsers dial HOST:PORT")
+        raise AddressError(f"the page cannot listen on {where}: browsers dial HOST:PORT")
     family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
     try:
         return socket.create_server((where.host, where.port), family=family)

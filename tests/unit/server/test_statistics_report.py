@@ -139,7 +139,7 @@ def test_statistics_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
 
     with pytest.raises(CodecError, match="not understood"):
         statistics_of(replace(observed, counters={**observed.counters, **changes}))
-    with pytest.raises(CodecError, match=r"'steps'.*install versions that match"):
+    with pytest.raises(CodecError, match=r"'uptime_s'.*install versions that match"):
         statistics_of(replace(observed, counters={"version": "9"}))
 
 
