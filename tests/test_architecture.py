@@ -72,23 +72,27 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"asyncio"},
     ),
     "models": ({"errors", "options", "spaces", "protocol", "wire/rlmesh_v1/specs"}, {"torch"}),
-    "server": (_SERVER, {"asyncio"}),
+    "server": (_SERVER | {"recording"}, {"asyncio"}),
     "client": (_CLIENT, {"asyncio", "gymnasium"}),
     "sb3": ({"errors", "spaces", "client"}, {"stable_baselines3"}),
     "evaluation": (
-        {"errors", "options", "spaces", "protocol", "auth", "client"},
+        {"errors", "options", "spaces", "protocol", "auth", "client", "recording"},
         {"asyncio", "gymnasium"},
     ),
     "recording": (
         {"errors", "options", "spaces", "wire/rlmesh_v1/specs", "envs"},
         {"gymnasium"},
     ),
-    "recording/rllib_episodes": ({"errors", "spaces", "recording"}, {"gymnasium", "ray"}),
+    "recording/rllib_episodes": (
+        {"errors", "options", "spaces", "recording", "rllib/config/rollout_plan"},
+        {"ray"},
+    ),
     "actors": (_SERVER | {"client", "server", "evaluation"}, {"asyncio", "ray"}),
     "rllib": (_RLLIB, {"gymnasium", "ray", "torch"}),
     "compliance": ({"errors", "spaces", "protocol", "wire", "client"}, set()),
     "cli": (
-        _SERVER | {"client", "server", "actors", "rllib", "compliance", "evaluation", "watch"},
+        _SERVER
+        | {"client", "server", "actors", "rllib", "compliance", "evaluation", "recording", "watch"},
         {"ray"},
     ),
     "watch": ({"errors", "protocol", "auth", "server", "client", "recording"}, set()),

@@ -237,6 +237,8 @@ class Start:
     """See ``EnvSource.truncates_on_bad_value``."""
     spin: bool | None
     """See ``EnvSource``."""
+    observer: bytes | None
+    """See ``EnvSource``."""
     sys_path: tuple[str, ...]
     """``sys.path`` of the parent, so that the worker can import the same modules."""
     pythonpath: str | None

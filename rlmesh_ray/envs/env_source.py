@@ -77,6 +77,8 @@ class EnvSource:
     """Whether an episode ends at a value that would be refused; see ``TruncateOnBadValue``."""
     spin: bool | None = None
     """Whether short waits for this environment spin; see ``polling.should_spin``."""
+    observer: bytes | None = None
+    """A pickled callable that makes a ``StepObserver`` of the contract; None: there is none."""
 
     @property
     def can_recreate(self) -> bool:

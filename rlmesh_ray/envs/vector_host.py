@@ -7,7 +7,7 @@ conformance rules are returned as a Failure (edition 2026.06, "Value Conformance
 import io
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -128,6 +128,40 @@ class LaneVector(Protocol):
         """Release the environment."""
 
 
+class StepObserver(Protocol):
+    """Gets the resets and steps of an env worker's sessions; its methods never raise."""
+
+    def reset(
+        self,
+        lanes: Sequence[int],
+        seeds: Sequence[int | None],
+        observations: Sequence[Column],
+        infos: Mapping[str, object],
+        render: Callable[[], Sequence[Any]],
+        /,
+    ) -> None:
+        """Note a reset of ``lanes``; ``render`` returns a frame of each lane."""
+
+    def step(
+        self,
+        columns: Sequence[Column],
+        infos: Mapping[str, object],
+        render: Callable[[], Sequence[Any]],
+        lanes: Sequence[int],
+        /,
+    ) -> None:
+        """Note a step of ``lanes`` (empty: all).
+
+        The columns are, over all lanes, the observations, the actions, rewards and flags.
+        """
+
+    def flush(self) -> None:
+        """Hand over what has been noted: the session has ended."""
+
+    def close(self) -> None:
+        """Release all resources: the process ends."""
+
+
 class VectorHost:
     """The environment of one session, driven by commands.
 
@@ -137,6 +171,7 @@ class VectorHost:
         name: Id of the contract, if the environment's spec has none.
         logged: Sides, kinds and paths of the violations that were logged; extended here. None: a
             new set.
+        observer: Gets the resets and steps.
 
     Raises:
         UnsupportedSpaceError: A contract cannot express the environment's spaces.
@@ -148,7 +183,9 @@ class VectorHost:
         validation: ValidationMode,
         name: str,
         logged: set[tuple[str, str, str]] | None = None,
+        observer: StepObserver | None = None,
     ) -> None:
+        self._observer = observer
         self._lanes: LaneVector = (
             vector if isinstance(vector, LaneVectorEnv) else VectorEnvAdapter(vector)
         )
@@ -196,6 +233,9 @@ class VectorHost:
             found = self._stored(() if is_whole else lanes)
         except ConformanceError as error:
             return self._refused("observation", error)
+        if self._observer is not None:
+            observations = self._lanes.observations
+            self._observer.reset(lanes, command.seeds, observations, infos, self._frames)
         return ResetReply(self._with_warnings(infos, found), self._texts())
 
     def step(self, command: StepCommand) -> StepReply | Failure:
@@ -223,6 +263,8 @@ class VectorHost:
             return self._refused("reward", error)
         for env in self._truncating:
             found += env.take_found()
+        if self._observer is not None:
+            self._observer.step(self._columns(actions, lanes), infos, self._frames, lanes)
         infos = self._with_warnings(infos, found)
         return StepReply(infos, self._final_infos(), self._texts())
 
@@ -277,6 +319,20 @@ class VectorHost:
         return [
             next(texts) if isinstance(column, tuple) else column.copy() for column in self._actions
         ]
+
+    def _columns(self, actions: Sequence[Column], lanes: Sequence[int]) -> list[Column]:
+        """Return the columns of a step over all lanes, for the observer."""
+        # An environment may have changed its own copies of the actions.
+        taken = [
+            own if isinstance(own, tuple) and not lanes else column
+            for own, column in zip(actions, self._actions, strict=True)
+        ]
+        results = self._lanes.results
+        flags = results.terminated, results.truncated
+        return [*self._lanes.observations, *taken, results.rewards, *flags]
+
+    def _frames(self) -> list[NDArray[np.uint8]]:
+        return as_frames(self._lanes.render_lanes(self._all_lanes))
 
     def _stored(self, lanes: Sequence[int]) -> list[ConformanceWarning]:
         """Write the new observations; check those of ``lanes`` (empty: all)."""

@@ -6,6 +6,7 @@ the parent watch's pipe as standard input. It imports neither gRPC nor Ray.
 
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -46,7 +47,7 @@ from rlmesh_ray.envs.commands import (
 from rlmesh_ray.envs.compact_frames import NumberedCommand, compact_reply_frame, decode_command
 from rlmesh_ray.envs.env_source import build, explain_start_error
 from rlmesh_ray.envs.reply_limits import MAX_BYTES, encode_reply, limit_reply
-from rlmesh_ray.envs.vector_host import VectorHost
+from rlmesh_ray.envs.vector_host import StepObserver, VectorHost, describe
 from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.polling import AdaptivePoller, use_batch_scheduling
@@ -81,6 +82,7 @@ class EnvWorker:
     def __init__(self, start: Start) -> None:
         self._start = start
         self._logged: set[tuple[str, str, str]] = set()
+        self._observer: StepObserver | None = None
         self._host = self._new_host()
         self._is_env_closed = False
         # The worker's own, and the present ones, which a shared-memory connection replaces.
@@ -229,6 +231,13 @@ class EnvWorker:
         if not self._is_env_closed:
             self._is_env_closed = True
             self._host.close()
+            if self._observer is not None:
+                self._observer.flush()
+
+    def end(self) -> None:
+        """Close what remains of the process."""
+        if self._observer is not None:
+            self._observer.close()
 
     def _reset(self, command: ResetCommand) -> Outcome:
         reply = self._host.reset(command)
@@ -342,7 +351,10 @@ class EnvWorker:
             autoresets=start.autoresets,
             truncates_at=start.validation if start.truncates else None,
         )
-        return VectorHost(vector, start.validation, start.description, self._logged)
+        if start.observer is not None and self._observer is None:
+            make_observer = pickle.loads(start.observer)
+            self._observer = make_observer(describe(vector, start.description))
+        return VectorHost(vector, start.validation, start.description, self._logged, self._observer)
 
 
 def failure(error: BaseException, place: str = "") -> Failure:
@@ -403,6 +415,7 @@ def serve(channel: WorkerChannel) -> None:
             case _:
                 channel.send(worker.answer(number, command))
     worker.close()
+    worker.end()
 
 
 def _next(

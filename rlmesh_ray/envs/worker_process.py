@@ -266,6 +266,7 @@ def _handshake(
         validation=validation,
         truncates=source.truncates_on_bad_value,
         spin=source.spin,
+        observer=source.observer,
         sys_path=search_path(),
         pythonpath=os.environ.get("PYTHONPATH"),
     )

@@ -2,8 +2,8 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlmesh_ray.client.action_player import ActionPlayer
 from rlmesh_ray.client.remote_model import RemoteModel, Slots
@@ -15,6 +15,9 @@ from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult
 from rlmesh_ray.evaluation.session_sources import SessionSource
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.observation_map import ObservationMap
+
+if TYPE_CHECKING:
+    from rlmesh_ray.recording.recorder import Recorder, WriterHandle
 
 # Error codes of an endpoint that has stopped working, unlike those of a failed request.
 _BREAKDOWNS = frozenset({"TIMEOUT", "CRASHED", "CANCELLED", "CLOSED"})
@@ -178,6 +181,7 @@ class EndpointWorker:
         make_action_source: Returns the policy of an attempt.
         coordinator: Shared with the other workers.
         seed: Seed of the episode with index 0.
+        writer: Records the episodes; None: they are not recorded.
     """
 
     def __init__(
@@ -187,7 +191,9 @@ class EndpointWorker:
         make_action_source: MakeActionSource,
         coordinator: Coordinator,
         seed: int | None,
+        writer: "WriterHandle | None" = None,
     ) -> None:
+        self._writer = writer
         self._index = index
         self._source = source
         self._make_action_source = make_action_source
@@ -230,9 +236,16 @@ class EndpointWorker:
             role = EndpointRole.ENV
             self._coordinator.note_open()
             episodes = AttemptEpisodes(self._coordinator, attempt)
-            LaneLoop(
-                env, actor.act, episodes, self._seed, actor.address, in_rounds=_needs_rounds(env)
-            ).run()
+            with self._recording(env) as recorder:
+                LaneLoop(
+                    env,
+                    actor.act,
+                    episodes,
+                    self._seed,
+                    actor.address,
+                    in_rounds=_needs_rounds(env),
+                    recorder=recorder,
+                ).run()
         except (EndpointError, RemoteError) as error:
             if actor is not None and actor.failure is error:
                 role = EndpointRole.MODEL
@@ -244,6 +257,21 @@ class EndpointWorker:
         finally:
             if actor is not None:
                 actor.close()
+
+    @contextlib.contextmanager
+    def _recording(self, env: RemoteVectorEnv) -> "Iterator[Recorder | None]":
+        """Yield a recorder of the session; None: nothing is recorded."""
+        if self._writer is None:
+            yield None
+            return
+        from rlmesh_ray.recording.recorder import Recorder
+
+        # Each episode begins with a reset of its own.
+        recorder = Recorder(self._writer, env.contract, env.address, autoresets=False)
+        try:
+            yield recorder
+        finally:
+            recorder.flush()
 
     def _open(self) -> RemoteVectorEnv:
         env = self._env

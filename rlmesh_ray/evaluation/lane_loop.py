@@ -1,7 +1,7 @@
 """Episode loop: the lanes of one session, each of which runs one episode after the other."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,11 @@ from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.evaluation.result import EpisodeResult, success_of
 from rlmesh_ray.evaluation.seeds import seed_of
+from rlmesh_ray.spaces.batch import flatten
+from rlmesh_ray.spaces.validation import coerce_batch
+
+if TYPE_CHECKING:
+    from rlmesh_ray.recording.recorder import Recorder
 
 Act = Callable[[Any, Callable[[], Slots]], Any]
 """Maps observations, and a function for their slots, to actions; one row a lane."""
@@ -54,9 +59,11 @@ class LaneLoop:
         model: Address of the policy, for the results.
         in_rounds: Whether lanes start together only, for an endpoint that resets all of them or
             none. Lanes that have ended are stepped along until the longest episode ends.
+        recorder: Records the episodes; one that does not see them reset itself. None: they are not
+            recorded.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the parts of a loop
         self,
         env: RemoteVectorEnv,
         act: Act,
@@ -65,7 +72,9 @@ class LaneLoop:
         model: str,
         *,
         in_rounds: bool = False,
+        recorder: "Recorder | None" = None,
     ) -> None:
+        self._recorder = recorder
         self._env = env
         self._act = act
         self._model = model
@@ -93,7 +102,10 @@ class LaneLoop:
         observation = self._reset(chosen)
         episodes.begin()
         while not episodes.is_stopped:
-            observation, rewards, terminated, truncated, infos = env.step(act(observation, slots))
+            actions = act(observation, slots)
+            observation, rewards, terminated, truncated, infos = env.step(actions)
+            if self._recorder is not None:
+                self._record(actions, observation, (rewards, terminated, truncated), infos)
             returns += rewards
             lengths += 1
             ended = terminated | truncated
@@ -162,8 +174,26 @@ class LaneLoop:
             self._num_resets += 1
             self._ids[lane] = f"idle-{self._num_resets}" if index == _IDLE else f"episode-{index}"
         options = None if chosen.all() else {"reset_mask": chosen}
-        observation, _ = self._env.reset(seed=self._seeds(), options=options)
+        observation, infos = self._env.reset(seed=self._seeds(), options=options)
+        if self._recorder is not None:
+            lanes = [lane for lane in np.flatnonzero(chosen).tolist() if self._index[lane] != _IDLE]
+            seeds = [seed_of(self._index[lane], self._seed) for lane in lanes]
+            columns = flatten(self._env.contract.observation_space, observation)
+            self._recorder.reset(lanes, seeds, columns, infos, self._env.render)
         return observation
+
+    def _record(
+        self,
+        actions: Any,
+        observation: Any,
+        results: Sequence[NDArray[Any]],
+        infos: dict[str, Any],
+    ) -> None:
+        assert self._recorder is not None, "called where there is one"
+        contract = self._env.contract
+        columns = flatten(contract.observation_space, observation)
+        columns += coerce_batch(contract.action_space, actions, contract.num_envs)
+        self._recorder.step([*columns, *results], infos, self._env.render)
 
     def _seeds(self) -> list[int | None] | None:
         if self._seed is None:

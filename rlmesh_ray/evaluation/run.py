@@ -5,7 +5,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
@@ -31,6 +32,10 @@ from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_int, require_count, re
 from rlmesh_ray.spaces.images import ImageCodec
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 
+if TYPE_CHECKING:
+    from rlmesh_ray.recording.options import RecordOptions
+    from rlmesh_ray.recording.recorder import WriterHandle
+
 # The wire has 64 bits for a seed, and gymnasium takes none below 0.
 
 
@@ -45,6 +50,7 @@ Model = str | ConnectOptions | RemoteModel
 
 _POLL_S = 0.5
 _END_S = 1.0
+_LAST_WRITES_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
     observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
     execution_horizon: int = 1,
     image_codec: str | None = None,
+    record: "str | Path | RecordOptions | None" = None,
 ) -> EvaluationResult:
     """Run ``episodes`` episodes of ``env`` with the actions of ``model``.
 
@@ -137,6 +144,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
             several at once. Each lane asks for its next chunk when these are used up, and when its
             episode begins.
         image_codec: See ``RemoteVectorEnv``; for environments whose session this opens.
+        record: Folder for the episodes, or ``RecordOptions``; None: they are not recorded.
 
     Raises:
         ConfigurationError: An argument is wrong, or ``execution_horizon`` is more than the policy
@@ -163,21 +171,39 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         execution_horizon=execution_horizon,
         image_codec=image_codec,
     )
-    return evaluate_indices(env, model, range(episodes), options)
+    if record is None:
+        return evaluate_indices(env, model, range(episodes), options)
+    from rlmesh_ray.recording.options import RecordOptions
+    from rlmesh_ray.recording.recorder import WriterHandle
+
+    writer = WriterHandle(RecordOptions.of(record))
+    try:
+        return evaluate_indices(env, model, range(episodes), options, writer)
+    finally:
+        writer.close(_LAST_WRITES_S)
 
 
 def evaluate_indices(
-    env: object, model: object, indices: Sequence[int], options: EvaluationOptions
+    env: object,
+    model: object,
+    indices: Sequence[int],
+    options: EvaluationOptions,
+    writer: "WriterHandle | None" = None,
 ) -> EvaluationResult:
-    """Run the episodes with these indices; otherwise as ``evaluate``."""
-    return _Evaluation(env, model, indices, options).run()
+    """Run the episodes with these indices, and record them; otherwise as ``evaluate``."""
+    return _Evaluation(env, model, indices, options, writer).run()
 
 
 class _Evaluation:
     """One worker for each environment endpoint, and the coordinator that they share."""
 
     def __init__(
-        self, env: object, model: object, indices: Sequence[int], options: EvaluationOptions
+        self,
+        env: object,
+        model: object,
+        indices: Sequence[int],
+        options: EvaluationOptions,
+        writer: "WriterHandle | None",
     ) -> None:
         self._options = options
         has_chunks = options.execution_horizon > 1 or getattr(model, "horizon", 1) != 1
@@ -207,7 +233,9 @@ class _Evaluation:
             self._news.put if self._is_threaded else self._deliver,
         )
         self._workers = [
-            EndpointWorker(index, source, self._make_action_source, self._coordinator, options.seed)
+            EndpointWorker(
+                index, source, self._make_action_source, self._coordinator, options.seed, writer
+            )
             for index, source in enumerate(envs)
         ]
 

@@ -223,8 +223,7 @@ class Recorder:
         block = self._collector.take()
         if block is None:
             return
-        if self._key is None:
-            self._key = self._writer.new_stream(self._contract, self._endpoint)
+        assert self._key is not None, "set before the first row"
         if not self._writer.put(self._key, block, block.num_bytes):
             self._writer.lose(self._collector.lose())
 
@@ -232,6 +231,8 @@ class Recorder:
         if not self._is_on:
             return
         try:
+            if self._key is None:
+                self._key = self._writer.new_stream(self._contract, self._endpoint)
             if self._collector.is_full:
                 self.flush()
             add(self._frames(render) if self._renders else ())

@@ -43,7 +43,7 @@ class EpisodeSummary:
     """Seed of the reset, if it had one."""
     lane: int
     endpoint: str
-    """Address or id of the endpoint; empty where it is not known."""
+    """Address or id of the endpoint, or the env runner."""
     policy_version: int | None
     """Number of the weights that chose the last action; None where it is not known."""
     ended_at: float

@@ -2,9 +2,12 @@
 
 import contextlib
 import dataclasses
+import pickle
 import secrets
 from collections.abc import Collection, Mapping
-from typing import Self
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects import registry
@@ -37,7 +40,7 @@ from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.idle_timeout import checked_idle_timeout
 from rlmesh_ray.server.lane_call_service import LaneCallService, checked_names
-from rlmesh_ray.server.log_context import logged_as
+from rlmesh_ray.server.log_context import logged_as, new_endpoint_id
 from rlmesh_ray.server.observer_service import ObserverService, StatisticsService
 from rlmesh_ray.server.statistics import EnvStatistics
 from rlmesh_ray.server.statistics_report import observed_statistics
@@ -49,6 +52,9 @@ from rlmesh_ray.transport.anonymous_memory import can_seal
 from rlmesh_ray.transport.connection_broker import ConnectionBroker, TcpListener
 from rlmesh_ray.transport.step_buffers import is_fixed_size
 from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
+
+if TYPE_CHECKING:
+    from rlmesh_ray.recording.options import RecordOptions
 
 _CLOSE_S = 10.0  # several times what the pool takes
 
@@ -117,6 +123,8 @@ class EnvServer:
             request or result usually comes sooner; with False every wait sleeps at once, and
             leaves its processor to others. None: as the environment variable RLMESH_RAY_SPIN
             says (0 or 1), and True without it.
+        record: Folder for the episodes of all sessions, or ``RecordOptions``; None: they are not
+            recorded.
 
     Raises:
         ConfigurationError: An argument is wrong; the message says which and how to mend it.
@@ -148,7 +156,9 @@ class EnvServer:
         idle_timeout_s: float | None = None,
         endpoint_id: str | None = None,
         spin: bool | None = None,
+        record: "str | Path | RecordOptions | None" = None,
     ) -> None:
+        endpoint_id = endpoint_id or new_endpoint_id()
         require_seconds("step_grace_s", step_grace_s, allow_zero=True)
         self._step_grace_s = step_grace_s
         require_flag("observers", observers)
@@ -161,6 +171,7 @@ class EnvServer:
             make_source(env, num_envs, env_kwargs, autoresets=autoresets(autoreset)),
             truncates_on_bad_value=truncates_on_bad_value(on_bad_value),
             spin=should_spin(spin),
+            observer=None if record is None else _recorder(record, endpoint_id),
         )
         allowed = checked_sessions(max_sessions, self._source.max_sessions)
         self._pool = WorkerPool(self._source, ValidationMode.from_option(validation), allowed)
@@ -325,3 +336,14 @@ class EnvServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _recorder(record: "str | Path | RecordOptions", endpoint_id: str) -> bytes:
+    """Return a pickled callable that makes the recorder of an env worker."""
+    from rlmesh_ray.recording.options import RecordOptions
+    from rlmesh_ray.recording.recorder import SessionObserver
+
+    options = RecordOptions.of(record)
+    # A worker has the same working folder, until its environment changes it.
+    options = dataclasses.replace(options, folder=Path(options.folder).absolute())
+    return pickle.dumps(partial(SessionObserver, options, endpoint_id))

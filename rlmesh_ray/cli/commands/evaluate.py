@@ -38,6 +38,12 @@ from rlmesh_ray.cli.options.common import (
     read_token,
     search_current_folder,
 )
+from rlmesh_ray.cli.options.recording import (
+    RecordMaxOption,
+    RecordOption,
+    RecordVideoOption,
+    record_options,
+)
 from rlmesh_ray.cli.views.episodes_file import episodes_file
 from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options, show_result
 from rlmesh_ray.errors import AccessDeniedError, ContractMismatchError, EndpointError
@@ -198,6 +204,9 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     edition_text: EditionText = None,
     model_edition_text: ModelEditionText = None,
     output: OutputOption = None,
+    record: RecordOption = None,
+    record_max_gb: RecordMaxOption = 10.0,
+    record_video: RecordVideoOption = "auto",
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
@@ -266,6 +275,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
                     reconnect_timeout_s=reconnect_timeout,
                     observation_map=route_map,
                     execution_horizon=execution_horizon,
+                    record=record_options(record, record_max_gb, record_video),
                 )
         except BaseException as error:  # also Ctrl-C: the finished episodes may have taken hours
             seen = meter.so_far(error)

@@ -29,6 +29,12 @@ from rlmesh_ray.cli.options.common import (
     read_token,
     search_current_folder,
 )
+from rlmesh_ray.cli.options.recording import (
+    RecordMaxOption,
+    RecordOption,
+    RecordVideoOption,
+    record_options,
+)
 from rlmesh_ray.cli.options.serving import (
     AcceptedTexts,
     AddressToListen,
@@ -181,6 +187,9 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     advertise: AdvertiseOption = None,
     pool_tls_ca: PoolAuthorityOption = None,
     leave_time: LeaveTimeOption = None,
+    record: RecordOption = None,
+    record_max_gb: RecordMaxOption = 10.0,
+    record_video: RecordVideoOption = "auto",
     log_format: LogFormatOption = LogFormat.TEXT,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
@@ -231,6 +240,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             data_advertise=data_advertise,
             endpoint_id=endpoint_id,
             spin=False if no_spin else None,
+            record=record_options(record, record_max_gb, record_video),
         )
         protection = token_fact(token, token_file) if entry is None else {"token": "required"}
         options = client_options(token_file, tls_cert, tls_client_ca, from_ray=tls_from_ray)

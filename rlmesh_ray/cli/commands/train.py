@@ -33,6 +33,13 @@ from rlmesh_ray.cli.options.common import (
     shown_options,
 )
 from rlmesh_ray.cli.options.hyperparameter_args import parse_settings, read_settings_file
+from rlmesh_ray.cli.options.recording import (
+    RecordEveryOption,
+    RecordMaxOption,
+    RecordOption,
+    RecordVideoOption,
+    record_options,
+)
 from rlmesh_ray.cli.signals import INTERRUPTED, interrupts_noted
 from rlmesh_ray.cli.views.training_view import StopCriteria, format_duration
 from rlmesh_ray.errors import ConfigurationError
@@ -42,6 +49,7 @@ if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
     from rlmesh_ray.client.channel import ClientTls
+    from rlmesh_ray.recording.options import RecordOptions
     from rlmesh_ray.rllib.training import TrainingProgress
     from rlmesh_ray.spaces.contract import EnvContract
 
@@ -174,6 +182,10 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     tls_from_ray: TlsFromRay = False,
     edition_text: EditionText = None,
     checkpoint_dir: FolderOption = None,
+    record: RecordOption = None,
+    record_max_gb: RecordMaxOption = 10.0,
+    record_video: RecordVideoOption = "auto",
+    record_every: RecordEveryOption = 10,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> int:
@@ -212,6 +224,8 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
         token=token,
         tls=tls,
         edition_text=edition_text,
+        record=record_options(record, record_max_gb, record_video),
+        record_every=record_every,
         connection=shown_options(
             token_file=token_file,
             tls_ca=tls_ca,
@@ -242,6 +256,8 @@ class _TrainOptions:
     token: str | None
     tls: "ClientTls | None"
     edition_text: str | None
+    record: "RecordOptions | None"
+    record_every: int
     connection: str
     """The options with which another command connects to the same endpoint."""
 
@@ -358,6 +374,10 @@ def _configure(config: "AlgorithmConfig", job: _TrainOptions) -> None:
         lockstep=job.seed is not None,  # a seed is given for a reproducible training
     )
     _require_one_agent(config.env_config[PLAN_KEY].contract)
+    if job.record is not None:
+        from rlmesh_ray.recording.rllib_episodes import record_episodes
+
+        record_episodes(config, job.record, every=job.record_every)
 
 
 def _announce(console: Console, config: "AlgorithmConfig", job: _TrainOptions) -> None:

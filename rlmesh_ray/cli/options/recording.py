@@ -1,0 +1,58 @@
+"""Options of the commands that record episodes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray.cli.options.common import OUTPUT
+
+if TYPE_CHECKING:
+    from rlmesh_ray.recording.options import RecordOptions
+
+RecordOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        metavar="FOLDER",
+        file_okay=False,
+        rich_help_panel=OUTPUT,
+        help="Record episodes there, as Parquet and, where there are pictures, MP4.",
+    ),
+]
+RecordMaxOption = Annotated[
+    float,
+    typer.Option(
+        "--record-max-gb",
+        metavar="GB",
+        rich_help_panel=OUTPUT,
+        help="Stop recording at this size of the folder.",
+    ),
+]
+RecordVideoOption = Annotated[
+    str,
+    typer.Option(
+        "--record-video",
+        metavar="WHAT",
+        rich_help_panel=OUTPUT,
+        help="What videos show: render, none, or the name of an image among the observations.",
+        show_default="an image, else render",
+    ),
+]
+RecordEveryOption = Annotated[
+    int,
+    typer.Option(
+        "--record-every",
+        min=1,
+        metavar="N",
+        rich_help_panel=OUTPUT,
+        help="Record each Nth episode of a runner; those of evaluation, all.",
+    ),
+]
+
+
+def record_options(folder: Path | None, max_gb: float, video: str) -> "RecordOptions | None":
+    """Return the options of the three flags; None: nothing is recorded."""
+    from rlmesh_ray.recording.options import RecordOptions
+
+    return None if folder is None else RecordOptions(folder, max_gb, video)

@@ -1,0 +1,207 @@
+"""Recordings and RLlib: episodes of a training are recorded, and recordings are trained on."""
+
+import atexit
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ray.data.extensions import ArrowTensorArray
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.columns import Columns
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils import force_list
+from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import require_count
+from rlmesh_ray.recording.options import RecordOptions
+from rlmesh_ray.recording.reader import Recording
+from rlmesh_ray.recording.recorder import WriterHandle
+from rlmesh_ray.recording.vector_steps import Segment
+from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
+from rlmesh_ray.spaces.batch import flatten, leaves
+from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.spec import SpaceSpec
+
+_LAST_WRITES_S = 30.0
+
+
+def record_episodes(
+    config: AlgorithmConfig, record: str | Path | RecordOptions, *, every: int = 1
+) -> AlgorithmConfig:
+    """Have env runners record episodes: all of evaluation, and of training each ``every``-th.
+
+    A callback takes them from each sample: what steps is not slowed, and the fast path stays.
+    Observations and actions are those that RLlib's episodes hold. Runners on other machines need
+    the same folder.
+
+    Args:
+        config: A config after ``rlmesh_ray.rllib.configure``, with one agent; changed.
+        record: The folder, or options.
+        every: Which episodes of training each runner records: the first one, and so on.
+
+    Raises:
+        ConfigurationError: The config has no endpoints yet.
+    """
+    require_count("every", every)
+    plan = config.env_config.get(PLAN_KEY)
+    if plan is None:
+        raise ConfigurationError("record_episodes comes after rlmesh_ray.rllib.configure")
+    options = RecordOptions.of(record)
+    options = replace(options, folder=Path(options.folder).absolute())
+    callbacks = force_list(config.callbacks_on_sample_end)
+    recorder = SampleRecorder(options, plan.contract, every)
+    config.callbacks(on_sample_end=[*callbacks, recorder])
+    return config
+
+
+class SampleRecorder:
+    """A callback ``on_sample_end``; each process has a writer of its own."""
+
+    def __init__(self, options: RecordOptions, contract: EnvContract, every: int) -> None:
+        self._arguments = options, contract, every
+        self._writer: WriterHandle | None = None
+        self._key = ""
+        self._num_begun = 0
+        self._chosen: set[str] = set()
+        """Ids of running episodes that are recorded."""
+
+    def __reduce__(self) -> Any:
+        return SampleRecorder, self._arguments
+
+    def __call__(
+        self, *, env_runner: Any, samples: Sequence[SingleAgentEpisode], **_: object
+    ) -> None:
+        """Record the chunks of episodes in a sample."""
+        for chunk in samples:
+            begins = chunk.t_started == 0
+            if begins and self._choose(bool(env_runner.config.in_evaluation)):
+                self._chosen.add(chunk.id_)
+            if chunk.id_ in self._chosen and len(chunk):
+                self._put(env_runner, chunk, begins=begins)
+            if chunk.is_done:
+                self._chosen.discard(chunk.id_)
+
+    def _choose(self, is_evaluation: bool) -> bool:
+        self._num_begun += 1
+        return is_evaluation or (self._num_begun - 1) % self._arguments[2] == 0
+
+    def _put(self, env_runner: Any, chunk: SingleAgentEpisode, *, begins: bool) -> None:
+        options, contract, _ = self._arguments
+        spaces = chunk.observation_space, chunk.action_space
+        observation, action = (from_gymnasium(space) for space in spaces)
+        if self._writer is None:
+            self._writer = WriterHandle(options)
+            atexit.register(self._writer.close, _LAST_WRITES_S)
+            contract = replace(contract, observation_space=observation, action_space=action)
+            endpoint = f"env runner {env_runner.worker_index}"
+            self._key = self._writer.new_stream(contract, endpoint)
+        segment = _segment(chunk, observation, action, begins=begins)
+        num_bytes = sum(getattr(column, "nbytes", 0) for column in segment.columns)
+        if not self._writer.put(self._key, segment, num_bytes):
+            self._chosen.discard(chunk.id_)
+            self._writer.lose(1)
+
+
+def _segment(
+    chunk: SingleAgentEpisode, observation: SpaceSpec, action: SpaceSpec, *, begins: bool
+) -> Segment:
+    """Return the rows of a chunk; RLlib repeats the last observation of the former one."""
+    first = 0 if begins else 1
+    count = len(chunk) + 1 - first
+    observations = _columns(observation, chunk.get_observations(), len(chunk) + 1)
+    steps = _columns(action, chunk.get_actions(), len(chunk))
+    rewards = np.asarray(chunk.get_rewards(), np.float64)
+    flags = np.zeros((2, count), np.bool_)
+    flags[:, -1] = chunk.is_terminated, chunk.is_truncated
+    versions = chunk.get_extra_model_outputs(WEIGHTS_SEQ_NO)
+    return Segment(
+        chunk.id_,
+        [
+            *(column[first:] for column in observations),
+            *(_after_reset(column, begins=begins) for column in (*steps, rewards)),
+            *flags,
+        ],
+        chunk.get_infos()[first:],
+        begins=begins,
+        ends=chunk.is_done,
+        policy_version=int(versions[-1]),
+    )
+
+
+def _columns(space: SpaceSpec, values: Any, count: int) -> list[Any]:
+    parts = zip(leaves(space), flatten(space, values), strict=True)
+    return [coerce(leaf, part, count) for leaf, part in parts]
+
+
+def _after_reset(column: Any, *, begins: bool) -> Any:
+    """Return a column of steps with a row for the reset, where the chunk has one."""
+    if not begins:
+        return column
+    if isinstance(column, tuple):
+        return ("", *column)
+    return np.concatenate([np.zeros_like(column[:1]), column])
+
+
+def offline_data(config: AlgorithmConfig, recording: Recording) -> AlgorithmConfig:
+    """Write a recording as rows that RLlib's offline API reads, and have ``config`` read them.
+
+    Args:
+        config: An offline algorithm, such as BC; gets the spaces and ``offline_data(input_=...)``.
+        recording: One whose observations and actions are an array each. The rows are written to
+            ``rllib/`` in its folder.
+
+    Raises:
+        ConfigurationError: The spaces have several leaves or text.
+    """
+    info = recording.info
+    for space in (info.observation_space, info.action_space):
+        if len(leaves(space)) != 1 or leaves(space)[0].dtype is None:
+            raise ConfigurationError(
+                "RLlib's offline API reads one array an observation and an action, and "
+                f"{recording.folder} has {space!r:.80}; read it with load(), and flatten it"
+            )
+    folder = recording.folder / "rllib"
+    folder.mkdir(exist_ok=True)
+    writer = None
+    for summary in recording.episodes:
+        table = _rows(recording, summary.id)
+        if writer is None:
+            writer = pq.ParquetWriter(folder / "rows.parquet", table.schema)
+        writer.write_table(table)
+    if writer is None:
+        raise ConfigurationError(f"{recording.folder} has no episode yet; record some first")
+    writer.close()
+    config.environment(
+        observation_space=recording.observation_space, action_space=recording.action_space
+    )
+    return config.offline_data(input_=[str(folder.absolute())], input_read_episodes=False)
+
+
+def _rows(recording: Recording, id_: str) -> pa.Table:
+    episode = recording.episode(id_)
+    count = len(episode.rewards)
+    ends = np.zeros((2, count), np.bool_)
+    ends[:, -1] = episode.summary.terminated, episode.summary.truncated
+    return pa.table(
+        {
+            Columns.EPS_ID: [id_] * count,
+            Columns.T: np.arange(count),
+            Columns.OBS: _tensor(episode.observations[:-1]),
+            Columns.NEXT_OBS: _tensor(episode.observations[1:]),
+            Columns.ACTIONS: _tensor(episode.actions),
+            Columns.REWARDS: episode.rewards,
+            Columns.TERMINATEDS: ends[0],
+            Columns.TRUNCATEDS: ends[1],
+        }
+    )
+
+
+def _tensor(values: Any) -> Any:
+    return values if values.ndim == 1 else ArrowTensorArray.from_numpy(values)

@@ -1,0 +1,208 @@
+"""Sessions and evaluations are recorded as they were, by a process of its own."""
+
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, ClassVar
+
+import av
+import gymnasium
+import numpy as np
+import pytest
+
+from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv, evaluate
+from rlmesh_ray.cli.main import main
+from rlmesh_ray.recording import EpisodeSummary, Recording, RecordOptions, load
+from rlmesh_ray.recording.recorder import WriterHandle
+from rlmesh_ray.recording.vector_steps import Stream
+from rlmesh_ray.testing.equality import assert_identical
+from tests.loopback.child_processes import child_pids
+from tests.loopback.eventually import eventually
+from tests.unit.recording.recordings import INFO, cart_pole
+
+NUM_LANES = 3
+
+
+class Dot(gymnasium.Env[Any, Any]):
+    """A dot on a line, which ends at its right end; renders itself."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 12}
+    render_mode = "rgb_array"
+    observation_space = gymnasium.spaces.Box(0.0, 31.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place = int(self.np_random.integers(24, 28))
+        return np.array([self.place], np.float32), {"start": self.place}
+
+    def step(self, action: Any) -> Any:
+        self.place = min(max(self.place + int(action) - 1, 0), 31)
+        is_over = self.place == 31
+        return np.array([self.place], np.float32), 1.0, is_over, False, {"place": self.place}
+
+    def render(self) -> Any:
+        picture = np.zeros((16, 32, 3), np.uint8)
+        picture[:, self.place] = 255
+        return picture
+
+
+def draw(observation: Any) -> Any:
+    """Go right, but stay in odd places every now and then."""
+    place = observation[:, 0].astype(np.int64)
+    return np.where(place % 2 == 1, 2, 1 + (place % 4 == 0) + (place % 4 == 2))
+
+
+def loaded(folder: Path, seeds: Iterable[int]) -> Recording:
+    """Return a recording, once its writer, which may outlive its endpoint, has these episodes."""
+
+    def is_complete() -> bool:
+        return (folder / "index.jsonl").exists() and set(seeds) <= set(by_seed(load(folder)))
+
+    assert eventually(is_complete)
+    return load(folder)
+
+
+def by_seed(recording: Recording) -> dict[int | None, EpisodeSummary]:
+    return {summary.seed: summary for summary in recording.episodes}
+
+
+@pytest.mark.parametrize(
+    "transport", ["shared_memory", "grpc", pytest.param("tcp", marks=pytest.mark.nightly)]
+)
+def test_an_endpoint_records_each_session_over_any_transport(
+    tmp_path: Path, transport: str
+) -> None:
+    with (
+        EnvServer(Dot, num_envs=NUM_LANES, record=tmp_path, transport=transport) as server,
+        closing(RemoteVectorEnv(server.address)) as envs,
+    ):
+        observation, _ = envs.reset(seed=5)
+        rows = [observation]
+        for _ in range(12):
+            observation, *_ = envs.step(np.full(NUM_LANES, 2))
+            rows.append(observation)
+
+    recording = loaded(tmp_path, range(5, 5 + NUM_LANES))
+    for lane in range(NUM_LANES):
+        summary = by_seed(recording)[5 + lane]
+        episode = recording.episode(summary.id)
+        assert summary.lane == lane
+        assert summary.terminated
+        assert_identical(
+            episode.observations, np.array([row[lane] for row in rows[: summary.length + 1]])
+        )
+        assert_identical(episode.actions, np.full(summary.length, 2))
+        assert episode.infos[0] == {"start": int(rows[0][lane, 0])}
+        assert episode.infos[-1] == {"place": 31}
+        assert summary.video is not None
+        with av.open(str(summary.video)) as file:
+            assert file.streams.video[0].average_rate == 12
+            assert len(list(file.decode(video=0))) == summary.length + 1
+
+
+def test_an_evaluation_is_recorded_episode_by_episode(tmp_path: Path) -> None:
+    with EnvServer(Dot, num_envs=NUM_LANES) as server, EnvServer(Dot) as single:
+        result = evaluate(
+            [server.address, single.address],
+            draw,
+            episodes=9,
+            seed=40,
+            record=RecordOptions(tmp_path, video="none"),
+        )
+
+    recording = load(tmp_path)
+    assert len(recording.episodes) == 9
+    for episode in result.episodes:
+        summary = by_seed(recording)[episode.seed]
+        assert (summary.length, summary.return_) == (episode.length, episode.episode_return)
+        assert summary.endpoint == episode.endpoint
+        observations = recording.episode(summary.id).observations
+        assert_identical(draw(observations[:-1]), recording.episode(summary.id).actions)
+
+
+def test_a_trajectory_is_the_same_with_and_without_a_recording(tmp_path: Path) -> None:
+    def returned(record: Path | None) -> Any:
+        with EnvServer(Dot, num_envs=2, record=record) as server:
+            return evaluate(server.address, draw, episodes=6, seed=1).episodes
+
+    assert returned(tmp_path) == returned(None)
+
+
+class NoPicture(Dot):
+    """Renders nothing."""
+
+    def render(self) -> Any:
+        raise RuntimeError("no display")
+
+
+def test_an_environment_that_fails_to_render_is_recorded_without_a_video(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with EnvServer(NoPicture, num_envs=2, record=tmp_path) as server:
+        evaluate(server.address, draw, episodes=4, seed=1)
+
+    assert {summary.video for summary in loaded(tmp_path, range(1, 5)).episodes} == {None}
+    assert capfd.readouterr().err.count("videos are not recorded: RuntimeError: no display") == 1
+
+
+def same_step() -> Any:
+    mode = gymnasium.vector.AutoresetMode.SAME_STEP
+    return gymnasium.vector.SyncVectorEnv([Dot, Dot], autoreset_mode=mode)
+
+
+def test_an_environment_without_last_observations_says_so_and_serves(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with EnvServer(same_step, record=tmp_path) as server:
+        evaluate(server.address, draw, episodes=2, seed=1)
+
+    assert not (tmp_path / "recording.json").exists()
+    assert "autoreset mode same_step" in capfd.readouterr().err
+
+
+def test_a_writer_that_dies_is_said_once_and_holds_up_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = child_pids()
+    writer = WriterHandle(RecordOptions(tmp_path))
+    writer.put("0", Stream(INFO, "", "none"), 0)
+    writer.put("0", cart_pole(3, seed=1), 0)
+    loaded(tmp_path, [1])
+    (pid,) = child_pids() - others
+
+    os.kill(pid, signal.SIGKILL)
+
+    assert eventually(lambda: not writer.put("0", cart_pole(3, seed=2), 1))
+    writer.close(10.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"nothing more is recorded to {tmp_path}: [Errno 32] Broken pipe"
+    ]
+    assert [summary.seed for summary in load(tmp_path).episodes] == [1]
+
+
+def test_a_queue_without_room_refuses_and_recovers(tmp_path: Path) -> None:
+    writer = WriterHandle(RecordOptions(tmp_path))
+    writer.put("0", Stream(INFO, "", "none"), 0)
+    half = 2**25
+
+    taken = [writer.put("0", cart_pole(3, seed=number), half) for number in range(40)]
+
+    assert False in taken
+    assert eventually(lambda: writer.put("0", cart_pole(5, seed=99), half))
+    writer.close(60.0)
+    assert len(load(tmp_path).episodes) == sum(taken) + 1
+
+
+def test_commands_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with EnvServer(Dot, num_envs=2) as server, ModelServer(draw) as model:
+        arguments = ["evaluate", "--env", server.address, "--model", model.address]
+        options = ["--episodes", "3", "--seed", "1", "--record", "here"]
+        status = main([*arguments, *options])
+
+    assert status == 0
+    assert len(load("here").episodes) == 3
+    assert all(summary.video for summary in load("here").episodes)

@@ -1,0 +1,31 @@
+"""Options of a recording."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.recording import RecordOptions
+
+
+def test_a_folder_stands_for_the_defaults() -> None:
+    options = RecordOptions("there", max_gb=2)
+
+    assert RecordOptions.of("there") == RecordOptions("there", 10.0, "auto")
+    assert RecordOptions.of(options) is options
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"folder": ""},
+        {"folder": 3},
+        {"folder": Path("a"), "max_gb": 0},
+        {"folder": "a", "max_gb": float("nan")},
+        {"folder": "a", "max_gb": "1"},
+    ],
+)
+def test_a_wrong_value_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="must be"):
+        RecordOptions(**wrong)

@@ -1,0 +1,159 @@
+"""The index of a recording, whole and damaged."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.recording import EpisodeSummary, load
+from rlmesh_ray.recording.store import RecordingInfo, Store
+from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, DiscreteSpec
+from tests.unit.recording.recordings import ENDLESS, cart_poles
+
+INFO = RecordingInfo(
+    "Camera-v0",
+    DictSpec((("camera", BoxSpec((4, 4, 3), "uint8", b"\0", b"\xff")), ("speed", ENDLESS))),
+    DiscreteSpec(3, start=1),
+    12.5,
+)
+
+
+def summary(id_: str, **changes: Any) -> EpisodeSummary:
+    values: dict[str, Any] = {
+        "id": id_,
+        "length": 3,
+        "return_": 1.5,
+        "seed": None,
+        "lane": 1,
+        "endpoint": "127.0.0.1:50051",
+        "policy_version": 7,
+        "ended_at": 1.0,
+        "terminated": False,
+        "truncated": True,
+        "video": None,
+    }
+    return EpisodeSummary(**{**values, **changes})
+
+
+def test_a_recording_says_what_it_was_made_with(tmp_path: Path) -> None:
+    Store(tmp_path / "new").create(INFO)
+
+    assert load(tmp_path / "new").info == INFO
+    assert load(tmp_path / "new").episodes == []
+
+
+def test_the_first_description_stays(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.create(INFO)
+
+    assert store.create(RecordingInfo("Other-v0", ENDLESS, ENDLESS, 1.0)) == INFO
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, "holds no recording"), ('{"format": 2}', "format 2"), ("[]", "cannot be read")],
+)
+def test_a_folder_that_is_no_recording_is_refused(
+    tmp_path: Path, text: str | None, expected: str
+) -> None:
+    if text is not None:
+        (tmp_path / "recording.json").write_text(text)
+
+    with pytest.raises(ConfigurationError, match=expected):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("return_", [2.0, float("nan"), float("-inf")])
+def test_a_summary_is_one_line_of_strict_json(tmp_path: Path, return_: float) -> None:
+    video = tmp_path / "episodes" / "000004.mp4"
+    line = summary("000004", return_=return_, seed=9, video=video).to_json()
+
+    read = EpisodeSummary.from_json(line, tmp_path)
+
+    assert "NaN" not in line
+    assert "\n" not in line
+    assert repr(read) == repr(
+        summary("000004", return_=2.0 if return_ == 2 else float("nan"), seed=9, video=video)
+    )
+
+
+@pytest.mark.parametrize("id_", ["../../etc/passwd", "1.parquet", "", "-1", "٣", 3, None])
+def test_an_id_that_could_name_another_file_is_none(tmp_path: Path, id_: Any) -> None:
+    line = json.dumps({**json.loads(summary("000001").to_json()), "id": id_})
+
+    with pytest.raises(ValueError, match=r"is no id|no summary"):
+        EpisodeSummary.from_json(line, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b'"lane"', b'"lame"', 1),
+        lambda data: data[: len(data) // 2 + 9],
+        lambda data: b"",
+        lambda data: b"\xff\xfe" + data,
+    ],
+    ids=["a field", "the end", "all", "no text"],
+)
+def test_a_damaged_index_is_put_together_from_the_files(tmp_path: Path, damage: Any) -> None:
+    cart_poles(tmp_path, num_episodes=4)
+    whole = list(load(tmp_path).episodes)
+    index = tmp_path / "index.jsonl"
+    index.write_bytes(damage(index.read_bytes()))
+
+    read = load(tmp_path).episodes if index.read_bytes() else Store(tmp_path).repair()
+    last = Store(tmp_path).repair()
+
+    assert read in (whole, 4)
+    assert last == 4
+    assert list(load(tmp_path).episodes) == whole
+
+
+def test_an_episode_that_the_index_lacks_is_added_by_the_next_writer(tmp_path: Path) -> None:
+    cart_poles(tmp_path, num_episodes=3)
+    index = tmp_path / "index.jsonl"
+    lines = index.read_bytes().splitlines(keepends=True)
+    index.write_bytes(b"".join(lines[:2]))
+
+    Store(tmp_path).repair()
+
+    assert [each.id for each in load(tmp_path).episodes] == ["000001", "000002", "000003"]
+
+
+def test_ids_go_on_where_the_recording_ended(tmp_path: Path) -> None:
+    cart_poles(tmp_path, num_episodes=2)
+    cart_poles(tmp_path, num_episodes=1)
+
+    assert [each.id for each in load(tmp_path).episodes] == ["000001", "000002", "000003"]
+
+
+def test_an_id_that_another_writer_has_taken_is_left_to_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.create(INFO)
+    numbers = []
+    for text in ("one", "two"):
+        path = store.temporary_path()
+        path.write_text(text)
+        numbers.append(store.publish(path, None, 5))
+
+    assert numbers == [5, 6]
+    assert store.path("000006").read_text() == "two"
+
+
+def test_an_unknown_episode_is_refused(tmp_path: Path) -> None:
+    cart_poles(tmp_path, num_episodes=1)
+
+    with pytest.raises(ConfigurationError, match="has no episode '000002'"):
+        load(tmp_path).episode("000002")
+    with pytest.raises(ConfigurationError, match="has no episode"):
+        load(tmp_path).episode("../recording")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    cart_poles(tmp_path, num_episodes=1)
+    Store(tmp_path).path("000001").write_bytes(b"PAR1")
+
+    with pytest.raises(ConfigurationError, match=r"episode 000001 .* cannot be read"):
+        load(tmp_path).episode("000001")

@@ -1,0 +1,262 @@
+"""What the writer gets is what a reader finds; what it cannot write it says once."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from rlmesh_ray.recording import load
+from rlmesh_ray.recording.store import RecordingInfo
+from rlmesh_ray.recording.vector_steps import Segment, Stream
+from rlmesh_ray.recording.writer_process import EpisodeWriter
+from rlmesh_ray.spaces.batch import leaves
+from rlmesh_ray.spaces.spec import (
+    BoxSpec,
+    DictSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    TextSpec,
+    TupleSpec,
+)
+from rlmesh_ray.testing.equality import assert_identical
+from tests.unit.recording.recordings import INFO, cart_pole, cart_poles, written
+
+IMAGE = BoxSpec((32, 48, 3), "uint8", b"\0", b"\xff")
+CAMERA = RecordingInfo("Camera-v0", IMAGE, DiscreteSpec(2), 25.0)
+
+
+@pytest.fixture(autouse=True)
+def _all_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.WARNING, "rlmesh_ray.recording"):
+        yield
+
+
+def camera(length: int, shape: tuple[int, ...] = IMAGE.shape) -> Segment:
+    """Return an episode in which a white bar falls from the top to the bottom."""
+    images = np.zeros((length + 1, *shape), np.uint8)
+    for row in range(length + 1):
+        top = row * (shape[0] - 8) // length
+        images[row, top : top + 8] = 255
+    part = cart_pole(length, seed=1)
+    part.columns[0] = images
+    return part
+
+
+def decoded(path: Path) -> list[Any]:
+    with av.open(str(path)) as file:
+        return [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
+
+
+def test_arrays_come_back_as_they_were(tmp_path: Path) -> None:
+    (part,) = cart_poles(tmp_path, num_episodes=1)
+
+    recording = load(tmp_path)
+    (summary,) = recording.episodes
+    episode = recording.episode(summary.id)
+
+    assert (summary.length, summary.return_, summary.seed, summary.lane) == (3, 3.0, 0, 0)
+    assert (summary.terminated, summary.truncated, summary.video) == (True, False, None)
+    assert (summary.policy_version, summary.endpoint) == (3, "127.0.0.1:50051")
+    assert_identical(episode.observations, part.columns[0])
+    assert_identical(episode.actions, part.columns[1][1:])
+    assert_identical(episode.rewards, np.ones(3))
+    assert episode.infos == [{}] * 4
+
+
+def test_every_space_comes_back(tmp_path: Path) -> None:
+    random = np.random.default_rng(4)
+    space = DictSpec(
+        (
+            ("camera", TupleSpec((IMAGE, BoxSpec((3,), "float16", bytes(2), b"\0\x7b")))),
+            ("words", TextSpec(0, 9, "")),
+            ("flags", MultiBinarySpec((2, 3))),
+            ("small", MultiDiscreteSpec((3, 4), (2,), "uint16")),
+            ("switches", BoxSpec((100,), "bool", b"\0", b"\1")),
+        )
+    )
+    info = RecordingInfo("All-v0", space, DictSpec((("go", DiscreteSpec(5, -2)),)), 10.0)
+    columns: list[Any] = [
+        random.integers(256, size=(4, *IMAGE.shape)).astype(np.uint8),
+        random.random((4, 3)).astype(np.float16),
+        ("", "ä", "two words", "\n"),
+        random.integers(2, size=(4, 2, 3)).astype(np.int8),
+        random.integers(3, size=(4, 2)).astype(np.uint16),
+        random.integers(2, size=(4, 100)).astype(bool),
+        np.array([0, -2, 2, 1]),
+    ]
+    part = replace(cart_pole(3, seed=0), columns=columns + cart_pole(3, seed=0).columns[2:])
+    assert len(part.columns) == len(leaves(info.row_space))
+
+    written(tmp_path, info, part)
+    episode = load(tmp_path).episode("000001")
+
+    image, numbers, words, flags, small, switches, go = columns
+    expected = {"words": words, "flags": flags, "small": small, "switches": switches}
+    assert_identical(episode.observations, {"camera": (image, numbers), **expected})
+    assert_identical(episode.actions, {"go": go[1:]})
+
+
+def test_an_episode_may_come_in_parts(tmp_path: Path) -> None:
+    whole = cart_pole(6, seed=0)
+    first = replace(whole, columns=[c[:3] for c in whole.columns], infos=[{}] * 3, ends=False)
+    rest = replace(whole, columns=[c[3:] for c in whole.columns], infos=[{}] * 4, begins=False)
+
+    written(tmp_path, INFO, first, rest)
+
+    assert_identical(load(tmp_path).episode("000001").observations, whole.columns[0])
+    assert load(tmp_path).episodes[0].length == 6
+
+
+def test_an_episode_without_its_beginning_or_its_end_leaves_no_file(tmp_path: Path) -> None:
+    whole = cart_pole(3, seed=0)
+    headless, endless = replace(whole, begins=False), replace(whole, ends=False)
+
+    written(tmp_path, INFO, headless, endless)
+
+    assert load(tmp_path).episodes == []
+    assert list((tmp_path / "episodes").iterdir()) == []
+
+
+def test_infos_come_back_as_far_as_json_holds_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    info = {"a": np.float32(0.5), "b": np.arange(3), "c": {"d": [True, None]}, "e": "ä"}
+    large = {"large": np.zeros(1000), "long": "x" * 5000, "thing": object()}
+    part = replace(cart_pole(2, seed=0), infos=[{}, info | large, info | large])
+
+    written(tmp_path, INFO, part)
+
+    expected = {"a": 0.5, "b": [0, 1, 2], "c": {"d": [True, None]}, "e": "ä"}
+    assert load(tmp_path).episode("000001").infos == [{}, expected, expected]
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.split(" is not")[0] for text in said] == [
+        "the info 'large'",
+        "the info 'long'",
+        "the info 'thing'",
+    ]
+
+
+def test_a_video_shows_each_observation_once(tmp_path: Path) -> None:
+    part = camera(6)
+
+    written(tmp_path, CAMERA, part)
+
+    (summary,) = load(tmp_path).episodes
+    assert summary.video == tmp_path / "episodes" / "000001.mp4"
+    frames = decoded(summary.video)
+    assert len(frames) == 7
+    for frame, image in zip(frames, part.columns[0], strict=True):
+        assert frame.shape == IMAGE.shape
+        assert np.abs(frame.astype(int) - image).mean() < 12
+
+
+@pytest.mark.parametrize("shape", [(33, 47, 3), (4, 32, 48), (32, 48), (32, 48, 4), (32, 48, 1)])
+def test_images_of_other_shapes_have_videos_too(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    info = replace(CAMERA, observation_space=replace(IMAGE, shape=shape))
+    part = camera(3, shape)
+
+    written(tmp_path, info, part)
+
+    frame = decoded(tmp_path / "episodes" / "000001.mp4")[-1]
+    assert frame.shape[:2] == ((34, 48) if 33 in shape else (32, 48))
+    assert_identical(load(tmp_path).episode("000001").observations, part.columns[0])
+
+
+def test_frames_of_render_are_shown_where_no_image_is_observed(tmp_path: Path) -> None:
+    frames = np.zeros((4, 20, 30, 3), np.uint8)
+    frames[..., 1] = 200
+    part = replace(cart_pole(3, seed=0), frames=frames)
+
+    written(tmp_path, INFO, part)
+
+    shown = decoded(tmp_path / "episodes" / "000001.mp4")
+    assert len(shown) == 4
+    assert np.abs(shown[2].astype(int) - frames[2]).max() < 16
+
+
+def test_a_video_of_a_leaf_that_is_no_image_is_not_written_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(tmp_path, CAMERA, camera(3), camera(4), video="camera.left")
+
+    assert [summary.video for summary in load(tmp_path).episodes] == [None, None]
+    assert [record.getMessage() for record in caplog.records] == [
+        "no videos are recorded: the observations have no image 'camera.left'; they have ''"
+    ]
+
+
+def test_a_frame_that_the_codec_refuses_costs_the_video_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    too_wide = replace(cart_pole(2, seed=0), frames=np.zeros((3, 2, 20000, 3), np.uint8))
+
+    written(tmp_path, INFO, too_wide, too_wide)
+
+    assert [summary.video for summary in load(tmp_path).episodes] == [None, None]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("videos are not recorded: ")
+    assert sorted(path.suffix for path in (tmp_path / "episodes").iterdir()) == [".parquet"] * 2
+
+
+def test_recording_stops_at_its_size_and_deletes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = [cart_pole(200, seed=number) for number in range(20)]
+
+    written(tmp_path, INFO, *parts, max_gb=20e-6)
+
+    recording = load(tmp_path)
+    assert 2 < len(recording.episodes) < 10
+    assert recording.episodes[0].id == "000001"
+    (record,) = caplog.records
+    assert "recording stops" in record.getMessage()
+
+
+def test_another_environment_is_not_mixed_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cart_poles(tmp_path, num_episodes=1)
+
+    written(tmp_path, CAMERA, camera(3), camera(3))
+
+    assert len(load(tmp_path).episodes) == 1
+    (record,) = caplog.records
+    assert "has episodes of CartPole-v1" in record.getMessage()
+
+
+def test_a_folder_that_cannot_be_written_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    writer = EpisodeWriter(tmp_path / "file", 1.0)
+    for key in ("0", "1"):
+        writer.handle(key, Stream(INFO, "", "auto"))
+        writer.handle(key, cart_pole(3, seed=0))
+
+    (record,) = caplog.records
+    assert "nothing is recorded" in record.getMessage()
+
+
+def test_a_disk_that_is_full_for_a_while_costs_the_episodes_of_that_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = EpisodeWriter(tmp_path, 1.0)
+    writer.handle("0", Stream(INFO, "", "auto"))
+    folder, away = tmp_path / "episodes", tmp_path / "away"
+
+    writer.handle("0", cart_pole(3, seed=0))
+    folder.rename(away)  # files cannot be made there
+    writer.handle("0", cart_pole(4, seed=0))
+    writer.handle("0", cart_pole(5, seed=0))
+    away.rename(folder)
+    writer.handle("0", cart_pole(6, seed=0))
+
+    assert [summary.length for summary in load(tmp_path).episodes] == [3, 6]
+    (record,) = caplog.records
+    assert "each further one is tried: FileNotFoundError" in record.getMessage()
