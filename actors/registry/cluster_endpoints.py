@@ -72,9 +72,10 @@ class ClusterEndpoints:
 
     def endpoints(self) -> list[EndpointStatus]:
         """Return the present endpoints; see ``cluster_endpoints``."""
-        return [
-            each for each in cluster_endpoints() if not self._fleets or each.fleet in self._fleets
-        ]
+        found = cluster_endpoints()
+        present = {each.endpoint_id for each in found}
+        self._known = {name: each for name, each in self._known.items() if name in present}
+        return [each for each in found if not self._fleets or each.fleet in self._fleets]
 
     def connect_options(self, endpoint: EndpointStatus) -> ConnectOptions:
         """Return how to connect to an endpoint, with the token that its fleet or pool has for it.

@@ -11,10 +11,15 @@ WIDTH, HEIGHT = 600, 400
 
 
 class DrawnCartPole(CartPoleEnv):
-    """CartPole-v1 with pictures of 600 x 400."""
+    """CartPole-v1 with pictures of 600 x 400.
 
-    def __init__(self) -> None:
+    Args:
+        scale: Part of that size that its pictures have.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
         super().__init__(render_mode="rgb_array")
+        self._size = round(WIDTH * scale), round(HEIGHT * scale)
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -39,4 +44,4 @@ class DrawnCartPole(CartPoleEnv):
         tip = (x + 125 * math.sin(angle), 293 - 125 * math.cos(angle))
         draw.line([(x, 293), tip], (202, 152, 101), 10)
         draw.ellipse([x - 5, 288, x + 5, 298], (129, 132, 203))
-        return np.asarray(image)
+        return np.asarray(image.resize(self._size))

@@ -1,11 +1,14 @@
 """Endpoints, trainings and recordings that are not there, for the page's figures and pictures."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
+from benchmarks.watching.cart_pole import DrawnCartPole
 from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.errors import EndpointUnreachableError
@@ -119,6 +122,30 @@ def write_progress(folder: Path, num_iterations: int) -> None:
         mean = "nan" if number == 1 else f"{20 + 430 * (1 - 0.97**number):.2f}"
         lines.append(f"{number},{number * 4000},{mean},{number * 30},{number * 6.5}")
     (folder / "progress.csv").write_text("\n".join(lines) + "\n")
+
+
+def record(folder: Path, num_steps: int) -> None:
+    """Record real episodes of a lane, with videos; returns when they are written."""
+    from rlmesh_ray import EnvServer, RemoteEnv
+    from rlmesh_ray.recording import RecordOptions
+
+    options = RecordOptions(folder, video="render")
+    with EnvServer(DrawnCartPole, env_kwargs={"scale": 0.5}, record=options) as server:
+        env = RemoteEnv(server.address)
+        observation, _ = env.reset(seed=1)
+        for number in range(num_steps):
+            # Wrong pushes now and then, so that poles fall.
+            action = int(balanced(observation[None])[0]) ^ (number % 4 == 0)
+            observation, _, is_over, _, _ = env.step(action)
+            if is_over:
+                observation, _ = env.reset()
+            time.sleep(0.01)  # the writer drops what it cannot keep up with
+        env.close()
+
+
+def balanced(observations: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return actions that push each cart below the tip of its pole."""
+    return (observations[:, 2] + 0.3 * observations[:, 3] > 0).astype(np.int64)
 
 
 def write_recording(folder: Path, num_episodes: int) -> None:

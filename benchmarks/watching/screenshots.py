@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.watching.browsing import browser, served
 from benchmarks.watching.cart_pole import DrawnCartPole
-from benchmarks.watching.samples import write_progress, write_recording
+from benchmarks.watching.samples import balanced, record, write_progress
 
 SIZES = {"desk": (1280, 1080), "phone": (390, 844)}
 
@@ -32,7 +30,7 @@ def main(target: Path) -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "runs"
         write_progress(folder / "CartPole-v1-PPO", 60)
-        write_recording(folder / "evaluation", 120)
+        record(folder / "evaluation", 400)
         addresses = stack.enter_context(played())
         source = AddressSource([WatchedAddress(ConnectOptions(each)) for each in addresses])
         url = stack.enter_context(served(page(LiveView(source), RunFolder(folder))))
@@ -46,6 +44,8 @@ def main(target: Path) -> None:
                 view.goto(url)
                 view.get_by_text("pictures a second; at most").wait_for()
                 view.get_by_role("button", name="Replay episode").first.click()
+                view.wait_for_function("document.getElementById('video').readyState > 1")
+                view.evaluate("document.getElementById('video').currentTime = 0.5")
                 view.wait_for_timeout(4000)  # two statistics give rates
                 view.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
                 view.screenshot(
@@ -88,7 +88,7 @@ class Balancing:
 
     def __call__(self, observations: Any) -> Any:
         """Return an action for each row."""
-        return (observations[:, 2] + 0.3 * observations[:, 3] > 0).astype(np.int64)
+        return balanced(observations)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
 
 if TYPE_CHECKING:
     from rlmesh_ray.recording import EpisodeSummary, Recording
+
+T = TypeVar("T")
 
 PROGRESS, RECORDING, INDEX = "progress.csv", "recording.json", "index.jsonl"
 MOST_POINTS = 400
@@ -69,8 +71,7 @@ class RunFolder:
     def curve(self, run: str) -> list[dict[str, Any]] | None:
         """Return rows of a training, evenly chosen, with the last; None: there is no such one."""
         path = self._runs.get(run)
-        rows: list[dict[str, Any]] | None = path and self._load(path, _read_progress)
-        return rows
+        return None if path is None else self._load(path, _read_progress)
 
     def episodes(self, recording: str, order: str, first: int) -> dict[str, Any] | None:
         """Return a page of a recording's episodes; None: there is no such recording or order."""
@@ -116,8 +117,7 @@ class RunFolder:
     def _recording(self, path: Path) -> "Recording":
         from rlmesh_ray.recording import load
 
-        recording: Recording = self._load(path / INDEX, lambda _: load(path))
-        return recording
+        return self._load(path / INDEX, lambda _: load(path))
 
     def _scan(self) -> None:
         runs, recordings = {}, {}
@@ -132,19 +132,19 @@ class RunFolder:
                 recordings[shown] = path
         self._runs, self._recordings = runs, recordings
 
-    def _load(self, path: Path, read: Callable[[Path], Any]) -> Any:
+    def _load(self, path: Path, read: Callable[[Path], T]) -> T:
         """Return the content of a file, read again where that has changed."""
         try:
             stamp = _stamp(path)
-            known, content = self._loaded.get(path, (None, None))
-            if known != stamp:
-                content = read(path)
-                self._loaded[path] = stamp, content
+            loaded = self._loaded.get(path)
+            if loaded is None or loaded[0] != stamp:
+                loaded = self._loaded[path] = stamp, read(path)
                 if len(self._loaded) > _MOST_LOADED:
                     self._loaded.pop(next(iter(self._loaded)), None)
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise ConfigurationError(f"cannot read {path}: {reason}") from error
+        content: T = loaded[1]
         return content
 
 

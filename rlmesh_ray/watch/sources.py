@@ -94,6 +94,7 @@ class AddressSource:
             for status in self._statuses(target, answer)
         ]
         self._seen = {(each.fleet, each.endpoint_id): (each, target) for each, target in found}
+        self._answered_s = {key: at for key, at in self._answered_s.items() if key in self._seen}
         return [each for each, _ in self._seen.values()]
 
     def connect_options(self, endpoint: EndpointStatus) -> ConnectOptions:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.watching.browsing import browser, lacking, served
 from benchmarks.watching.cart_pole import DrawnCartPole
-from benchmarks.watching.samples import ManyEndpoints, write_progress, write_recording
+from benchmarks.watching.samples import ManyEndpoints, record, write_progress, write_recording
 from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.watch.live import LiveView
@@ -38,6 +38,7 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     write_progress(folder / "cart", 30)
     write_recording(folder / "kept", 120)
+    record(folder / "real", 120)
     return folder
 
 
@@ -118,8 +119,8 @@ def test_states_are_words_and_trouble_says_what_it_is(chromium: Any, folder: Pat
         rows = view.get_by_role("table", name="Environments").get_by_role("row")
         stale = rows.filter(has=view.get_by_role("button", name="Watch hills/1", exact=True))
 
-        assert stale.get_by_text("stale").is_visible()
-        assert stale.get_by_text("nothing answers there").is_visible()
+        stale.get_by_text("stale").wait_for()
+        stale.get_by_text("nothing answers there").wait_for()
         assert "many endpoints: 100 endpoints" in view.get_by_role("status").inner_text()
 
 
@@ -171,6 +172,18 @@ def test_an_episode_is_replayed_after_a_click_in_any_order_and_page(
         view.get_by_text("51 to 100 of 120").wait_for()
         view.get_by_role("button", name="Previous").click()
         view.get_by_text("1 to 50 of 120").wait_for()
+
+
+def test_a_recorded_episode_is_played_with_its_growing_return(chromium: Any, folder: Path) -> None:
+    with opened(chromium, many(folder)) as view:
+        view.get_by_role("combobox", name="Recording").select_option("real")
+        view.get_by_role("button", name="Replay episode").first.click()
+
+        view.get_by_role("img", name="return so far over step").wait_for()
+        video = view.locator("#video")
+        assert "Video of episode" in str(video.get_attribute("aria-label"))
+        view.wait_for_function("document.getElementById('video').readyState > 1")
+        assert video.evaluate("video => video.videoWidth") == 300
 
 
 def test_a_page_with_a_token_asks_for_it_once(chromium: Any, folder: Path) -> None:

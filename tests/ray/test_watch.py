@@ -1,10 +1,18 @@
 """The live page on Ray: endpoints of the registry, with the tokens of their fleets and pools."""
 
 import contextlib
+import json
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 from benchmarks.watching.cart_pole import DrawnCartPole
 from rlmesh_ray import RemoteVectorEnv
@@ -73,3 +81,63 @@ def test_a_pool_is_watched_by_its_name_with_the_tokens_of_its_endpoints() -> Non
 
             assert (seen["fleet"], seen["state"]) == ("pool/watched", "live")
             assert drawn(live, seen["endpoint_id"])
+
+
+@contextlib.contextmanager
+def command(*words: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run a command until the block ends."""
+    full = [sys.executable, "-m", "rlmesh_ray", *words, "--json"]
+    with subprocess.Popen(full, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def event(process: "subprocess.Popen[str]", kind: str) -> dict[str, Any]:
+    """Return the next event of that kind."""
+    assert process.stdout is not None
+    while True:
+        found: dict[str, Any] = json.loads(process.stdout.readline())
+        if found["event"] == kind:
+            return found
+
+
+def answer(url: str, path: str, **values: object) -> bytes:
+    """Ask a page; return the body of its answer."""
+    query = urllib.parse.urlencode(values)
+    with urllib.request.urlopen(f"{url}/api/{path}?{query}", timeout=30.0) as reply:
+        body: bytes = reply.read()
+    return body
+
+
+@pytest.mark.slow
+def test_a_training_of_the_command_line_is_watched_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = ray.get_runtime_context().gcs_address
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    folder = ["--checkpoint-dir", str(tmp_path / "run")]
+    env = "benchmarks.watching.cart_pole:DrawnCartPole"
+    with (
+        command("train", env, "--num-envs", "4", "--stop-iters", "500", *folder) as training,
+        command("watch", "ray", "--address", "127.0.0.1:0") as watching,
+    ):
+        (trained,) = event(training, "training")["endpoints"]
+        url = event(watching, "watching")["url"]
+        event(training, "progress")
+
+        def endpoint() -> dict[str, Any]:
+            found = json.loads(answer(url, "endpoints"))["endpoints"]
+            return next((each for each in found if each["address"] == trained), {})
+
+        assert eventually(lambda: endpoint().get("lane_steps_per_s"))
+        key = endpoint()["key"]
+        (session,) = json.loads(answer(url, "sessions", endpoint=key))["sessions"]
+        values = {"endpoint": key, "session": session["name"], "lane": 3}
+        assert eventually(lambda: answer(url, "picture", **values))
+        picture = answer(url, "picture", **values)
+
+        assert endpoint()["sessions"] == 1
+        assert session["num_lane_steps"] > 0
+        assert picture.startswith(b"\x89PNG")
