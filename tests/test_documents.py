@@ -70,7 +70,7 @@ def test_a_block_names_nothing_that_it_has_not_made_or_imported(place: str) -> N
 EXAMPLES = {
     f"{path.relative_to(ROOT)}": path.read_text() for path in (ROOT / "examples").glob("*.py")
 }
-PUBLIC = ("", ".actors", ".errors", ".models", ".rllib", ".sb3", ".testing")
+PUBLIC = ("", ".actors", ".errors", ".models", ".recording", ".rllib", ".sb3", ".testing")
 
 
 def public_names(module: str) -> set[str]:

@@ -21,7 +21,7 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.13")
 KINDS = ("lowest", "newest")
-EXTRAS = ("dm-env-rpc", "openpi")
+EXTRAS = ("dm-env-rpc", "openpi", "recording")
 TOOLS = ("hypothesis", "msgpack", "psutil", "pytest", "pytest-timeout", "pytest-xdist")
 """What tests need beside the package, at any version; msgpack is for Ray's dialect of RLlink."""
 NEED_TORCH = (

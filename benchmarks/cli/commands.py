@@ -24,6 +24,7 @@ from benchmarks.cli.options import (
     SecondsOption,
     inferences_of,
 )
+from benchmarks.cli.recording_command import recording
 from benchmarks.cli.robots_command import robots
 from benchmarks.cli.scaling_commands import scaling
 from benchmarks.cli.watching_command import watching
@@ -215,6 +216,7 @@ def _everything(context: typer.Context, vs: list[AnyRival] | None, *, quick: boo
     if vs is None:
         code = code or growth(context, quick=quick)
         code = code or robots(context, quick=quick)
+        code = code or recording(context, quick=quick)
     return code or learning(context, only=tasks)
 
 
@@ -234,6 +236,7 @@ app.command(cls=ReadableCommand)(scaling)
 app.command(cls=ReadableCommand)(gpu)
 app.command(cls=ReadableCommand)(robots)
 app.command(cls=ReadableCommand)(watching)
+app.command(cls=ReadableCommand)(recording)
 
 
 @app.command(cls=ReadableCommand)

@@ -12,13 +12,15 @@ from rlmesh_ray.server.gc_tuning import freeze_heap
 
 if __name__ == "__main__":
     server_spec = ServerSpec.from_line(sys.argv[1])
-    with tempfile.TemporaryDirectory() as folder:
+    # A writer may go on for a moment.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         address = f"unix:{Path(folder, 'endpoint')}" if server_spec.is_socket else "127.0.0.1:0"
         with EnvServer(
             environment(server_spec.env),
             num_envs=server_spec.num_envs,
             env_kwargs=server_spec.env_kwargs,
             address=address,
+            record=Path(folder, "recording") if server_spec.records else None,
         ) as server:
             freeze_heap()
             stay(server.address)

@@ -26,6 +26,8 @@ class ServerSpec:
     """Of one environment."""
     is_socket: bool = False
     """Whether it listens on a unix socket; else on 127.0.0.1."""
+    records: bool = False
+    """Whether it records all episodes."""
 
     def to_line(self) -> str:
         """Return it as one line of JSON."""

@@ -35,6 +35,7 @@ PUBLIC_MODULES = (
     "rlmesh_ray.actors",
     "rlmesh_ray.errors",
     "rlmesh_ray.models",
+    "rlmesh_ray.recording",
     "rlmesh_ray.rllib",
     "rlmesh_ray.sb3",
 )

@@ -133,14 +133,14 @@ class StepObserver(Protocol):
 
     def reset(
         self,
-        lanes: Sequence[int],
+        chosen: Sequence[int],
         seeds: Sequence[int | None],
         observations: Sequence[Column],
         infos: Mapping[str, object],
         render: Callable[[], Sequence[Any]],
         /,
     ) -> None:
-        """Note a reset of ``lanes``; ``render`` returns a frame of each lane."""
+        """Note a reset of the ``chosen`` lanes; ``render`` returns a frame of each lane."""
 
     def step(
         self,

@@ -31,6 +31,10 @@ class ActionSource(Protocol):
     failure: Exception | None
     """Error that the policy has raised, unlike those of the environment."""
 
+    @property
+    def policy_version(self) -> int | None:
+        """Version of the weights that chose last; None where it is not known."""
+
     def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
         """Return a batch of actions."""
 
@@ -54,6 +58,7 @@ class FunctionActionSource:
         self, function: Callable[[Any], Any], lock: contextlib.AbstractContextManager[Any] | None
     ) -> None:
         self.address = ""
+        self.policy_version = None
         self.failure: Exception | None = None
         self._function = function
         self._lock = lock
@@ -119,6 +124,14 @@ class RemoteActionSource:
         except BaseException:
             source.release(self._model)
             raise
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version of the weights that chose last."""
+        telemetry = self._model.last_telemetry(self._route_id)
+        return (
+            None if telemetry is None or telemetry.policy_version < 0 else telemetry.policy_version
+        )
 
     def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
         """Request a prediction, where a lane has no action of its chunk left."""
@@ -236,7 +249,7 @@ class EndpointWorker:
             role = EndpointRole.ENV
             self._coordinator.note_open()
             episodes = AttemptEpisodes(self._coordinator, attempt)
-            with self._recording(env) as recorder:
+            with self._recording(env, actor) as recorder:
                 LaneLoop(
                     env,
                     actor.act,
@@ -259,7 +272,7 @@ class EndpointWorker:
                 actor.close()
 
     @contextlib.contextmanager
-    def _recording(self, env: RemoteVectorEnv) -> "Iterator[Recorder | None]":
+    def _recording(self, env: RemoteVectorEnv, actor: ActionSource) -> "Iterator[Recorder | None]":
         """Yield a recorder of the session; None: nothing is recorded."""
         if self._writer is None:
             yield None
@@ -267,7 +280,13 @@ class EndpointWorker:
         from rlmesh_ray.recording.recorder import Recorder
 
         # Each episode begins with a reset of its own.
-        recorder = Recorder(self._writer, env.contract, env.address, autoresets=False)
+        recorder = Recorder(
+            self._writer,
+            env.contract,
+            env.address,
+            autoresets=False,
+            policy_version=lambda: actor.policy_version,
+        )
         try:
             yield recorder
         finally:

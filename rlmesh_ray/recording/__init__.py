@@ -4,11 +4,15 @@
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
 from rlmesh_ray.recording.minari_export import to_minari
 from rlmesh_ray.recording.options import RecordOptions
 from rlmesh_ray.recording.reader import RecordedEpisode, Recording, load
 from rlmesh_ray.recording.store import EpisodeSummary
+
+if TYPE_CHECKING:
+    from rlmesh_ray.recording.rllib_episodes import offline_data, record_episodes
 
 __all__ = [
     "EpisodeSummary",

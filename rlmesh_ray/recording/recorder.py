@@ -62,7 +62,8 @@ class WriterHandle:
     def new_stream(self, contract: EnvContract, endpoint: str) -> str:
         """Announce a session or an env runner; return its key."""
         key = str(next(self._keys))
-        self.put(key, Stream(info_of(contract), endpoint, self.options.video), 0)
+        with self._changed:  # however full the queue is
+            self._append(key, Stream(info_of(contract), endpoint, self.options.video), 0)
         return key
 
     def put(self, key: str, message: Message, num_bytes: int) -> bool:
@@ -76,12 +77,7 @@ class WriterHandle:
             self._is_refusing = bool(self._queue) and self._queued_bytes > most
             if self._is_refusing or not self._is_open:
                 return False
-            self._queue.append((key, message, num_bytes))
-            self._queued_bytes += num_bytes
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._feed, daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._append(key, message, num_bytes)
             return True
 
     def lose(self, num_episodes: int) -> None:
@@ -108,6 +104,14 @@ class WriterHandle:
                 self._process.wait(max(0.0, end_s - time.monotonic()))
         if self.num_lost:
             _LOG.warning("%d episodes were not recorded to %s", self.num_lost, self.options.folder)
+
+    def _append(self, key: str, message: Message, num_bytes: int) -> None:
+        self._queue.append((key, message, num_bytes))
+        self._queued_bytes += num_bytes
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._feed, daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     def _feed(self) -> None:
         source, pipe = Pipe(duplex=False)
@@ -164,6 +168,7 @@ class Recorder:
         contract: The environment's contract.
         endpoint: Address or id of the endpoint.
         autoresets: Whether lanes reset on the step after an end; None: as the contract says.
+        policy_version: Returns the number of the policy's weights, where it is known.
     """
 
     def __init__(
@@ -173,7 +178,9 @@ class Recorder:
         endpoint: str,
         *,
         autoresets: bool | None = None,
+        policy_version: Callable[[], int | None] = lambda: None,
     ) -> None:
+        self._policy_version = policy_version
         self._writer = writer
         self._contract = contract
         self._endpoint = endpoint
@@ -223,6 +230,7 @@ class Recorder:
         block = self._collector.take()
         if block is None:
             return
+        block.policy_version = self._policy_version()
         assert self._key is not None, "set before the first row"
         if not self._writer.put(self._key, block, block.num_bytes):
             self._writer.lose(self._collector.lose())

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
 
@@ -55,20 +55,25 @@ class EpisodeSummary:
 
     def to_json(self) -> str:
         """Return one line of JSON; a return that is not finite becomes null."""
-        values = asdict(self)
-        number = values.pop("return_")
-        values |= {"return": number if math.isfinite(number) else None}
+        values: dict[str, object] = {each.name: getattr(self, each.name) for each in fields(self)}
+        del values["return_"]
+        values["return"] = self.return_ if math.isfinite(self.return_) else None
         return json.dumps(values | {"video": self.video is not None})
 
     @classmethod
-    def from_json(cls, line: str | bytes, folder: Path) -> Self:
-        """Return the summary in a line; raises ValueError where there is none."""
+    def from_json(cls, line: str | bytes, videos: Path) -> Self:
+        """Return the summary in a line; raises ValueError where there is none.
+
+        Args:
+            line: One line.
+            videos: Folder of the videos.
+        """
         try:
             values = json.loads(line)
             number, id_ = values.pop("return"), values["id"]
             if not (id_.isascii() and id_.isdecimal()):  # it becomes the name of a file
                 raise ValueError(f"{id_!r:.40} is no id")
-            video = folder / _EPISODES / f"{id_}.mp4" if values.pop("video") else None
+            video = videos / f"{id_}.mp4" if values.pop("video") else None
             return cls(return_=math.nan if number is None else number, video=video, **values)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"no summary of an episode: {error}") from error
@@ -208,7 +213,7 @@ class Store:
         is_intact = not rest
         for line in lines:
             try:
-                summary = EpisodeSummary.from_json(line, self.folder)
+                summary = EpisodeSummary.from_json(line, self._episodes)
                 found[summary.id] = summary
             except ValueError:
                 is_intact = False
@@ -228,7 +233,7 @@ class Store:
         metadata = pyarrow.parquet.read_metadata(self.path(id_)).metadata or {}
         values = json.loads(metadata.get(SUMMARY_KEY.encode(), b"{}"))
         values |= {"id": id_, "video": self.path(id_, ".mp4").exists()}
-        return EpisodeSummary.from_json(json.dumps(values), self.folder)
+        return EpisodeSummary.from_json(json.dumps(values), self._episodes)
 
     def _ids(self) -> Iterator[str]:
         if self._episodes.is_dir():

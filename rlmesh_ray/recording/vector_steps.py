@@ -52,6 +52,7 @@ class StepBlock:
     """Encoded infos of the vector, by row."""
     seeds: dict[tuple[int, int], int] = field(default_factory=dict)
     """By row and lane."""
+    policy_version: int | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -243,6 +244,7 @@ def segments(block: StepBlock) -> Iterator[Segment]:
                 ends=bool(ended[last, lane] and block.kinds[last, lane] == STEP),
                 seed=block.seeds.get((first, lane)),
                 frames=None if block.frames is None else block.frames[part, lane],
+                policy_version=block.policy_version,
             )
 
 

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import av
 import gymnasium
@@ -28,10 +28,12 @@ NUM_LANES = 3
 class Dot(gymnasium.Env[Any, Any]):
     """A dot on a line, which ends at its right end; renders itself."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 12}
     render_mode = "rgb_array"
     observation_space = gymnasium.spaces.Box(0.0, 31.0, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(3)
+
+    def __init__(self) -> None:
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 12}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -206,3 +208,4 @@ def test_commands_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert status == 0
     assert len(load("here").episodes) == 3
     assert all(summary.video for summary in load("here").episodes)
+    assert {summary.policy_version for summary in load("here").episodes} == {0}

@@ -70,7 +70,7 @@ def test_a_summary_is_one_line_of_strict_json(tmp_path: Path, return_: float) ->
     video = tmp_path / "episodes" / "000004.mp4"
     line = summary("000004", return_=return_, seed=9, video=video).to_json()
 
-    read = EpisodeSummary.from_json(line, tmp_path)
+    read = EpisodeSummary.from_json(line, video.parent)
 
     assert "NaN" not in line
     assert "\n" not in line

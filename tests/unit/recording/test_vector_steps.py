@@ -110,7 +110,7 @@ def test_lanes_that_reset_themselves_give_whole_episodes(block_rows: int) -> Non
             assert column(episode, 3)[1:] == list(range(1, length + 1))
             assert column(episode, 4) == [False] * length + [True]
             assert episode[0].seed == (7 + lane if number == 0 else None)
-            rows = [info["row"] for segment in episode for info in segment.infos if info]
+            rows: list[Any] = [info["row"] for segment in episode for info in segment.infos if info]
             assert rows == list(range(rows[0], rows[0] + len(rows)))
 
 

@@ -1,0 +1,1 @@
+"""What a recording costs what steps, and its writer."""

@@ -1,0 +1,147 @@
+"""Trainings are recorded as they sample, and RLlib trains on what was recorded."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ray.rllib.algorithms.bc import BCConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rlmesh_ray import EnvServer, ModelServer, evaluate
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.models.loading import load_policy
+from rlmesh_ray.recording import load, offline_data, record_episodes
+from rlmesh_ray.rllib import RLMeshEnvRunner, configure
+from rlmesh_ray.rllib.training import train
+from rlmesh_ray.testing.equality import assert_identical
+from tests.loopback.eventually import eventually
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+@pytest.fixture(name="cart_poles_address", scope="module")
+def _cart_poles_address() -> Iterator[str]:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        yield server.address
+
+
+def ppo(address: str, **settings: Any) -> Any:
+    config = PPOConfig().env_runners(num_env_runners=0, rollout_fragment_length=40, **settings)
+    return configure(config, address)
+
+
+def has_lines(index: Path, least: int) -> bool:
+    return index.exists() and index.read_bytes().count(b"\n") >= least
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+def test_episodes_are_recorded_whole_though_samples_hold_parts_of_them(
+    cart_poles_address: str, tmp_path: Path, fast_path: bool
+) -> None:
+    config = configure(
+        PPOConfig().env_runners(num_env_runners=0, rollout_fragment_length=7),
+        cart_poles_address,
+        fast_path=fast_path,
+    )
+    runner = RLMeshEnvRunner(
+        config=record_episodes(config, tmp_path), worker_index=0, num_workers=0
+    )
+    parts: dict[str, list[SingleAgentEpisode]] = {}
+    try:
+        while sum(chunks[-1].is_done for chunks in parts.values()) < 4:
+            for chunk in runner.sample():
+                parts.setdefault(chunk.id_, []).append(chunk)
+    finally:
+        runner.stop()
+
+    assert (runner.fast_path_disabled_reason is None) == fast_path
+    index = tmp_path / "index.jsonl"
+    assert eventually(partial(has_lines, index, 4))
+    recording = load(tmp_path)
+    sampled = {
+        round(float(sum(chunk.get_return() for chunk in chunks)), 3): chunks
+        for chunks in parts.values()
+        if chunks[-1].is_done
+    }
+    for summary in recording.episodes:
+        episode = recording.episode(summary.id)
+        chunks = next(
+            chunks
+            for chunks in sampled.values()
+            if np.array_equal(chunks[0].get_observations(0), episode.observations[0])
+        )
+        actions = np.concatenate([chunk.get_actions() for chunk in chunks])
+        assert len(chunks) > 1
+        assert_identical(episode.actions, actions)
+        assert summary.terminated == chunks[-1].is_terminated
+        assert summary.policy_version == 0
+
+
+def test_every_nth_episode_of_training_is_recorded_and_all_of_evaluation(
+    cart_poles_address: str, tmp_path: Path
+) -> None:
+    folders = {}
+    for name, in_evaluation in (("training", False), ("evaluation", True)):
+        folders[name] = tmp_path / name
+        config = ppo(cart_poles_address, batch_mode="complete_episodes")
+        record_episodes(config, folders[name], every=3)
+        config.in_evaluation = in_evaluation
+        runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
+        try:
+            runner.sample(num_episodes=7)
+        finally:
+            runner.stop()
+
+    for name, num_episodes in (("training", 3), ("evaluation", 7)):
+        index = folders[name] / "index.jsonl"
+        assert eventually(partial(has_lines, index, num_episodes))
+        assert len(load(folders[name]).episodes) == num_episodes
+
+
+def test_a_config_without_endpoints_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"comes after rlmesh_ray\.rllib\.configure"):
+        record_episodes(PPOConfig(), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_bc_learns_from_the_recording_of_a_trained_policy(tmp_path: Path) -> None:
+    with EnvServer("CartPole-v1", num_envs=16) as server:
+        config = PPOConfig().env_runners(num_env_runners=0)
+        config.training(
+            train_batch_size_per_learner=2048, minibatch_size=256, num_epochs=6, lr=1e-3
+        )
+        checkpoint = tmp_path / "ppo"
+        progress = train(
+            configure(config, server.address),
+            stop_return=475.0,
+            stop_iters=60,
+            checkpoint_dir=checkpoint,
+        )
+        assert list(progress)[-1].return_mean >= 475
+        with ModelServer(load_policy(str(checkpoint))) as model:
+            shown = evaluate(
+                server.address, model.address, episodes=32, seed=1, record=tmp_path / "recording"
+            )
+        assert shown.return_mean > 450
+
+        bc = offline_data(BCConfig(), load(tmp_path / "recording"))
+        bc.training(train_batch_size_per_learner=1024, lr=1e-3)
+        bc.offline_data(dataset_num_iters_per_learner=1, map_batches_kwargs={"concurrency": 1})
+        learner = bc.build_algo()
+        try:
+            for _ in range(60):
+                learner.train()
+            learner.save_to_path(str(tmp_path / "bc"))
+        finally:
+            learner.stop()
+        with ModelServer(
+            load_policy(str(tmp_path / "bc" / "learner_group" / "learner" / "rl_module"))
+        ) as model:
+            learned = evaluate(server.address, model.address, episodes=32, seed=500)
+
+    assert learned.return_mean >= 450
