@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,11 +93,12 @@ def cost(num_pairs: int, now: Callable[[str], None]) -> Finding:
     return Finding("cost", case, "env steps/s", sides_found, comparisons, _COST_GOAL, share)
 
 
-def _training(address: str, num_pairs: int) -> Iterator[float]:
+def _training(address: str, num_pairs: int) -> Generator[float]:
     """Train; yield the rate of each iteration."""
     from rlmesh_ray.cli.log_setup import quiet_rllib
-    from rlmesh_ray.rllib import configure, train
+    from rlmesh_ray.rllib.config.configure import configure
     from rlmesh_ray.rllib.config.presets import algorithm_config
+    from rlmesh_ray.rllib.training import train
 
     config = algorithm_config("PPO")
     quiet_rllib(config)

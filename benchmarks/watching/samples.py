@@ -24,6 +24,7 @@ from rlmesh_ray.server.statistics import (
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 
 _BOUNDS_S = tuple(bound / NS_PER_S for bound in DURATION_BOUNDS_NS)
+_MOST_STEPS = 5_000
 _ROWS = tuple(map(float, BATCH_BOUNDS_ROWS))
 
 
@@ -124,21 +125,23 @@ def write_progress(folder: Path, num_iterations: int) -> None:
     (folder / "progress.csv").write_text("\n".join(lines) + "\n")
 
 
-def record(folder: Path, num_steps: int) -> None:
-    """Record real episodes of a lane, with videos; returns when they are written."""
+def record(folder: Path, num_episodes: int) -> None:
+    """Record real episodes of a lane, with videos, until so many are written."""
     from rlmesh_ray import EnvServer, RemoteEnv
-    from rlmesh_ray.recording import RecordOptions
+    from rlmesh_ray.recording import RecordOptions, load
 
     options = RecordOptions(folder, video="render")
     with EnvServer(DrawnCartPole, env_kwargs={"scale": 0.5}, record=options) as server:
         env = RemoteEnv(server.address)
         observation, _ = env.reset(seed=1)
-        for number in range(num_steps):
+        for number in range(_MOST_STEPS):
             # Wrong pushes now and then, so that poles fall.
             action = int(balanced(observation[None])[0]) ^ (number % 4 == 0)
             observation, _, is_over, _, _ = env.step(action)
             if is_over:
                 observation, _ = env.reset()
+                if (folder / "index.jsonl").exists() and len(load(folder).episodes) >= num_episodes:
+                    break
             time.sleep(0.01)  # the writer drops what it cannot keep up with
         env.close()
 

@@ -30,28 +30,26 @@ def main(target: Path) -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "runs"
         write_progress(folder / "CartPole-v1-PPO", 60)
-        record(folder / "evaluation", 400)
+        record(folder / "evaluation", 4)
         addresses = stack.enter_context(played())
         source = AddressSource([WatchedAddress(ConnectOptions(each)) for each in addresses])
         url = stack.enter_context(served(page(LiveView(source), RunFolder(folder))))
         started = stack.enter_context(browser())
         for name, (width, height) in SIZES.items():
+            context = started.new_context(viewport={"width": width, "height": height})
+            view = context.new_page()
+            view.goto(url)
+            view.get_by_text("pictures a second; at most").wait_for()
+            view.get_by_role("button", name="Replay episode").first.click()
+            view.wait_for_function("document.getElementById('video').readyState > 1")
+            view.evaluate("document.getElementById('video').currentTime = 0.3")
+            view.wait_for_timeout(3500)  # two statistics give rates
+            view.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
             for scheme in ("light", "dark"):
-                context = started.new_context(
-                    viewport={"width": width, "height": height}, color_scheme=scheme
-                )
-                view = context.new_page()
-                view.goto(url)
-                view.get_by_text("pictures a second; at most").wait_for()
-                view.get_by_role("button", name="Replay episode").first.click()
-                view.wait_for_function("document.getElementById('video').readyState > 1")
-                view.evaluate("document.getElementById('video').currentTime = 0.5")
-                view.wait_for_timeout(4000)  # two statistics give rates
-                view.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
-                view.screenshot(
-                    path=target / f"watch_{name}_{scheme}.png", full_page=name == "desk"
-                )
-                context.close()
+                view.emulate_media(color_scheme=scheme)
+                path = target / f"watch_{name}_{scheme}.png"
+                view.screenshot(path=path, full_page=name == "desk")
+            context.close()
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     write_progress(folder / "cart", 30)
     write_recording(folder / "kept", 120)
-    record(folder / "real", 120)
+    record(folder / "real", 1)
     return folder
 
 

@@ -232,8 +232,8 @@ def test_the_command_serves_the_page_until_it_is_stopped(
     with EnvServer(echo) as server:
         options = [server.address, "--page-token-file", str(tmp_path / "page-token")]
         process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
             started = json.loads(process.stdout.readline())
             request = urllib.request.Request(f"{started['url']}/api/endpoints")
             with pytest.raises(urllib.error.HTTPError, match="401"):
