@@ -57,6 +57,11 @@ class EndpointOwner:
         """Return the present actors of endpoints."""
         return [self._endpoints[each].actor for each in endpoint_ids if each in self._endpoints]
 
+    async def token(self, endpoint_id: str) -> str | None:
+        """Return the token of an endpoint, for programs of the cluster that observe it."""
+        endpoint = (self._endpoints | self._leaving).get(endpoint_id)
+        return None if endpoint is None else endpoint.spec.token
+
     async def move_near(self, endpoint_id: str, node_id: str) -> None:
         """Move an endpoint as ``EndpointMover.move_near`` does."""
         endpoint = self._endpoints.get(endpoint_id)

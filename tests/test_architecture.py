@@ -91,9 +91,11 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "rllib": (_RLLIB, {"gymnasium", "ray", "torch"}),
     "compliance": ({"errors", "spaces", "protocol", "wire", "client"}, set()),
     "cli": (
-        _SERVER | {"client", "server", "actors", "rllib", "compliance", "evaluation", "recording"},
+        _SERVER
+        | {"client", "server", "actors", "rllib", "compliance", "evaluation", "recording", "watch"},
         {"ray"},
     ),
+    "watch": ({"errors", "protocol", "auth", "server", "client", "recording"}, set()),
     "testing": (
         {
             "errors",

@@ -50,7 +50,9 @@ FILE_NAME = re.compile(r"(?:#|//) ([\w.-]+\.\w+)\n")
 PLACE = re.compile(
     r"\b(?P<host>127\.0\.0\.1|0\.0\.0\.0|192\.0\.2\.\d+|HOST|HEAD|OTHER)(?::(?P<port>\d+))?\b"
 )
-SERVER = re.compile(r"rlmesh-ray (?:serve-env|serve-model|pool|register)\b|node \S+/server\.js")
+SERVER = re.compile(
+    r"rlmesh-ray (?:serve-env|serve-model|pool|register|watch)\b|node \S+/server\.js"
+)
 LISTENS = re.compile(r":\d{4,5}\b")
 TIMEOUT_S = 280.0
 LINE_OF_A_TERMINAL = 78

@@ -27,6 +27,7 @@ from benchmarks.cli.options import (
 from benchmarks.cli.recording_command import recording
 from benchmarks.cli.robots_command import robots
 from benchmarks.cli.scaling_commands import scaling
+from benchmarks.cli.watching_command import watching
 from benchmarks.learning.plan import LearningPlan, Task
 from benchmarks.sampling.plan import Rival as SamplingRival
 from benchmarks.serving.plan import ClientKind, Plan, Side, Workload
@@ -234,6 +235,7 @@ app.command(cls=ReadableCommand)(growth)
 app.command(cls=ReadableCommand)(scaling)
 app.command(cls=ReadableCommand)(gpu)
 app.command(cls=ReadableCommand)(robots)
+app.command(cls=ReadableCommand)(watching)
 app.command(cls=ReadableCommand)(recording)
 
 

@@ -23,6 +23,7 @@ from rlmesh_ray.cli.commands.serve_env import serve_env
 from rlmesh_ray.cli.commands.serve_model import serve_model
 from rlmesh_ray.cli.commands.status import status
 from rlmesh_ray.cli.commands.train import train
+from rlmesh_ray.cli.commands.watch import watch
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.error_reporting import describe, exit_code, trace
 from rlmesh_ray.cli.log_setup import set_up
@@ -107,6 +108,7 @@ for command, examples in (
     (compare, ("runs/old/checkpoint runs/demo/checkpoint --env CartPole-v1",)),
     (inspect, ("127.0.0.1:5555", "127.0.0.1:5555 --sessions")),
     (status, ("--watch", "--json")),
+    (watch, ("ray", "127.0.0.1:5555 127.0.0.1:5556 --folder runs")),
     (check, ("127.0.0.1:5555", "127.0.0.1:5556 --env CartPole-v1")),
     (bench, ("CartPole-v1 --num-envs 8",)),
 ):

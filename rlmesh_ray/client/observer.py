@@ -1,4 +1,4 @@
-"""EndpointObserver: lists the sessions of an endpoint, and renders their lanes."""
+"""EndpointObserver: statistics of an endpoint, its sessions, and pictures of their lanes."""
 
 from typing import Self
 
@@ -16,9 +16,9 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.options import as_int, require_seconds
 from rlmesh_ray.wire import observe_v1 as wire
-from rlmesh_ray.wire.observe_v1 import ObservedSession
+from rlmesh_ray.wire.observe_v1 import EndpointStatistics, ObservedSession
 
-__all__ = ["EndpointObserver", "ObservedSession"]
+__all__ = ["EndpointObserver", "EndpointStatistics", "ObservedSession"]
 
 _NONE_HERE = (
     "sessions cannot be observed there: its operator has turned that off (--no-observers), its "
@@ -27,7 +27,7 @@ _NONE_HERE = (
 
 
 class EndpointObserver:
-    """Observes the sessions of an environment endpoint; a picture delays its session.
+    """Observes an endpoint: of an environment also its sessions; a picture delays its session.
 
     Behind a gateway it observes those of one endpoint, which the gateway chooses. Usable as a
     context manager; to be used in one thread at a time.
@@ -98,6 +98,23 @@ class EndpointObserver:
             return wire.parse_png(self._ask(wire.RENDER, data))
         except CodecError as error:
             raise RemoteProtocolError(f"the answer is no picture: {error}") from error
+
+    def statistics(self) -> tuple[EndpointStatistics, ...]:
+        """Return the statistics of the endpoint; of a pool's registrar, of all its endpoints.
+
+        Policies' endpoints have them, too. At a registrar the token is ``registration_token`` of
+        the pool's secret.
+
+        Raises:
+            CapacityError: The endpoint is asked too often.
+            ConfigurationError: It does not allow observers.
+            EndpointClosedError: This observer is closed.
+            EndpointError: It does not answer, or refuses; the message says why.
+        """
+        try:
+            return wire.parse_statistics(self._ask(wire.STATISTICS, b""))
+        except CodecError as error:
+            raise RemoteProtocolError(f"the answer is no statistics: {error}") from error
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

@@ -171,6 +171,10 @@ class EndpointIdTable(Generic[ConnectionT]):
     def __len__(self) -> int:
         return len(self._holders)
 
+    def connections(self) -> tuple[ConnectionT, ...]:
+        """Return the streams that hold an id, in the order of their first registration."""
+        return tuple(holder.connection for holder in self._holders.values())
+
     def conflict(self, request: RegistrationRequest) -> RegistrationRefused | None:
         """Return the refusal where an endpoint cannot have its id now, else None."""
         holder = self._holders.get(request.endpoint_id)

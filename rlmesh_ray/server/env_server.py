@@ -42,8 +42,9 @@ from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.idle_timeout import checked_idle_timeout
 from rlmesh_ray.server.lane_call_service import LaneCallService, checked_names
 from rlmesh_ray.server.log_context import logged_as, new_endpoint_id
-from rlmesh_ray.server.observer_service import ObserverService
+from rlmesh_ray.server.observer_service import ObserverService, StatisticsService
 from rlmesh_ray.server.statistics import EnvStatistics
+from rlmesh_ray.server.statistics_report import observed_statistics
 from rlmesh_ray.server.ticket_service import TicketService
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import EnvContract
@@ -106,7 +107,8 @@ class EnvServer:
             clients may call and read in the lanes of their own sessions, such as ``("set_task",)``
             for a curriculum; see ``EnvClient.call``. Every client of the endpoint may use them.
         observers: Whether a client with any token of the endpoint may observe its sessions, with
-            pictures of their lanes; see ``client.observer.EndpointObserver``.
+            pictures of their lanes, and read its statistics; see
+            ``client.observer.EndpointObserver``.
         allow_shutdown: Whether a client's Shutdown stops the server, as ``stop`` does.
         accept_edition_texts: Other texts of the provisional edition whose clients to serve, by
             sha256 or by name (``"rlmesh-0.1.0b3"``): only if you accept what they differ in.
@@ -273,7 +275,8 @@ class EnvServer:
                 *(each.handlers() for each in added),
             ]
             if self._has_observers:
-                handlers.append(observers.handlers())
+                statistics = StatisticsService(lambda: [observed_statistics(self.statistics())])
+                handlers += [observers.handlers(), statistics.handlers()]
             limits = [each.max_request_bytes for each in added]
             num_streams = max([1, *(each.streams_per_session for each in added)])
             self._endpoint.start(

@@ -29,7 +29,9 @@ from rlmesh_ray.server.model_options import (
     message_limit,
 )
 from rlmesh_ray.server.model_service import ModelService
+from rlmesh_ray.server.observer_service import StatisticsService
 from rlmesh_ray.server.statistics import ModelStatistics
+from rlmesh_ray.server.statistics_report import observed_statistics
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 
 
@@ -246,7 +248,10 @@ class ModelServer:
             ContractMismatchError: The policy cannot act in the spaces of ``openpi_env``.
         """
         service = ModelService(self._host, self._options, self._endpoint.drain)
-        self._endpoint.start([service.handlers()], max_receive_bytes=self._max_message_bytes)
+        statistics = StatisticsService(lambda: [observed_statistics(self.statistics())])
+        self._endpoint.start(
+            [service.handlers(), statistics.handlers()], max_receive_bytes=self._max_message_bytes
+        )
         return self
 
     def wait(self, timeout_s: float | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""The gRPC service for observers of sessions, besides their clients (ObserverService).
+"""The gRPC service for observers of an endpoint and its sessions (ObserverService).
 
 Rule 1: a list of sessions asks no worker; it reads their counters.
 Rule 2: a picture is not one of the session's requests, and has no deadline once it has begun. It
@@ -6,7 +6,7 @@ delays the session, so there is one at a time, and a limited number a second.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,10 +20,10 @@ from rlmesh_ray.server.log_context import current, short_name
 from rlmesh_ray.server.session_scheduler import SessionScheduler
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire import observe_v1 as wire
-from rlmesh_ray.wire.observe_v1 import ObservedSession
+from rlmesh_ray.wire.observe_v1 import EndpointStatistics, ObservedSession
 
 MAX_A_SECOND = 10
-"""Pictures of a session, and lists at an endpoint; as many at once after a pause."""
+"""Pictures of a session, lists and statistics of an endpoint; as many at once after a pause."""
 MOST_SHARE = 0.1
 """Largest part of a session's time that pictures for observers may take."""
 
@@ -132,8 +132,38 @@ class _Observed:
         return outcome.png
 
 
+class StatisticsService:
+    """Answers the call Statistics of ObserverService. For the serving loop.
+
+    Args:
+        read: Returns the statistics; it must not block.
+        clock: Returns seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Iterable[EndpointStatistics]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._allowed = TokenBucket(MAX_A_SECOND, clock)
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return the handlers for a gRPC server."""
+        calls = {"Statistics": grpc.unary_unary_rpc_method_handler(self.statistics)}
+        return grpc.method_handlers_generic_handler(wire.SERVICE, calls)
+
+    async def statistics(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        """Return the statistics."""
+        del data  # the request is empty
+        if not self._allowed.take():
+            message = f"statistics may be asked for {MAX_A_SECOND} times a second; ask less often"
+            await _refuse(context, _exhausted(message))
+        return wire.pack_statistics(self._read())
+
+
 class ObserverService:
-    """Answers the two calls of ObserverService, for the sessions of one EnvService.
+    """Answers the calls of ObserverService about the sessions of one EnvService.
 
     For the serving loop.
 

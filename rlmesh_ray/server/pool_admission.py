@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar
 
 from rlmesh_ray.auth.pool_tokens import registration_token
@@ -22,9 +23,11 @@ from rlmesh_ray.server.bind_policy import TlsSource
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.event_loop import in_thread
 from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.observer_service import StatisticsService
 from rlmesh_ray.server.statistics import EnvStatistics
-from rlmesh_ray.server.statistics_report import parse_report
+from rlmesh_ray.server.statistics_report import observed_statistics, parse_report
 from rlmesh_ray.wire import registry_v1 as wire
+from rlmesh_ray.wire.observe_v1 import EndpointStatistics
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,6 +35,7 @@ _REQUEST_TIMEOUT_S = 10.0
 _MAX_CHECKS = 32  # each takes a thread
 _LONGEST_QUOTE = 80
 _REPORTS_APART_S = 1.0
+_NO_REPORT = EndpointStatistics("", {})
 
 
 FoundT = TypeVar("FoundT")
@@ -79,6 +83,9 @@ class _RegistrationStream:
     def __init__(self) -> None:
         self.request = RegistrationRequest("", "", "", 0)
         self.address = ""
+        self.incarnation = 0
+        self.statistics: EnvStatistics | None = None
+        """Its last report."""
         self.is_gone = False
         self.refusal: asyncio.Future[RegistrationRefused] = (
             asyncio.get_running_loop().create_future()
@@ -157,7 +164,10 @@ class Registrar:
         """
         attend = grpc.stream_stream_rpc_method_handler(self._attend)
         handlers = grpc.method_handlers_generic_handler(wire.SERVICE, {"Attend": attend})
-        self._endpoint.start([handlers], max_receive_bytes=wire.MAX_REQUEST_BYTES)
+        statistics = StatisticsService(self._members)
+        self._endpoint.start(
+            [handlers, statistics.handlers()], max_receive_bytes=wire.MAX_REQUEST_BYTES
+        )
         return self
 
     def health(self) -> Health:
@@ -171,6 +181,17 @@ class Registrar:
     def stop(self, grace_s: float = 0.0) -> None:
         """Break off with all endpoints, which try to come back. Idempotent; blocks."""
         self._endpoint.stop(grace_s)
+
+    def _members(self) -> list[EndpointStatistics]:
+        return [
+            replace(
+                _NO_REPORT if each.statistics is None else observed_statistics(each.statistics),
+                endpoint_id=each.request.endpoint_id,
+                address=each.address,
+                incarnation=each.incarnation,
+            )
+            for each in self._id_table.connections()
+        ]
 
     async def _attend(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
@@ -247,6 +268,7 @@ class Registrar:
             if conflict is not None or stream.is_gone:
                 return conflict or _GONE
             incarnation = await in_thread(self._registry.enter, endpoint_id, stream.address, found)
+            stream.incarnation = incarnation
             registered = RegistrationAccepted(incarnation, stream.address)
             former = self._id_table.register(endpoint_id, stream, registered)
             if former is not None:
@@ -276,7 +298,7 @@ class Registrar:
 
     def _note_report(self, stream: _RegistrationStream, data: bytes) -> None:
         try:
-            statistics = parse_report(data)
+            stream.statistics = statistics = parse_report(data)
         except CodecError:
             return
         try:

@@ -1,9 +1,18 @@
-"""The frame with the statistics that an endpoint outside of Ray reports to its pool."""
+"""Statistics in frames: the report of an endpoint to its pool, and what observers receive."""
+
+from dataclasses import asdict, fields
+from typing import Any, get_type_hints
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.histogram import DURATION_BOUNDS_NS, NS_PER_S, Histogram
-from rlmesh_ray.server.statistics import EnvStatistics, SessionStatistics
+from rlmesh_ray.server.statistics import (
+    EnvStatistics,
+    ModelStatistics,
+    SessionStatistics,
+    Statistics,
+)
 from rlmesh_ray.wire._pb.rlmesh_ray.registry.v1 import service_pb2 as pb
+from rlmesh_ray.wire.observe_v1 import EndpointStatistics
 from rlmesh_ray.wire.protobuf import as_utf8, parse
 
 _BOUNDS_S = tuple(bound / NS_PER_S for bound in DURATION_BOUNDS_NS)
@@ -11,6 +20,55 @@ _MOST_NAMES = 64
 _LONGEST_NAME = 64
 _MOST = 2**53
 """Larger counts are refused; a float holds all smaller ones exactly."""
+
+
+_KINDS: dict[str, type[Statistics]] = {"env": EnvStatistics, "model": ModelStatistics}
+
+
+def observed_statistics(statistics: Statistics) -> EndpointStatistics:
+    """Return ``statistics`` as observers receive them."""
+    service = "env" if isinstance(statistics, EnvStatistics) else "model"
+    return EndpointStatistics(service, asdict(statistics))
+
+
+def statistics_of(observed: EndpointStatistics) -> Statistics | None:
+    """Return the statistics that an observer has received; None: there are none yet.
+
+    Raises:
+        CodecError: They are not what this version knows.
+    """
+    kind = _KINDS.get(observed.service)
+    if kind is None:
+        return None
+    try:
+        hints = get_type_hints(kind)
+        return kind(**{name: _field(observed.counters[name], hints[name]) for name in hints})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        version = observed.counters.get("version")
+        raise CodecError(
+            f"the statistics of the endpoint, of version {version!r:.40}, are not understood "
+            f"({type(error).__name__}: {error}); install versions that match"
+        ) from error
+
+
+def _field(value: Any, hint: Any) -> Any:
+    """Return a field of statistics, from JSON."""
+    if hint is Histogram:
+        numbers = (_number(value["total"]), *map(_number, value["counts"]))
+        return Histogram(tuple(map(_number, value["bounds"])), numbers[1:], numbers[0])
+    if hint is SessionStatistics:
+        return SessionStatistics(**{each.name: _number(value[each.name]) for each in fields(hint)})
+    if hint is str:
+        return str(value)[:_LONGEST_NAME]
+    if hint in (bool, int, float):
+        return _number(value)
+    return {str(name): _number(count) for name, count in value.items()}
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, int | float) or not 0 <= value < _MOST:  # false for NaN
+        raise ValueError(f"{value!r:.40} is no count")
+    return value
 
 
 def pack_report(statistics: EnvStatistics) -> bytes:

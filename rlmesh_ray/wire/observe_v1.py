@@ -1,7 +1,9 @@
-"""The frames of ObserverService: the sessions of an endpoint, for observers."""
+"""The frames of ObserverService: sessions and statistics of an endpoint, for observers."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.wire._pb.rlmesh_ray.observe.v1 import service_pb2 as pb
@@ -10,6 +12,7 @@ from rlmesh_ray.wire.protobuf import as_utf8, parse
 SERVICE = "rlmesh_ray.observe.v1.ObserverService"
 LIST = f"/{SERVICE}/List"
 RENDER = f"/{SERVICE}/Render"
+STATISTICS = f"/{SERVICE}/Statistics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,22 @@ class ObservedSession:
     """Ended episodes."""
     num_deviations: int
     """Values that were out of range, or truncated an episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatistics:
+    """Statistics of an endpoint since its start."""
+
+    service: str
+    """``"env"`` or ``"model"``; empty: the endpoint has not reported any yet."""
+    counters: Mapping[str, Any]
+    """The fields of ``EnvStatistics`` or ``ModelStatistics``, as JSON has them."""
+    endpoint_id: str = ""
+    """Id in its pool; empty: the endpoint itself has answered, not a pool's registrar."""
+    address: str = ""
+    """Address for clients of an endpoint of a pool; else empty."""
+    incarnation: int = 0
+    """Number of registrations of an endpoint of a pool; else 0."""
 
 
 _FIELDS = tuple(ObservedSession.__dataclass_fields__)
@@ -112,3 +131,39 @@ def parse_png(data: bytes) -> bytes:
         CodecError: ``data`` is none.
     """
     return parse(pb.RenderResponse, data).png
+
+
+def pack_statistics(endpoints: Iterable[EndpointStatistics]) -> bytes:
+    """Return the StatisticsResponse with ``endpoints``."""
+    messages = [
+        pb.EndpointStatistics(
+            endpoint_id=each.endpoint_id,
+            address=each.address,
+            incarnation=each.incarnation,
+            service=each.service,
+            counters=json.dumps(each.counters),
+        )
+        for each in endpoints
+    ]
+    return pb.StatisticsResponse(endpoints=messages).SerializeToString()
+
+
+def parse_statistics(data: bytes) -> tuple[EndpointStatistics, ...]:
+    """Return the endpoints in a StatisticsResponse.
+
+    Raises:
+        CodecError: ``data`` is none, or has no JSON objects.
+    """
+    return tuple(map(_statistics, parse(pb.StatisticsResponse, data).endpoints))
+
+
+def _statistics(message: pb.EndpointStatistics) -> EndpointStatistics:
+    try:
+        counters = json.loads(message.counters)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"the statistics are no JSON: {error}") from error
+    if not isinstance(counters, dict):
+        raise CodecError("the statistics are JSON, but no object")
+    return EndpointStatistics(
+        message.service, counters, message.endpoint_id, message.address, message.incarnation
+    )

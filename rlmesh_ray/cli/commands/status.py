@@ -13,10 +13,10 @@ from rich.text import Text
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.local_ray import joined_ray, require_rllib
 from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag, RayAddressOption
-from rlmesh_ray.cli.views.status_view import EndpointStatus, as_fields, in_order, tables
+from rlmesh_ray.cli.views.status_view import tables
+from rlmesh_ray.server.endpoint_status import EndpointStatus, as_fields, in_order
 
 _PERIOD_S = 3.0  # how often endpoints report
-_TIMEOUT_S = 30.0
 _NONE = (
     "no endpoints: nothing has been started with EnvFleet, ModelFleet or an endpoint_id in this "
     "cluster, and nothing is registered with a pool"
@@ -85,39 +85,13 @@ def _watch(console: Console, joined: str) -> None:
 
 def _query(console: Console, joined: str) -> list[EndpointStatus]:
     """Return the registry's endpoints, and report them as events."""
-    endpoints = sorted(_endpoints(), key=in_order)
+    from rlmesh_ray.actors.registry.cluster_endpoints import cluster_endpoints
+
+    endpoints = sorted(cluster_endpoints(), key=in_order)
     for endpoint in endpoints:
         console.event("endpoint", **as_fields(endpoint))
     console.event("status", endpoints=len(endpoints), ray_address=joined)
     return endpoints
-
-
-def _endpoints() -> list[EndpointStatus]:
-    import ray
-
-    from rlmesh_ray.actors.ray_calls import get_result
-    from rlmesh_ray.actors.registry.registry_actor import find_registry
-    from rlmesh_ray.server.statistics import StatisticsPair
-
-    try:
-        registry = find_registry()
-    except ValueError:
-        return []
-    names = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    return [
-        EndpointStatus(
-            fleet=each.record.fleet,
-            endpoint_id=each.record.endpoint_id,
-            node=names.get(each.record.node_id, each.record.node_id),
-            address=each.record.address,
-            restarts=each.record.incarnation - 1,
-            lease_left_s=each.lease_left_s,
-            is_retiring=each.is_retiring,
-            num_assigned=each.num_assigned,
-            sighting=each.statistics if isinstance(each.statistics, StatisticsPair) else None,
-        )
-        for each in get_result(registry.overview.remote(), _TIMEOUT_S)
-    ]
 
 
 def _shown(endpoints: list[EndpointStatus], joined: str) -> Group:

@@ -12,7 +12,12 @@ from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.env_session import RenderOutcome
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server.log_context import logged_as
-from rlmesh_ray.server.observer_service import MAX_A_SECOND, ObserverService, TokenBucket
+from rlmesh_ray.server.observer_service import (
+    MAX_A_SECOND,
+    ObserverService,
+    StatisticsService,
+    TokenBucket,
+)
 from rlmesh_ray.server.session_scheduler import SessionScheduler
 from rlmesh_ray.wire import observe_v1 as wire
 
@@ -123,6 +128,20 @@ def test_sessions_are_listed_so_many_times_a_second() -> None:
         assert await endpoint.service.list(b"", context) == b""
 
     play(scenario)
+
+
+def test_statistics_are_told_so_many_times_a_second() -> None:
+    async def run() -> None:
+        clock, context = Clock(), Context()
+        service = StatisticsService(lambda: [wire.EndpointStatistics("env", {"steps": 3})], clock)
+        asked: Any = context
+        for _ in range(MAX_A_SECOND):
+            (told,) = wire.parse_statistics(await service.statistics(b"", asked))
+            assert told.counters == {"steps": 3}
+        with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED.*10 times a second"):
+            await service.statistics(b"", asked)
+
+    asyncio.run(run())
 
 
 def test_a_session_renders_one_picture_at_a_time_also_for_a_caller_that_left() -> None:

@@ -1,17 +1,26 @@
 """The statistics of endpoints outside of Ray: parsed as they were packed, or refused."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.watching.samples import model_statistics
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.histogram import DURATION_BOUNDS_NS, NS_PER_S, Histogram
 from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.statistics import EnvStatistics, SessionStatistics
-from rlmesh_ray.server.statistics_report import pack_report, parse_report
+from rlmesh_ray.server.statistics_report import (
+    observed_statistics,
+    pack_report,
+    parse_report,
+    statistics_of,
+)
 from rlmesh_ray.wire._pb.rlmesh_ray.registry.v1 import service_pb2 as pb
+from rlmesh_ray.wire.observe_v1 import EndpointStatistics, pack_statistics, parse_statistics
 from rlmesh_ray.wire.registry_v1 import MAX_REQUEST_BYTES
 from tests.lane_counts import note_step
 
@@ -89,3 +98,54 @@ def test_an_impossible_report_is_refused(change: Callable[[pb.Report], object], 
 def test_a_request_without_a_report_is_refused(data: bytes) -> None:
     with pytest.raises(CodecError):
         parse_report(data)
+
+
+@given(STATISTICS)
+def test_observers_receive_statistics_as_they_are(statistics: EnvStatistics) -> None:
+    (observed,) = parse_statistics(pack_statistics([observed_statistics(statistics)]))
+
+    assert statistics_of(observed) == statistics
+
+
+def test_observers_receive_those_of_a_policy_too() -> None:
+    statistics = model_statistics(5, 60.0)
+
+    (observed,) = parse_statistics(pack_statistics([observed_statistics(statistics)]))
+
+    assert observed.service == "model"
+    assert statistics_of(observed) == statistics
+
+
+def test_an_endpoint_that_has_not_reported_has_no_statistics() -> None:
+    assert statistics_of(EndpointStatistics("", {})) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": "many"},
+        {"steps": -1},
+        {"steps": 2**60},
+        {"uptime_s": float("nan")},
+        {"uptime_s": None},
+        {"errors": {"TIMEOUT": "often"}},
+        {"errors": 3},
+        {"sessions": {}},
+        {"step_s": {"bounds": [], "counts": None, "total": 0}},
+    ],
+)
+def test_statistics_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
+    observed = observed_statistics(EnvCounters().statistics())
+
+    with pytest.raises(CodecError, match="not understood"):
+        statistics_of(replace(observed, counters={**observed.counters, **changes}))
+    with pytest.raises(CodecError, match=r"'uptime_s'.*install versions that match"):
+        statistics_of(replace(observed, counters={"version": "9"}))
+
+
+def test_counters_of_a_later_version_are_ignored() -> None:
+    observed = observed_statistics(EnvCounters().statistics())
+
+    later = replace(observed, counters={**observed.counters, "later": 1})
+
+    assert statistics_of(later) == statistics_of(observed)

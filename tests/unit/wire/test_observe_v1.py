@@ -6,7 +6,7 @@ import pytest
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.wire import observe_v1 as wire
 from rlmesh_ray.wire._pb.rlmesh_ray.observe.v1 import service_pb2 as pb
-from rlmesh_ray.wire.observe_v1 import ObservedSession
+from rlmesh_ray.wire.observe_v1 import EndpointStatistics, ObservedSession
 
 SESSION = ObservedSession(
     *("ab12", "ipv4:192.0.2.7:1", 2**62, "rlmesh.protocol.v1", "shared memory"),
@@ -19,6 +19,23 @@ def test_sessions_arrive_as_they_are() -> None:
     sessions = (SESSION, dataclasses.replace(SESSION, name="cd34", peer=""))
 
     assert wire.parse_sessions(wire.pack_sessions(sessions)) == sessions
+
+
+def test_statistics_arrive_as_they_are() -> None:
+    statistics = (
+        EndpointStatistics("env", {"steps": 3, "errors": {"TIMEOUT": 1}}),
+        EndpointStatistics("", {}, "sim-1", "192.0.2.1:5555", 2),
+    )
+
+    assert wire.parse_statistics(wire.pack_statistics(statistics)) == statistics
+
+
+@pytest.mark.parametrize("counters", ["", "3", "{", "[" * 100_000])
+def test_counters_that_are_no_object_are_refused(counters: str) -> None:
+    message = pb.StatisticsResponse(endpoints=[pb.EndpointStatistics(counters=counters)])
+
+    with pytest.raises(CodecError, match="JSON"):
+        wire.parse_statistics(message.SerializeToString())
 
 
 def test_what_is_asked_for_arrives() -> None:
@@ -41,7 +58,10 @@ def test_lanes_that_contradict_each_other_are_refused() -> None:
         wire.parse_sessions(message.SerializeToString())
 
 
-@pytest.mark.parametrize("parse", [wire.parse_sessions, wire.parse_render_request, wire.parse_png])
+@pytest.mark.parametrize(
+    "parse",
+    [wire.parse_sessions, wire.parse_render_request, wire.parse_png, wire.parse_statistics],
+)
 def test_what_is_no_frame_is_refused(parse: Any) -> None:
     with pytest.raises(CodecError):
         parse(b"\xff")

@@ -4,9 +4,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlmesh_ray.cli.views.status_view import EndpointStatus, as_fields, tables
+from rlmesh_ray.cli.views.status_view import tables
 from rlmesh_ray.server.batch_queue import BatchQueueStatistics
 from rlmesh_ray.server.counters import EnvCounters, ModelCounters
+from rlmesh_ray.server.endpoint_status import EndpointStatus, as_fields
 from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics, StatisticsPair
 from tests.lane_counts import note_step
 

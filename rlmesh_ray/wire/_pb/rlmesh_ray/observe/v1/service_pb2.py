@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#rlmesh_ray/observe/v1/service.proto\x12\x15rlmesh_ray.observe.v1\"\r\n\x0bListRequest\"@\n\x0cListResponse\x12\x30\n\x08sessions\x18\x01 \x03(\x0b\x32\x1e.rlmesh_ray.observe.v1.Session\"\x8e\x02\n\x07Session\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x10\n\x08since_ns\x18\x03 \x01(\x04\x12\x0f\n\x07\x64ialect\x18\x04 \x01(\t\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\x13\n\x0b\x65pisode_ids\x18\x06 \x03(\t\x12\x13\n\x0bstep_counts\x18\x07 \x03(\x03\x12\x1a\n\x12\x63umulative_rewards\x18\x08 \x03(\x01\x12\x11\n\tnum_steps\x18\t \x01(\x04\x12\x16\n\x0enum_lane_steps\x18\n \x01(\x04\x12\x12\n\nnum_resets\x18\x0b \x01(\x04\x12\x14\n\x0cnum_episodes\x18\x0c \x01(\x04\x12\x16\n\x0enum_deviations\x18\r \x01(\x04\"+\n\rRenderRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04lane\x18\x02 \x01(\r\"\x1d\n\x0eRenderResponse\x12\x0b\n\x03png\x18\x01 \x01(\x0c\x32\xb9\x01\n\x0fObserverService\x12O\n\x04List\x12\".rlmesh_ray.observe.v1.ListRequest\x1a#.rlmesh_ray.observe.v1.ListResponse\x12U\n\x06Render\x12$.rlmesh_ray.observe.v1.RenderRequest\x1a%.rlmesh_ray.observe.v1.RenderResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#rlmesh_ray/observe/v1/service.proto\x12\x15rlmesh_ray.observe.v1\"\r\n\x0bListRequest\"@\n\x0cListResponse\x12\x30\n\x08sessions\x18\x01 \x03(\x0b\x32\x1e.rlmesh_ray.observe.v1.Session\"\x8e\x02\n\x07Session\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x10\n\x08since_ns\x18\x03 \x01(\x04\x12\x0f\n\x07\x64ialect\x18\x04 \x01(\t\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\x13\n\x0b\x65pisode_ids\x18\x06 \x03(\t\x12\x13\n\x0bstep_counts\x18\x07 \x03(\x03\x12\x1a\n\x12\x63umulative_rewards\x18\x08 \x03(\x01\x12\x11\n\tnum_steps\x18\t \x01(\x04\x12\x16\n\x0enum_lane_steps\x18\n \x01(\x04\x12\x12\n\nnum_resets\x18\x0b \x01(\x04\x12\x14\n\x0cnum_episodes\x18\x0c \x01(\x04\x12\x16\n\x0enum_deviations\x18\r \x01(\x04\"+\n\rRenderRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04lane\x18\x02 \x01(\r\"\x1d\n\x0eRenderResponse\x12\x0b\n\x03png\x18\x01 \x01(\x0c\"\x13\n\x11StatisticsRequest\"R\n\x12StatisticsResponse\x12<\n\tendpoints\x18\x01 \x03(\x0b\x32).rlmesh_ray.observe.v1.EndpointStatistics\"r\n\x12\x45ndpointStatistics\x12\x13\n\x0b\x65ndpoint_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0f\n\x07service\x18\x04 \x01(\t\x12\x10\n\x08\x63ounters\x18\x05 \x01(\t2\x9c\x02\n\x0fObserverService\x12O\n\x04List\x12\".rlmesh_ray.observe.v1.ListRequest\x1a#.rlmesh_ray.observe.v1.ListResponse\x12U\n\x06Render\x12$.rlmesh_ray.observe.v1.RenderRequest\x1a%.rlmesh_ray.observe.v1.RenderResponse\x12\x61\n\nStatistics\x12(.rlmesh_ray.observe.v1.StatisticsRequest\x1a).rlmesh_ray.observe.v1.StatisticsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,6 +41,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RENDERREQUEST']._serialized_end=459
   _globals['_RENDERRESPONSE']._serialized_start=461
   _globals['_RENDERRESPONSE']._serialized_end=490
-  _globals['_OBSERVERSERVICE']._serialized_start=493
-  _globals['_OBSERVERSERVICE']._serialized_end=678
+  _globals['_STATISTICSREQUEST']._serialized_start=492
+  _globals['_STATISTICSREQUEST']._serialized_end=511
+  _globals['_STATISTICSRESPONSE']._serialized_start=513
+  _globals['_STATISTICSRESPONSE']._serialized_end=595
+  _globals['_ENDPOINTSTATISTICS']._serialized_start=597
+  _globals['_ENDPOINTSTATISTICS']._serialized_end=711
+  _globals['_OBSERVERSERVICE']._serialized_start=714
+  _globals['_OBSERVERSERVICE']._serialized_end=998
 # @@protoc_insertion_point(module_scope)

@@ -60,3 +60,27 @@ class RenderResponse(_message.Message):
     PNG_FIELD_NUMBER: _ClassVar[int]
     png: bytes
     def __init__(self, png: _Optional[bytes] = ...) -> None: ...
+
+class StatisticsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatisticsResponse(_message.Message):
+    __slots__ = ("endpoints",)
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    endpoints: _containers.RepeatedCompositeFieldContainer[EndpointStatistics]
+    def __init__(self, endpoints: _Optional[_Iterable[_Union[EndpointStatistics, _Mapping]]] = ...) -> None: ...
+
+class EndpointStatistics(_message.Message):
+    __slots__ = ("endpoint_id", "address", "incarnation", "service", "counters")
+    ENDPOINT_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    endpoint_id: str
+    address: str
+    incarnation: int
+    service: str
+    counters: str
+    def __init__(self, endpoint_id: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., service: _Optional[str] = ..., counters: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,202 @@
+"""``rlmesh-ray watch``: a live page of endpoints, sessions, trainings and recordings."""
+
+import contextlib
+import importlib.util
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray.auth import token_file as token_files
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.options.common import (
+    OUTPUT,
+    SECURITY,
+    SERVING,
+    DebugFlag,
+    JsonFlag,
+    RayAddressOption,
+    TlsAuthority,
+    TlsCertificate,
+    TlsFromRay,
+    TlsKey,
+    TokenFile,
+    client_tls,
+    file_option,
+    read_token,
+)
+from rlmesh_ray.cli.register_with_pool import PoolTokenOption, pool_secret
+from rlmesh_ray.errors import AddressError, ListenError, MissingPackageError, RlmeshError
+from rlmesh_ray.protocol.address import Address, looks_like_address, parse_address
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.watch.sources import EndpointSource
+
+TargetsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[TARGET]...",
+        help="Endpoints (HOST:PORT), pools (NAME@HOST:PORT of its registrar), or on Ray: names of "
+        "fleets and pools, or ray for all. Default: ray, where one runs.",
+        show_default=False,
+    ),
+]
+PageAddress = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        rich_help_panel=SERVING,
+        help="Where the page listens (port 0: a free one).",
+    ),
+]
+FolderOption = Annotated[
+    Path,
+    typer.Option(
+        "--folder",
+        file_okay=False,
+        metavar="FOLDER",
+        rich_help_panel=OUTPUT,
+        help="Folder with trainings and recordings to show.",
+    ),
+]
+PageTokenOption = Annotated[
+    Path | None,
+    file_option(
+        "--page-token-file",
+        SECURITY,
+        "Tokens of the page, one a line; required unless it listens on loopback; mode 0600.",
+    ),
+]
+
+
+def watch(  # noqa: PLR0913  # the command line; every option stands alone
+    context: typer.Context,
+    targets: TargetsArgument = None,
+    address: PageAddress = "127.0.0.1:7080",
+    folder: FolderOption = Path("runs"),
+    token_file: TokenFile = None,
+    pool_token_file: PoolTokenOption = None,
+    page_token_file: PageTokenOption = None,
+    tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_from_ray: TlsFromRay = False,
+    ray_address: RayAddressOption = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> None:
+    """Show endpoints, sessions, live pictures, trainings and recorded episodes in a browser.
+
+    The page changes nothing, and asks endpoints only while a browser shows it.
+    """
+    if not (importlib.util.find_spec("starlette") and importlib.util.find_spec("uvicorn")):
+        raise MissingPackageError(
+            "watch needs starlette and uvicorn: pip install '.[watch]' in a checkout of rlmesh-ray"
+        )
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.watch.live import LiveView
+    from rlmesh_ray.watch.page import page
+    from rlmesh_ray.watch.runs import RunFolder
+    from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
+
+    console: Console = context.obj
+    where = parse_address(address)
+    page_token = None if page_token_file is None else token_files.TokenFile(page_token_file)
+    if page_token is None and not where.is_local:
+        raise typer.BadParameter(
+            f"{where} can be reached from other machines: give the page a token "
+            "(--page-token-file), or listen on 127.0.0.1 and forward the port with ssh -L",
+            param_hint="--address",
+        )
+    names = targets or []
+    are_addresses = {looks_like_address(name.rpartition("@")[2]) for name in names}
+    if len(are_addresses) > 1:
+        raise typer.BadParameter(
+            "addresses and names of Ray's fleets are not watched together; start two pages",
+            param_hint="TARGET",
+        )
+    token = read_token(token_file)
+    tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
+    with contextlib.ExitStack() as stack:
+        source: EndpointSource | None = None
+        if True not in are_addresses:
+            source = _on_ray(stack, console, names, ray_address, ConnectOptions("", token, tls))
+        if source is None:
+            parts = (name.rpartition("@") for name in names)
+            secret = pool_secret(pool_token_file)
+            source = AddressSource(
+                [
+                    WatchedAddress(ConnectOptions(to, token, tls), pool, secret if pool else None)
+                    for pool, _, to in parts
+                ]
+            )
+        app = page(LiveView(source), RunFolder(folder), page_token)
+        listener = stack.enter_context(_listener(where))
+        url = f"http://{Address(*listener.getsockname()[:2])}"
+        console.event("watching", url=url, source=source.title, folder=folder)
+        facts = {"endpoints": source.title or "none", "folder": folder, "stop with": "Ctrl-C"}
+        console.facts(f"watch at {url}", facts, [])
+        _serve(app, listener)
+
+
+def _on_ray(
+    stack: contextlib.ExitStack,
+    console: Console,
+    names: list[str],
+    ray_address: str | None,
+    options: "ConnectOptions",
+) -> "EndpointSource | None":
+    """Return the endpoints of a running Ray; None: there is none, and none was asked for."""
+    from rlmesh_ray.cli.local_ray import joined_ray, require_rllib
+
+    try:
+        require_rllib("watch without addresses", ["ray"])
+        joined = stack.enter_context(joined_ray(ray_address))
+    except RlmeshError as error:
+        if names or ray_address is not None:
+            raise
+        console.say(f"no endpoints are watched: {error}", style="yellow")
+        return None
+    from rlmesh_ray.actors.registry.cluster_endpoints import ClusterEndpoints
+
+    fleets = [name for name in names if name != "ray"]
+    return ClusterEndpoints(f"Ray at {joined}", fleets, options.token, options.tls)
+
+
+def _listener(where: Address) -> socket.socket:
+    """Return the socket that the page listens on.
+
+    Raises:
+        AddressError: It is in use, not this machine's, or a unix socket.
+    """
+    if where.path:
+        raise AddressError(f"the page cannot listen on {where}: browsers dial HOST:PORT")
+    family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+    try:
+        return socket.create_server((where.host, where.port), family=family)
+    except OSError as error:
+        raise ListenError(
+            f"the page cannot listen on {where} ({error.strerror}); name another --address"
+        ) from error
+
+
+def _serve(app: "ASGIApp", listener: socket.socket) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        log_level="error",
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        limit_concurrency=256,
+        timeout_graceful_shutdown=1,
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])

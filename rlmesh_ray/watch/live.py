@@ -1,0 +1,191 @@
+"""LiveView: what the page shows of endpoints now. It asks only while a page asks it.
+
+Rule 1: nothing is asked twice at the same time, or more often than its pause says, however many
+pages are open; they share the last answer. A page that goes away ends its questions.
+Rule 2: pictures take a session at most ``PICTURE_SHARE`` of its time.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, TypeVar
+
+from rlmesh_ray.client.observer import EndpointObserver
+from rlmesh_ray.errors import CapacityError, RlmeshError
+from rlmesh_ray.server.endpoint_status import EndpointStatus, as_fields, in_order
+from rlmesh_ray.watch.sources import EndpointSource
+
+PICTURES_PER_S = 5.0
+"""Pictures of a session, at most."""
+PICTURE_SHARE = 0.01
+"""Largest part of a session's time that pictures may take, with their way here."""
+STATISTICS_PERIOD_S = 2.0
+_SESSIONS_PERIOD_S = 1.0
+_RETRY_S = 2.0
+_TIMEOUT_S = 5.0
+_MOST_KEPT = 256
+"""Sessions, pictures and connections that are remembered."""
+
+T = TypeVar("T")
+
+
+class SharedAnswer(Generic[T]):
+    """The last answer to a slow question, which is asked by one thread at a time.
+
+    Args:
+        clock: Returns seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._asking = threading.Lock()
+        self._due_s = -1.0
+        self.value: T | None = None
+        """The last answer; None: there is none yet."""
+        self.problem = ""
+        """Why the last question has failed; empty: it has not."""
+        self.took_s = 0.0
+        """Duration of the last question."""
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the question may be asked again."""
+        return max(0.0, self._due_s - self._clock())
+
+    def ask(self, question: Callable[[], T], pause_s: Callable[[float], float]) -> None:
+        """Ask, unless it is too early or another thread asks; returns at once then.
+
+        Args:
+            question: Returns the answer, or raises RlmeshError.
+            pause_s: Returns the pause before the next question, given the duration of this one.
+        """
+        if not self._asking.acquire(blocking=False):
+            return
+        try:
+            begun_s = self._clock()
+            if begun_s < self._due_s:
+                return
+            try:
+                self.value, self.problem = question(), ""
+            except RlmeshError as error:
+                is_turn_of_another = isinstance(error, CapacityError) and self.value is not None
+                self.problem = "" if is_turn_of_another else str(error)
+            self.took_s = self._clock() - begun_s
+            self._due_s = self._clock() + pause_s(self.took_s)
+        finally:
+            self._asking.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture of a lane, or why there is none."""
+
+    png: bytes | None
+    problem: str
+    wait_s: float
+    """When to ask for the next one: the pace that the session's share allows."""
+    took_s: float
+    """How long the last one took."""
+
+
+class LiveView:
+    """The endpoints of a source, their sessions, and pictures of their lanes.
+
+    For several threads.
+
+    Args:
+        source: The endpoints.
+        clock: Returns seconds that only grow.
+    """
+
+    def __init__(self, source: EndpointSource, clock: Callable[[], float] = time.monotonic) -> None:
+        self._source = source
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[str, EndpointStatus] = {}
+        self._endpoints = SharedAnswer[list[dict[str, Any]]](clock)
+        self._kept: OrderedDict[tuple[object, ...], Any] = OrderedDict()
+
+    def endpoints(self) -> dict[str, Any]:
+        """Return all endpoints, with the fields of ``as_fields``, a key and a problem each."""
+        self._endpoints.ask(self._read, lambda took_s: max(STATISTICS_PERIOD_S, took_s))
+        return {
+            "source": self._source.title,
+            "endpoints": self._endpoints.value or [],
+            "problem": self._endpoints.problem,
+        }
+
+    def sessions(self, key: str) -> dict[str, Any] | None:
+        """Return the open sessions of an endpoint; None: there is no such endpoint."""
+        endpoint = self._known.get(key)
+        if endpoint is None:
+            return None
+        answer = self._keep(("sessions", key), lambda: SharedAnswer[list[Any]](self._clock))
+        answer.ask(
+            lambda: [asdict(each) for each in self._observer("list", key, endpoint).sessions()],
+            lambda took_s: max(_SESSIONS_PERIOD_S, took_s),
+        )
+        return {"sessions": answer.value or [], "problem": answer.problem}
+
+    def picture(self, key: str, session: str, lane: int) -> Picture | None:
+        """Return the last picture of a lane, a new one if it is time; None: no such endpoint."""
+        endpoint = self._known.get(key)
+        if endpoint is None:
+            return None
+        # All lanes of a session share its pace, so each of them is drawn now and then.
+        answer = self._keep(
+            ("picture", key, session), lambda: SharedAnswer[tuple[int, bytes]](self._clock)
+        )
+        try:
+            observer = self._observer("draw", key, endpoint)
+        except RlmeshError as error:
+            return Picture(None, str(error), _RETRY_S, 0.0)
+        answer.ask(
+            lambda: (lane, observer.render(session, lane)),
+            lambda took_s: _RETRY_S if answer.problem else picture_pause_s(took_s),
+        )
+        drawn, png = answer.value or (lane, None)
+        png = None if answer.problem or drawn != lane else png
+        return Picture(png, answer.problem, answer.wait_s, answer.took_s)
+
+    def _read(self) -> list[dict[str, Any]]:
+        found = sorted(self._source.endpoints(), key=in_order)
+        self._known = {f"{each.fleet} {each.endpoint_id}": each for each in found}
+        return [
+            {**as_fields(each), "key": key, "problem": each.problem}
+            for key, each in self._known.items()
+        ]
+
+    def _observer(self, purpose: str, key: str, endpoint: EndpointStatus) -> EndpointObserver:
+        """Return a connection for one purpose, which one thread at a time has."""
+
+        def connect() -> EndpointObserver:
+            to = self._source.connect_options(endpoint)
+            observer = EndpointObserver(
+                to.address, token=to.token, tls=to.tls, timeout_s=_TIMEOUT_S
+            )
+            observer.sessions()  # connects, which is no part of the time of a picture
+            return observer
+
+        # Pictures may wait for a step; the connection of lists does not wait with them.
+        return self._keep((purpose, key, endpoint.address), connect)
+
+    def _keep(self, name: tuple[object, ...], make: Callable[[], T]) -> T:
+        """Return what has this name, made where it is new; what was not used for long goes."""
+        with self._lock:
+            found: T | None = self._kept.get(name)
+        if found is None:
+            found = make()  # may block, so without the lock
+        with self._lock:
+            found = self._kept.setdefault(name, found)
+            self._kept.move_to_end(name)
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+            return found
+
+
+def picture_pause_s(took_s: float) -> float:
+    """Return the pause after a picture that took ``took_s``."""
+    return max(1 / PICTURES_PER_S - took_s, took_s / PICTURE_SHARE - took_s)

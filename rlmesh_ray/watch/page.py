@@ -1,0 +1,213 @@
+"""The page and its JSON over HTTP, as an ASGI application.
+
+Every page is static; what it shows comes from ``/api/``, which needs the page's token where there
+is one. Without a token only names of this machine are answered, so that no other site's page can
+read it by a name that it has pointed here (DNS rebinding). Nothing here changes anything.
+"""
+
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from importlib.resources import files
+
+from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rlmesh_ray.auth.token_file import TokenSource, TokenStore
+from rlmesh_ray.errors import RlmeshError
+from rlmesh_ray.watch.live import PICTURE_SHARE, PICTURES_PER_S, LiveView, Picture
+from rlmesh_ray.watch.runs import RunFolder
+
+COOKIE = "rlmesh_ray_watch"
+_MOST_LOGINS = 64
+_LONGEST_TOKEN = 4096
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_HEADERS = {
+    b"content-security-policy": b"default-src 'self'; img-src 'self' blob: data:; "
+    b"object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cache-control": b"no-store",
+}
+
+
+def page(live: LiveView, runs: RunFolder, token: TokenSource | None = None) -> ASGIApp:
+    """Return the application.
+
+    Args:
+        live: Endpoints and sessions.
+        runs: Trainings and recordings.
+        token: The token of the page, or a file with such tokens; None: it is for this machine.
+
+    Raises:
+        ConfigurationError: The token, or its file, cannot be used.
+    """
+    logins = None if token is None else Logins(token)
+    answers = _answers(live, runs)
+
+    def answer(request: Request) -> Response:  # in a thread: it may block
+        make = answers.get(request.path_params["name"])
+        try:
+            found = None if make is None else make(request.query_params)
+        except RlmeshError as error:
+            return PlainTextResponse(str(error), 409)
+        if found is None:
+            return PlainTextResponse("there is no such thing (any more)", 404)
+        return found if isinstance(found, Response) else _json(found)
+
+    async def login(request: Request) -> Response:
+        given = await _body(request)
+        session = None if logins is None else logins.open(given)
+        if session is None:
+            return PlainTextResponse("this token is not the page's", 401)
+        accepted = Response(status_code=204)
+        accepted.set_cookie(COOKIE, session, httponly=True, samesite="strict")
+        return accepted
+
+    static = StaticFiles(directory=str(files("rlmesh_ray.watch") / "static"), html=True)
+    routes = [
+        Route("/api/{name}", answer),
+        Route("/login", login, methods=["POST"]),
+        Mount("/", static),
+    ]
+    return PageGuard(Starlette(routes=routes), logins)
+
+
+def _answers(live: LiveView, runs: RunFolder) -> dict[str, Callable[[QueryParams], object]]:
+    """Return what makes each answer below ``/api/``: JSON or a response; None: not found."""
+    pace = {"pictures_per_s": PICTURES_PER_S, "picture_share": PICTURE_SHARE}
+
+    def given(name: str, values: QueryParams) -> str:
+        return values.get(name, "")
+
+    def episode(values: QueryParams) -> tuple[str, str]:
+        return given("recording", values), given("episode", values)
+
+    def picture(values: QueryParams) -> Response | None:
+        of = given("endpoint", values), given("session", values)
+        return _picture(live.picture(*of, _number(given("lane", values))))
+
+    def episodes(values: QueryParams) -> object:
+        first = _number(given("first", values))
+        return runs.episodes(given("recording", values), values.get("order", "newest"), first)
+
+    def video(values: QueryParams) -> Response | None:
+        file = runs.video(*episode(values))
+        return None if file is None else FileResponse(file, media_type="video/mp4")
+
+    return {
+        "endpoints": lambda _: {**live.endpoints(), **pace},
+        "sessions": lambda values: live.sessions(given("endpoint", values)),
+        "picture": picture,
+        "runs": lambda _: runs.overview(),
+        "curve": lambda values: runs.curve(given("run", values)),
+        "episodes": episodes,
+        "episode": lambda values: runs.episode(*episode(values)),
+        "video": video,
+    }
+
+
+class Logins:
+    """Browsers that have shown the page's token; the oldest is forgotten where there are many.
+
+    Args:
+        token: The token, or a file with such tokens.
+    """
+
+    def __init__(self, token: TokenSource) -> None:
+        self._store = TokenStore(token)
+        self._tokens: OrderedDict[str, bytes] = OrderedDict()
+
+    def open(self, token: bytes) -> str | None:
+        """Return the name of a new login, for a cookie; None: the token is wrong."""
+        if self._store.role_of(token) is None:
+            return None
+        name = secrets.token_urlsafe(32)
+        self._tokens[name] = token
+        if len(self._tokens) > _MOST_LOGINS:
+            self._tokens.popitem(last=False)
+        return name
+
+    def is_allowed(self, request: Request) -> bool:
+        """Return whether a request shows the token, or a login whose token is still valid."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        shown = token.encode() if scheme.lower() == "bearer" else None
+        shown = shown or self._tokens.get(request.cookies.get(COOKIE, ""))
+        return shown is not None and self._store.role_of(shown) is not None
+
+
+class PageGuard:
+    """Refuses requests by foreign names or without the token; adds headers that restrict the page.
+
+    Args:
+        app: The application.
+        logins: Who may read; None: every program of this machine.
+    """
+
+    def __init__(self, app: ASGIApp, logins: Logins | None) -> None:
+        self._app = app
+        self._logins = logins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return
+
+        async def send_restricted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = (pair for pair in message["headers"] if pair[0] not in _HEADERS)
+                message["headers"] = [*own, *_HEADERS.items()]
+            await send(message)
+
+        app = self._refusal(Request(scope)) or self._app
+        await app(scope, receive, send_restricted)
+
+    def _refusal(self, request: Request) -> Response | None:
+        is_api = request.url.path.startswith("/api/")
+        if is_api and request.headers.get("sec-fetch-site") == "cross-site":
+            return PlainTextResponse("another site's page may not read this", 403)
+        if self._logins is None:
+            name = request.headers.get("host", "").lower()
+            bare = name.rpartition(":")[0] if not name.endswith("]") and ":" in name else name
+            if bare not in _LOCAL_NAMES:
+                remedy = "open it as http://127.0.0.1:PORT, or give it a token (--page-token-file)"
+                return PlainTextResponse(f"this page is for its own machine; {remedy}", 421)
+        elif is_api and not self._logins.is_allowed(request):
+            return PlainTextResponse("this page needs its token", 401)
+        return None
+
+
+def _picture(picture: Picture | None) -> Response | None:
+    if picture is None:
+        return None
+    headers = {"x-wait-s": f"{picture.wait_s:.3f}", "x-took-s": f"{picture.took_s:.4f}"}
+    if picture.png is None:
+        return PlainTextResponse(picture.problem, 409 if picture.problem else 204, headers)
+    return Response(picture.png, 200, headers, "image/png")
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def _json(value: object) -> Response:
+    """Return ``value``, with null for NaN and infinities, which JSON does not have."""
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    return Response(json.dumps(finite), media_type="application/json")
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body, as far as a token can be long."""
+    data = b""
+    async for part in request.stream():
+        data += part
+        if len(data) > _LONGEST_TOKEN:
+            return b""
+    return data.strip()

@@ -1,0 +1,184 @@
+"""RunFolder: trainings and recordings below a folder, found by name and never by a path."""
+
+import csv
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rlmesh_ray.errors import ConfigurationError, RlmeshError
+
+if TYPE_CHECKING:
+    from rlmesh_ray.recording import EpisodeSummary, Recording
+
+T = TypeVar("T")
+
+PROGRESS, RECORDING, INDEX = "progress.csv", "recording.json", "index.jsonl"
+MOST_POINTS = 400
+"""Points of a curve, and of the rewards of an episode."""
+PAGE_EPISODES = 50
+_MOST_FOLDERS = 5_000
+_MOST_LOADED = 32
+_SCAN_PERIOD_S = 5.0
+_RUNNING_S = 120.0
+"""A training that has written something this recently counts as running."""
+_SKIPPED = {"checkpoint", "checkpoints", "episodes"}
+_ORDERS: dict[str, tuple[str, bool]] = {
+    "newest": ("ended_at", True),
+    "highest": ("return_", True),
+    "lowest": ("return_", False),
+    "longest": ("length", True),
+}
+
+
+class RunFolder:
+    """The ``progress.csv`` files and the recordings below a folder. For several threads.
+
+    Names that a browser sends are looked up among those that were found; they are no paths.
+
+    Args:
+        folder: The folder; it may be missing yet.
+        clock: Returns seconds that only grow.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._scan_due_s = -1.0
+        self._runs: dict[str, Path] = {}
+        self._recordings: dict[str, Path] = {}
+        self._loaded: dict[Path, tuple[tuple[int, int], Any]] = {}  # stamp, content
+
+    def overview(self) -> dict[str, Any]:
+        """Return the names of the trainings, the last written first, and of the recordings."""
+        if self._clock() >= self._scan_due_s:
+            self._scan()
+            self._scan_due_s = self._clock() + _SCAN_PERIOD_S
+        now_s = time.time()
+        written = {name: _stamp(path)[0] / 1e9 for name, path in self._runs.items()}
+        return {
+            "folder": str(self._folder),
+            "runs": [
+                {"name": name, "is_running": now_s - written[name] < _RUNNING_S}
+                for name in sorted(self._runs, key=lambda name: -written[name])
+            ],
+            "recordings": sorted(self._recordings),
+        }
+
+    def curve(self, run: str) -> list[dict[str, Any]] | None:
+        """Return rows of a training, evenly chosen, with the last; None: there is no such one."""
+        path = self._runs.get(run)
+        return None if path is None else self._load(path, _read_progress)
+
+    def episodes(self, recording: str, order: str, first: int) -> dict[str, Any] | None:
+        """Return a page of a recording's episodes; None: there is no such recording or order."""
+        path = self._recordings.get(recording)
+        if path is None or order not in _ORDERS:
+            return None
+        field, is_reversed = _ORDERS[order]
+        ordered = sorted(
+            self._recording(path).episodes, key=lambda each: max(-math.inf, getattr(each, field))
+        )
+        if is_reversed:
+            ordered.reverse()
+        page = ordered[max(first, 0) :][:PAGE_EPISODES]
+        return {"total": len(ordered), "episodes": list(map(_facts, page))}
+
+    def episode(self, recording: str, episode: str) -> dict[str, Any] | None:
+        """Return facts and the growing return of an episode; None: there is no such one."""
+        known = self._episode(recording, episode)
+        if known is None:
+            return None
+        facts = {**_facts(known), "returns": [], "problem": ""}
+        try:
+            rewards = self._recording(self._recordings[recording]).episode(known.id).rewards
+            returns = enumerate(itertools.accumulate(map(float, rewards)), 1)
+            facts["returns"] = thinned([{"x": step, "y": total} for step, total in returns])
+        except RlmeshError as error:
+            facts["problem"] = str(error)
+        return facts
+
+    def video(self, recording: str, episode: str) -> Path | None:
+        """Return the file with an episode's video; None: there is none."""
+        known = self._episode(recording, episode)
+        video = None if known is None else known.video
+        return video if video is not None and video.is_file() else None
+
+    def _episode(self, recording: str, episode: str) -> "EpisodeSummary | None":
+        path = self._recordings.get(recording)
+        try:
+            return None if path is None else self._recording(path).summary(episode)
+        except ConfigurationError:  # it has no such episode
+            return None
+
+    def _recording(self, path: Path) -> "Recording":
+        from rlmesh_ray.recording import load
+
+        return self._load(path / INDEX, lambda _: load(path))
+
+    def _scan(self) -> None:
+        runs, recordings = {}, {}
+        walk = itertools.islice(os.walk(self._folder), _MOST_FOLDERS)
+        for name, folders, files in walk:
+            path = Path(name)
+            shown = path.relative_to(self._folder).as_posix()
+            folders[:] = sorted(each for each in folders if each not in _SKIPPED)
+            if PROGRESS in files:
+                runs[shown] = path / PROGRESS
+            if RECORDING in files:
+                recordings[shown] = path
+        self._runs, self._recordings = runs, recordings
+
+    def _load(self, path: Path, read: Callable[[Path], T]) -> T:
+        """Return the content of a file, read again where that has changed."""
+        try:
+            stamp = _stamp(path)
+            loaded = self._loaded.get(path)
+            if loaded is None or loaded[0] != stamp:
+                loaded = self._loaded[path] = stamp, read(path)
+                if len(self._loaded) > _MOST_LOADED:
+                    self._loaded.pop(next(iter(self._loaded)), None)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise ConfigurationError(f"cannot read {path}: {reason}") from error
+        content: T = loaded[1]
+        return content
+
+
+def thinned(points: list[Any]) -> list[Any]:
+    """Return at most ``MOST_POINTS`` of ``points``, evenly chosen, with the last one."""
+    step = -(-len(points) // MOST_POINTS) or 1
+    return points[::-1][::step][::-1]
+
+
+def _read_progress(path: Path) -> list[dict[str, float | None]]:
+    with path.open(newline="") as file:
+        # The last line may be half written.
+        rows = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
+    return [{name: _number(text) for name, text in row.items()} for row in thinned(rows)]
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _facts(episode: "EpisodeSummary") -> dict[str, Any]:
+    names = ("id", "length", "return_", "seed", "lane", "endpoint", "policy_version", "ended_at")
+    ends = ("terminated", "truncated")
+    facts = {name: getattr(episode, name) for name in (*names, *ends)}
+    return {**facts, "video": bool(episode.video)}
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return mtime and size of a file; zeros where it is missing."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size

@@ -1,0 +1,214 @@
+"""The live page in a real browser: what can be seen, clicked, typed and heard."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.watching.browsing import browser, lacking, served
+from benchmarks.watching.cart_pole import DrawnCartPole
+from benchmarks.watching.samples import ManyEndpoints, record, write_progress, write_recording
+from rlmesh_ray import EnvServer, RemoteVectorEnv
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.watch.live import LiveView
+from rlmesh_ray.watch.page import page
+from rlmesh_ray.watch.runs import RunFolder
+from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lacking()), reason=f"needs {lacking()}"),
+]
+TOKEN = "a token for tests"
+WIDTHS = {"phone": 390, "desk": 1280}
+
+
+@pytest.fixture(name="chromium", scope="module")
+def _chromium() -> Iterator[Any]:
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture(name="folder", scope="module")
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    write_progress(folder / "cart", 30)
+    write_recording(folder / "kept", 120)
+    record(folder / "real", 1)
+    return folder
+
+
+@contextlib.contextmanager
+def opened(chromium: Any, app: Any, width: int = 1280, **options: Any) -> Iterator[Any]:
+    """Yield the page in a window of its own; errors of its script fail the test."""
+    errors: list[str] = []
+    with (
+        served(app) as url,
+        contextlib.closing(
+            chromium.new_context(viewport={"width": width, "height": 900}, **options)
+        ) as context,
+    ):
+        view = context.new_page()
+        view.set_default_timeout(20_000)
+        view.on("pageerror", lambda error: errors.append(str(error)))
+        view.goto(url)
+        yield view
+    assert errors == []
+
+
+def many(folder: Path, token: str | None = None) -> Any:
+    return page(LiveView(ManyEndpoints(100)), RunFolder(folder), token)
+
+
+@pytest.fixture(name="stepping", scope="module")
+def _stepping() -> Iterator[EnvServer]:
+    """An endpoint with an open session, which steps all the time."""
+    is_over = threading.Event()
+
+    def step(envs: RemoteVectorEnv) -> None:
+        while not is_over.wait(0.002):
+            envs.step(np.array([0, 1]))
+
+    with EnvServer(DrawnCartPole, num_envs=2) as server:
+        envs = RemoteVectorEnv(server.address)
+        envs.reset(seed=1)
+        thread = threading.Thread(target=step, args=[envs])
+        thread.start()
+        try:
+            yield server
+        finally:
+            is_over.set()
+            thread.join(20.0)
+            envs.close()
+
+
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+def test_nothing_is_wider_than_the_window(width: int, chromium: Any, folder: Path) -> None:
+    with opened(chromium, many(folder), width) as view:
+        view.get_by_role("button", name="Watch hills/0").wait_for()
+
+        assert view.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+def test_every_control_and_every_region_has_a_name(width: int, chromium: Any, folder: Path) -> None:
+    with opened(chromium, many(folder), width) as view:
+        for name in ("Live", "Training", "Environments", "Policies", "Recorded episodes"):
+            assert view.get_by_role("region", name=name).is_visible()
+            assert view.get_by_role("heading", name=name, exact=True).is_visible()
+        for name in ("Session", "Lane", "Run", "Recording", "Order"):
+            assert view.get_by_role("combobox", name=name, exact=True).is_visible()
+        for name, row in (("Environments", "hills/0"), ("Policies", "hills/9")):
+            table = view.get_by_role("table", name=name)
+            assert table.get_by_role("row").filter(has_text=row).first.is_visible()
+        chart = view.get_by_role("img", name="mean return over env steps")
+        assert chart.is_visible()
+        unnamed = view.locator("button, select, input, img:visible, video:visible").evaluate_all(
+            "all => all.filter(e => !(e.labels?.length || e.textContent.trim() || e.alt || "
+            "e.getAttribute('aria-label'))).length"
+        )
+        assert unnamed == 0
+
+
+def test_states_are_words_and_trouble_says_what_it_is(chromium: Any, folder: Path) -> None:
+    with opened(chromium, many(folder)) as view:
+        rows = view.get_by_role("table", name="Environments").get_by_role("row")
+        stale = rows.filter(has=view.get_by_role("button", name="Watch hills/1", exact=True))
+
+        stale.get_by_text("stale").wait_for()
+        stale.get_by_text("nothing answers there").wait_for()
+        assert "many endpoints: 100 endpoints" in view.get_by_role("status").inner_text()
+
+
+def test_a_lane_is_seen_live_with_the_rate_that_the_page_names(
+    chromium: Any, stepping: EnvServer, folder: Path
+) -> None:
+    target = WatchedAddress(ConnectOptions(stepping.address))
+    app = page(LiveView(AddressSource([target])), RunFolder(folder))
+    with opened(chromium, app) as view:
+        picture = view.get_by_role("img", name="Lane 0 of session")
+        picture.wait_for()
+        first = picture.get_attribute("src")
+        view.wait_for_function("src => document.getElementById('picture').src !== src", arg=first)
+        view.get_by_text("pictures a second; at most 5 a second and 1 %").wait_for()
+        assert picture.evaluate("image => image.naturalWidth") == 600
+
+        view.get_by_role("combobox", name="Lane").select_option("1")
+
+        view.get_by_role("img", name="Lane 1 of session").wait_for()
+
+
+def test_the_keyboard_reaches_an_endpoint_and_keeps_its_place(chromium: Any, folder: Path) -> None:
+    with opened(chromium, many(folder)) as view:
+        button = view.get_by_role("button", name="Watch hills/3", exact=True)
+        button.focus()
+        view.keyboard.press("Enter")
+        view.get_by_role("region", name="Live").get_by_text("hills/3", exact=True).wait_for()
+        with view.expect_response("**/api/endpoints*"):
+            pass
+
+        assert view.evaluate("document.activeElement.getAttribute('aria-label')") == "Watch hills/3"
+        assert button.get_attribute("aria-pressed") == "true"
+        view.keyboard.press("Tab")
+        assert view.evaluate("document.activeElement.getAttribute('aria-label')") == "Watch hills/4"
+
+
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+def test_an_episode_is_replayed_after_a_click_in_any_order_and_page(
+    width: int, chromium: Any, folder: Path
+) -> None:
+    with opened(chromium, many(folder), width) as view:
+        view.get_by_role("combobox", name="Order").select_option("highest")
+        view.get_by_role("button", name="Replay episode 000119").click()
+
+        replay = view.get_by_role("region", name="Episode 000119")
+        replay.get_by_text("129", exact=True).first.wait_for()
+        assert view.evaluate("document.activeElement.textContent") == "Episode 000119"
+        view.get_by_role("button", name="Next").click()
+        view.get_by_text("51 to 100 of 120").wait_for()
+        view.get_by_role("button", name="Previous").click()
+        view.get_by_text("1 to 50 of 120").wait_for()
+
+
+def test_a_recorded_episode_is_played_with_its_growing_return(chromium: Any, folder: Path) -> None:
+    with opened(chromium, many(folder)) as view:
+        view.get_by_role("combobox", name="Recording").select_option("real")
+        view.get_by_role("button", name="Replay episode").first.click()
+
+        view.get_by_role("img", name="return so far over step").wait_for()
+        video = view.locator("#video")
+        assert "Video of episode" in str(video.get_attribute("aria-label"))
+        view.wait_for_function("document.getElementById('video').readyState > 1")
+        assert video.evaluate("video => video.videoWidth") == 300
+
+
+def test_a_page_with_a_token_asks_for_it_once(chromium: Any, folder: Path) -> None:
+    with opened(chromium, many(folder, TOKEN)) as view:
+        field = view.get_by_label("Token of this page")
+        field.wait_for()
+        assert view.evaluate("document.activeElement.id") == "token"
+        field.fill("wrong")
+        view.keyboard.press("Enter")
+        view.get_by_role("alert").get_by_text("not the page's").wait_for()
+        field.fill(TOKEN)
+        view.get_by_role("button", name="Open").click()
+        view.get_by_role("button", name="Watch hills/0").wait_for()
+
+        view.reload()
+
+        view.get_by_role("button", name="Watch hills/0").wait_for()
+        assert not field.is_visible()
+
+
+def test_a_server_that_goes_and_comes_back_is_noticed(chromium: Any, folder: Path) -> None:
+    with opened(chromium, many(folder)) as view:
+        view.get_by_role("button", name="Watch hills/0").wait_for()
+        view.route("**/api/**", lambda route: route.abort())
+        view.get_by_role("status").get_by_text("no connection").wait_for()
+        view.unroute("**/api/**")
+
+        view.get_by_role("status").get_by_text("100 endpoints").wait_for()

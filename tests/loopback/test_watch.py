@@ -1,0 +1,267 @@
+"""The live page over real endpoints: what it shows is what they do, and it changes nothing."""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from PIL import Image
+
+from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv
+from rlmesh_ray.auth.pool_tokens import endpoint_token
+from rlmesh_ray.cli.main import main
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.endpoint_registration import RegistrarOptions, Registration
+from rlmesh_ray.server.pool_admission import Registrar
+from rlmesh_ray.testing.envs import EchoEnv
+from rlmesh_ray.testing.equality import assert_identical
+from rlmesh_ray.watch.live import LiveView
+from rlmesh_ray.watch.page import page
+from rlmesh_ray.watch.runs import RunFolder
+from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
+from tests.loopback.eventually import eventually
+from tests.loopback.test_registration import SECRET, Book
+from tests.watched import Reply, fetch
+
+NUM_LANES = 3
+NUM_PICTURES = 12
+SEED = 7
+ACTION_SPACE: Any = spaces.Discrete(5)
+
+
+def echo() -> EchoEnv:
+    return EchoEnv(spaces.Box(-1, 1, (3,), np.float32), ACTION_SPACE, render_mode="rgb_array")
+
+
+class Page:
+    """A page of endpoints at addresses, asked once a minute.
+
+    Args:
+        targets: The addresses.
+    """
+
+    def __init__(self, *targets: WatchedAddress) -> None:
+        self._now_s = 0.0
+        live = LiveView(AddressSource(targets), lambda: self._now_s)
+        self._app = page(live, RunFolder(Path("none")))
+
+    def endpoints(self) -> list[dict[str, Any]]:
+        """Return the endpoints."""
+        return list(self._ask("endpoints").json["endpoints"])
+
+    def endpoint(self) -> dict[str, Any]:
+        """Return the only endpoint."""
+        (endpoint,) = self.endpoints()
+        return endpoint
+
+    def session(self) -> dict[str, Any]:
+        """Return the only session of the only endpoint."""
+        (session,) = self._ask("sessions", endpoint=self.endpoint()["key"]).json["sessions"]
+        return dict(session)
+
+    def picture(self, lane: int) -> Reply:
+        """Return the picture of a lane of the only session."""
+        key, name = self.endpoint()["key"], self.session()["name"]
+        return self._ask("picture", endpoint=key, session=name, lane=lane)
+
+    def _ask(self, path: str, **values: object) -> Reply:
+        self._now_s += 60.0
+        return fetch(self._app, f"/api/{path}?{urllib.parse.urlencode(values)}")
+
+
+def watching(address: str, token: str | None = None) -> Page:
+    """Return a page of one endpoint."""
+    return Page(WatchedAddress(ConnectOptions(address, token)))
+
+
+@pytest.mark.parametrize("transport", ["grpc", "shared_memory"])
+def test_trajectories_are_what_they_are_without_the_page(transport: str) -> None:
+    local = SyncVectorEnv([echo] * NUM_LANES)
+    local.action_space.seed(SEED)
+    is_over = threading.Event()
+    pictures: list[bytes] = []
+
+    def look(page: Page) -> None:
+        while not is_over.is_set():
+            reply = page.picture(len(pictures) % NUM_LANES)
+            pictures.extend([reply.body] * (reply.status == 200))
+
+    with EnvServer(echo, num_envs=NUM_LANES) as server, ThreadPoolExecutor(1) as threads:
+        remote = RemoteVectorEnv(server.address, transport=transport)
+        assert_identical(remote.reset(seed=SEED), local.reset(seed=SEED))
+        looking = threads.submit(look, watching(server.address))
+        try:
+            while len(pictures) < NUM_PICTURES and not looking.done():
+                actions = local.action_space.sample()
+                assert_identical(remote.step(actions), local.step(actions))
+        finally:
+            is_over.set()
+        looking.result()
+        remote.close()
+    local.close()
+    assert Image.open(io.BytesIO(pictures[0])).format == "PNG"
+
+
+def test_an_environment_is_shown_with_what_it_has_done() -> None:
+    with EnvServer(echo, num_envs=2) as server:
+        app = watching(server.address)
+        before = app.endpoint()
+        envs = RemoteVectorEnv(server.address)
+        envs.reset(seed=1)
+        for _ in range(5):
+            envs.step(np.zeros(2, np.int64))
+        now = app.endpoint()
+        session = app.session()
+        envs.close()
+
+    assert (before["service"], before["state"], before["lane_steps"]) == ("env", "live", 0)
+    assert (now["sessions"], now["steps"], now["lane_steps"]) == (1, 5, 10)
+    assert now["step_p50_s"] > 0
+    assert session["num_steps"] == 5
+    assert session["num_lane_steps"] == 10
+    assert len(session["step_counts"]) == 2
+    assert now["endpoint_id"] == now["address"] == server.address
+
+
+def test_a_policy_is_shown_with_its_version_batches_and_times() -> None:
+    class Still:
+        def __call__(self, observations: Any) -> Any:
+            return np.zeros(len(observations), np.int64)
+
+    with ModelServer(Still()) as server:
+        app = watching(server.address)
+        with RemoteModel(server.address) as model:
+            model.configure_route(gymnasium.make_vec("CartPole-v1", num_envs=4))
+            for _ in range(3):
+                model.predict(np.zeros((4, 4), np.float32))
+            now = app.endpoint()
+
+    assert (now["service"], now["policy_version"], now["routes"]) == ("model", 0, 1)
+    assert (now["predictions"], now["rows_per_batch"]) == (3, 4)
+    assert now["forward_p50_s"] > 0
+    assert now["queue_p99_s"] is not None
+
+
+def test_an_endpoint_that_goes_is_stale_and_one_that_comes_back_has_restarted() -> None:
+    with EnvServer(echo) as server:
+        address = server.address
+        app = watching(address)
+        assert app.endpoint()["state"] == "live"
+    gone = app.endpoint()
+    with EnvServer(echo, address=address):
+        # gRPC waits a moment before it dials again.
+        assert eventually(lambda: app.endpoint()["state"] == "live")
+        again = app.endpoint()
+
+    assert gone["state"] == "stale"
+    assert "nothing answers there" in gone["problem"]
+    assert gone["version"]
+    assert (again["restarts"], again["problem"]) == (1, "")
+
+
+def test_an_endpoint_says_why_it_cannot_be_watched() -> None:
+    with EnvServer(echo, token="a token", observers=False) as server:
+        strange = watching(server.address).endpoint()
+        refused = watching(server.address, token="a token").endpoint()
+
+    assert "requires a token" in strange["problem"]
+    assert "--no-observers" in refused["problem"]
+
+
+def test_a_lane_without_pictures_says_how_to_get_some() -> None:
+    with EnvServer("CartPole-v1") as server, contextlib.closing(_reset(server)):
+        app = watching(server.address)
+        reply = app.picture(0)
+
+    assert reply.status == 409
+    assert b"render_mode='rgb_array'" in reply.body
+    assert float(reply.headers["x-wait-s"]) >= 0
+
+
+def _reset(server: EnvServer) -> RemoteVectorEnv:
+    envs = RemoteVectorEnv(server.address)
+    envs.reset(seed=1)
+    return envs
+
+
+def test_a_pools_address_lists_its_members_and_their_lanes() -> None:
+    token = endpoint_token(SECRET, "games", "sim-1")
+    with (
+        Registrar("games", Book(), secret=SECRET) as registrar,
+        EnvServer(echo, num_envs=2, token=token) as server,
+    ):
+        options = RegistrarOptions(registrar.address, "games", "sim-1", SECRET, None)
+        app = Page(WatchedAddress(ConnectOptions(registrar.address), "games", SECRET))
+        port = int(server.address.rpartition(":")[2])
+        with Registration(options, host="127.0.0.1", port=port):
+            assert eventually(app.endpoints)
+            envs = RemoteVectorEnv(server.address, token=token)
+            envs.reset(seed=1)
+            member, drawn = app.endpoint(), app.picture(1)
+            envs.close()
+
+    assert (member["fleet"], member["endpoint_id"]) == ("pool/games", "sim-1")
+    assert (member["address"], member["state"]) == (server.address, "live")
+    assert drawn.status == 200
+
+
+@pytest.fixture(name="command")
+def _command(tmp_path: Path) -> list[str]:
+    token = tmp_path / "page-token"
+    token.write_text("page-token-of-a-test\n")
+    token.chmod(0o600)
+    return [sys.executable, "-m", "rlmesh_ray", "watch", "--json", "--address", "127.0.0.1:0"]
+
+
+def test_the_command_serves_the_page_until_it_is_stopped(
+    command: list[str], tmp_path: Path
+) -> None:
+    with EnvServer(echo) as server:
+        options = [server.address, "--page-token-file", str(tmp_path / "page-token")]
+        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        try:
+            started = json.loads(process.stdout.readline())
+            request = urllib.request.Request(f"{started['url']}/api/endpoints")
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(request, timeout=20.0)
+            request.add_header("Authorization", "Bearer page-token-of-a-test")
+            with urllib.request.urlopen(request, timeout=20.0) as reply:
+                (endpoint,) = json.load(reply)["endpoints"]
+        finally:
+            process.terminate()
+            assert process.wait(30.0) == 0
+            process.stdout.close()
+
+    assert started["event"] == "watching"
+    assert endpoint["address"] == server.address
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["127.0.0.1:1", "--address", "0.0.0.0:7080"], "--page-token-file"),
+        (["127.0.0.1:1", "--address", "unix:page"], "browsers dial HOST:PORT"),
+        (["127.0.0.1:1", "hills"], "start two pages"),
+        (["127.0.0.1:1", "--address", "192.0.2.1:1"], "--page-token-file"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", *arguments]) == 2
+
+    assert words in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""Trainings and recordings that are found below a folder, and what is not."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.watching.samples import write_progress, write_recording
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.watch.runs import MOST_POINTS, PAGE_EPISODES, RunFolder, thinned
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def seen(folder: Path) -> RunFolder:
+    """Return a folder that has been looked through."""
+    runs = RunFolder(folder)
+    runs.overview()
+    return runs
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, MOST_POINTS, MOST_POINTS + 1, 12_345])
+def test_few_points_are_kept_with_the_last(number: int) -> None:
+    points = thinned(list(range(number)))
+
+    assert len(points) <= MOST_POINTS
+    assert points[-1:] == list(range(number))[-1:]
+    assert len(points) == number or len(points) > MOST_POINTS / 2 - 1
+
+
+def test_a_folder_that_is_missing_shows_nothing(tmp_path: Path) -> None:
+    overview = RunFolder(tmp_path / "runs").overview()
+
+    assert (overview["runs"], overview["recordings"]) == ([], [])
+
+
+def test_trainings_are_found_with_their_curve(tmp_path: Path) -> None:
+    write_progress(tmp_path / "deep" / "one", 3)
+    runs = seen(tmp_path)
+
+    curve = runs.curve("deep/one")
+
+    assert [run["name"] for run in runs.overview()["runs"]] == ["deep/one"]
+    assert runs.overview()["runs"][0]["is_running"]
+    assert curve is not None
+    assert [row["env_steps"] for row in curve] == [4000, 8000, 12000]
+    assert math.isnan(curve[0]["return_mean"])
+    assert curve[-1]["iteration"] == 3
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    write_progress(tmp_path / "one", 2)
+    with (tmp_path / "one" / "progress.csv").open("a") as file:
+        file.write("3,120")
+
+    curve = seen(tmp_path).curve("one")
+
+    assert curve is not None
+    assert len(curve) == 2
+
+
+def test_a_training_that_goes_on_is_read_again(tmp_path: Path) -> None:
+    write_progress(tmp_path / "one", 2)
+    runs = seen(tmp_path)
+    assert len(runs.curve("one") or []) == 2
+
+    write_progress(tmp_path / "one", 5)
+
+    assert len(runs.curve("one") or []) == 5
+
+
+def test_a_new_training_appears_at_the_next_look(tmp_path: Path) -> None:
+    clock = Clock()
+    runs = RunFolder(tmp_path, clock)
+    assert runs.overview()["runs"] == []
+    write_progress(tmp_path / "one", 2)
+    assert runs.overview()["runs"] == []
+    clock.now_s += 10.0
+
+    assert [run["name"] for run in runs.overview()["runs"]] == ["one"]
+
+
+@pytest.mark.parametrize("name", ["..", "../secret", "/etc", "one/../../secret", "", "."])
+def test_a_name_that_was_not_found_is_no_path(name: str, tmp_path: Path) -> None:
+    write_progress(tmp_path / "secret", 2)
+    write_recording(tmp_path / "secret", 2)
+    write_progress(tmp_path / "runs" / "one", 2)
+    runs = seen(tmp_path / "runs")
+
+    assert runs.curve(name) is None
+    assert runs.episodes(name, "newest", 0) is None
+    assert runs.episode(name, "000001") is None
+    assert runs.video(name, "000001") is None
+
+
+def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
+    (tmp_path / "one" / "progress.csv").mkdir(parents=True)
+    write_progress(tmp_path / "two", 1)
+    runs = seen(tmp_path)
+    (tmp_path / "two" / "progress.csv").unlink()
+    (tmp_path / "two" / "progress.csv").mkdir()
+
+    assert runs.curve("one") is None  # a folder of that name is no training
+    with pytest.raises(ConfigurationError, match=r"cannot read .*two"):
+        runs.curve("two")
+
+
+@pytest.mark.parametrize(
+    ("order", "first"), [("newest", 119), ("highest", 119), ("lowest", 0), ("longest", 119)]
+)
+def test_episodes_come_in_pages_in_the_order_that_is_asked_for(
+    order: str, first: int, tmp_path: Path
+) -> None:
+    write_recording(tmp_path / "kept", 120)
+    runs = seen(tmp_path)
+
+    page = runs.episodes("kept", order, 0)
+    rest = runs.episodes("kept", order, 100)
+
+    assert page is not None
+    assert rest is not None
+    assert page["total"] == 120
+    assert len(page["episodes"]) == PAGE_EPISODES
+    assert len(rest["episodes"]) == 20
+    assert page["episodes"][0]["id"] == f"{first:06}"
+
+
+def test_an_episode_has_its_facts_also_where_its_file_is_gone(tmp_path: Path) -> None:
+    write_recording(tmp_path / "kept", 3)
+    runs = seen(tmp_path)
+
+    episode = runs.episode("kept", "000002")
+
+    assert episode is not None
+    assert (episode["return_"], episode["seed"], episode["video"]) == (12.0, 2, False)
+    assert episode["returns"] == []
+    assert "cannot be read" in episode["problem"]
+    assert runs.episode("kept", "../../000002") is None
+    assert runs.video("kept", "000002") is None
+
+
+def test_an_unknown_order_is_refused(tmp_path: Path) -> None:
+    write_recording(tmp_path / "kept", 3)
+
+    assert seen(tmp_path).episodes("kept", "__class__", 0) is None
