@@ -87,15 +87,21 @@ def load_checkpoint(checkpoint: Path, device: str) -> CheckpointParts:
         module = RLModule.from_checkpoint(module_folder if module_folder.is_dir() else checkpoint)
         module.eval()
         module.to(device)
-        # Offline algorithms, such as BC, have neither runners nor connectors.
-        folders = ("env_runner", "env_to_module_connector")
-        has_rest = is_algorithm and any((checkpoint / name).is_dir() for name in folders)
+        has_rest = is_algorithm and not _lacks_connectors(checkpoint)
         load_rest = _rest_of_checkpoint if has_rest else _rest_by_default
         parts = load_rest(checkpoint, module, device)
     except Exception as error:
         raise _unloadable(checkpoint, error) from error
     _check_pieces(checkpoint, parts)
     return parts
+
+
+def _lacks_connectors(checkpoint: Path) -> bool:
+    """Return whether it is of BC or the like, which have neither runners nor connectors."""
+    if (checkpoint / "env_runner").is_dir():
+        return False
+    constructor = _constructor(checkpoint) or {"class": object}
+    return any(each.__name__ == "MARWIL" for each in constructor["class"].__mro__)
 
 
 def _rest_of_checkpoint(checkpoint: Path, module: Any, device: str) -> CheckpointParts:
