@@ -126,20 +126,18 @@ def write_progress(folder: Path, num_iterations: int) -> None:
 
 
 def record(folder: Path, num_episodes: int) -> None:
-    """Record real episodes of a lane, with videos, until so many are written."""
+    """Record real episodes of random actions, with videos, until so many are written."""
     from rlmesh_ray import EnvServer, RemoteEnv
     from rlmesh_ray.recording import RecordOptions, load
 
     options = RecordOptions(folder, video="render")
     with EnvServer(DrawnCartPole, env_kwargs={"scale": 0.5}, record=options) as server:
         env = RemoteEnv(server.address)
-        observation, _ = env.reset(seed=1)
-        for number in range(_MOST_STEPS):
-            # Wrong pushes now and then, so that poles fall.
-            action = int(balanced(observation[None])[0]) ^ (number % 4 == 0)
-            observation, _, is_over, _, _ = env.step(action)
+        env.reset(seed=1)
+        for action in np.random.default_rng(1).integers(2, size=_MOST_STEPS):
+            _, _, is_over, _, _ = env.step(int(action))
             if is_over:
-                observation, _ = env.reset()
+                env.reset()
                 if (folder / "index.jsonl").exists() and len(load(folder).episodes) >= num_episodes:
                     break
             time.sleep(0.01)  # the writer drops what it cannot keep up with

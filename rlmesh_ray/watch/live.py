@@ -17,7 +17,7 @@ from rlmesh_ray.errors import CapacityError, RlmeshError
 from rlmesh_ray.server.endpoint_status import EndpointStatus, as_fields, in_order
 from rlmesh_ray.watch.sources import EndpointSource
 
-PICTURES_PER_S = 5.0
+PICTURES_PER_S = 5
 """Pictures of a session, at most."""
 PICTURE_SHARE = 0.01
 """Largest part of a session's time that pictures may take, with their way here."""
