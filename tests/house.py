@@ -226,8 +226,8 @@ def main() -> int:
     trees = list(tests())
     reads = private_reads(trees, private_names(modules))
     limits = (
-        Limit("modules", len(modules), 494),
-        Limit("lines", lines.total(), 76_644),
+        Limit("modules", len(modules), 522),
+        Limit("lines", lines.total(), 81_118),
         Limit("public class names in several modules", len(again), 0),
         Limit("words such as whoever, somebody, nobody", riddles, 5),
         Limit("modules under 40 lines with one importer", len(small), 2),
