@@ -114,8 +114,7 @@ SharedWorkerOption = Annotated[
         min=1,
         metavar="N",
         rich_help_panel=LIMITS,
-        help="Sessions that share an env worker's process: for fast environments and few "
-        "processors.",
+        help="Sessions that share a worker's process.",
     ),
 ]
 ValidationOption = Annotated[
@@ -131,8 +130,8 @@ OnBadValueOption = Annotated[
     typer.Option(
         "--on-bad-value",
         rich_help_panel=ENVIRONMENT,
-        help="On NaN in an observation or a reward that is not finite: raise an error, or truncate "
-        "the episode after its last good observation (single environments only).",
+        help="On NaN: fail (the default), or end the episode.",
+        show_default=False,
     ),
 ]
 GraceOption = Annotated[
@@ -142,7 +141,7 @@ GraceOption = Annotated[
         metavar="SECONDS",
         rich_help_panel=LIMITS,
         callback=non_negative_s,
-        help="Kill a worker this long after a step's deadline.",
+        help="Kill a worker so long after a deadline.",
     ),
 ]
 
@@ -152,7 +151,7 @@ CallsOption = Annotated[
         "--allow-call",
         metavar="NAME",
         rich_help_panel=ENVIRONMENT,
-        help="Method or attribute that clients may use, such as set_task; repeatable.",
+        help="Method or attribute that clients may use; repeatable.",
     ),
 ]
 ObserversOption = Annotated[

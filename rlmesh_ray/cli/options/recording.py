@@ -17,7 +17,7 @@ RecordOption = Annotated[
         metavar="FOLDER",
         file_okay=False,
         rich_help_panel=OUTPUT,
-        help="Record episodes there, as Parquet and, where there are pictures, MP4.",
+        help="Record episodes there (Parquet, MP4).",
     ),
 ]
 RecordMaxOption = Annotated[
@@ -35,8 +35,8 @@ RecordVideoOption = Annotated[
         "--record-video",
         metavar="WHAT",
         rich_help_panel=OUTPUT,
-        help="What videos show: render, none, or the name of an image among the observations.",
-        show_default="an image, else render",
+        help="Videos of render, an image (its name) or none.",
+        show_default=False,
     ),
 ]
 RecordEveryOption = Annotated[

@@ -89,7 +89,7 @@ TransportOption = Annotated[
     typer.Option(
         "--transport",
         rich_help_panel=SERVING,
-        help="Transport of steps, besides gRPC messages.",
+        help="Transport of steps.",
         show_default=False,
     ),
 ]
@@ -99,7 +99,7 @@ DataAddress = Annotated[
         "--data-address",
         metavar="HOST:PORT",
         rich_help_panel=SERVING,
-        help="HOST:PORT for steps over TCP.",
+        help="For steps over TCP.",
         show_default="a free port",
     ),
 ]

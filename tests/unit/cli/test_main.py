@@ -15,6 +15,7 @@ from rlmesh_ray import EnvServer, ModelServer, __version__, evaluate
 from rlmesh_ray.cli.main import app, main, run
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.models.loading import load_policy
+from rlmesh_ray.recording import RecordOptions
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS = ["serve-env", "serve-model", "train", "evaluate", "inspect"]
@@ -97,9 +98,9 @@ def test_choices_are_listed_in_the_help(capsys: Capture, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("command", "owners"),
     [
-        ("serve-env", [EnvServer]),
+        ("serve-env", [EnvServer, RecordOptions]),
         ("serve-model", [ModelServer, load_policy]),
-        ("evaluate", [evaluate, EnvServer, load_policy, ConnectOptions]),
+        ("evaluate", [evaluate, EnvServer, load_policy, ConnectOptions, RecordOptions]),
     ],
 )
 def test_a_flag_is_named_like_the_parameter_of_the_same_thing(
@@ -115,7 +116,7 @@ def test_a_flag_is_named_like_the_parameter_of_the_same_thing(
     # One of several values, seconds, a switch that is on by default; files of a token and of TLS.
     forms = [r"\g<0>", r"\g<0>s", r"\g<0>_s"]
     rules = [*((r".+", form) for form in forms), ("^no_", ""), ("_file$", ""), (TLS_FILES, "tls")]
-    rules.append(("^map$", "observation_map"))
+    rules += [("^map$", "observation_map"), ("^record_", "")]
 
     unlike = {
         flag
