@@ -41,9 +41,9 @@ def main(target: Path) -> None:
             view.goto(url)
             view.get_by_text("pictures a second; at most").wait_for()
             view.get_by_role("button", name="Replay episode").first.click()
-            view.wait_for_function("document.getElementById('video').readyState > 1")
+            view.get_by_role("img", name="return so far over step").wait_for()
             view.evaluate("document.getElementById('video').currentTime = 0.3")
-            view.wait_for_timeout(3500)  # two statistics give rates
+            view.wait_for_timeout(5000)  # two statistics give rates; the video is loaded
             view.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
             for scheme in ("light", "dark"):
                 view.emulate_media(color_scheme=scheme)

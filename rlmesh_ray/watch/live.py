@@ -24,6 +24,8 @@ PICTURE_SHARE = 0.01
 STATISTICS_PERIOD_S = 2.0
 _SESSIONS_PERIOD_S = 1.0
 _RETRY_S = 2.0
+_FIRST_PICTURE_S = 0.05
+"""What a first picture is taken to cost at most: an environment may load its renderer for it."""
 _TIMEOUT_S = 5.0
 _MOST_KEPT = 256
 """Sessions, pictures and connections that are remembered."""
@@ -142,9 +144,11 @@ class LiveView:
             observer = self._observer("draw", key, endpoint)
         except RlmeshError as error:
             return Picture(None, str(error), _RETRY_S, 0.0)
+        before_s = answer.took_s if answer.value else _FIRST_PICTURE_S
         answer.ask(
             lambda: (lane, observer.render(session, lane)),
-            lambda took_s: _RETRY_S if answer.problem else picture_pause_s(took_s),
+            # One that took long by chance does not stop the others; several that do slow them.
+            lambda took_s: _RETRY_S if answer.problem else picture_pause_s(min(took_s, before_s)),
         )
         drawn, png = answer.value or (lane, None)
         png = None if answer.problem or drawn != lane else png

@@ -31,6 +31,7 @@ from rlmesh_ray.errors import AddressError, ListenError, MissingPackageError, Rl
 from rlmesh_ray.protocol.address import Address, looks_like_address, parse_address
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.types import ASGIApp
 
     from rlmesh_ray.client.channel import ConnectOptions
@@ -135,13 +136,14 @@ def watch(  # noqa: PLR0913  # the command line; every option stands alone
                     for pool, _, to in parts
                 ]
             )
-        app = page(LiveView(source), RunFolder(folder), page_token)
+        server = _server(page(LiveView(source), RunFolder(folder), page_token))
         listener = stack.enter_context(_listener(where))
         url = f"http://{Address(*listener.getsockname()[:2])}"
-        console.event("watching", url=url, source=source.title, folder=folder)
         facts = {"endpoints": source.title or "none", "folder": folder, "stop with": "Ctrl-C"}
-        console.facts(f"watch at {url}", facts, [])
-        _serve(app, listener)
+        with contextlib.suppress(KeyboardInterrupt):
+            console.event("watching", url=url, source=source.title, folder=folder)
+            console.facts(f"watch at {url}", facts, [])
+            server.run(sockets=[listener])
 
 
 def _on_ray(
@@ -185,8 +187,8 @@ def _listener(where: Address) -> socket.socket:
         ) from error
 
 
-def _serve(app: "ASGIApp", listener: socket.socket) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
+def _server(app: "ASGIApp") -> "uvicorn.Server":
+    """Return a server, which runs until Ctrl-C or SIGTERM."""
     import uvicorn
 
     config = uvicorn.Config(
@@ -198,5 +200,4 @@ def _serve(app: "ASGIApp", listener: socket.socket) -> None:
         limit_concurrency=256,
         timeout_graceful_shutdown=1,
     )
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+    return uvicorn.Server(config)

@@ -120,7 +120,7 @@ function chart(figure, points, xName, yName) {
     add(figure, "p", "Nothing to draw yet.", { className: "empty" });
     return;
   }
-  const W = 560, H = 260, left = 44, right = 8, bottom = 34, top = 26;
+  const W = Math.max(figure.clientWidth, 260), H = 220, left = 44, right = 8, bottom = 34, top = 26;
   const [xs, ys] = [known.map(({ x }) => x), known.map(({ y }) => y)];
   const [x0, x1, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
   const [y0, y1] = low === high ? [low - 1, high + 1] : [low, high];
