@@ -125,6 +125,7 @@ def test_openpi_client(tmp_path: Path) -> None:
     assert [line.rpartition(": ")[2] for line in lines[1:]] == ["[0]", "[0]", "[1]"]
 
 
+@pytest.mark.slow
 def test_chunked_policy(tmp_path: Path) -> None:
     output = run("chunked_policy.py", "--quick", "--out", "arm.png", folder=tmp_path)
 

@@ -68,6 +68,7 @@ def test_a_fleet_that_finds_no_room_says_what_it_needs() -> None:
         EnvFleet("CartPole-v1", num_cpus=1000, start_timeout_s=0.2)
 
 
+@pytest.mark.slow
 def test_a_fleet_that_waits_for_room_says_what_it_needs_and_starts_when_there_is_some(
     holder: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,6 +111,7 @@ def is_back(fleet: EnvFleet, former_address: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_training_goes_on_when_an_endpoint_is_killed() -> None:
     with EnvFleet("CartPole-v1", num_endpoints=2, num_envs=2, num_cpus=0.1) as fleet:
         before = fleet.addresses

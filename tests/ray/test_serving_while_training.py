@@ -123,6 +123,7 @@ class Client:
             raise
 
 
+@pytest.mark.slow
 def test_a_client_is_served_all_the_while_by_newer_and_newer_policies(tmp_path: Path) -> None:
     algorithm = ppo().build_algo()
     checkpoint = checkpoint_of(algorithm, tmp_path)
