@@ -175,7 +175,12 @@ def test_an_episode_is_replayed_after_a_click_in_any_order_and_page(
 
 def test_a_recorded_episode_is_played_with_its_growing_return(chromium: Any, folder: Path) -> None:
     with opened(chromium, many(folder)) as view:
-        view.get_by_role("combobox", name="Recording").select_option("real")
+        view.get_by_role("button", name="Replay episode").first.wait_for()
+        num_stale = view.get_by_role("combobox", name="Recording").evaluate(
+            "box => { box.value = 'real'; box.dispatchEvent(new Event('change'));"
+            " return document.querySelectorAll('#episodes tbody tr').length; }"
+        )
+        assert num_stale == 0
         view.get_by_role("button", name="Replay episode").first.click()
 
         view.get_by_role("img", name="return so far over step").wait_for()

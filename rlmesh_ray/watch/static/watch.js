@@ -284,6 +284,7 @@ async function showEpisodes() {
   const [recording, first] = [$("recording").value, chosen.first];
   const { total, episodes } = recording ? await get("episodes", { recording, order: $("order").value, first })
     : { total: 0, episodes: [] };
+  if (recording !== $("recording").value) return;  // another one was chosen meanwhile
   fill($("episodes"), EPISODES, episodes, { isChosen: (row) => row.id === chosen.episode,
     choose: (row) => replay(row.id), name: (row) => `Replay episode ${row.id}`, empty: "No episode is recorded here." });
   $("previous").parentElement.hidden = total <= episodes.length;
@@ -295,6 +296,7 @@ async function showEpisodes() {
 async function replay(episode) {
   const recording = $("recording").value;
   const found = await get("episode", { recording, episode });
+  if (recording !== $("recording").value) return;
   chosen.episode = episode;
   $("replay").hidden = false;
   put($("replay-title"), `Episode ${episode}`);
@@ -317,7 +319,12 @@ function turn(first) { chosen.first = Math.max(0, first); refreshRuns(); }
 $("previous").onclick = () => turn(chosen.first - PAGE_EPISODES);
 $("next").onclick = () => turn(chosen.first + PAGE_EPISODES);
 $("order").onchange = () => turn(0);
-$("recording").onchange = () => { $("replay").hidden = true; chosen.episode = ""; turn(0); };
+$("recording").onchange = () => {
+  $("replay").hidden = true;
+  chosen.episode = "";
+  fill($("episodes"), EPISODES, [], { empty: "" });  // its rows are those of the former recording
+  turn(0);
+};
 $("run").onchange = refreshRuns;
 
 // --- the token -----------------------------------------------------------------------------------
