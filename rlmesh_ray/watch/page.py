@@ -170,7 +170,7 @@ class PageGuard:
         await app(scope, receive, send_restricted)
 
     def _refusal(self, request: Request) -> Response | None:
-        is_api = request.url.path.startswith("/api/")
+        is_api = request.scope["path"].startswith("/api/")
         if is_api and request.headers.get("sec-fetch-site") == "cross-site":
             return PlainTextResponse("another site's page may not read this", 403)
         if self._logins is None:
