@@ -64,7 +64,7 @@ class ChildProcess:
         """Stacks of the process's threads if a signal such as SIGSEGV ended it; after ``end``."""
         return self._host.fault_log
 
-    def end(self, grace_s: float | None = None) -> str:
+    def end(self, grace_s: float | None = None, *, spares_others: bool = False) -> str:
         """End the worker and release its resources; return how its process ended. Idempotent.
 
         The process ends with its last worker, and is killed, with all others, where this worker
@@ -72,11 +72,14 @@ class ChildProcess:
 
         Args:
             grace_s: Time to end by itself; None: the time to reap a process that is already dead.
+            spares_others: Whether a process with other workers goes on: it ends this one when it
+                comes round to it. If it never does, the deadlines of the others find out.
         """
         if self.channel.connection.fileno() >= 0:
             with self._host.lock:
                 has_left, self._has_left = self._has_left, True
-            self._host.end_worker(self.channel, grace_s, is_counted=not has_left)
+            if not (spares_others and self._host.leave(grace_s, is_counted=not has_left)):
+                self._host.end_worker(self.channel, grace_s, is_counted=not has_left)
             self.channel.close()
         return self._host.how_it_ended(self.channel)
 
@@ -89,6 +92,7 @@ class _HostProcess:
         self.fault_log = ""
         self._num_workers = 0
         self.is_over = False
+        self._takes_more = True
         self._ended_by: WorkerChannel | None = None
         self._control, worker_end = socket.socketpair()
         self._fault_log_descriptor = fault_log.create()
@@ -118,7 +122,7 @@ class _HostProcess:
     def open_channel(self, most_workers: int) -> WorkerChannel | None:
         """Return a channel to a new worker; None: the process is ending, or has no room."""
         with self.lock:
-            if self.is_over or self._num_workers >= most_workers:
+            if self.is_over or not self._takes_more or self._num_workers >= most_workers:
                 return None
             own_end, worker_end = socket.socketpair()
             # Where the process is gone already, the channel is at its end.
@@ -126,6 +130,15 @@ class _HostProcess:
                 socket.send_fds(self._control, [b"\0"], [worker_end.fileno()])
             self._num_workers += 1
         return WorkerChannel(own_end, decode_reply)
+
+    def leave(self, grace_s: float | None, *, is_counted: bool) -> bool:
+        """Count a worker out if the process goes on without it; return whether it does."""
+        with self.lock:
+            goes_on = not self.is_over and self._num_workers > is_counted
+            self._num_workers -= is_counted and goes_on
+            # A worker that was not waited for may hang; the start of another one would, too.
+            self._takes_more = self._takes_more and bool(grace_s)
+        return goes_on
 
     def end_worker(
         self, channel: WorkerChannel, grace_s: float | None, *, is_counted: bool
@@ -143,12 +156,14 @@ class _HostProcess:
         timeout_s = _REAP_TIMEOUT_S if grace_s is None else grace_s
         if is_last:
             self._control.close()  # a process without workers ends then
-        elif _hangs_up(channel.connection, timeout_s):
+        else:
+            has_ended = _hangs_up(channel.connection, timeout_s)
             timeout_s = _REAP_TIMEOUT_S if grace_s is None else 0.0
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
-            if self._process.returncode is None:
-                return  # it goes on with its other workers
+            if has_ended:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout_s)
+                if self._process.returncode is None:
+                    return  # it goes on with its other workers
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         with self.lock:

@@ -411,7 +411,11 @@ class _HostedWorker:
         """Close all that remains; the endpoint is told first, since this may take seconds."""
         self.close_descriptors()
         if self._worker is not None:
-            self._worker.end()
+            try:
+                self._worker.close()
+                self._worker.end()
+            except BaseException:  # noqa: BLE001  # user code, whose failure must not end the others
+                traceback.print_exc()
 
     def _start(self, start: Start) -> bool:
         """Create the environment; return whether there is one."""
@@ -444,7 +448,6 @@ class _HostedWorker:
         assert worker is not None, "it has started"
         match command:
             case StopCommand():
-                worker.close()
                 return False
             case SetEpisodesCommand():
                 worker.set_episodes(command.episodes)
@@ -523,7 +526,9 @@ class WorkerLoop:
     def _handle_message(self, hosted: _HostedWorker) -> None:
         try:
             is_over = hosted.handle_message()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError) as error:
+            if not isinstance(error, (EOFError, ConnectionError)):
+                sys.stderr.write(f"{error}\n")
             is_over = True
         if is_over:
             self._hosted.remove(hosted)

@@ -239,19 +239,25 @@ class WorkerProcess:
                 self._bind_buffers(self._own_buffers)
         return reply
 
-    def kill(self) -> None:
+    def kill(self, *, spares_others: bool = False) -> None:
         """Kill the process and all processes of its environment.
 
         Blocks until they have ended, which takes a moment for large processes.
+
+        Args:
+            spares_others: See ``ChildProcess.end``.
         """
         self._descriptors.close()
-        self.process.end(0.0)
+        self.process.end(0.0, spares_others=spares_others)
 
     def close(self, timeout_s: float) -> None:
-        """Ask the worker to close its environment and end; kill it after ``timeout_s``."""
+        """Ask the worker to close its environment and end; kill it after ``timeout_s``.
+
+        A process that it shares with other workers goes on.
+        """
         self.submit(StopCommand())
         self._descriptors.close()
-        self.process.end(timeout_s)
+        self.process.end(timeout_s, spares_others=True)
 
 
 def _handshake(

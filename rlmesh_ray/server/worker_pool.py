@@ -153,8 +153,10 @@ class WorkerPool:
             await in_thread(spare.close, _CLOSE_TIMEOUT_S)
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=_CLOSE_TIMEOUT_S)
-        processes = {worker.process for worker in self._out} | self._starting
-        await asyncio.gather(*(in_thread(process.end, 0.0) for process in processes))
+        await asyncio.gather(
+            *(in_thread(worker.kill) for worker in self._out),
+            *(in_thread(process.end, 0.0) for process in self._starting),
+        )
 
     async def _start_another(self) -> WorkerProcess:
         starting = self._orphans.pop() if self._orphans else in_thread(self._start)
@@ -227,7 +229,7 @@ class WorkerPool:
         A worker whose ``close`` hangs is killed: a client may wait for the place.
         """
         if not is_idle:
-            await in_thread(worker.kill)
+            await in_thread(worker.kill, spares_others=True)
             return False
         is_cleared = True
         if worker.is_alive and self._has_room_for_spare():

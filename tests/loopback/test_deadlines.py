@@ -196,6 +196,35 @@ def gate(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_client_that_leaves_in_a_step_costs_no_other_session_of_its_process_an_episode(
+    gate: Path,
+) -> None:
+    class Noted(Slow):
+        def step(self, action: Any) -> Any:
+            if self._hangs and self._count == 2:
+                gate.with_name("begun").touch()
+            return super().step(action)
+
+    server = EnvServer(lambda: Noted(str(gate)), sessions_per_worker=2)
+    with server, closing(Session(server)) as session, closing(Session(server)) as other:
+        other.reset()
+        session.reset(hangs=True)
+        for _ in range(2):
+            session.step()
+        session.send(session.step_request(0))
+        assert eventually(gate.with_name("begun").exists)
+        # The other one's step waits behind the step that hangs.
+        other.send(other.step_request(20_000))
+        answer = other.receive_aside()
+        session.close()
+        assert eventually(lambda: server.num_sessions == 1)
+        gate.write_bytes(b"")  # the step ends
+
+        done = answer.result(20.0)
+        assert isinstance(done, StepDone), done
+        assert other.count(done) == 1
+
+
 def slow_server(gate: Path, step_grace_s: float) -> EnvServer:
     return EnvServer(lambda: Slow(str(gate)), step_grace_s=step_grace_s)
 
