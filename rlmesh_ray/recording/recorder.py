@@ -21,7 +21,7 @@ import numpy as np
 
 from rlmesh_ray.envs.child_process import search_path
 from rlmesh_ray.recording.options import AUTO, RENDER, RecordOptions
-from rlmesh_ray.recording.store import RecordingInfo
+from rlmesh_ray.recording.store import RecordingInfo, Store
 from rlmesh_ray.recording.vector_steps import Frames, Message, StepCollector, Stream
 from rlmesh_ray.recording.video import picture_position
 from rlmesh_ray.spaces.batch import Column
@@ -169,6 +169,9 @@ class Recorder:
         endpoint: Address or id of the endpoint.
         autoresets: Whether lanes reset on the step after an end; None: as the contract says.
         policy_version: Returns the number of the policy's weights, where it is known.
+
+    Raises:
+        ConfigurationError: The folder cannot be written, or it is of another environment.
     """
 
     def __init__(
@@ -194,7 +197,9 @@ class Recorder:
         self._key: str | None = None
         self._flushed_s = time.monotonic()
         self._is_on = mode is not AutoresetMode.SAME_STEP
-        if not self._is_on:
+        if self._is_on:
+            Store(writer.options.folder).require(info_of(contract))
+        else:
             _LOG.warning(
                 "%s is not recorded: in autoreset mode same_step an ending step has no last "
                 "observation of its own; make it with another mode",

@@ -21,7 +21,8 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import require_count
 from rlmesh_ray.recording.options import RecordOptions
 from rlmesh_ray.recording.reader import Recording
-from rlmesh_ray.recording.recorder import WriterHandle
+from rlmesh_ray.recording.recorder import WriterHandle, info_of
+from rlmesh_ray.recording.store import Store
 from rlmesh_ray.recording.vector_steps import Segment
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
 from rlmesh_ray.spaces.batch import flatten, leaves
@@ -49,7 +50,7 @@ def record_episodes(
         every: Which episodes of training each runner records: the first one, and so on.
 
     Raises:
-        ConfigurationError: The config has no endpoints yet.
+        ConfigurationError: The config has no endpoints yet, or the folder cannot be used.
     """
     require_count("every", every)
     plan = config.env_config.get(PLAN_KEY)
@@ -57,6 +58,7 @@ def record_episodes(
         raise ConfigurationError("record_episodes comes after rlmesh_ray.rllib.configure")
     options = RecordOptions.of(record)
     options = replace(options, folder=Path(options.folder).absolute())
+    Store(options.folder).require(info_of(plan.contract))
     callbacks = force_list(config.callbacks_on_sample_end)
     recorder = SampleRecorder(options, plan.contract, every)
     config.callbacks(on_sample_end=[*callbacks, recorder])

@@ -10,10 +10,10 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -26,6 +26,21 @@ FORMAT = 1
 SUMMARY_KEY = "rlmesh_ray.episode"
 """Key of the summary in the metadata of a Parquet file."""
 _INFO, _INDEX, _LOCK, _EPISODES = "recording.json", "index.jsonl", ".lock", "episodes"
+_LONGEST_ID = 18
+_KINDS: Mapping[str, Any] = {
+    "id": str,
+    "endpoint": str,
+    "length": int,
+    "lane": int,
+    "ended_at": float | int,
+    "terminated": bool,
+    "truncated": bool,
+    "video": bool,
+    "seed": int | None,
+    "policy_version": int | None,
+    "return": float | int | None,
+}
+"""Types of the values of a line in the index."""
 _REWARD = BoxSpec((), "float64", np.float64(-np.inf).tobytes(), np.float64(np.inf).tobytes())
 _FLAG = BoxSpec((), "bool", b"\0", b"\1")
 
@@ -71,8 +86,11 @@ class EpisodeSummary:
         try:
             values = json.loads(line)
             number, id_ = values.pop("return"), values["id"]
-            if not (id_.isascii() and id_.isdecimal()):  # it becomes the name of a file
+            if not _is_id(id_):
                 raise ValueError(f"{id_!r:.40} is no id")
+            for name, value in {**values, "return": number}.items():
+                if not isinstance(value, _KINDS[name]):
+                    raise ValueError(f"{name}={value!r:.40}")
             video = videos / f"{id_}.mp4" if values.pop("video") else None
             return cls(return_=math.nan if number is None else number, video=video, **values)
         except (AttributeError, KeyError, TypeError) as error:
@@ -142,6 +160,24 @@ class Store:
             raise ConfigurationError(
                 f"{path} cannot be read ({error}); restore it, or use the rlmesh-ray that wrote it"
             ) from error
+
+    def require(self, info: RecordingInfo) -> None:
+        """Check that episodes of such an environment can be written; create the folder.
+
+        Raises:
+            ConfigurationError: The folder cannot be written, or it is of another environment.
+        """
+        try:
+            own = self.create(info)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self.folder} cannot be written ({error}); name another folder (--record)"
+            ) from error
+        if replace(own, fps=0.0) != replace(info, fps=0.0):
+            raise ConfigurationError(
+                f"{self.folder} has episodes of {own.env_id} and its spaces, and these are of "
+                f"{info.env_id}; name another folder (--record)"
+            )
 
     def create(self, info: RecordingInfo) -> RecordingInfo:
         """Write ``recording.json`` unless it is there; return what it says.
@@ -239,7 +275,7 @@ class Store:
         if self._episodes.is_dir():
             for name in os.listdir(self._episodes):
                 stem, suffix = os.path.splitext(name)
-                if suffix == ".parquet" and stem.isdecimal():
+                if suffix == ".parquet" and _is_id(stem):
                     yield stem
 
     @contextlib.contextmanager
@@ -249,6 +285,11 @@ class Store:
         with (self.folder / _LOCK).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _is_id(text: str) -> bool:
+    """Return whether ``text`` is an id, which becomes the name of a file and a number."""
+    return text.isascii() and text.isdecimal() and len(text) <= _LONGEST_ID
 
 
 @contextlib.contextmanager

@@ -159,12 +159,7 @@ class EpisodeWriter:
 
     def _begin(self, key: str, stream: Stream) -> None:
         try:
-            own = self._store.create(stream.info)
-            if replace(own, fps=0.0) != replace(stream.info, fps=0.0):
-                raise ConfigurationError(
-                    f"{self._store.folder} has episodes of {own.env_id} and its spaces, and these "
-                    f"are of {stream.info.env_id}; name another folder"
-                )
+            self._store.require(stream.info)
             self._number = max(self._number, self._store.repair() + 1)
             self._known_bytes = self._store.size_bytes()
         except (ConfigurationError, OSError) as error:
@@ -280,7 +275,8 @@ def main() -> None:
     os.nice(_NICENESS)
     pa.set_cpu_count(1)
     writer = EpisodeWriter(folder, float(max_gb))
-    with contextlib.suppress(EOFError), Connection(0, writable=False) as pipe:
+    # OSError: the other end is gone in the middle of a message.
+    with contextlib.suppress(EOFError, OSError), Connection(0, writable=False) as pipe:
         while (received := pipe.recv()) is not None:
             began_s = time.process_time()
             writer.handle(*received)

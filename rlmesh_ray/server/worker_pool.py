@@ -21,6 +21,7 @@ from rlmesh_ray.spaces.validation import ValidationMode
 
 _RENEW_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 1.0
+_OBSERVED_CLOSE_TIMEOUT_S = 5.0  # the observer hands over what it has noted
 _CLEAR_TIMEOUT_S = 5.0  # environments write videos when a session ends, and have time for it
 _CLEARING_HEAD_START_S = 0.1  # a new process takes several times as long
 # A leaving worker is gone by then: its environment may try to close twice, and is killed.
@@ -51,6 +52,8 @@ class WorkerPool:
     ) -> None:
         self._source = source
         self._sessions_per_worker = sessions_per_worker
+        is_observed = source.observer is not None
+        self._close_timeout_s = _OBSERVED_CLOSE_TIMEOUT_S if is_observed else _CLOSE_TIMEOUT_S
         self._validation = validation
         self._out: set[WorkerProcess] = set()
         # Processes whose start is not complete; they end with the pool.
@@ -150,9 +153,9 @@ class WorkerPool:
         self._is_closed = True
         spare, self._spare = self._spare, None
         if spare is not None:
-            await in_thread(spare.close, _CLOSE_TIMEOUT_S)
+            await in_thread(spare.close, self._close_timeout_s)
         if self._leaving:
-            await asyncio.wait(self._leaving, timeout=_CLOSE_TIMEOUT_S)
+            await asyncio.wait(self._leaving, timeout=self._close_timeout_s)
         await asyncio.gather(
             *(in_thread(worker.kill) for worker in self._out),
             *(in_thread(process.end, 0.0) for process in self._starting),
@@ -236,7 +239,7 @@ class WorkerPool:
             is_cleared = await in_thread(_clear, worker)
             if is_cleared and self._has_room_for_spare():
                 return True
-        await in_thread(worker.close, _CLOSE_TIMEOUT_S if is_cleared else 0.0)
+        await in_thread(worker.close, self._close_timeout_s if is_cleared else 0.0)
         return False
 
     async def _renewed(self, worker: WorkerProcess) -> WorkerProcess:

@@ -14,8 +14,10 @@ import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv, evaluate
 from rlmesh_ray.cli.main import main
+from rlmesh_ray.errors import ConfigurationError, EnvStartError
 from rlmesh_ray.recording import EpisodeSummary, Recording, RecordOptions, load
 from rlmesh_ray.recording.recorder import WriterHandle
+from rlmesh_ray.recording.store import Store
 from rlmesh_ray.recording.vector_steps import Stream
 from rlmesh_ray.testing.equality import assert_identical
 from tests.loopback.child_processes import child_pids
@@ -69,6 +71,23 @@ def loaded(folder: Path, seeds: Iterable[int]) -> Recording:
 
 def by_seed(recording: Recording) -> dict[int | None, EpisodeSummary]:
     return {summary.seed: summary for summary in recording.episodes}
+
+
+def test_a_folder_that_cannot_be_used_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    Store(tmp_path / "other").require(INFO)
+    (tmp_path / "file").touch()
+
+    with EnvServer(Dot) as server:
+        for name, words in (
+            ("other", "has episodes of CartPole-v1"),
+            ("file", "cannot be written"),
+        ):
+            record = tmp_path / name
+            with pytest.raises(ConfigurationError, match=words):
+                evaluate(server.address, draw, episodes=1, record=record)
+            with pytest.raises(EnvStartError, match=words):
+                EnvServer(Dot, record=record).start()
+        assert server.statistics().steps == 0
 
 
 @pytest.mark.parametrize(

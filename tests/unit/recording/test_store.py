@@ -79,11 +79,21 @@ def test_a_summary_is_one_line_of_strict_json(tmp_path: Path, return_: float) ->
     )
 
 
-@pytest.mark.parametrize("id_", ["../../etc/passwd", "1.parquet", "", "-1", "٣", 3, None])
+@pytest.mark.parametrize("id_", ["../../etc/passwd", "1.parquet", "", "-1", "٣", "9" * 19, 3, None])
 def test_an_id_that_could_name_another_file_is_none(tmp_path: Path, id_: Any) -> None:
     line = json.dumps({**json.loads(summary("000001").to_json()), "id": id_})
 
     with pytest.raises(ValueError, match=r"is no id|no summary"):
+        EpisodeSummary.from_json(line, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"return": "x"}, {"length": 1.5}, {"ended_at": None}, {"seed": [1]}, {"video": 1}]
+)
+def test_a_value_of_another_type_is_no_summary(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    line = json.dumps({**json.loads(summary("000001").to_json()), **wrong})
+
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         EpisodeSummary.from_json(line, tmp_path)
 
 
