@@ -1,4 +1,4 @@
-"""Steps of a vector become the episodes of its lanes, whatever the blocks' boundaries."""
+"""Steps of a vector become the episodes of its lanes, across the boundaries of blocks."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field

@@ -136,8 +136,8 @@ def test_statistics_are_told_so_many_times_a_second() -> None:
         service = StatisticsService(lambda: [wire.EndpointStatistics("env", {"steps": 3})], clock)
         asked: Any = context
         for _ in range(MAX_A_SECOND):
-            (told,) = wire.parse_statistics(await service.statistics(b"", asked))
-            assert told.counters == {"steps": 3}
+            (parsed,) = wire.parse_statistics(await service.statistics(b"", asked))
+            assert parsed.counters == {"steps": 3}
         with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED.*10 times a second"):
             await service.statistics(b"", asked)
 
