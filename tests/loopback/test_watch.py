@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import logging
 import subprocess
 import sys
 import threading
@@ -265,3 +266,17 @@ def test_what_cannot_be_served_is_refused(
     assert main(["watch", *arguments]) == 2
 
     assert words in capsys.readouterr().err
+
+
+def test_the_page_leaves_the_handlers_of_other_logs_open() -> None:
+    class Handler(logging.NullHandler):
+        is_open = True
+
+        def close(self) -> None:
+            self.is_open = False
+
+    handler = Handler()
+
+    assert main(["watch", "127.0.0.1:1", "--address", "unix:page"]) == 2
+
+    assert handler.is_open

@@ -128,12 +128,11 @@ def watch(  # noqa: PLR0913  # the command line; every option stands alone
         if True not in are_addresses:
             source = _on_ray(stack, console, names, ray_address, ConnectOptions("", token, tls))
         if source is None:
-            parts = (name.rpartition("@") for name in names)
             secret = pool_secret(pool_token_file)
             source = AddressSource(
                 [
                     WatchedAddress(ConnectOptions(to, token, tls), pool, secret if pool else None)
-                    for pool, _, to in parts
+                    for pool, _, to in (name.rpartition("@") for name in names)
                 ]
             )
         server = _server(page(LiveView(source), RunFolder(folder), page_token))
@@ -193,6 +192,7 @@ def _server(app: "ASGIApp") -> "uvicorn.Server":
 
     config = uvicorn.Config(
         app,
+        log_config=None,  # uvicorn's would close the handlers of all other loggers
         log_level="error",
         lifespan="off",
         ws="none",

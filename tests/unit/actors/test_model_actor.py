@@ -29,6 +29,6 @@ def test_actors_and_fleets_take_the_options_of_a_server() -> None:
 
 
 def test_evaluation_on_ray_takes_the_options_of_evaluation() -> None:
-    assert options_of(evaluate) <= options_of(evaluate_on_ray)
+    assert options_of(evaluate) - options_of(evaluate_on_ray) == {"record"}
     own_map = ObservationMap(["image=channels(resize(pixels,8,8),first)"])
     assert pickle.loads(pickle.dumps(own_map)).lines() == own_map.lines()
