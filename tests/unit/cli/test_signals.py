@@ -1,8 +1,10 @@
 import signal
+from itertools import count
 
 import pytest
 
 from rlmesh_ray.cli.signals import (
+    Presses,
     has_interrupt,
     interrupt_on_sigterm,
     interrupts_held,
@@ -10,23 +12,37 @@ from rlmesh_ray.cli.signals import (
 )
 
 
+@pytest.fixture
+def apart() -> Presses:
+    """Presses that are a second apart."""
+    return Presses(count().__next__)
+
+
+@pytest.fixture
+def same() -> Presses:
+    """Signals of the same press."""
+    return Presses(lambda: 0.0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_is_delayed_until_the_block_is_done(number: signal.Signals) -> None:
-    with interrupt_on_sigterm():
-        assert interrupted_in_a_block(number) == [number]
+def test_an_interrupt_is_delayed_until_the_block_is_done(
+    number: signal.Signals, apart: Presses
+) -> None:
+    with interrupt_on_sigterm(apart):
+        assert interrupted_in_a_block(apart, number) == [number]
         with pytest.raises(KeyboardInterrupt):  # as before the block
             signal.raise_signal(number)
 
 
-def test_a_second_interrupt_is_not_delayed() -> None:
-    assert interrupted_in_a_block(signal.SIGINT, signal.SIGTERM) == [signal.SIGINT]
+def test_a_second_interrupt_is_not_delayed(apart: Presses) -> None:
+    assert interrupted_in_a_block(apart, signal.SIGINT, signal.SIGTERM) == [signal.SIGINT]
 
 
-def test_the_first_interrupt_is_recorded_and_the_second_one_raised() -> None:
+def test_the_first_interrupt_is_recorded_and_the_second_one_raised(apart: Presses) -> None:
     noted: list[str] = []
     with (
-        interrupt_on_sigterm(),
-        interrupts_noted(lambda: noted.append("noted")) as has_come,
+        interrupt_on_sigterm(apart),
+        interrupts_noted(lambda: noted.append("noted"), apart) as has_come,
     ):
         assert not has_come()
         signal.raise_signal(signal.SIGTERM)
@@ -35,6 +51,15 @@ def test_the_first_interrupt_is_recorded_and_the_second_one_raised() -> None:
             signal.raise_signal(signal.SIGINT)
 
     assert noted == ["noted"]
+
+
+def test_a_signal_that_comes_again_for_the_same_press_is_one_interrupt(same: Presses) -> None:
+    both = [signal.SIGINT, signal.SIGINT]
+
+    assert interrupted_in_a_block(same, *both) == both
+    with interrupt_on_sigterm(same):  # and what cleans up after the block is left alone
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
 
 
 def test_an_ignored_signal_stays_ignored_in_the_block() -> None:
@@ -47,11 +72,11 @@ def test_an_ignored_signal_stays_ignored_in_the_block() -> None:
         signal.signal(signal.SIGINT, former)
 
 
-def interrupted_in_a_block(*numbers: signal.Signals) -> list[signal.Signals]:
+def interrupted_in_a_block(presses: Presses, *numbers: signal.Signals) -> list[signal.Signals]:
     """Return which of the signals did not end the block."""
     outlived = []
     try:
-        with interrupts_held():
+        with interrupts_held(presses):
             for number in numbers:
                 signal.raise_signal(number)
                 outlived.append(number)

@@ -49,6 +49,11 @@ def test_the_token_is_needed_where_there_is_one(shown: str, tmp_path: Path) -> N
     assert fetch(made(tmp_path, TOKEN), "/api/endpoints", headers=headers).status == 401
 
 
+@pytest.mark.parametrize("host", ["watch.example/?", "watch.example/#", "watch.example?is="])
+def test_no_name_turns_a_path_into_one_that_needs_no_token(host: str, tmp_path: Path) -> None:
+    assert fetch(made(tmp_path, TOKEN), "/api/runs", headers={"host": host}).status == 401
+
+
 def test_the_token_opens_what_is_below_api_and_the_page_itself_is_no_secret(tmp_path: Path) -> None:
     app = made(tmp_path, TOKEN)
     headers = {**ELSEWHERE, "authorization": f"Bearer {TOKEN}"}
