@@ -178,6 +178,7 @@ mutants: setup
 nightly: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
     $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(TRAINERS_EXTRA)/.ready $(SIMULATORS_VENV)/.ready
 	$(PYTEST) -m nightly --no-loadscope-reorder --durations=20
+	$(PYTEST) -m 'not slow' --hypothesis-profile=nightly tests/unit
 	$(BIN)/python -m tests.simulators.nightly $(SIMULATORS) --page docs/benchmarks/simulators.md
 
 # ROWS='cut_join kill' chooses, by the beginnings of names, and leaves the page as it is, unless

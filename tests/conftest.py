@@ -17,14 +17,18 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Machines are busy: how long an example takes, or to draw one, says nothing. Which are drawn
-# depends on the test alone, so that what fails once fails again.
+# depends on the test alone, so that what fails once fails again: more of them would find no more.
 settings.register_profile(
     "tests",
+    max_examples=40,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tests")
+settings.register_profile(
+    "nightly", parent=settings.get_profile("tests"), max_examples=1000, derandomize=False
+)
 # A mutant needs one example that fails, and not the smallest one.
 settings.register_profile(
     "mutants", parent=settings.get_profile("tests"), phases=(Phase.explicit, Phase.generate)

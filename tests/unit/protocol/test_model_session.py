@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.dialects.released.protocol.rules import MODEL_RULES as RELEASED_RULES
@@ -386,7 +386,6 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS, st.randoms(use_true_random=False))
-@settings(deadline=None, derandomize=True, max_examples=200)
 def test_every_request_is_answered_once_and_in_order_on_its_route(actions, random) -> None:  # type: ignore[no-untyped-def]
     session = ModelSession()
     sent: dict[str, list[str]] = {}

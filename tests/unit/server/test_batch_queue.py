@@ -286,7 +286,6 @@ def test_misuse_is_refused() -> None:
         BatchQueue[Item](max_rows=0)
 
 
-@hypothesis.settings(deadline=None, derandomize=True, max_examples=200)
 @hypothesis.given(
     st.lists(st.tuples(st.integers(1, 5), st.sampled_from("12"), st.sampled_from("rstu"))),
     st.integers(1, 6),

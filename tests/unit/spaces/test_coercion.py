@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -194,7 +194,6 @@ def test_a_text_that_utf8_cannot_express_is_refused() -> None:
 
 
 @given(value=hnp.arrays(st.sampled_from(["f8", "f4", "i8", "u8", "i2"]), 2))
-@settings(deadline=None, derandomize=True, max_examples=200)
 def test_an_integer_is_exact_or_refused(value: Any) -> None:
     try:
         coerced = coerce(INT8, value, None)

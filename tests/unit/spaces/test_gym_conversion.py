@@ -5,7 +5,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 
 from rlmesh_ray.errors import UnsupportedSpaceError
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
@@ -39,7 +39,6 @@ class ShortText(spaces.Text):
 
 
 @given(space=gymnasium_spaces())
-@settings(deadline=None, derandomize=True, max_examples=150)
 def test_the_round_trip_gives_an_equal_space(space: Space) -> None:
     spec = from_gymnasium(space)
 

@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import ConformanceError
@@ -182,7 +182,6 @@ def test_a_batched_value_is_coerced_leaf_by_leaf() -> None:
 
 
 @given(space=gymnasium_spaces())
-@settings(deadline=None, derandomize=True, max_examples=60)
 def test_the_low_end_of_every_space_conforms(space: Space) -> None:
     spec = from_gymnasium(space)
     value = lowest(space)
@@ -206,7 +205,6 @@ def lowest(space: Space) -> Any:
 
 
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=60)
 def test_any_bits_are_reported_or_refused_and_never_break_the_check(data: st.DataObject) -> None:
     spec = data.draw(gymnasium_spaces().map(from_gymnasium))
     columns = data.draw(batches(spec, 2))

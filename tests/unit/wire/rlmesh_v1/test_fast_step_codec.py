@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import CodecError
@@ -63,13 +63,11 @@ def check_read(frame: bytes) -> None:
 
 
 @given(STEPS)
-@settings(deadline=None, derandomize=True, max_examples=60)
 def test_the_generated_code_reads_what_is_asked(request: Step) -> None:
     assert env.parse_request(env.pack_request(request)) == request
 
 
 @given(PLAIN | FULL)
-@settings(deadline=None, derandomize=True, max_examples=100)
 def test_the_generated_code_reads_what_is_answered(response: StepDone) -> None:
     frame = env.pack_response(response, tag_arrays=True)
 
@@ -77,7 +75,6 @@ def test_the_generated_code_reads_what_is_answered(response: StepDone) -> None:
 
 
 @given(PLAIN)
-@settings(deadline=None, derandomize=True, max_examples=100)
 def test_what_is_usual_is_read_by_hand(response: StepDone) -> None:
     frame = env.pack_response(response, tag_arrays=False)
 
@@ -88,7 +85,6 @@ def test_what_is_usual_is_read_by_hand(response: StepDone) -> None:
 
 
 @given(st.data())
-@settings(deadline=None, derandomize=True, max_examples=60)
 def test_a_damaged_answer_means_what_the_generated_code_says(data: st.DataObject) -> None:
     frame = env.pack_response(data.draw(PLAIN | FULL), tag_arrays=True)
 

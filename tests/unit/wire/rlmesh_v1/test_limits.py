@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.dialects.released.protocol.model_messages import (
@@ -55,7 +55,6 @@ def contract(observation: Space, action: Space, num_envs: int) -> EnvContract:
 
 @pytest.mark.parametrize("num_lanes", [1, 3])
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=60)
 def test_no_batch_is_larger_than_the_limit(data: st.DataObject, num_lanes: int) -> None:
     spec = data.draw(specs())
 
@@ -148,7 +147,6 @@ def test_responses_of_many_lanes_fit() -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=40)
 def test_no_message_to_a_policy_is_larger_than_the_limit_in_any_generation(
     data: st.DataObject, num_rows: int
 ) -> None:

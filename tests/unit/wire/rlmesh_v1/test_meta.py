@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import CodecError
@@ -41,13 +41,11 @@ def there_and_back(infos: dict[Any, Any], *, tag_arrays: bool = False) -> dict[s
 
 @pytest.mark.parametrize("tag_arrays", [False, True])
 @given(infos=plain_infos())
-@settings(deadline=None, derandomize=True, max_examples=60)
 def test_plain_infos_come_back_equal(infos: dict[str, Any], tag_arrays: bool) -> None:
     assert there_and_back(infos, tag_arrays=tag_arrays) == infos
 
 
 @given(array=arrays())
-@settings(deadline=None, derandomize=True, max_examples=60)
 def test_a_tagged_array_comes_back_to_the_bit(array: Any) -> None:
     back = there_and_back({"a": {"b": [array]}}, tag_arrays=True)
 
@@ -56,7 +54,6 @@ def test_a_tagged_array_comes_back_to_the_bit(array: Any) -> None:
 
 
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=60)
 def test_damaged_infos_are_refused_or_read(data: st.DataObject) -> None:
     frame = encode_meta({"a": data.draw(arrays()), "b": ["x"]}, tag_arrays=True)
 
@@ -350,7 +347,6 @@ def _objects(parts: list[Any]) -> Any:
 
 @pytest.mark.parametrize("tag_arrays", [False, True])
 @given(infos=st.dictionaries(st.text(max_size=4), odd_values(), max_size=4))
-@settings(deadline=None, derandomize=True, max_examples=100)
 def test_any_infos_arrive_and_what_arrives_comes_back_equal(
     infos: dict[str, Any], tag_arrays: bool
 ) -> None:

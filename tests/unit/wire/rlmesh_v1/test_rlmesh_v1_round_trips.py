@@ -4,7 +4,7 @@ from array import array
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import CodecError
@@ -153,7 +153,6 @@ ROUND_TRIPS: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.parametrize("name", ROUND_TRIPS)
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=60)
 def test_every_message_is_equal_after_a_round_trip(name: str, data: st.DataObject) -> None:
     messages, pack, parse = ROUND_TRIPS[name]
     message = data.draw(messages)
@@ -163,7 +162,6 @@ def test_every_message_is_equal_after_a_round_trip(name: str, data: st.DataObjec
 
 @pytest.mark.parametrize("name", ROUND_TRIPS)
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=60)
 def test_damage_to_any_frame_is_refused_or_read(name: str, data: st.DataObject) -> None:
     messages, pack, parse = ROUND_TRIPS[name]
     frame = data.draw(damaged(pack(data.draw(messages))))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import CodecError
@@ -30,7 +30,6 @@ Fill = Callable[[pb.SpaceSpec], object]
 
 
 @given(space=gymnasium_spaces())
-@settings(deadline=None, derandomize=True, max_examples=80)
 def test_a_space_comes_back_equal_from_the_wire(space: Space) -> None:
     spec = from_gymnasium(space)
 
@@ -42,7 +41,6 @@ def test_a_space_comes_back_equal_from_the_wire(space: Space) -> None:
 
 
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=100)
 def test_a_damaged_description_is_refused_or_gives_a_possible_space(data: st.DataObject) -> None:
     frame = spec_to_proto(from_gymnasium(data.draw(gymnasium_spaces()))).SerializeToString()
 

@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import CodecError
@@ -23,7 +23,6 @@ TEXT = from_gymnasium(spaces.Text(4))
 
 @pytest.mark.parametrize("num_lanes", [1, 3])
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=40)
 def test_a_batch_comes_back_to_the_bit(data: st.DataObject, num_lanes: int) -> None:
     spec = data.draw(specs())
     columns = data.draw(batches(spec, num_lanes))
@@ -34,7 +33,6 @@ def test_a_batch_comes_back_to_the_bit(data: st.DataObject, num_lanes: int) -> N
 
 
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=80)
 def test_a_damaged_batch_is_refused_or_has_the_declared_form(data: st.DataObject) -> None:
     spec = data.draw(specs())
     frame = encode_batch(spec, data.draw(batches(spec, 2)), 2)

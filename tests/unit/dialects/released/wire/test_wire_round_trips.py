@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.dialects.released.protocol import model_messages as a
@@ -205,7 +205,6 @@ ROUND_TRIPS: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.parametrize("name", ROUND_TRIPS)
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=60)
 def test_every_message_comes_back_equal(name: str, data: st.DataObject) -> None:
     messages, pack, parse_ = ROUND_TRIPS[name]
     message = data.draw(messages)
@@ -215,7 +214,6 @@ def test_every_message_comes_back_equal(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", ROUND_TRIPS)
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=60)
 def test_damage_to_any_frame_is_refused_or_read(name: str, data: st.DataObject) -> None:
     messages, pack, parse_ = ROUND_TRIPS[name]
     frame = data.draw(damaged(pack(data.draw(messages))))
@@ -232,7 +230,6 @@ def test_damage_to_any_frame_is_refused_or_read(name: str, data: st.DataObject) 
 
 @pytest.mark.parametrize("num_lanes", [1, 3])
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=40)
 def test_a_batch_comes_back_to_the_bit_and_is_a_message_of_the_schema(
     data: st.DataObject, num_lanes: int
 ) -> None:
@@ -248,7 +245,6 @@ def test_a_batch_comes_back_to_the_bit_and_is_a_message_of_the_schema(
 
 
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=80)
 def test_a_damaged_batch_is_refused_or_has_the_declared_form(data: st.DataObject) -> None:
     spec = data.draw(specs())
     frame = values.encode_batch(spec, data.draw(batches(spec, 2)), 2)
@@ -263,7 +259,6 @@ def test_a_damaged_batch_is_refused_or_has_the_declared_form(data: st.DataObject
 
 
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=40)
 def test_batches_that_are_joined_can_be_split_again(data: st.DataObject) -> None:
     spec = data.draw(specs())
     counts = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
@@ -276,7 +271,6 @@ def test_batches_that_are_joined_can_be_split_again(data: st.DataObject) -> None
 
 
 @given(space=gymnasium_spaces())
-@settings(deadline=None, derandomize=True, max_examples=80)
 def test_a_space_comes_back_equal_from_the_wire(space: Space) -> None:
     spec = from_gymnasium(space)
 
@@ -289,7 +283,6 @@ def test_a_space_comes_back_equal_from_the_wire(space: Space) -> None:
 
 
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=100)
 def test_a_damaged_description_is_refused_or_gives_a_possible_space(data: st.DataObject) -> None:
     frame = spec_to_proto(from_gymnasium(data.draw(gymnasium_spaces()))).SerializeToString()
 
@@ -328,7 +321,6 @@ def test_the_duration_of_a_request_is_sent_behind_its_answer() -> None:
         a.ModelTimings, *[st.none() | UINT32 for _ in a.ModelTimings.__dataclass_fields__]
     )
 )
-@settings(deadline=None, derandomize=True, max_examples=40)
 def test_the_duration_of_a_prediction_is_sent_and_read(timings: a.ModelTimings) -> None:
     frame = model.with_timings(model.pack_response(a.AdapterReleased("r")), timings)
 
