@@ -130,6 +130,8 @@ class RemoteModel(NotPicklable):
         self._horizons: dict[str, int] = {}
         self._chunk_routes: dict[str, str] = {}
         """By route id: the name of the route beside it on which its chunks are predicted."""
+        self._single_routes: dict[str, bool] = {}
+        """By id: the open routes for single actions, and whether one was asked for on it."""
         self._chunk_lock = threading.Lock()
         self._telemetry: dict[str, PredictTelemetry] = {}
         self._dialect: RouteRequests
@@ -228,6 +230,8 @@ class RemoteModel(NotPicklable):
                 ],
                 self._timeout_s,
             )
+            if before:
+                self._single_routes.setdefault(route_id, False)
             raise ConfigurationError(
                 f"{wanted} actions at once are more than the policy of {self.address} chooses, "
                 f"which is {known}: lower the horizon (horizon=…, execution_horizon=…, "
@@ -235,7 +239,7 @@ class RemoteModel(NotPicklable):
             )
         self._close_chunks(route_id)
         self._contracts[route_id], self._horizons[route_id] = contract, wanted or known or 1
-        self._columns[route_id] = to_columns
+        self._columns[route_id], self._single_routes[route_id] = to_columns, False
         return route_id
 
     def predict(
@@ -299,6 +303,8 @@ class RemoteModel(NotPicklable):
     def _actions(self, route_id: str, batch: RouteBatch) -> list[Column]:
         """Return one action a row; arrays may be read-only."""
         contract, rows, columns = batch
+        if not self._single_routes.get(route_id):
+            self._open_single_route(route_id, contract)
         data = self._dialect.encode(contract, columns, len(rows))
         reply = self._ask(route_id, lambda ids: self._dialect.predict(ids, route_id, rows, data))
         return self._dialect.actions(contract, reply, len(rows))
@@ -378,7 +384,11 @@ class RemoteModel(NotPicklable):
         return RouteBatch(contract, rows, to_columns(observation, len(rows)))
 
     def _chunk_route(self, route_id: str, contract: EnvContract, horizon: int) -> str:
-        """Return the name of the route for chunks beside a route, which is opened if need be."""
+        """Return the name of the route for chunks beside a route, which is opened if need be.
+
+        It replaces a route on which no action was asked for: a server with a ``max_delay_s`` would
+        have each batch wait for that one.
+        """
         with self._chunk_lock:
             name = self._chunk_routes.get(route_id)
             if name is None:
@@ -388,16 +398,30 @@ class RemoteModel(NotPicklable):
                     self._timeout_s,
                 )
                 self._chunk_routes[route_id] = name
+                if self._single_routes.get(route_id) is False:
+                    del self._single_routes[route_id]
+                    self._release(route_id)
             return name
+
+    def _open_single_route(self, route_id: str, contract: EnvContract) -> None:
+        """Open a route again that one for chunks has replaced; note that it is asked."""
+        with self._chunk_lock:
+            if route_id not in self._single_routes:
+                self._session_stream.ask(
+                    lambda ids: [self._dialect.configure(ids, route_id, contract)], self._timeout_s
+                )
+            self._single_routes[route_id] = True
 
     def _close_chunks(self, route_id: str) -> None:
         """Close the route for chunks beside a route, if there is one."""
         with self._chunk_lock:
             name = self._chunk_routes.pop(route_id, None)
         if name is not None:
-            self._session_stream.ask(
-                lambda ids: [self._dialect.release(ids, name)], self._timeout_s
-            )
+            self._release(name)
+
+    def _release(self, name: str) -> None:
+        """Close a route of the server."""
+        self._session_stream.ask(lambda ids: [self._dialect.release(ids, name)], self._timeout_s)
 
     def last_telemetry(self, route_id: str = DEFAULT_ROUTE) -> PredictTelemetry | None:
         """Return how the route's latest prediction was made.
@@ -411,13 +435,13 @@ class RemoteModel(NotPicklable):
         """Release a route and the state that the policy keeps for it."""
         contract = self._contracts.get(route_id)
         self._close_chunks(route_id)
-        self._session_stream.ask(
-            lambda ids: [self._dialect.release(ids, route_id)], self._timeout_s
-        )
+        if contract is None or route_id in self._single_routes:
+            self._release(route_id)
         # Another thread may have configured it anew already.
         if self._contracts.get(route_id) is contract:
             self._contracts.pop(route_id, None)
             self._columns.pop(route_id, None)
+            self._single_routes.pop(route_id, None)
             self._telemetry.pop(route_id, None)
 
     def close(self) -> None:
