@@ -94,4 +94,4 @@ def _policy_sizes(resize: str, space: SpaceSpec, answer: HandshakeResponse) -> d
         height, width = sizes.get(leaf.name, leaf.shape[-3:-1])
         if height <= leaf.shape[-3] and width <= leaf.shape[-2]:
             smaller[leaf.name] = height, width
-    return as_sizes(smaller, space)
+    return as_sizes(smaller, space) if smaller else {}

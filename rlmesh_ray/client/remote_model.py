@@ -128,8 +128,8 @@ class RemoteModel(NotPicklable):
         self._contracts: dict[str, EnvContract] = {}
         self._columns: dict[str, _ToColumns] = {}
         self._horizons: dict[str, int] = {}
-        self._chunk_routes: dict[str, str] = {}
-        """By route id: the name of the route beside it on which its chunks are predicted."""
+        self._names: dict[str, dict[bool, str]] = {}
+        """By route id: the server's routes that are used, by whether chunks are asked for there."""
         self._chunk_lock = threading.Lock()
         self._telemetry: dict[str, PredictTelemetry] = {}
         self._dialect: RouteRequests
@@ -228,12 +228,15 @@ class RemoteModel(NotPicklable):
                 ],
                 self._timeout_s,
             )
+            if before and True in self._names[route_id]:
+                self._names[route_id][False] = route_id
             raise ConfigurationError(
                 f"{wanted} actions at once are more than the policy of {self.address} chooses, "
                 f"which is {known}: lower the horizon (horizon=…, execution_horizon=…, "
                 "--execution-horizon) to that, or leave it out"
             )
         self._close_chunks(route_id)
+        self._names[route_id] = {}
         self._contracts[route_id], self._horizons[route_id] = contract, wanted or known or 1
         self._columns[route_id] = to_columns
         return route_id
@@ -291,7 +294,7 @@ class RemoteModel(NotPicklable):
         if horizon == 1:
             steps = self._actions(route_id, batch)
         else:
-            name = self._chunk_route(route_id, contract, horizon)
+            name = self._route(route_id, contract, horizon)
             reply = self._ask(route_id, lambda ids: self._dialect.predict_chunk(ids, name, batch))
             steps = self._dialect.actions(contract, reply, num_rows, horizon)
         return unflatten(contract.action_space, [_by_row(each, num_rows) for each in steps])
@@ -299,8 +302,9 @@ class RemoteModel(NotPicklable):
     def _actions(self, route_id: str, batch: RouteBatch) -> list[Column]:
         """Return one action a row; arrays may be read-only."""
         contract, rows, columns = batch
+        name = self._route(route_id, contract, 1)
         data = self._dialect.encode(contract, columns, len(rows))
-        reply = self._ask(route_id, lambda ids: self._dialect.predict(ids, route_id, rows, data))
+        reply = self._ask(route_id, lambda ids: self._dialect.predict(ids, name, rows, data))
         return self._dialect.actions(contract, reply, len(rows))
 
     def _ask(self, route_id: str, make: Make) -> ModelReply:
@@ -377,27 +381,40 @@ class RemoteModel(NotPicklable):
         rows = slots.rows() if slots else _all_lanes(contract.num_envs)
         return RouteBatch(contract, rows, to_columns(observation, len(rows)))
 
-    def _chunk_route(self, route_id: str, contract: EnvContract, horizon: int) -> str:
-        """Return the name of the route for chunks beside a route, which is opened if need be."""
+    def _route(self, route_id: str, contract: EnvContract, horizon: int) -> str:
+        """Return the server's route for one action or for chunks, which is opened if need be.
+
+        The route of ``configure_route`` is closed if chunks are asked for first: a server with a
+        ``max_delay_s`` would have each batch wait for it.
+        """
+        names, has_chunks = self._names.get(route_id, {}), horizon > 1
+        if has_chunks in names:
+            return names[has_chunks]
         with self._chunk_lock:
-            name = self._chunk_routes.get(route_id)
-            if name is None:
-                name = f"{route_id[:_SHOWN_CHARACTERS]}-chunks-{uuid.uuid4().hex}"
-                self._session_stream.ask(
-                    lambda ids: [self._dialect.configure(ids, name, contract, horizon)],
-                    self._timeout_s,
-                )
-                self._chunk_routes[route_id] = name
-            return name
+            if has_chunks not in names:
+                name = route_id
+                if has_chunks:
+                    name = f"{route_id[:_SHOWN_CHARACTERS]}-chunks-{uuid.uuid4().hex}"
+                if names or has_chunks:
+                    self._session_stream.ask(
+                        lambda ids: [self._dialect.configure(ids, name, contract, horizon)],
+                        self._timeout_s,
+                    )
+                if not names and has_chunks:
+                    self._release(route_id)
+                names[has_chunks] = name
+            return names[has_chunks]
 
     def _close_chunks(self, route_id: str) -> None:
         """Close the route for chunks beside a route, if there is one."""
         with self._chunk_lock:
-            name = self._chunk_routes.pop(route_id, None)
+            name = self._names.get(route_id, {}).pop(True, None)
         if name is not None:
-            self._session_stream.ask(
-                lambda ids: [self._dialect.release(ids, name)], self._timeout_s
-            )
+            self._release(name)
+
+    def _release(self, name: str) -> None:
+        """Close a route of the server."""
+        self._session_stream.ask(lambda ids: [self._dialect.release(ids, name)], self._timeout_s)
 
     def last_telemetry(self, route_id: str = DEFAULT_ROUTE) -> PredictTelemetry | None:
         """Return how the route's latest prediction was made.
@@ -410,14 +427,13 @@ class RemoteModel(NotPicklable):
     def close_route(self, route_id: str = DEFAULT_ROUTE) -> None:
         """Release a route and the state that the policy keeps for it."""
         contract = self._contracts.get(route_id)
-        self._close_chunks(route_id)
-        self._session_stream.ask(
-            lambda ids: [self._dialect.release(ids, route_id)], self._timeout_s
-        )
+        for name in {*self._names.get(route_id, {}).values()} or {route_id}:
+            self._release(name)
         # Another thread may have configured it anew already.
         if self._contracts.get(route_id) is contract:
             self._contracts.pop(route_id, None)
             self._columns.pop(route_id, None)
+            self._names.pop(route_id, None)
             self._telemetry.pop(route_id, None)
 
     def close(self) -> None:

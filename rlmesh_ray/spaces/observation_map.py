@@ -378,10 +378,12 @@ class _Parser:
         word = self._word()
         if self._tokens[-1:] != ["("]:
             return _ClientLeaf(self._path(word))
-        if word not in _VERBS or depth > MAX_DEPTH:
+        if depth > MAX_DEPTH:
+            self._refuse(f"{word} is nested more than {MAX_DEPTH} verbs deep")
+        if word not in _VERBS:
             near = [f"; did you mean {each}?" for each in get_close_matches(word, _VERBS, 1)]
             verbs = f"there are {', '.join(_VERBS)}, and KEY=NAME renames"
-            self._refuse(f"there is no verb {word} at depth {depth} ({verbs}){''.join(near)}")
+            self._refuse(f"there is no verb {word} ({verbs}){''.join(near)}")
         verb, sources, words = _VERBS[word], list[_Source](), list[str]()
         while (token := self._next()) == ("," if sources else "("):
             if verb is _Concat or not sources:

@@ -19,6 +19,7 @@ from rlmesh_ray.errors import (
     RemoteModelError,
 )
 from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS
+from rlmesh_ray.protocol.gateway_balancer import Target
 from rlmesh_ray.protocol.messages import (
     ConfigureRoute,
     ModelErrorCode,
@@ -29,10 +30,12 @@ from rlmesh_ray.protocol.messages import (
     PredictSlot,
     RouteConfigured,
 )
+from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
 from tests.loopback.eventually import eventually
+from tests.loopback.gateway_peers import Listing
 from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import MODEL_JOIN, RawJoin
 
@@ -248,12 +251,51 @@ def test_a_route_that_opens_again_has_the_new_environment_s_chunks(model: Remote
 
 def test_a_closed_route_leaves_none_behind(server: ModelServer, model: RemoteModel) -> None:
     model.configure_route(BOX)
+    model.predict(OBSERVATIONS)
     model.predict_chunk(OBSERVATIONS)
     assert server.statistics().routes == 2
 
     model.close_route()
 
     assert server.statistics().routes == 0
+
+
+def test_a_client_of_chunks_alone_has_no_other_route_that_a_delayed_batch_would_await(
+    policy: Counting,
+) -> None:
+    with (
+        ModelServer(policy, max_delay_s=600.0) as server,
+        RemoteModel(server.address, predict_timeout_s=PATIENCE_S) as model,
+    ):
+        model.configure_route(BOX)
+        chunks = model.predict_chunk(OBSERVATIONS)
+        model.close_route()
+        assert server.statistics().routes == 0
+
+    assert chunks.shape == (2, HORIZON, 1)
+
+
+def test_single_actions_may_follow_chunks(server: ModelServer, model: RemoteModel) -> None:
+    model.configure_route(BOX)
+    model.predict_chunk(OBSERVATIONS)
+    with pytest.raises(ConfigurationError, match="4 actions at once are more than"):
+        model.configure_route(BOX, horizon=4)
+
+    actions = [model.predict(OBSERVATIONS).tolist() for _ in range(2)]
+
+    assert actions == [[[1], [5]]] * 2
+    assert model.predict_chunk(OBSERVATIONS).shape == (2, HORIZON, 1)
+    assert server.statistics().routes == 2
+
+
+def test_a_gateway_passes_chunks_on(server: ModelServer) -> None:
+    listing = Listing(Target("0", 1, server.address, None))
+    with GatewayServer(listing) as gateway, RemoteModel(gateway.address) as model:
+        model.configure_route(BOX, horizon=2)
+        chunks, actions = model.predict_chunk(OBSERVATIONS), model.predict(OBSERVATIONS)
+
+    assert chunks[..., 0].tolist() == [[1, 2], [5, 6]]
+    assert actions.tolist() == [[1], [5]]
 
 
 def test_threads_open_one_route_for_the_chunks_of_a_route(
@@ -265,7 +307,7 @@ def test_threads_open_one_route_for_the_chunks_of_a_route(
         found = list(pool.map(lambda _: model.predict_chunk(OBSERVATIONS).shape, range(8)))
 
     assert found == [(2, HORIZON, 1)] * 8
-    assert server.statistics().routes == 2
+    assert server.statistics().routes == 1
 
 
 def test_chunks_are_the_same_in_the_dialect_of_the_released_rlmesh(policy: Counting) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv, evaluate
+from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteVectorEnv, evaluate
+from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_handshake import shake_hands
 from rlmesh_ray.errors import ConfigurationError
@@ -137,6 +138,22 @@ def test_an_evaluation_takes_a_codec(server: EnvServer) -> None:
     assert (result.return_mean, seen[0].dtype) == (4.0, np.uint8)
     with pytest.raises(ConfigurationError, match="is not known"):
         evaluate(server.address, act, episodes=1, image_codec="gif")
+
+
+def test_the_command_takes_a_codec(server: EnvServer, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = []
+
+    def act(observations: Any) -> Any:
+        seen.append(observations["camera"])
+        return np.ones(len(observations["camera"]), np.int64)
+
+    with ModelServer(act) as model:
+        names = ["evaluate", "--env", server.address, "--model", model.address, "--episodes", "1"]
+        assert main([*names, "--seed", "0", "--image-codec", "jpeg:1"]) == 0
+        assert main([*names, "--image-codec", "gif"]) == 2
+
+    assert "image_codec='gif' is not known" in capsys.readouterr().err
+    assert (seen[0][0] != Filmed().reset(seed=0)[0]["camera"]).any()
 
 
 @pytest.mark.parametrize(

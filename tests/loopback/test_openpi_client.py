@@ -120,6 +120,22 @@ def test_our_own_server_describes_the_policy_and_its_times() -> None:
     assert telemetry.forward_s > 0
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), "soon", None, [1]])
+def test_times_that_are_no_numbers_are_left_out(odd: object) -> None:
+    timing = {"infer_ms": 2.0, "queue_ms": odd, "batch_rows": odd, "policy_version": odd}
+    with (
+        small_server(lambda message: {**chunk(message), "server_timing": timing}) as address,
+        RemoteModel(f"openpi://{address}") as model,
+    ):
+        model.configure_route(Arm())
+        model.predict(batch(0.5))
+        telemetry = model.last_telemetry()
+
+    assert telemetry is not None
+    assert (telemetry.forward_s, telemetry.queue_s) == (0.002, 0.0)
+    assert (telemetry.policy_version, telemetry.batch_rows) == (-1, 0)
+
+
 class Wide(Arm):
     """An arm with more joints."""
 
@@ -238,7 +254,7 @@ def test_nothing_but_an_openpi_server_is_taken_for_one() -> None:
         RemoteModel(f"openpi://{free_address()}")
     with (
         ModelServer(doubled) as server,
-        pytest.raises(EndpointUnreachableError, match="it is no openpi server"),
+        pytest.raises(EndpointUnreachableError, match="this is no openpi server"),
     ):
         RemoteModel(f"openpi://{server.address}")
     with (
@@ -303,6 +319,8 @@ def test_the_token_travels_as_api_key_over_tls(tmp_path: Path) -> None:
 def test_addresses_and_options_that_mean_something_else_are_refused() -> None:
     with pytest.raises(AddressError, match="over TCP"):
         RemoteModel("openpi://unix:socket")
+    with pytest.raises(EndpointUnreachableError, match=r": this is no .* isn't a valid URI: fragm"):
+        RemoteModel("openpi://127.0.0.1:1/path#part")
     with pytest.raises(AddressError, match="is not an address"):
         RemoteModel("openpi:///path")
     with pytest.raises(ConfigurationError, match="openpi has no editions"):

@@ -171,6 +171,15 @@ ExecutionHorizonOption = Annotated[
         help="How many actions of each chunk are played, for policies that choose several at once.",
     ),
 ]
+ImageCodecOption = Annotated[
+    str | None,
+    typer.Option(
+        "--image-codec",
+        metavar="CODEC",
+        rich_help_panel=ENVIRONMENT,
+        help="Have images travel compressed, such as with png or jpeg:95.",
+    ),
+]
 ModelEditionText = Annotated[
     str | None,
     typer.Option(
@@ -193,6 +202,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     seed: SeedOption = None,
     num_envs: LanesOption = None,
     env_kwargs: EnvKwargs = None,
+    image_codec: ImageCodecOption = None,
     env_timeout: EnvTimeoutOption = DEFAULT_STEP_TIMEOUT_S,
     model_timeout: ModelTimeoutOption = DEFAULT_STEP_TIMEOUT_S,
     reconnect_timeout: ReconnectOption = 30.0,
@@ -265,6 +275,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
             reconnect_timeout_s=reconnect_timeout,
             observation_map=route_map,
             execution_horizon=execution_horizon,
+            image_codec=image_codec,
             record=record_options(record, record_max_gb, record_video),
         )
     if plot is not None:

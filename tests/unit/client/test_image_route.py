@@ -70,6 +70,12 @@ def test_images_do_not_grow_to_those_of_the_policy(larger: tuple[int, int]) -> N
     assert found == [(48, 64, 3), (8, 8, 3), ()]
 
 
+def test_images_that_are_all_smaller_than_the_policys_stay_as_they_are() -> None:
+    sizes = {"front": (96, 128), "wrist": (48, 128)}
+
+    assert shapes(route(resize="policy", sizes=sizes)) == [(48, 64, 3), (48, 64, 3), ()]
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [

@@ -235,7 +235,7 @@ def test_a_map_and_its_texts_say_the_same_and_it_pickles() -> None:
         ("x=normalize(a,b)", r"there is no verb normalize .*; did you mean normalise\?"),
         ("x=__import__(os)", "there is no verb __import__"),
         ("x=rename(a)", "KEY=NAME renames"),
-        (f"x={'cast(' * 40}a", "no verb cast at depth 33"),
+        (f"x={'cast(' * 40}a", "cast is nested more than 32 verbs deep"),
         ("x=normalise(a,/no/such/file.json)", r"cannot be read \(FileNotFoundError"),
     ],
 )

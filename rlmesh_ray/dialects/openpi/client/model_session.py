@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import math
 import os
 import ssl
 import threading
@@ -403,8 +404,7 @@ async def _connection(options: ConnectOptions) -> ClientConnection:
         ) from error
     except (InvalidHandshake, InvalidURI, EOFError) as error:
         raise EndpointUnreachableError(
-            f"something answers there, but it is no openpi server ({error}); check the address "
-            "and whether it uses TLS",
+            f"this is no openpi server ({error}); check the address and whether it uses TLS",
             address,
         ) from error
     with contextlib.suppress(OSError):
@@ -417,7 +417,7 @@ def _telemetry(message: Mapping[str, Any]) -> PredictTelemetry | None:
 
     def number(name: str) -> float | None:
         value = message.get(f"{SERVER_TIMING}/{name}")
-        return value if isinstance(value, int | float) else None
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
 
     infer_ms = number("infer_ms")
     if infer_ms is None:

@@ -45,7 +45,7 @@ def _plain(spec: SpaceSpec, root: str) -> dict[str, dict[str, Any]]:
 def horizon_of(found: Mapping[str, Any]) -> int:
     """Return the number of actions in a chunk; 0: the metadata does not say."""
     horizon = found.get(_HORIZON)
-    return horizon if isinstance(horizon, int) and horizon > 0 else 0
+    return horizon if type(horizon) is int and horizon > 0 else 0  # True is an int
 
 
 def facts_of(found: Mapping[str, Any]) -> PolicyFacts:

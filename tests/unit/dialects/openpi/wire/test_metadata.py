@@ -61,6 +61,7 @@ def test_it_describes_the_policy_in_plain_values() -> None:
     [
         {},
         {"reset_pose": [0.0], "action_horizon": "8", "policy": 3, "action_space": {"actions": 7}},
+        {"action_horizon": True},
         {"observation_space": [1], "policy": {"kind": 1, "version": "x"}},
     ],
 )
