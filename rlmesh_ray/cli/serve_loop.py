@@ -51,7 +51,6 @@ def serve(
     Ctrl-C and SIGTERM stop it alike: running calls get a second. Metrics have the endpoint's id and
     its fleet as ``labels``; default: its address.
     """
-
     is_started = False
 
     def measured() -> list[MeasuredEndpoint]:
