@@ -51,20 +51,27 @@ def serve(
     Ctrl-C and SIGTERM stop it alike: running calls get a second. Metrics have the endpoint's id and
     its fleet as ``labels``; default: its address.
     """
+    is_started = False
 
     def measured() -> list[MeasuredEndpoint]:
+        if not is_started:
+            return []
         endpoint_id, fleet = labels or (server.address, "")
         return [MeasuredEndpoint(endpoint_id, server.statistics(), fleet)]
 
     show_log(log_format)
     # With both JSON formats programs read standard error, too.
     console.people.quiet = log_format is LogFormat.JSON and console.is_json
-    with contextlib.suppress(KeyboardInterrupt):
+    # Metrics first: an address that cannot be used shows before the environment has started.
+    metrics = served_metrics(console, metrics_address, measured)
+    with contextlib.suppress(KeyboardInterrupt), metrics as announce_metrics:
         server.start()
+        is_started = True
         freeze_heap()
         try:
-            metrics = served_metrics(console, metrics_address, measured, announce)
-            with metrics, _live_line(console) as show:
+            announce()
+            announce_metrics()
+            with _live_line(console) as show:
                 before = server.statistics()
                 # Polled: on Windows no signal ends a wait.
                 while not server.wait(_POLL_S):

@@ -2,8 +2,8 @@
 
 import contextlib
 import itertools
+import queue
 import threading
-from concurrent.futures import Future
 
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import JoinStream, timeout_error
@@ -17,6 +17,9 @@ from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.protocol.client_session import ModelClientSession
 
 _CLOSE_TIMEOUT_S = 2.0
+
+# Ctrl-C cannot leave it locked, unlike a Future, which would then block the reader.
+Answer = queue.SimpleQueue[ModelReply | RlmeshError]
 
 
 class ModelSessionStream:
@@ -33,7 +36,7 @@ class ModelSessionStream:
         self._dialect = dialect
         self._address = address
         self._process = ForkGuard(address)
-        self._futures: dict[str, Future[ModelReply]] = {}
+        self._awaited: dict[str, Answer] = {}
         self._request_ids = map(str, itertools.count(1))
         self._lock = threading.Lock()
         self._session = ModelClientSession(address)
@@ -80,30 +83,30 @@ class ModelSessionStream:
         with self._lock:
             self._session.require_open(to_close=is_last)
             first, *rest = make(self._request_ids)
-            future = self._send(first)
-        reply = self._result(first, future, timeout_s)
+            answer = self._send(first)
+        reply = self._result(first, answer, timeout_s)
         for request in rest:
             with self._lock:
                 self._session.require_open(to_close=is_last)
-                future = self._send(request)
-            reply = self._result(request, future, timeout_s)
+                answer = self._send(request)
+            reply = self._result(request, answer, timeout_s)
         return reply
 
-    def _send(self, request: EncodedRequest) -> Future[ModelReply]:
-        future: Future[ModelReply] = Future()
-        self._futures[request.request_id] = future
+    def _send(self, request: EncodedRequest) -> Answer:
+        answer: Answer = queue.SimpleQueue()
+        self._awaited[request.request_id] = answer
         self._stream.send(request.frame)
-        return future
+        return answer
 
-    def _result(
-        self, request: EncodedRequest, future: Future[ModelReply], timeout_s: float
-    ) -> ModelReply:
+    def _result(self, request: EncodedRequest, answer: Answer, timeout_s: float) -> ModelReply:
         try:
-            reply = future.result(timeout_s)
-        except TimeoutError:
+            reply = answer.get(timeout=timeout_s)
+        except queue.Empty:
             with self._lock:
-                self._futures.pop(request.request_id, None)
+                self._awaited.pop(request.request_id, None)
             raise timeout_error(timeout_s, self._address) from None
+        if isinstance(reply, RlmeshError):
+            raise reply
         if reply.failure is not None:
             raise self._session.error_of(reply.failure)
         return reply
@@ -113,15 +116,15 @@ class ModelSessionStream:
             for frame in self._stream.frames():
                 reply = self._dialect.read(frame)
                 with self._lock:
-                    future = self._futures.pop(reply.request_id, None)
-                if future is not None:
-                    future.set_result(reply)
+                    answer = self._awaited.pop(reply.request_id, None)
+                if answer is not None:
+                    answer.put(reply)
         except RlmeshError as error:
             self._fail(error)
 
     def _fail(self, error: RlmeshError) -> None:
         with self._lock:
             error = self._session.lose(error)
-            futures, self._futures = list(self._futures.values()), {}
-        for future in futures:
-            future.set_exception(error)
+            answers, self._awaited = list(self._awaited.values()), {}
+        for answer in answers:
+            answer.put(error)

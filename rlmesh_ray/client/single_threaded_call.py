@@ -10,6 +10,7 @@ private parts of gRPC; ``bidi_call`` falls back to gRPC's own calls where they h
 import functools
 import threading
 import time
+import traceback
 from collections import deque
 from typing import Any, Self
 
@@ -43,6 +44,15 @@ class _StateLock(type(threading.RLock())):  # type: ignore[misc]  # its class ha
         """Do nothing: no thread waits for the state of such a call."""
 
 
+class _DueOperations(set[Any]):
+    """What a call still waits for.
+
+    A reader may get it after the writer's thread has abandoned the call.
+    """
+
+    remove = set.discard
+
+
 class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gRPC has no types
     """A call with a completion queue of its own, which its readers empty; see ``begin``."""
 
@@ -62,7 +72,7 @@ class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gR
         """
         private: Any = channel
         state = _RPCState(_DUE_AT_FIRST, None, None, None, None)
-        state.condition = _StateLock()
+        state.condition, state.due = _StateLock(), _DueOperations(state.due)
         state.method, state.rpc_start_time = path, time.perf_counter()
         first = (
             (
@@ -118,6 +128,9 @@ class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gR
                 while self._consume_next_event().batch_operations:
                     pass
             return self._state.response is not None
+        except BaseException as error:
+            _unlock(error)
+            raise
         finally:
             self._reading.release()
 
@@ -160,8 +173,8 @@ class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gR
     def _consume_next_event(self) -> Any:
         try:
             event = super()._consume_next_event()
-        except BaseException:
-            self._abandon()
+        except BaseException as error:
+            self._abandon(error)
             raise
         with self._state.condition:
             self._send_next()
@@ -180,19 +193,36 @@ class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gR
             is_taken = bool(self._call.operate((operation,), None))
             if not is_taken:
                 self._state.due.remove(kind)
-        except BaseException:
-            self._abandon()
+        except BaseException as error:
+            self._abandon(error)
             raise
         return is_taken
 
-    def _abandon(self) -> None:
+    def _abandon(self, error: BaseException) -> None:
         """End the call and take nothing more from it: the handler of a signal has raised.
 
         gRPC may have let go of the call, or not have been asked for what is due: to wait for that
         would crash, or take for ever.
         """
+        _unlock(error)
         self.cancel()
         self._state.due.clear()
+
+
+_LOCKING = (threading.Condition.__enter__.__code__, threading.Condition.__exit__.__code__)
+
+
+def _unlock(error: BaseException) -> None:
+    """Release a Condition of gRPC's Cython that the handler of a signal has left locked.
+
+    Such as the channel's: its other threads would wait for it for ever. See ``_StateLock``; only
+    the traceback leads to it.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code in _LOCKING:
+            condition = frame.f_locals["self"]
+            if condition._is_owned():
+                condition.release()
 
 
 def _read_sockets() -> None:

@@ -54,7 +54,9 @@ class WriterHandle:
         self._thread: threading.Thread | None = None
         self._queue: deque[tuple[str, Message, int]] = deque()
         self._queued_bytes = 0
-        self._changed = threading.Condition()
+        # Locked by itself: Ctrl-C may come in a Condition's __enter__, and leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._is_open = True
         self._is_refusing = False
         self._keys = count()
@@ -62,7 +64,7 @@ class WriterHandle:
     def new_stream(self, contract: EnvContract, endpoint: str) -> str:
         """Announce a session or an env runner; return its key."""
         key = str(next(self._keys))
-        with self._changed:  # however full the queue is
+        with self._lock:  # however full the queue is
             self._append(key, Stream(info_of(contract), endpoint, self.options.video), 0)
         return key
 
@@ -72,7 +74,7 @@ class WriterHandle:
         After one was dropped the queue takes none until three quarters of it are free, so that
         what it then takes holds whole episodes.
         """
-        with self._changed:
+        with self._lock:
             most = _QUEUE_BYTES // 4 if self._is_refusing else _QUEUE_BYTES - num_bytes
             self._is_refusing = bool(self._queue) and self._queued_bytes > most
             if self._is_refusing or not self._is_open:
@@ -93,7 +95,7 @@ class WriterHandle:
 
     def close(self, timeout_s: float) -> None:
         """Have the rest written, by the process alone if that takes longer than ``timeout_s``."""
-        with self._changed:
+        with self._lock:
             self._is_open = False
             self._changed.notify_all()
         end_s = time.monotonic() + timeout_s
@@ -123,13 +125,13 @@ class WriterHandle:
                     pipe.send(message)
                 pipe.send(None)
         except OSError as error:
-            with self._changed:
+            with self._lock:
                 self._is_open = False
                 self._queue.clear()
             _LOG.warning("nothing more is recorded to %s: %s", self.options.folder, error)
 
     def _next(self) -> tuple[str, Message] | None:
-        with self._changed:
+        with self._lock:
             while not self._queue:
                 if not self._is_open:
                     return None

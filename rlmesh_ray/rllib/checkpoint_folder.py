@@ -48,6 +48,9 @@ class CheckpointFolder:
             algorithm: An Algorithm of RLlib.
             progress: The fields of ``TrainingProgress`` after each iteration.
             is_done: Whether this iteration was the last one.
+
+        Raises:
+            ConfigurationError: It cannot be written, as on a full disk.
         """
         last = progress[-1]
         is_due = is_done or (self._every is not None and last["iteration"] % self._every == 0)
@@ -75,9 +78,16 @@ class CheckpointFolder:
     def _written(self, algorithm: Any, progress: list[dict[str, Any]]) -> Path:
         partial = self._path.with_name(f"{self._path.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        algorithm.save_to_path(str(partial))
-        (partial / _PROGRESS).write_text(json.dumps(progress))
+        try:
+            partial.mkdir(parents=True)
+            algorithm.save_to_path(str(partial))
+            (partial / _PROGRESS).write_text(json.dumps(progress))
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise ConfigurationError(
+                f"the checkpoint in {self._path.parent} cannot be written ({error}); former ones "
+                "are kept: free space, and go on with them (--resume), or name another folder"
+            ) from error
         return partial
 
 

@@ -80,7 +80,7 @@ def num_unanswered(client: Client) -> int:
     if isinstance(client, RemoteModel):
         stream = client._session_stream
         assert isinstance(stream, ModelSessionStream)
-        return len(stream._futures)
+        return len(stream._awaited)
     session = client._session
     return session.num_sent - session.num_received
 

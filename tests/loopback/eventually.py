@@ -1,9 +1,11 @@
 """How tests wait for what other processes and threads do; tests in all folders use this."""
 
+import contextlib
 import functools
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # environments of peers, which use this, too, have no pytest
@@ -43,3 +45,25 @@ def entered(
 
     monkeypatch.setattr(owner, name, noting)
     return event
+
+
+@contextlib.contextmanager
+def interrupted_when_locked(nth: int = 1) -> Iterator[None]:
+    """Raise KeyboardInterrupt where the handler of a signal may, in this thread.
+
+    The place is in the nth Condition that it locks: the lock is taken, and ``with`` has not begun.
+    """
+    left = nth
+
+    def interrupt(frame: Any, event: str, _: object) -> None:
+        nonlocal left
+        if event == "c_return" and frame.f_code is threading.Condition.__enter__.__code__:
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt  # which ends the profiling
+
+    sys.setprofile(interrupt)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)

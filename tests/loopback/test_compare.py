@@ -84,6 +84,21 @@ def test_a_policy_that_does_not_fit_is_named_before_an_episode_runs(
     assert "frames (84, 84, 4)" in text
 
 
+def test_a_policy_that_fails_when_it_is_asked_is_named_before_an_episode_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(observations: Any) -> Any:
+        raise RuntimeError("its file of weights is empty")
+
+    with EnvServer("CartPole-v1") as env, ModelServer(fail) as b:
+        names = ("compare", f"{HERE}:balance", b.address, "--env", env.address)
+        events, text = command(capsys, *names, code=1)
+
+    assert [each["event"] for each in events] == ["error"]
+    assert f"policy {b.address} does not fit the environment" in text
+    assert "its file of weights is empty" in text
+
+
 def test_a_policy_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with EnvServer("CartPole-v1") as env:
         names = ("compare", f"{HERE}:balance", "no/such/folder", "--env", env.address)

@@ -25,7 +25,7 @@ from rlmesh_ray.errors import (
     EndpointTimeoutError,
     EndpointUnreachableError,
 )
-from tests.loopback.eventually import entered, eventually
+from tests.loopback.eventually import entered, eventually, interrupted_when_locked
 from tests.loopback.ports import plain_channel
 
 PATH = "/test.Service/Join"
@@ -370,6 +370,36 @@ def test_a_stream_that_ctrl_c_has_interrupted_anywhere_can_be_closed(
 
     stream.close()
     assert not call._state.due
+
+
+@pytest.mark.parametrize(
+    ("request_", "nth"), [("send", 1), ("receive", 1), ("receive", 2), ("poll", 1)]
+)
+def test_ctrl_c_while_grpc_locks_a_channel_does_not_leave_it_locked(
+    listen: Listen, request_: str, nth: int
+) -> None:
+    address = listen(echo)
+    channel = plain_channel(address)
+    stream = JoinStream(channel, PATH, (), address)
+    answers = []
+
+    def live() -> None:
+        other = JoinStream(channel, PATH, (), address)
+        other.send(b"a")
+        answers.append(other.receive())
+        other.close()
+
+    if request_ != "send":
+        stream.send(b"a")
+    with pytest.raises(KeyboardInterrupt), interrupted_when_locked(nth):
+        stream.send(b"a") if request_ == "send" else getattr(stream, request_)()
+    living = threading.Thread(target=live, daemon=True)
+    living.start()
+    living.join(20.0)
+
+    assert answers == [b"a"]
+    stream.close()
+    channel.close()
 
 
 @pytest.mark.usefixtures("serve")

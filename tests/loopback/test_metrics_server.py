@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rlmesh_ray import EnvServer, MeasuredEndpoint, ModelServer, RemoteEnv, serve_metrics
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.main import main
 from rlmesh_ray.cli.options.metrics import served_metrics
 from rlmesh_ray.errors import ListenError
 from tests.loopback.eventually import eventually
@@ -105,12 +106,35 @@ def test_an_address_in_use_names_the_remedy() -> None:
         pass
 
 
+class Broken(gymnasium.Env[Any, Any]):
+    """It cannot be made."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("the simulator was started")
+
+
+def test_an_address_in_use_is_named_before_the_environment_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    env = f"{__name__}:Broken"
+
+    with serve_metrics("127.0.0.1:0", list) as taken:
+        code = main(["serve-env", env, "--address", "127.0.0.1:0", "--metrics-address", taken])
+
+    assert code == 1
+    output = capsys.readouterr().err
+    assert "cannot serve metrics" in output
+    assert "simulator was started" not in output
+
+
 def test_metrics_are_reported_after_what_they_are_about(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     console = Console(is_json=True)
 
-    with served_metrics(console, "127.0.0.1:0", list, lambda: console.event("serving")):
+    with served_metrics(console, "127.0.0.1:0", list) as announce:
+        console.event("serving")
+        announce()
         first, second = events(capsys.readouterr().out)
         found = scraped(second["address"])
 

@@ -27,7 +27,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from tests.loopback.eventually import eventually
+from tests.loopback.eventually import eventually, interrupted_when_locked
 
 NUM_LANES = 4
 CONTRACT = EnvContract(
@@ -342,6 +342,23 @@ def test_a_policy_that_exits_ends_no_session(place: str, kind: type[BaseExceptio
         with RemoteModel(other.address) as model:
             model.configure_route(CONTRACT)
             assert model.predict(observations(1, -1, 0, 0)).tolist() == [2, 0, 1, 1]
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_ctrl_c_in_a_prediction_blocks_no_other_thread(model: RemoteModel, nth: int) -> None:
+    ended = threading.Event()
+    model.configure_route(CONTRACT)
+
+    def predict() -> None:
+        with contextlib.suppress(EndpointError):  # the session may be lost
+            model.predict(observations(1, 2, 3, 4))
+        ended.set()
+
+    with contextlib.suppress(KeyboardInterrupt), interrupted_when_locked(nth):
+        model.predict(observations(1, 2, 3, 4))
+    threading.Thread(target=predict, daemon=True).start()
+
+    assert ended.wait(20.0)
 
 
 def test_a_policy_that_diverges_for_one_client_fails_that_client_only() -> None:

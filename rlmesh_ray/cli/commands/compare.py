@@ -37,6 +37,7 @@ from rlmesh_ray.protocol.address import looks_like_address
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.evaluation.comparison import PairedComparison
+    from rlmesh_ray.spaces.contract import EnvContract
     from rlmesh_ray.spaces.observation_map import ObservationMap
 
 
@@ -63,6 +64,7 @@ def compare(  # noqa: PLR0913  # the command line; every option stands alone
     whether that contains 0.
     """
     from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
     from rlmesh_ray.evaluation import check_seeds
     from rlmesh_ray.evaluation.comparison import compare_episodes
     from rlmesh_ray.evaluation.plot import plot_comparison
@@ -79,13 +81,17 @@ def compare(  # noqa: PLR0913  # the command line; every option stands alone
         lanes = min(math.ceil(episodes / len(env)), MOST_LANES)
         envs = [stack.enter_context(served_env(each, lanes, kwargs)) for each in endpoints]
         policies = []
-        for name in (a, b):
-            served_map, route_map = maps_for(observation_map, [name])
-            options = ConnectOptions(name, token, tls)
-            policy = stack.enter_context(served_model(options, "auto", served_map))
-            # Both, before the first episode runs: they may take hours.
-            _require_fit(name, policy, envs[0], route_map)
-            policies.append((policy, route_map))
+        # Both policies are asked before the first episode runs: episodes may take hours.
+        with contextlib.closing(
+            RemoteVectorEnv(envs[0].address, token=envs[0].token, tls=envs[0].tls)
+        ) as asking:
+            observations, _ = asking.reset(seed=seed)
+            for name in (a, b):
+                served_map, route_map = maps_for(observation_map, [name])
+                options = ConnectOptions(name, token, tls)
+                policy = stack.enter_context(served_model(options, "auto", served_map))
+                _require_answer(name, policy, asking.contract, observations, route_map)
+                policies.append((policy, route_map))
         of_a, of_b = (
             run_and_show(console, envs, [policy], episodes, seed=seed, observation_map=route_map)
             for policy, route_map in policies
@@ -97,24 +103,24 @@ def compare(  # noqa: PLR0913  # the command line; every option stands alone
         console.say(f"plot: {plot}")
 
 
-def _require_fit(
+def _require_answer(
     name: str,
     policy: "ConnectOptions",
-    env: "ConnectOptions",
+    contract: "EnvContract",
+    observations: object,
     observation_map: "ObservationMap | None",
 ) -> None:
-    """Raise if a policy cannot act in the environment."""
-    from rlmesh_ray.client.env_session_client import probe_endpoint
+    """Raise if a policy cannot act in the environment, or not on these observations."""
     from rlmesh_ray.client.remote_model import RemoteModel
 
-    contract = probe_endpoint(env).contract
     with RemoteModel(policy.address, token=policy.token, tls=policy.tls) as model:
         try:
             model.configure_route(contract, observation_map=observation_map)
+            model.predict(observations)
         except (ContractMismatchError, RemoteModelError) as error:
             raise ContractMismatchError(
-                f"policy {name} does not fit the environment: {error}; compare policies that were "
-                "made for its spaces"
+                f"policy {name} does not fit the environment: {error}; compare policies that "
+                "evaluate can run there"
             ) from error
 
 

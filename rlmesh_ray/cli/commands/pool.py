@@ -27,6 +27,7 @@ from rlmesh_ray.cli.options.metrics import MetricsAddress, served_metrics
 from rlmesh_ray.cli.options.serving import AddressToListen, TlsClientAuthority, server_tls
 from rlmesh_ray.cli.register_with_pool import POOL_TOKEN_VARIABLE, pool_secret
 from rlmesh_ray.errors import EndpointError
+from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool
 from rlmesh_ray.server.metrics_server import MeasuredEndpoint
 from rlmesh_ray.server.statistics import StatisticsPair
 
@@ -93,8 +94,10 @@ def pool(  # noqa: PLR0913  # the command line; every option stands alone
     show_log()
     # Starts no Ray: no training would run on it.
     where = ray_address or os.environ.get("RAY_ADDRESS") or "auto"
+    measured = functools.partial(_measured, fleet_name_of_pool(name))
     with (
         contextlib.suppress(KeyboardInterrupt),
+        served_metrics(console, metrics_address, measured) as announce_metrics,
         connected_ray(console, num_cpus=1, address=where),
     ):
         from rlmesh_ray.actors.pool import EnvPool
@@ -102,11 +105,9 @@ def pool(  # noqa: PLR0913  # the command line; every option stands alone
         with EnvPool(
             name, address=address, token=secret, tls=tls, endpoint_tls=endpoint_tls
         ) as started:
-            is_protected = secret is not None
-            announce = functools.partial(_announce, console, started, is_protected=is_protected)
-            measured = functools.partial(_measured, started.fleet)
-            with served_metrics(console, metrics_address, measured, announce):
-                _follow(console, started)
+            _announce(console, started, is_protected=secret is not None)
+            announce_metrics()
+            _follow(console, started)
 
 
 def _announce(console: Console, pool: "EnvPool", *, is_protected: bool) -> None:

@@ -24,19 +24,20 @@ MetricsAddress = Annotated[
 
 @contextlib.contextmanager
 def served_metrics(
-    console: Console, address: str | None, measured: Measured, announce: Callable[[], None]
-) -> Iterator[None]:
-    """Call ``announce`` once metrics are served, if they have an address, and serve them on.
+    console: Console, address: str | None, measured: Measured
+) -> Iterator[Callable[[], None]]:
+    """Serve metrics, if they have an address; yield what announces that.
 
     Raises:
-        AddressError: The address cannot be used; nothing has been announced.
+        AddressError: The address cannot be used.
     """
     if address is None:
-        announce()
-        yield
+        yield lambda: None
         return
     with serve_metrics(address, measured) as bound:
-        announce()
-        console.event("metrics", address=bound)
-        console.say(f"metrics for Prometheus at http://{bound}/metrics")
-        yield
+
+        def announce() -> None:
+            console.event("metrics", address=bound)
+            console.say(f"metrics for Prometheus at http://{bound}/metrics")
+
+        yield announce

@@ -1,6 +1,8 @@
 import csv
+import errno
 import itertools
 import math
+import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -217,6 +219,23 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_former_one(tmp_path: Pa
     again = trained(CountingAlgorithm([3.0]), stop_iters=2, resume=tmp_path / "checkpoint", **run)
     assert [each.iteration for each in again] == [2]
     assert checkpoints(tmp_path) == {"checkpoint": 2}
+
+
+def test_a_full_disk_names_the_remedy_and_leaves_the_former_checkpoint(tmp_path: Path) -> None:
+    def fail_from_the_second_on() -> None:
+        if (tmp_path / "checkpoint").exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(ConfigurationError, match=r"No space left on device.*--resume"):
+        trained(
+            CountingAlgorithm([1.0, 2.0], while_saving=fail_from_the_second_on),
+            stop_iters=2,
+            checkpoint_dir=tmp_path / "checkpoint",
+            checkpoint_every=1,
+        )
+
+    assert checkpoints(tmp_path)["checkpoint"] == 1
+    assert not (tmp_path / "checkpoint.partial").exists()
 
 
 def test_a_kill_between_two_renames_leaves_the_former_checkpoint(tmp_path: Path) -> None:
