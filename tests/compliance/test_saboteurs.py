@@ -103,7 +103,7 @@ def test_a_server_that_makes_no_sense_is_reported_on_to_the_end(
     assert any(finding.verdict is Verdict.BROKEN for finding in findings)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 # An endpoint that ends with its first session breaks all that is checked after it.
 @pytest.mark.parametrize("clause", sorted({*env_saboteurs.SABOTEURS} - {"shutdown.distinct"}))
 def test_a_server_that_breaks_one_clause_is_accused_of_few_others(

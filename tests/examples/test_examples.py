@@ -154,7 +154,13 @@ def test_conflicting_dependencies(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("way", [[], ["--local"]], ids=["through endpoints", "RLlib's own way"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param([], id="through endpoints"),
+        pytest.param(["--local"], id="RLlib's own way", marks=pytest.mark.nightly),
+    ],
+)
 def test_switch_an_existing_script(way: list[str], tmp_path: Path) -> None:
     small = ["--iterations", "2", "--batch", "256", "--lanes", "2", "--out", "made"]
 

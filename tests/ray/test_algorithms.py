@@ -221,7 +221,7 @@ def test_an_algorithm_goes_on_from_its_checkpoint(
     ("duration", "name"),
     [
         ("auto", "PPO"),
-        (5, "APPO"),
+        pytest.param(5, "APPO", marks=pytest.mark.nightly),
         pytest.param("auto", "APPO", marks=pytest.mark.nightly),
         pytest.param(5, "PPO", marks=pytest.mark.nightly),
     ],

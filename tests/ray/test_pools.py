@@ -471,6 +471,7 @@ def event(process: "subprocess.Popen[str]", kind: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(line)
         if found["event"] == kind:
             return found
+        assert found["event"] != "error", found["message"]
     raise AssertionError(f"the command has ended without {kind!r}")
 
 

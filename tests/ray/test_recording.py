@@ -236,9 +236,9 @@ def count_returned(*, samples: Any, metrics_logger: Any, **_kwargs: Any) -> None
     metrics_logger.log_value("num_steps_returned", sum(map(len, samples)), reduce="sum")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("writes_episodes", [pytest.param(False, marks=pytest.mark.nightly), True])
+@pytest.mark.parametrize("writes_episodes", [False, True])
 def test_bc_trains_on_what_was_recorded(
     cart_poles: EnvServer, tmp_path: Path, writes_episodes: bool
 ) -> None:
