@@ -17,7 +17,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Machines are busy: how long an example takes, or to draw one, says nothing. Which are drawn
-# depends on the test alone, so that what fails once fails again: more of them would find no more.
+# depends on the test alone, so that what fails once fails again; the night draws others.
 settings.register_profile(
     "tests",
     max_examples=40,

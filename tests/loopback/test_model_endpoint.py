@@ -354,6 +354,7 @@ def test_ctrl_c_in_a_prediction_blocks_no_other_thread(model: RemoteModel, nth: 
             model.predict(observations(1, 2, 3, 4))
         ended.set()
 
+    # It locks no Condition now: one that comes in again is interrupted there, and fails the test.
     with contextlib.suppress(KeyboardInterrupt), interrupted_when_locked(nth):
         model.predict(observations(1, 2, 3, 4))
     threading.Thread(target=predict, daemon=True).start()
