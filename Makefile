@@ -121,7 +121,8 @@ demo: setup
 # PAGE=docs/benchmarks/figures.md says that these sections be replaced. All takes some hours.
 BENCH ?=
 bench: PAGE ?= $(if $(BENCH),,docs/benchmarks/figures.md)
-bench: setup $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready $(NODE_MODULES)/.ready
+bench: export PYTHONPATH := $(abspath $(TRAINERS_EXTRA))
+bench: setup $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready $(TRAINERS_EXTRA)/.ready $(NODE_MODULES)/.ready
 	$(if $(PAGE),set -o pipefail;) $(BIN)/python -m benchmarks $(BENCH) $(if $(PAGE),--json \
 	  | $(BIN)/python -m benchmarks.page $(PAGE) --command "$(strip python -m benchmarks $(BENCH))")
 

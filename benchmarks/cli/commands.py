@@ -67,6 +67,7 @@ class AnyRival(enum.StrEnum):
     RELEASED = Rival.RELEASED.value
     RLLIB = SamplingRival.RLLIB.value
     BARE = SamplingRival.BARE.value
+    TORCHRL = SamplingRival.TORCHRL.value
     SYNC = Peer.SYNC.value
     ASYNC = Peer.ASYNC.value
     DM_ENV_RPC = Peer.DM_ENV_RPC.value

@@ -20,10 +20,11 @@ from benchmarks.cli.options import (
 )
 from benchmarks.cli.progress_view import BenchView
 from benchmarks.growth.plan import Axis, GrowthPlan
-from benchmarks.sampling.plan import Rival, SamplingPlan, Task
+from benchmarks.sampling.plan import Rival, SamplingPlan, Task, missing_modules
 from benchmarks.stepping.plan import Peer, Row, SteppingPlan, rows_of
 from rlmesh_ray.cli.local_ray import require_rllib
 from rlmesh_ray.cli.options.common import DebugFlag, JsonFlag
+from rlmesh_ray.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from benchmarks.findings import Finding, Measurement
@@ -67,9 +68,9 @@ RivalsOption = Annotated[
     list[Rival] | None,
     typer.Option(
         "--vs",
-        help="Compare with RLlib's own runner, or with the bare loop over gymnasium's "
-        "SyncVectorEnv, which has no policy; repeatable.",
-        show_default="both",
+        help="Compare with RLlib's own runner, with the bare loop over gymnasium's "
+        "SyncVectorEnv, which has no policy, or with TorchRL's collector; repeatable.",
+        show_default="rllib, bare",
     ),
 ]
 SampledOption = Annotated[
@@ -137,12 +138,11 @@ def sampling(  # noqa: PLR0913  # the command line; every option stands alone
     """Measure how fast a runner samples through an endpoint, and RLlib's own without one.
 
     Two sessions with an endpoint on this machine, each with half of the lanes, in env workers'
-    processes of their own and in a shared one, and an algorithm's default module: PPO's on CartPole
-    and on 84x84x4 frames, SAC's on Pendulum. There is no learner. All sides run at once, each with
-    a Ray of its own, and sample in turns, since the speed of many machines changes from one second
-    to the next. On all sides garbage collections leave out what
-    was loaded, as they do in our remote runners. The measurement begins when auto has chosen; what
-    it chose is shown.
+    processes of their own and in a shared one, and an algorithm's default module: SAC's on
+    Pendulum, else PPO's. There is no learner. All sides run at once, each with a Ray of its own,
+    and sample in turns, since the speed of many machines changes from one second to the next. On
+    all sides garbage collections leave out what was loaded, as they do in our remote runners. The
+    measurement begins when auto has chosen; what it chose is shown.
     """
     from benchmarks.sampling.measure import measure_sampling
 
@@ -150,13 +150,23 @@ def sampling(  # noqa: PLR0913  # the command line; every option stands alone
     effort = _QUICK_SAMPLING if quick else _SAMPLING
     defaults = SamplingPlan()
     plan = SamplingPlan(
-        rivals=tuple(dict.fromkeys(vs or Rival)),
+        rivals=tuple(dict.fromkeys(vs or defaults.rivals)),
         tasks=tuple(dict.fromkeys(only or defaults.tasks)),
         inferences=inferences_of(inference, defaults.inferences),
         repetitions=repetitions or effort.repetitions,
         warm_up_s=effort.warm_up_s,
         seconds=seconds or effort.seconds,
     )
+    if Rival.TORCHRL in plan.rivals and Task.FRAMES_8 in plan.tasks:
+        raise ConfigurationError(
+            f"the side of TorchRL has no network for frames: leave out --vs {Rival.TORCHRL} or "
+            f"--only {Task.FRAMES_8}"
+        )
+    for name in missing_modules(plan.rivals, plan.tasks):
+        raise ConfigurationError(
+            f"this Python has no {name}: in a checkout of rlmesh-ray, make .venvs/trainers/.ready "
+            "installs it into a folder; run the command with PYTHONPATH=.venvs/trainers"
+        )
     used: list[UsedInference] = []
 
     def finish(_: "Sequence[Finding]") -> dict[str, object]:

@@ -24,7 +24,7 @@ from benchmarks.stepping.targets import OUR_SERVER, UNIT
 
 WORKLOAD = "sampling"
 OURS = "rlmesh-ray"
-NAMES = {Rival.RLLIB: "RLlib", Rival.BARE: "no policy"}
+NAMES = {Rival.RLLIB: "RLlib", Rival.BARE: "no policy", Rival.TORCHRL: "TorchRL"}
 GOALS: Mapping[tuple[Task, str, int, Rival], Goal] = MappingProxyType(
     {
         (Task.CARTPOLE_64, "auto", 1, Rival.RLLIB): Goal(f"/ {NAMES[Rival.RLLIB]} >= 4.5", 4.5),

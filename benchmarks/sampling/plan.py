@@ -4,6 +4,7 @@ Standard library only: the command line needs it for its help.
 """
 
 import enum
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -18,6 +19,8 @@ class Rival(enum.StrEnum):
     """RLlib's own SingleAgentEnvRunner, with the environments in its process."""
     BARE = "bare"
     """The loop over gymnasium's SyncVectorEnv without a policy: the limit of one core."""
+    TORCHRL = "torchrl"
+    """TorchRL's Collector, with the environments in its process."""
 
 
 class Task(enum.StrEnum):
@@ -28,6 +31,8 @@ class Task(enum.StrEnum):
     CARTPOLE_256 = "cartpole-256"
     PENDULUM_64 = "pendulum-64"
     FRAMES_8 = "frames-8"
+    HALFCHEETAH_64 = "halfcheetah-64"
+    """MuJoCo's, where the environment takes most of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +64,22 @@ TASKS: Mapping[Task, TaskSpec] = MappingProxyType(
             # RLlib keeps the frames of an episode until it ends, so there is a time limit.
             env_kwargs={"step_s": 0.0, "is_float": True, "max_episode_steps": 100},
         ),
+        Task.HALFCHEETAH_64: TaskSpec("HalfCheetah-v5", 64),
     }
 )
+
+
+def missing_modules(rivals: Sequence[Rival], tasks: Sequence[Task]) -> list[str]:
+    """Return the modules that a measurement needs and this environment lacks."""
+    needed = ["torchrl"] * (Rival.TORCHRL in rivals) + ["mujoco"] * (Task.HALFCHEETAH_64 in tasks)
+    return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
     """The cases, the peers, the repetitions and the durations."""
 
-    rivals: Sequence[Rival] = tuple(Rival)
+    rivals: Sequence[Rival] = (Rival.RLLIB, Rival.BARE)
     tasks: Sequence[Task] = (Task.CARTPOLE_64,)
     inferences: Sequence[str] = ("auto", "torch")
     """How our runner runs the module: some of ``rlmesh_ray.options.INFERENCES``."""

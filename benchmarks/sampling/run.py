@@ -45,7 +45,7 @@ class RunnerTask:
     algorithm: str
     env_kwargs: Mapping[str, Any]
     kind: str
-    """``endpoint``, ``rllib`` or ``bare``: ours, RLlib's own runner, or none at all."""
+    """``endpoint``, ``rllib``, ``torchrl`` or ``bare``: ours, a peer's, or none at all."""
     address: str
     """Of the endpoint that hosts the environment."""
     inference: str
@@ -105,6 +105,13 @@ def main() -> None:
     parent = only_for_the_parent()
     if task.kind == "bare":
         _take_turns(_BareLoop(task), task, parent)
+        return
+    if task.kind == "torchrl":
+        from benchmarks.sampling.torchrl_collector import TorchRLCollector
+
+        torch.set_num_threads(1)
+        collector = TorchRLCollector(task.env_id, task.num_envs, task.env_kwargs, task.timesteps)
+        _take_turns(collector, task, parent)
         return
     start_ray()
     try:

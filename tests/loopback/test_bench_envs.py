@@ -117,6 +117,20 @@ def test_growth_is_measured_and_drawn(capsys: Capture, tmp_path: Path) -> None:
     assert cases[-1] == "1,048,576 bytes"
 
 
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        (["--vs", "torchrl"], r"no torchrl: .*make \.venvs/trainers/\.ready"),
+        (["--only", "halfcheetah-64"], "no mujoco"),
+        (["--vs", "torchrl", "--only", "frames-8"], "no network for frames"),
+    ],
+)
+def test_what_sampling_lacks_is_said_first(options: list[str], cause: str, capsys: Capture) -> None:
+    with pytest.raises(ConfigurationError, match=cause):
+        bench("sampling", *options, capsys=capsys)
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize("subject", [["stepping"], []])
 def test_a_peer_that_is_missing_is_said_first(
     subject: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
