@@ -14,6 +14,7 @@ RLLINK_EXTRA := .venvs/rllink
 METRICS_EXTRA := .venvs/ray_metrics
 SIMULATORS_VENV := .venvs/simulators
 TRAINERS_EXTRA := .venvs/trainers
+SERVE_EXTRA := .venvs/ray_serve
 NODE_MODULES := examples/javascript/node_modules
 BIN := $(VENV)/bin
 # How many files of tests run at a time. Many wait for a process that starts: with three files, two
@@ -109,6 +110,11 @@ $(TRAINERS_EXTRA)/.ready: tests/peers/trainers/requirements.txt $(VENV)/.ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(TRAINERS_EXTRA) -r $<
 	@touch $@
 
+# What Ray Serve needs: likewise.
+$(SERVE_EXTRA)/.ready: tests/peers/ray_serve/requirements.txt tests/peers/ray_metrics/requirements.txt $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(SERVE_EXTRA) -r $<
+	@touch $@
+
 # What the examples in JavaScript need; Node.js itself came with the development packages.
 $(NODE_MODULES)/.ready: examples/javascript/package-lock.json $(VENV)/.ready
 	cd $(dir $(NODE_MODULES)) && PATH="$(abspath $(BIN)):$$PATH" npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
@@ -121,8 +127,9 @@ demo: setup
 # PAGE=docs/benchmarks/figures.md says that these sections be replaced. All takes some hours.
 BENCH ?=
 bench: PAGE ?= $(if $(BENCH),,docs/benchmarks/figures.md)
-bench: export PYTHONPATH := $(abspath $(TRAINERS_EXTRA))
-bench: setup $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready $(TRAINERS_EXTRA)/.ready $(NODE_MODULES)/.ready
+bench: export PYTHONPATH := $(abspath $(TRAINERS_EXTRA)):$(abspath $(SERVE_EXTRA))
+bench: setup $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready $(TRAINERS_EXTRA)/.ready $(SERVE_EXTRA)/.ready \
+    $(NODE_MODULES)/.ready
 	$(if $(PAGE),set -o pipefail;) $(BIN)/python -m benchmarks $(BENCH) $(if $(PAGE),--json \
 	  | $(BIN)/python -m benchmarks.page $(PAGE) --command "$(strip python -m benchmarks $(BENCH))")
 

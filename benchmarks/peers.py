@@ -1,5 +1,6 @@
 """Peers that are installed in virtual environments of their own, and the scripts that run there."""
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,20 @@ class Peer:
 def released(python: Path = RELEASED_PYTHON) -> Peer:
     """Return the released rlmesh."""
     return Peer("the released rlmesh", python, f"{RELEASED_PYTHON.parents[1]}/.ready")
+
+
+def check_extra(module: str, folder: str) -> None:
+    """Make sure that a module of a peer can be imported here, from a folder of ``.venvs``.
+
+    Raises:
+        ConfigurationError: It is not there.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise ConfigurationError(
+            f"this Python has no {module}: in a checkout of rlmesh-ray, make "
+            f".venvs/{folder}/.ready installs it into a folder; run the command with "
+            f"PYTHONPATH=.venvs/{folder}"
+        )
 
 
 def dm_env_rpc(python: Path = DM_ENV_RPC_PYTHON) -> Peer:

@@ -50,6 +50,7 @@ class Rival(enum.StrEnum):
     NOOP = Side.NOOP.value
     NOOP_UVLOOP = Side.NOOP_UVLOOP.value
     RELEASED = Side.RELEASED.value
+    RAY_SERVE = Side.RAY_SERVE.value
 
 
 class ManyRoutesClient(enum.StrEnum):
@@ -65,6 +66,7 @@ class AnyRival(enum.StrEnum):
     NOOP = Rival.NOOP.value
     NOOP_UVLOOP = Rival.NOOP_UVLOOP.value
     RELEASED = Rival.RELEASED.value
+    RAY_SERVE = Rival.RAY_SERVE.value
     RLLIB = SamplingRival.RLLIB.value
     BARE = SamplingRival.BARE.value
     TORCHRL = SamplingRival.TORCHRL.value
@@ -93,7 +95,7 @@ VsOption = Annotated[
     typer.Option(
         "--vs",
         help="Compare with a grpc.aio server that does nothing (noop, the default), with that on "
-        "uvloop, or with the released rlmesh; repeatable.",
+        "uvloop, with the released rlmesh, or with Ray Serve; repeatable.",
     ),
 ]
 AnyRivalOption = Annotated[

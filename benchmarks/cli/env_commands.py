@@ -20,7 +20,7 @@ from benchmarks.cli.options import (
 )
 from benchmarks.cli.progress_view import BenchView
 from benchmarks.growth.plan import Axis, GrowthPlan
-from benchmarks.sampling.plan import Rival, SamplingPlan, Task, missing_modules
+from benchmarks.sampling.plan import Rival, SamplingPlan, Task
 from benchmarks.stepping.plan import Peer, Row, SteppingPlan, rows_of
 from rlmesh_ray.cli.local_ray import require_rllib
 from rlmesh_ray.cli.options.common import DebugFlag, JsonFlag
@@ -144,6 +144,7 @@ def sampling(  # noqa: PLR0913  # the command line; every option stands alone
     all sides garbage collections leave out what was loaded, as they do in our remote runners. The
     measurement begins when auto has chosen; what it chose is shown.
     """
+    from benchmarks.peers import check_extra
     from benchmarks.sampling.measure import measure_sampling
 
     require_rllib("benchmarks sampling")
@@ -162,11 +163,10 @@ def sampling(  # noqa: PLR0913  # the command line; every option stands alone
             f"the side of TorchRL has no network for frames: leave out --vs {Rival.TORCHRL} or "
             f"--only {Task.FRAMES_8}"
         )
-    for name in missing_modules(plan.rivals, plan.tasks):
-        raise ConfigurationError(
-            f"this Python has no {name}: in a checkout of rlmesh-ray, make .venvs/trainers/.ready "
-            "installs it into a folder; run the command with PYTHONPATH=.venvs/trainers"
-        )
+    if Rival.TORCHRL in plan.rivals:
+        check_extra("torchrl", "trainers")
+    if Task.HALFCHEETAH_64 in plan.tasks:
+        check_extra("mujoco", "trainers")
     used: list[UsedInference] = []
 
     def finish(_: "Sequence[Finding]") -> dict[str, object]:

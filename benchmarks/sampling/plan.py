@@ -4,7 +4,6 @@ Standard library only: the command line needs it for its help.
 """
 
 import enum
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -67,12 +66,6 @@ TASKS: Mapping[Task, TaskSpec] = MappingProxyType(
         Task.HALFCHEETAH_64: TaskSpec("HalfCheetah-v5", 64),
     }
 )
-
-
-def missing_modules(rivals: Sequence[Rival], tasks: Sequence[Task]) -> list[str]:
-    """Return the modules that a measurement needs and this environment lacks."""
-    needed = ["torchrl"] * (Rival.TORCHRL in rivals) + ["mujoco"] * (Task.HALFCHEETAH_64 in tasks)
-    return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
 @dataclass(frozen=True, slots=True)

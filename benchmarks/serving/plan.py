@@ -18,6 +18,8 @@ class Side(enum.StrEnum):
     """The same on uvloop in place of asyncio's own event loop."""
     RELEASED = "released"
     """The released rlmesh 0.1.0, on its own wire, from a virtual environment of its own."""
+    RAY_SERVE = "ray-serve"
+    """Ray Serve's gRPC ingress with one replica, for the frames of edition 2026.06."""
 
 
 class ClientKind(enum.StrEnum):

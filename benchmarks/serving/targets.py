@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.load import Load
 from benchmarks.machine import usable_cores
-from benchmarks.peers import RELEASED_PYTHON, released
+from benchmarks.peers import RELEASED_PYTHON, check_extra, released
 from benchmarks.processes import Reading, Server, measure
 from benchmarks.serving.frames import DIALECTS
 from benchmarks.serving.plan import ClientKind, Side
@@ -27,6 +27,7 @@ _DIALECTS = {
     Side.NOOP: "echo",
     Side.NOOP_UVLOOP: "echo",
     Side.RELEASED: "released",
+    Side.RAY_SERVE: "ours",
 }
 
 
@@ -187,6 +188,9 @@ class Bench:
                 return [*ours, "benchmarks.serving.noop_server", self.noop_style, "uvloop"]
             case Side.RELEASED:
                 return released(self.released_python).command("serving/released_server.py")
+            case Side.RAY_SERVE:
+                check_extra("grpc_reflection", "ray_serve")
+                return [*ours, "benchmarks.serving.ray_serve_server"]
 
 
 @dataclass(frozen=True, slots=True)

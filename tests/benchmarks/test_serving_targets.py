@@ -38,6 +38,10 @@ def test_clients_have_connections_of_their_own_when_they_shall() -> None:
 def test_a_rival_that_is_not_installed_is_reported_with_the_remedy() -> None:
     with pytest.raises(ConfigurationError, match=r"make \.venvs/released/\.ready"):
         Bench(released_python=Path("nowhere/python")).start(Side.RELEASED)
+    with pytest.raises(
+        ConfigurationError, match=r"no grpc_reflection: .*\.venvs/ray_serve/\.ready"
+    ):
+        Bench().start(Side.RAY_SERVE)
 
 
 def test_a_rival_that_is_not_installed_is_reported_before_anything_is_measured() -> None:
