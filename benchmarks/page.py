@@ -1,7 +1,7 @@
 """``python -m benchmarks.page FILE``: writes what the benchmarks print with ``--json`` into a page.
 
-A section of the page is a workload; one that is measured again replaces the former one, and the
-others stay. Each section has the date, the machine and how busy it was, and the command.
+A section of the page is a workload on a machine; one that is measured again replaces the former
+one, and the others stay. Each has the date, the machine and how busy it was, and the command.
 """
 
 import argparse
@@ -15,10 +15,10 @@ from typing import Any
 _HEAD = """# Figures
 
 Written by `make bench`, not by hand: each section has the date, the machine and the command of its
-last measurement, the load before it, and the steal time during it: what a virtual machine's host
-gave to its other guests. Medians; in brackets the quartiles, where there were several repetitions.
-Below a rate stands the processor time of a step or message: of both ends together, and the
-server's part. Only the ratios (columns with `/`) mean anything on another machine.
+last measurement there, the load before it, and the steal time during it: what a virtual machine's
+host gave to its other guests. Medians; in brackets the quartiles, where there were several
+repetitions. Below a rate stands the processor time of a step or message: of both ends together, and
+the server's part. Only the ratios (columns with `/`) mean anything on another machine.
 [Benchmarks](index.md) has the commands, and a summary of former measurements.
 """
 _SECTION = re.compile(r"^## (.*)\n", re.MULTILINE)
@@ -37,7 +37,8 @@ def sections(lines: Iterable[str], command: str) -> Iterator[tuple[str, str]]:
             where = f"{_machine(event)}, `{command}`\n"
             doubts = "".join(f"\n> {caveat}\n" for caveat in event["caveats"])
             for name, table in _tables(event).items():
-                yield f"{event['subject']}: {name}", f"\n{where}{doubts}\n{table}\n"
+                heading = f"{event['subject']}: {name}, {event['machine']['cpu']}"
+                yield heading, f"\n{where}{doubts}\n{table}\n"
 
 
 def _tables(event: Mapping[str, Any]) -> dict[str, str]:
@@ -128,7 +129,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def updated(page: str, new: Mapping[str, str]) -> str:
-    """Return the page with the sections replaced, or added at the end.
+    """Return the page with the sections replaced or added, in the order of their headings.
 
     Args:
         page: Its text; empty for a new one.
@@ -136,7 +137,7 @@ def updated(page: str, new: Mapping[str, str]) -> str:
     """
     _, *parts = _SECTION.split(page)
     texts = {**dict(zip(parts[::2], parts[1::2], strict=True)), **new}
-    body = "".join(f"\n## {heading}\n\n{text.strip()}\n" for heading, text in texts.items())
+    body = "".join(f"\n## {heading}\n\n{text.strip()}\n" for heading, text in sorted(texts.items()))
     return _HEAD + body
 
 

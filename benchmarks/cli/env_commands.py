@@ -24,7 +24,6 @@ from benchmarks.sampling.plan import Rival, SamplingPlan, Task
 from benchmarks.stepping.plan import Peer, Row, SteppingPlan, rows_of
 from rlmesh_ray.cli.local_ray import require_rllib
 from rlmesh_ray.cli.options.common import DebugFlag, JsonFlag
-from rlmesh_ray.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from benchmarks.findings import Finding, Measurement
@@ -69,7 +68,8 @@ RivalsOption = Annotated[
     typer.Option(
         "--vs",
         help="Compare with RLlib's own runner, with the bare loop over gymnasium's "
-        "SyncVectorEnv, which has no policy, or with TorchRL's collector; repeatable.",
+        "SyncVectorEnv, which has no policy, or with TorchRL's collector (not on frames); "
+        "repeatable.",
         show_default="rllib, bare",
     ),
 ]
@@ -158,11 +158,6 @@ def sampling(  # noqa: PLR0913  # the command line; every option stands alone
         warm_up_s=effort.warm_up_s,
         seconds=seconds or effort.seconds,
     )
-    if Rival.TORCHRL in plan.rivals and Task.FRAMES_8 in plan.tasks:
-        raise ConfigurationError(
-            f"the side of TorchRL has no network for frames: leave out --vs {Rival.TORCHRL} or "
-            f"--only {Task.FRAMES_8}"
-        )
     if Rival.TORCHRL in plan.rivals:
         check_extra("torchrl", "trainers")
     if Task.HALFCHEETAH_64 in plan.tasks:

@@ -95,7 +95,7 @@ def findings(record: Record, plan: SamplingPlan, task: Task) -> list[Finding]:
     found = record.sides(task)
     lines = []
     for inference, shared in _ours(plan):
-        for rival in plan.rivals:
+        for rival in plan.rivals_of(task):
             name = NAMES[rival]
             sides = {OURS: found[our_side(inference, shared)], name: found[name]}
             by_rival = ratios(sides)
@@ -164,7 +164,7 @@ def _measured(plan: SamplingPlan, task: Task) -> dict[str, _Sampler]:
             line = task_line(task, "endpoint", server.address, inference)
             name = our_side(inference, shared)
             samplers[name] = _Sampler(_started(stack, name, line), [server.pid])
-        for rival in plan.rivals:
+        for rival in plan.rivals_of(task):
             name = NAMES[rival]
             samplers[name] = _Sampler(_started(stack, name, task_line(task, rival)), [])
         _alternate(list(samplers.values()), plan.warm_up_s)

@@ -83,3 +83,8 @@ class SamplingPlan:
     """Before each measurement; not counted."""
     seconds: float = 5.0
     """Of each measurement, at least."""
+
+    def rivals_of(self, task: Task) -> Sequence[Rival]:
+        """Return the peers that can do a task: that of TorchRL has no network for frames."""
+        cannot = {Rival.TORCHRL} if task is Task.FRAMES_8 else set()
+        return [rival for rival in self.rivals if rival not in cannot]

@@ -31,7 +31,7 @@ def result(**fields: object) -> str:
 def test_a_workload_is_a_section_with_machine_date_disturbances_and_command() -> None:
     ((heading, text),) = sections([result()], "make bench")
 
-    assert heading == "serving: messages"
+    assert heading == "serving: messages, Some CPU"
     machine = "2026-11-26 13:40 UTC, 2 cores of Some CPU, CPython 3.11, grpcio 1.85"
     assert f"{machine}, load before 0.5, steal time 1.5 % of a core, `make bench`" in text
     assert "| 8 routes (messages/s) | 7,500 [6,250, 7,750] | 10,000 | 0.75 [0.625, 0.775] |" in text
@@ -75,14 +75,14 @@ def test_seconds_of_recovery_and_runs_of_learning_are_tables() -> None:
     (_, of_recovery), (name, of_learning) = sections([recovery, learning], "make bench")
 
     assert "| 1.50 | 2.00 | 3.25 |" in of_recovery
-    assert name == "learning: ppo-catch"
+    assert name == "learning: ppo-catch, Some CPU"
     assert "| endpoints | 1 | 40,000 | 10 | 60 | 475 |" in of_learning
 
 
-def test_a_section_that_is_measured_again_replaces_the_former_one_in_its_place() -> None:
+def test_a_section_that_is_measured_again_replaces_the_former_one() -> None:
     first = updated("", {"a: x": "old", "b: y": "kept"})
 
-    second = updated(first, {"a: x": "new", "c: z": "added"})
+    second = updated(first, {"a: x": "new", "a: z": "added"})
 
     assert second.startswith("# Figures\n")
-    assert second.endswith("## a: x\n\nnew\n\n## b: y\n\nkept\n\n## c: z\n\nadded\n")
+    assert second.endswith("## a: x\n\nnew\n\n## a: z\n\nadded\n\n## b: y\n\nkept\n")

@@ -12,10 +12,10 @@ from benchmarks.sampling.run import RunnerTask
 TASK = Task.CARTPOLE_64
 
 
-def record(speeds: dict[str, float]) -> Record:
+def record(speeds: dict[str, float], task: Task = TASK) -> Record:
     made = Record(WORKLOAD, lambda _: None)
     for side, speed in speeds.items():
-        made.add(TASK, side, 0, speed, "env-steps/s", Reading(speed, (), (), 0, (1,), 0))
+        made.add(task, side, 0, speed, "env-steps/s", Reading(speed, (), (), 0, (1,), 0))
     return made
 
 
@@ -44,6 +44,15 @@ def test_only_what_was_planned_has_a_line() -> None:
     (line,) = findings(record({our_side("compiled"): 90.0, "no policy": 180.0}), plan, TASK)
 
     assert line.goal is None
+
+
+def test_a_peer_has_no_line_where_it_cannot_sample() -> None:
+    plan = SamplingPlan([Rival.BARE, Rival.TORCHRL], inferences=["auto"], sessions_per_worker=[1])
+    found = record({our_side("auto"): 90.0, "no policy": 180.0}, Task.FRAMES_8)
+
+    (line,) = findings(found, plan, Task.FRAMES_8)
+
+    assert line.case == "frames-8, auto, against no policy"
 
 
 def test_goals_are_of_tasks_and_defaults_that_exist() -> None:

@@ -122,7 +122,6 @@ def test_growth_is_measured_and_drawn(capsys: Capture, tmp_path: Path) -> None:
     [
         (["--vs", "torchrl"], r"no torchrl: .*make \.venvs/trainers/\.ready"),
         (["--only", "halfcheetah-64"], "no mujoco"),
-        (["--vs", "torchrl", "--only", "frames-8"], "no network for frames"),
     ],
 )
 def test_what_sampling_lacks_is_said_first(options: list[str], cause: str, capsys: Capture) -> None:
