@@ -31,9 +31,9 @@ def session(
     client = EnvClient(
         ConnectOptions(server.address), step_timeout_s=step_timeout_s, transport=transport
     )
-    client.reset()
-    yield client
-    client.close()
+    with contextlib.closing(client):
+        client.reset()
+        yield client
 
 
 def has_direct_connection(client: EnvClient) -> bool:

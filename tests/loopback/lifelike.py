@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from tests.loopback.eventually import eventually
 
 
@@ -41,3 +42,15 @@ class Gated(Lifelike):
         Path(self._gate).with_suffix(".begun").touch()
         assert eventually(Path(self._gate).exists, 600.0)
         return super().step(action)
+
+
+class Breakable(FaultyEnv):
+    """Goes wrong where the reset's options say: at the reset itself (0) or at a step."""
+
+    def __init__(self) -> None:
+        super().__init__(Fault.PRINT, at_step=-1)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        wanted = options or {"fault": "PRINT", "at_step": -1}
+        self._fault, self._at_step = Fault[wanted["fault"]], wanted["at_step"]
+        return super().reset(seed=seed)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import gymnasium
 import numpy as np
 import pytest
 
@@ -263,8 +264,8 @@ def test_a_probe_asks_for_health_and_observes_and_a_client_has_sessions(
     ],
 )
 def test_who_is_turned_away_learns_how_to_give_a_token(token: str | None, words: str) -> None:
-    with env_server("the-token") as server, pytest.raises(AccessDeniedError) as refused:
-        RemoteEnv(server.address, token=token)
+    with model_server("the-token") as server, pytest.raises(AccessDeniedError) as refused:
+        RemoteModel(server.address, token=token)
 
     assert words in refused.value.message
     assert "RLMESH_RAY_TOKEN" in refused.value.message
@@ -355,16 +356,15 @@ def _wait_for_progress(counts: list[int], before: list[int], asking: list[Any]) 
 
 def test_a_model_session_outlives_its_token_too(tokens: Callable[..., TokenFile]) -> None:
     source = tokens("old")
-    with env_server(None) as env_endpoint, model_server(source) as server:
-        env = RemoteEnv(env_endpoint.address)
+    env = gymnasium.make_vec("CartPole-v1", num_envs=1)
+    with model_server(source) as server:
         model = RemoteModel(server.address, token=source)
         model.configure_route(env)
         tokens("new")
 
-        observation, _ = env.reset()
-        assert model.predict(observation[np.newaxis]) == [0]
+        observations, _ = env.reset()
+        assert model.predict(observations) == [0]
         model.close()
-        env.close()
 
 
 # --- what does not start ---------------------------------------------------------------
@@ -405,12 +405,10 @@ def _make(kind: str, **options: Any) -> object:
     )
 
 
-@pytest.mark.parametrize("kind", ["env", "model"])
 def test_an_endpoint_may_listen_without_a_token_and_logs_a_warning(
-    kind: str, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    server: Any = _make(kind, address="0.0.0.0:0", no_token=True)
-    with server:
+    with ModelServer(zeros, address="0.0.0.0:0", no_token=True) as server:
         assert check_health(ConnectOptions(server.address)).is_serving
 
     (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
@@ -438,7 +436,7 @@ def test_an_endpoint_with_a_token_or_on_loopback_logs_no_warning(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     address = "0.0.0.0:0" if options else "127.0.0.1:0"
-    with EnvServer("CartPole-v1", address=address, **options):
+    with ModelServer(zeros, address=address, **options):
         pass
 
     assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []

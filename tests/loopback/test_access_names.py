@@ -33,7 +33,7 @@ from tests.loopback.dm_env_rpc_stream import DmStream
 from tests.loopback.ports import plain_channel
 from tests.loopback.served_calls import ended_with
 
-TEXTS = ("canary_module:Env-v0", "canary_module", "canary_module.Env", "./canary_module.py")
+TEXTS = ("canary_module:Env-v0", "canary_module.Env")
 
 HOOK = """
 import os, sys

@@ -71,11 +71,19 @@ def test_rows_are_measured_and_reported_as_json(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("options", "row"),
     [
-        (["--only", "messages", "--pin"], "32 routes in one stream"),
-        (["--only", "latency", "--client-processes", "2"], "noop, own load"),
-        (["--only", "clients"], "256 clients"),
-        (["--only", "messages", "--client", "blocking"], "32 routes in one stream"),
-        (["--only", "single", "--repetitions", "2"], "blocking, p90 (us)"),
+        (["--only", "messages", "--client", "blocking", "--pin"], "32 routes in one stream"),
+        pytest.param(["--only", "messages"], "32 routes in one stream", marks=pytest.mark.nightly),
+        pytest.param(
+            ["--only", "latency", "--client-processes", "2"],
+            "noop, own load",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(["--only", "clients"], "256 clients", marks=pytest.mark.nightly),
+        pytest.param(
+            ["--only", "single", "--repetitions", "2"],
+            "blocking, p90 (us)",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_every_workload_is_measured_and_shown(
@@ -89,7 +97,7 @@ def test_every_workload_is_measured_and_shown(
     assert "busy cores" in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_slow_policies_for_robots_are_measured(capsys: Capture) -> None:
     code = bench("robots", "--json", "--quick", "--seconds", "0.5")
 
@@ -170,8 +178,7 @@ def test_errors_are_no_measurement(arrivals_per_s: float | None) -> None:
         measure([os.getpid()], [load(server, arrivals_per_s=arrivals_per_s).job()])
 
 
-@pytest.mark.parametrize("arrivals_per_s", [CLOSED, OPEN])
-def test_a_route_that_is_refused_is_no_measurement(arrivals_per_s: float | None) -> None:
+def test_a_route_that_is_refused_is_no_measurement() -> None:
     class Choosy(CallablePolicy):
         def check_contract(self, contract: EnvContract) -> None:
             raise UnsupportedSpaceError("no lanes of this kind")
@@ -180,7 +187,7 @@ def test_a_route_that_is_refused_is_no_measurement(arrivals_per_s: float | None)
         ModelServer(Choosy(push_right)) as server,
         pytest.raises(EndpointError, match=r"a route was refused: .*no lanes of this kind"),
     ):
-        measure([os.getpid()], [load(server, arrivals_per_s=arrivals_per_s).job()])
+        measure([os.getpid()], [load(server).job()])
 
 
 @pytest.mark.parametrize("arrivals_per_s", [CLOSED, OPEN])

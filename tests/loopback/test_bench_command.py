@@ -9,7 +9,7 @@ from rlmesh_ray.cli.main import main
 from rlmesh_ray.errors import ConfigurationError
 
 Capture = pytest.CaptureFixture[str]
-QUICK = ["--num-envs", "2", "--seconds", "0.05", "--repetitions", "2", "--json"]
+QUICK = ["--num-envs", "2", "--seconds", "0.05", "--repetitions", "1", "--json"]
 ENDPOINT = ["by itself", "shared memory", "TCP", "gRPC messages"]
 
 
@@ -33,7 +33,7 @@ def test_an_environment_is_measured_by_itself_and_over_each_transport(
     for rate in rates:
         assert isinstance(rate["steps_per_s"], float)
         assert rate["steps_per_s"] > 0
-        assert len(rate["steps_per_s_all"]) == 2  # type: ignore[arg-type]
+        assert rate["steps_per_s_all"] == [rate["steps_per_s"]]
     assert result["event"] == "result"
     assert "limits" in str(result["limit"])
 

@@ -30,6 +30,7 @@ def bench(*arguments: str, capsys: Capture) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_stepping_is_measured(capsys: Capture) -> None:
     result = bench("stepping", *TINY, "--only", "evaluation", "--vs", "sync", capsys=capsys)
 
@@ -74,7 +75,7 @@ def test_every_row_of_stepping_is_measured_with_all_peers(capsys: Capture) -> No
     assert sum(finding["goal"] is not None for finding in result["findings"]) == 9
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_sampling_is_measured(capsys: Capture) -> None:
     options = ["--only", "cartpole-8", "--inference", "compiled", "--vs", "bare"]

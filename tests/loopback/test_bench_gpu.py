@@ -21,7 +21,7 @@ def bench(*arguments: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", ["mlp", "cnn"])
+@pytest.mark.parametrize("network", ["mlp", pytest.param("cnn", marks=pytest.mark.nightly)])
 def test_batches_are_compared_with_torch_and_clients_are_measured(
     network: str, capsys: Capture
 ) -> None:
@@ -43,7 +43,7 @@ def test_batches_are_compared_with_torch_and_clients_are_measured(
     assert result["settings"]["device_name"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compiled_networks_are_measured_too(capsys: Capture) -> None:
     assert bench("--device", "cpu", "--network", "mlp", "--json", *TINY) == 0
 

@@ -1,6 +1,7 @@
 """``rlmesh-ray compare``, with real endpoints."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,17 @@ def command(
     return [json.loads(line) for line in output.out.splitlines()], output.err
 
 
+@pytest.fixture(scope="module")
+def env() -> Iterator[EnvServer]:
+    with EnvServer("CartPole-v1", num_envs=4) as server:
+        yield server
+
+
 def test_two_policies_run_the_same_episodes_and_are_compared(
-    capsys: pytest.CaptureFixture[str],
+    env: EnvServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = ("--episodes", "4", "--seed", "5")
-    with EnvServer("CartPole-v1", num_envs=4) as env, ModelServer(balance()) as b:
+    with ModelServer(balance()) as b:
         at = ("--env", env.address, *run)
         events, text = command(capsys, "compare", f"{HERE}:fall", b.address, *at)
 
@@ -69,13 +76,9 @@ def test_two_policies_run_the_same_episodes_and_are_compared(
 
 
 def test_a_policy_that_does_not_fit_is_named_before_an_episode_runs(
-    capsys: pytest.CaptureFixture[str],
+    env: EnvServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with (
-        EnvServer("CartPole-v1") as env,
-        ModelServer(balance()) as a,
-        ModelServer(ForFrames()) as b,
-    ):
+    with ModelServer(balance()) as a, ModelServer(ForFrames()) as b:
         names = ("compare", a.address, b.address, "--env", env.address)
         events, text = command(capsys, *names, code=1)
 
@@ -85,12 +88,12 @@ def test_a_policy_that_does_not_fit_is_named_before_an_episode_runs(
 
 
 def test_a_policy_that_fails_when_it_is_asked_is_named_before_an_episode_runs(
-    capsys: pytest.CaptureFixture[str],
+    env: EnvServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(observations: Any) -> Any:
         raise RuntimeError("its file of weights is empty")
 
-    with EnvServer("CartPole-v1") as env, ModelServer(fail) as b:
+    with ModelServer(fail) as b:
         names = ("compare", f"{HERE}:balance", b.address, "--env", env.address)
         events, text = command(capsys, *names, code=1)
 
@@ -99,10 +102,11 @@ def test_a_policy_that_fails_when_it_is_asked_is_named_before_an_episode_runs(
     assert "its file of weights is empty" in text
 
 
-def test_a_policy_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with EnvServer("CartPole-v1") as env:
-        names = ("compare", f"{HERE}:balance", "no/such/folder", "--env", env.address)
-        _, text = command(capsys, *names, code=2)
+def test_a_policy_that_does_not_exist_is_named(
+    env: EnvServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("compare", f"{HERE}:balance", "no/such/folder", "--env", env.address)
+    _, text = command(capsys, *names, code=2)
 
     assert "no/such/folder" in text
 

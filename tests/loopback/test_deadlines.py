@@ -1,5 +1,6 @@
 """Deadlines, the time of grace after them, and everything else that goes wrong in a worker."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -41,7 +42,7 @@ from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 from tests.loopback.client_internals import endpoints_give_up_after, step_timeout
 from tests.loopback.eventually import eventually
-from tests.loopback.lifelike import Gated
+from tests.loopback.lifelike import Breakable, Gated
 
 TOLERANCE_S = 10.0
 """A busy machine may wake late; what waits here otherwise waits for ever."""
@@ -122,27 +123,32 @@ def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize("fault", [Fault.HANG, Fault.SPIN])
-def test_a_deadline_is_kept_however_the_environment_behaves(fault: Fault) -> None:
+@pytest.fixture(scope="module")
+def breakable_server() -> Iterator[EnvServer]:
+    with EnvServer(Breakable, step_grace_s=0.0) as server:
+        yield server
+
+
+def test_an_environment_that_misses_its_deadline_delays_no_other_session(
+    breakable_server: EnvServer,
+) -> None:
     with (
-        EnvServer(lambda: FaultyEnv(fault, at_step=2), step_grace_s=0.0) as server,
-        closing(Session(server)) as session,
-        closing(Session(server)) as other,
+        closing(Session(breakable_server)) as session,
+        closing(Session(breakable_server)) as other,
     ):
-        for _ in range(2):
-            session.reset()
-            assert session.count(session.step()) == pytest.approx(0.01)
+        session.reset(fault="SPIN", at_step=2)
+        assert session.count(session.step()) == pytest.approx(0.01)
 
-            session.send(session.step_request(DEADLINE_MS))
-            answer = session.receive_aside()
-            other.reset(timeout_ms=20_000)
-            other.step()
-            response = answer.result(20.0)
+        session.send(session.step_request(DEADLINE_MS))
+        answer = session.receive_aside()
+        other.reset(timeout_ms=20_000)
+        other.step()
+        response = answer.result(20.0)
 
-            assert_timed_out(session, response, DEADLINE_MS)
-            assert isinstance(response, EnvFailed)
-            (interrupted,) = response.interrupted_episodes
-            assert interrupted.step_count == 1
+        assert_timed_out(session, response, DEADLINE_MS)
+        assert isinstance(response, EnvFailed)
+        (interrupted,) = response.interrupted_episodes
+        assert interrupted.step_count == 1
 
 
 def test_a_session_starts_anew_where_the_process_that_it_was_to_share_is_killed() -> None:
@@ -225,8 +231,13 @@ def test_a_client_that_leaves_in_a_step_costs_no_other_session_of_its_process_an
         assert other.count(done) == 1
 
 
-def slow_server(gate: Path, step_grace_s: float) -> EnvServer:
-    return EnvServer(lambda: Slow(str(gate)), step_grace_s=step_grace_s)
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EnvServer, Path]]:
+    """Serve an environment that may go on for ever after its deadline; also return its gate."""
+    path = tmp_path_factory.mktemp("patient") / "gate"
+    os.mkfifo(path)
+    with EnvServer(lambda: Slow(str(path)), step_grace_s=FOREVER_S) as server:
+        yield server, path
 
 
 def run_into_the_deadline(session: Session) -> int:
@@ -240,8 +251,11 @@ def run_into_the_deadline(session: Session) -> int:
 
 
 @pytest.mark.parametrize("is_early", [True, False], ids=["before", "after"])
-def test_a_worker_that_finishes_in_the_time_of_grace_serves_on(gate: Path, is_early: bool) -> None:
-    with slow_server(gate, FOREVER_S) as server, closing(Session(server)) as session:
+def test_a_worker_that_finishes_in_the_time_of_grace_serves_on(
+    patient: tuple[EnvServer, Path], is_early: bool
+) -> None:
+    server, gate = patient
+    with closing(Session(server)) as session:
         pid = run_into_the_deadline(session)
 
         if is_early:
@@ -259,7 +273,8 @@ def test_a_worker_that_finishes_in_the_time_of_grace_serves_on(gate: Path, is_ea
 
 
 def test_a_worker_that_does_not_finish_in_the_time_of_grace_is_replaced(gate: Path) -> None:
-    with slow_server(gate, 0.2) as server, closing(Session(server)) as session:
+    server = EnvServer(lambda: Slow(str(gate)), step_grace_s=0.2)
+    with server, closing(Session(server)) as session:
         pid = run_into_the_deadline(session)
 
         again = session.reset()
@@ -269,8 +284,11 @@ def test_a_worker_that_does_not_finish_in_the_time_of_grace_is_replaced(gate: Pa
         assert [session.count(session.step()) for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_reset_in_the_time_of_grace_keeps_its_own_deadline(gate: Path) -> None:
-    with slow_server(gate, FOREVER_S) as server, closing(Session(server)) as session:
+def test_a_reset_in_the_time_of_grace_keeps_its_own_deadline(
+    patient: tuple[EnvServer, Path],
+) -> None:
+    server, gate = patient
+    with closing(Session(server)) as session:
         pid = run_into_the_deadline(session)
 
         for kind in (Reset, Render):
@@ -286,9 +304,11 @@ def test_a_reset_in_the_time_of_grace_keeps_its_own_deadline(gate: Path) -> None
 
 @pytest.mark.parametrize("end", ["close", "vanish", "stop"])
 def test_a_session_that_ends_in_the_time_of_grace_leaves_nothing_behind(
-    gate: Path, end: str
+    patient: tuple[EnvServer, Path], gate: Path, end: str
 ) -> None:
-    with slow_server(gate, FOREVER_S) as server, closing(Session(server)) as session:
+    own = EnvServer(lambda: Slow(str(gate)), step_grace_s=FOREVER_S)
+    serving = own if end == "stop" else contextlib.nullcontext(patient[0])
+    with serving as server, closing(Session(server)) as session:
         pid = run_into_the_deadline(session)
 
         if end == "close":
@@ -370,24 +390,9 @@ def test_half_a_reply_delays_no_other_session(gate: Path) -> None:
         assert pid_of(session.reset()) != pid
 
 
-class Breakable(FaultyEnv):
-    """Goes wrong where the reset's options say: at the reset itself (0) or at a step."""
-
-    def __init__(self) -> None:
-        super().__init__(Fault.PRINT, at_step=-1)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        wanted = options or {"fault": "PRINT", "at_step": -1}
-        self._fault, self._at_step = Fault[wanted["fault"]], wanted["at_step"]
-        return super().reset(seed=seed)
-
-
 @pytest.fixture(scope="module")
-def breakable() -> Iterator[Session]:
-    with (
-        EnvServer(Breakable, step_grace_s=0.0) as server,
-        closing(Session(server)) as session,
-    ):
+def breakable(breakable_server: EnvServer) -> Iterator[Session]:
+    with closing(Session(breakable_server)) as session:
         yield session
 
 
@@ -556,25 +561,15 @@ def test_an_environment_that_never_starts_is_given_up_after_start_timeout_s(
             client.reset()
 
 
-class HangingReset(Slow):
-    """Hangs in the reset whose options say so."""
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        outcome = super().reset(seed=seed, options=options)
-        if self._hangs:
-            with open(self._gate):
-                pass
-        return outcome
-
-
 @pytest.mark.usefixtures("impatient")
-def test_a_reset_that_hangs_keeps_its_deadline_however_long_a_start_may_take(gate: Path) -> None:
-    with EnvServer(lambda: HangingReset(str(gate)), step_grace_s=0.0) as server:
-        client = EnvClient(ConnectOptions(server.address))
-        with closing(client):
-            client.reset()
-            with pytest.raises(RemoteEnvError, match="no result within 700 ms"):
-                client.reset(options={"hangs": True})
+def test_a_reset_that_hangs_keeps_its_deadline_however_long_a_start_may_take(
+    breakable_server: EnvServer,
+) -> None:
+    client = EnvClient(ConnectOptions(breakable_server.address))
+    with closing(client):
+        client.reset()
+        with pytest.raises(RemoteEnvError, match="no result within 700 ms"):
+            client.reset(options={"fault": "HANG", "at_step": 0})
 
 
 def test_a_session_without_a_worker_draws_nothing_closes_and_leaves_its_place(
@@ -609,6 +604,7 @@ def test_a_session_that_leaves_while_its_worker_starts_leaves_it_to_the_next(
             third.reset()
 
 
+@pytest.mark.slow  # it has five seconds for its end
 def test_an_environment_that_hangs_when_it_closes_holds_no_place(
     gate: Path, start_server: Callable[[int], EnvServer]
 ) -> None:

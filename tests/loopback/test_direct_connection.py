@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
 )
 from rlmesh_ray.polling import AdaptiveSpin
-from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
+from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import exactly_once
 from rlmesh_ray.transport.direct_connection import DirectConnection
@@ -57,7 +58,7 @@ from tests.loopback.direct_sessions import (
     session,
 )
 from tests.loopback.eventually import eventually
-from tests.loopback.lifelike import Gated, Lifelike
+from tests.loopback.lifelike import Breakable, Gated, Lifelike
 
 # What is allowed when does not depend on the transport; how data move and connections break does.
 over_both = pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
@@ -71,12 +72,57 @@ def _transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+class Stumbling(Lifelike):
+    """Raises at action 1."""
+
+    def step(self, action: Any) -> Any:
+        if action:
+            raise ValueError("it has stumbled")
+        return super().step(action)
+
+
+@pytest.fixture(scope="module")
+def stumbling() -> Iterator[EnvServer]:
+    """Serve one environment after the other, from one worker for as long as nothing ends it."""
+    with EnvServer(Stumbling, step_grace_s=0.0, allow_calls=("count", "nothing")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cartpoles() -> Iterator[EnvServer]:
+    with EnvServer("CartPole-v1", num_envs=3) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def breakable() -> Iterator[EnvServer]:
+    with EnvServer(Breakable, step_grace_s=0.0) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EnvServer, Path]]:
+    path = tmp_path_factory.mktemp("gated") / "gate"
+    with EnvServer(lambda: Gated(str(path)), step_grace_s=60.0, allow_calls=("count",)) as server:
+        yield server, path
+
+
+@pytest.fixture
+def gate(gated: tuple[EnvServer, Path]) -> Iterator[Path]:
+    """Return the gate of the environments of ``gated``, which is closed."""
+    _, path = gated
+    path.unlink(missing_ok=True)
+    path.with_suffix(".begun").unlink(missing_ok=True)
+    yield path
+    path.touch()
+
+
 @over_both
-def test_steps_send_no_messages(transport: str) -> None:
-    with served("CartPole-v1", transport, num_envs=4) as client:
+def test_steps_send_no_messages(transport: str, cartpoles: EnvServer) -> None:
+    with session(cartpoles, transport) as client:
         before = num_messages(client)
         for _ in range(10):
-            client.step([np.zeros(4, np.int64)])
+            client.step([np.zeros(3, np.int64)])
 
         assert num_messages(client) == before
         assert has_direct_connection(client)
@@ -128,26 +174,24 @@ def test_spin_reaches_the_worker_and_the_client_past_the_environment_variable(
 
 
 def test_no_step_takes_the_direct_connection_of_a_session_whose_stream_has_ended(
-    transport: str,
-    monkeypatch: pytest.MonkeyPatch,
+    transport: str, monkeypatch: pytest.MonkeyPatch, cartpoles: EnvServer
 ) -> None:
     monkeypatch.setattr(env_client, "_STREAM_PERIOD_S", 0.0)
-    with served("CartPole-v1", transport, num_envs=4) as client:
-        client.step([np.zeros(4, np.int64)])
+    with session(cartpoles, transport) as client:
+        client.step([np.zeros(3, np.int64)])
         assert has_direct_connection(client)
         vanish(client)
 
         with pytest.raises(EndpointError, match="the session"):
-            client.step([np.zeros(4, np.int64)])
+            client.step([np.zeros(3, np.int64)])
 
         assert not has_direct_connection(client)
 
 
 def test_thousands_of_lanes_step_directly_as_soon_as_they_are_reset(transport: str) -> None:
-    # The episodes that the worker gets are more than its socket takes at once.
-    with served(functools.partial(Many, 6000), transport) as client:
+    with served(functools.partial(Many, 2000), transport) as client:
         for count in (1, 2):
-            assert set(array(client.step([np.zeros(6000, np.int64)])).ravel()) == {count}
+            assert set(array(client.step([np.zeros(2000, np.int64)])).ravel()) == {count}
         assert has_direct_connection(client)
 
 
@@ -193,27 +237,27 @@ def test_a_call_before_a_large_answer_is_read_waits_for_the_answer(transport: st
         assert has_direct_connection(client)
 
 
-def test_a_worker_that_does_not_come_to_a_step_misses_its_deadline(transport: str) -> None:
-    with EnvServer(Lifelike, step_grace_s=0.0) as server:
-        client = EnvClient(ConnectOptions(server.address), transport=transport)
+def test_a_worker_that_does_not_come_to_a_step_misses_its_deadline(
+    transport: str, stumbling: EnvServer
+) -> None:
+    with session(stumbling, transport) as client:
         pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
         client.step(NOTHING)
         assert has_direct_connection(client)
         os.kill(pid, signal.SIGSTOP)
         with (
-            step_timeout(client, 1.0),
-            pytest.raises(RemoteEnvError, match="TIMEOUT: no result within 1 s") as caught,
+            step_timeout(client, 0.5),
+            pytest.raises(RemoteEnvError, match="TIMEOUT: no result within") as caught,
         ):
             client.step(NOTHING)
         assert caught.value.is_recoverable
         client.reset()
 
         assert array(client.step(NOTHING)).item() == 1
-        client.close()
 
 
 def test_a_step_without_an_answer_takes_its_timeout_and_a_second_at_most(
-    transport: str, monkeypatch: pytest.MonkeyPatch
+    transport: str, monkeypatch: pytest.MonkeyPatch, stumbling: EnvServer
 ) -> None:
     now_s = 1e6
 
@@ -227,7 +271,7 @@ def test_a_step_without_an_answer_takes_its_timeout_and_a_second_at_most(
         now_s += timeout_s
         raise timeout_error(timeout_s, "")
 
-    with served(Lifelike, transport, step_timeout_s=100.0) as client:
+    with session(stumbling, transport, step_timeout_s=100.0) as client:
         client.step(NOTHING)
         monkeypatch.setattr(env_client, "time", SimpleNamespace(monotonic=lambda: now_s))
         monkeypatch.setattr(DirectConnection, "receive", receive)
@@ -240,10 +284,9 @@ def test_a_step_without_an_answer_takes_its_timeout_and_a_second_at_most(
 
 
 def test_who_sends_while_another_thread_receives_waits_for_it(
-    transport: str, tmp_path: Path
+    transport: str, gated: tuple[EnvServer, Path], gate: Path
 ) -> None:
-    gate = tmp_path / "gate"
-    with served(lambda: Gated(str(gate)), transport) as client, ThreadPoolExecutor(2) as pool:
+    with session(gated[0], transport) as client, ThreadPoolExecutor(2) as pool:
         first = client.send_step(NOTHING)
         receiving = pool.submit(client.receive_step, first)
         assert eventually(lambda: client.wakeup() is None)
@@ -254,19 +297,22 @@ def test_who_sends_while_another_thread_receives_waits_for_it(
         assert array(client.receive_step(sending.result(30.0))).item() == 2
 
 
-def test_a_timeout_may_be_as_long_as_the_caller_likes(transport: str) -> None:
-    with served(Lifelike, transport, step_timeout_s=1e15) as client:
+def test_a_timeout_may_be_as_long_as_the_caller_likes(transport: str, stumbling: EnvServer) -> None:
+    with session(stumbling, transport, step_timeout_s=1e15) as client:
         assert array(client.step(NOTHING)).item() == 1
         assert has_direct_connection(client)
 
 
-def test_statistics_show_when_a_client_has_left_its_direct_connection(transport: str) -> None:
-    with EnvServer(Lifelike) as server, session(server, transport) as client:
+def test_statistics_show_when_a_client_has_left_its_direct_connection(
+    transport: str, stumbling: EnvServer
+) -> None:
+    assert eventually(lambda: stumbling.num_sessions == 0)  # a former one ends just now
+    with session(stumbling, transport) as client:
         client.step(NOTHING)
-        assert server.statistics().transports == {transport: 1}
+        assert stumbling.statistics().transports == {transport: 1}
         leave_direct_connection(client)
 
-        assert eventually(lambda: server.statistics().transports == {"grpc": 1})
+        assert eventually(lambda: stumbling.statistics().transports == {"grpc": 1})
 
 
 class SlowToTell(Lifelike):
@@ -276,48 +322,38 @@ class SlowToTell(Lifelike):
         return eventually(Path(gate).exists, 600.0)
 
 
-def test_after_a_call_that_is_late_no_step_takes_the_direct_connection(
+def test_after_a_call_that_is_late_neither_steps_nor_some_lanes_go_on_before_a_reset(
     transport: str, tmp_path: Path
 ) -> None:
-    gate = tmp_path / "gate"
-    with served(SlowToTell, transport, allow_calls=("wait_for",), step_grace_s=600.0) as client:
-        client.step(NOTHING)
-        assert has_direct_connection(client)
-        with step_timeout(client, 0.5), pytest.raises(RemoteEnvError, match="TIMEOUT"):
-            client.call("wait_for", str(gate))
-        gate.touch()
-
-        with pytest.raises(RemoteEnvError, match="a call has not returned in time"):
-            client.step(NOTHING)
-        client.reset()
-
-        assert array(client.step(NOTHING)).item() == 1
-
-
-def test_after_a_call_that_is_late_some_lanes_cannot_go_on_alone(
-    transport: str, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
+    gates = [tmp_path / "first", tmp_path / "second"]
     with served(
         SlowToTell, transport, num_envs=2, allow_calls=("wait_for",), step_grace_s=600.0
     ) as client:
-        with step_timeout(client, 0.5), pytest.raises(RemoteEnvError, match="TIMEOUT"):
-            client.call("wait_for", str(gate))
-        gate.touch()
-        with pytest.raises(RemoteEnvError, match="a call has not returned in time"):
-            client.reset(lanes=[0])
-        client.reset()
+        action = [np.zeros(2, np.int64)]
+        client.step(action)
+        assert has_direct_connection(client)
+        go_on: list[Callable[[], object]] = [
+            lambda: client.step(action),
+            lambda: client.reset(lanes=[0]),
+        ]
+        for gate, use in zip(gates, go_on, strict=True):
+            with step_timeout(client, 0.5), pytest.raises(RemoteEnvError, match="TIMEOUT"):
+                client.call("wait_for", str(gate))
+            gate.touch()
 
-        assert array(client.step([np.zeros(2, np.int64)])).tolist() == [[1], [1]]
+            with pytest.raises(RemoteEnvError, match="a call has not returned in time"):
+                use()
+            client.reset()
+
+            assert array(client.step(action)).tolist() == [[1], [1]]
 
 
 def test_a_request_that_is_refused_after_many_direct_steps_keeps_no_later_one_away(
-    transport: str,
-    monkeypatch: pytest.MonkeyPatch,
+    transport: str, monkeypatch: pytest.MonkeyPatch, cartpoles: EnvServer
 ) -> None:
     monkeypatch.setattr(exactly_once, "_MOST_AHEAD", 2)
-    with served("CartPole-v1", transport, num_envs=2) as client:
-        action = [np.zeros(2, np.int64)]
+    with session(cartpoles, transport) as client:
+        action = [np.zeros(3, np.int64)]
         for _ in range(8):
             client.step(action)
         assert has_direct_connection(client)
@@ -328,20 +364,11 @@ def test_a_request_that_is_refused_after_many_direct_steps_keeps_no_later_one_aw
         client.reset()
 
 
-class Stumbling(Lifelike):
-    """Raises at action 1."""
-
-    def step(self, action: Any) -> Any:
-        if action:
-            raise ValueError("it has stumbled")
-        return super().step(action)
-
-
 @pytest.mark.parametrize("is_disconnected", [False, True], ids=["raises", "cut"])
 def test_a_call_overtakes_no_step_whose_answer_comes_by_the_stream(
-    transport: str, is_disconnected: bool
+    transport: str, is_disconnected: bool, stumbling: EnvServer
 ) -> None:
-    with served(Stumbling, transport, allow_calls=("count",)) as client:
+    with session(stumbling, transport) as client:
         client.step(NOTHING)
         pending = client.send_step(NOTHING if is_disconnected else [np.ones(1, np.int64)])
         if is_disconnected:
@@ -357,8 +384,8 @@ def test_a_call_overtakes_no_step_whose_answer_comes_by_the_stream(
                 client.receive_step(pending)
 
 
-def test_requests_that_are_refused_after_a_failure_keep_no_reset_away() -> None:
-    with served(Stumbling, "grpc") as client:
+def test_requests_that_are_refused_after_a_failure_keep_no_reset_away(stumbling: EnvServer) -> None:
+    with session(stumbling, "grpc") as client:
         for _ in range(20):
             sent = [client.send_step([np.full(1, action)], is_last=False) for action in (1, 0, 0)]
             for request_id in sent:
@@ -368,8 +395,10 @@ def test_requests_that_are_refused_after_a_failure_keep_no_reset_away() -> None:
         assert array(client.step(NOTHING)).item() == 1
 
 
-def test_a_call_that_raises_leaves_the_direct_connection_open(transport: str) -> None:
-    with served(Lifelike, transport, allow_calls=("nothing",)) as client:
+def test_a_call_that_raises_leaves_the_direct_connection_open(
+    transport: str, stumbling: EnvServer
+) -> None:
+    with session(stumbling, transport) as client:
         client.step(NOTHING)
         with pytest.raises(RemoteEnvError, match="nothing"):
             client.call("nothing")
@@ -379,8 +408,10 @@ def test_a_call_that_raises_leaves_the_direct_connection_open(transport: str) ->
         assert num_messages(client) == before
 
 
-def test_a_lost_direct_connection_is_replaced_but_not_for_ever(transport: str) -> None:
-    with served(Lifelike, transport) as client:
+def test_a_lost_direct_connection_is_replaced_but_not_for_ever(
+    transport: str, stumbling: EnvServer
+) -> None:
+    with session(stumbling, transport) as client:
         for count in range(1, 5):
             hang_up(client)
             assert array(client.step(NOTHING)).item() == count
@@ -396,10 +427,9 @@ def test_a_lost_direct_connection_is_replaced_but_not_for_ever(transport: str) -
 
 
 def test_a_client_looks_for_its_answer_and_is_not_held_up_by_the_look(
-    transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    transport: str, gated: tuple[EnvServer, Path], gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A look that waited (it did, for 3 s at most) would have the step miss its deadline here.
-    gate = tmp_path / "gate"
     receive = DirectConnection.receive
 
     def open_the_gate(direct: DirectConnection, timeout_s: float) -> bytes | None:
@@ -407,14 +437,14 @@ def test_a_client_looks_for_its_answer_and_is_not_held_up_by_the_look(
         return receive(direct, timeout_s)
 
     monkeypatch.setattr(DirectConnection, "receive", open_the_gate)
-    with served(functools.partial(Gated, str(gate)), transport, step_timeout_s=2.5) as client:
+    with session(gated[0], transport, step_timeout_s=2.5) as client:
         assert array(client.step(NOTHING)).tolist() == [[1.0]]
         assert has_direct_connection(client)
 
 
 @over_both
-def test_what_arrives_is_the_caller_s_own(transport: str) -> None:
-    with served(Lifelike, transport) as client:
+def test_what_arrives_is_the_caller_s_own(transport: str, stumbling: EnvServer) -> None:
+    with session(stumbling, transport) as client:
         first = client.step(NOTHING)
         kept = first.observation[0].copy(), first.rewards.copy()  # type: ignore[union-attr]
         client.step(NOTHING)
@@ -454,18 +484,18 @@ def test_episodes_are_accounted_as_they_are_of_messages() -> None:
         assert account("shared_memory") == account("tcp") == account("grpc")
 
 
-def test_a_wrong_action_is_refused_before_it_is_sent(transport: str) -> None:
-    with served("Pendulum-v1", transport, num_envs=2) as client:
-        for wrong in (np.zeros((3, 1), np.float32), np.zeros((2, 1)), np.zeros((1, 1), np.float32)):
-            with pytest.raises(CodecError, match="expected 2 lanes of float32"):
+def test_a_wrong_action_is_refused_before_it_is_sent(transport: str, cartpoles: EnvServer) -> None:
+    with session(cartpoles, transport) as client:
+        for wrong in (np.zeros(2, np.int64), np.zeros((3, 1), np.int64), np.zeros(3, np.float32)):
+            with pytest.raises(CodecError, match="expected 3 lanes of int64"):
                 client.step([wrong])
         with pytest.raises(CodecError, match="0 columns for 1 leaf"):
             client.step([])
-        client.step([np.zeros((2, 1), np.float32)])
+        client.step([np.zeros(3, np.int64)])
 
 
-def test_a_reset_waits_for_the_step_before_it(transport: str) -> None:
-    with served(Lifelike, transport) as client:
+def test_a_reset_waits_for_the_step_before_it(transport: str, stumbling: EnvServer) -> None:
+    with session(stumbling, transport) as client:
         step = client.send_step(NOTHING)
         reset = client.send_reset()
 
@@ -474,20 +504,18 @@ def test_a_reset_waits_for_the_step_before_it(transport: str) -> None:
         assert client.step(NOTHING).observation[0] == [1.0]
 
 
-def test_steps_may_be_sent_ahead(transport: str) -> None:
-    with served(Lifelike, transport) as client:
+def test_steps_may_be_sent_ahead(transport: str, stumbling: EnvServer) -> None:
+    with session(stumbling, transport) as client:
         sent = [client.send_step(NOTHING) for _ in range(5)]
         counts = [np.ravel(client.receive_step(one).observation[0])[0] for one in sent]
 
         assert counts == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_a_call_does_not_overtake_a_step(transport: str, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    with (
-        served(lambda: Gated(str(gate)), transport, allow_calls=("count",)) as client,
-        ThreadPoolExecutor(1) as pool,
-    ):
+def test_a_call_does_not_overtake_a_step(
+    transport: str, gated: tuple[EnvServer, Path], gate: Path
+) -> None:
+    with session(gated[0], transport) as client, ThreadPoolExecutor(1) as pool:
         step = client.send_step(NOTHING)
         calling = pool.submit(client.call, "count")
         assert eventually(gate.with_suffix(".begun").exists)
@@ -498,21 +526,23 @@ def test_a_call_does_not_overtake_a_step(transport: str, tmp_path: Path) -> None
         assert client.receive_step(step).observation[0] == [1.0]
 
 
-def test_a_partial_reset_keeps_the_observations_of_the_other_lanes(transport: str) -> None:
-    with EnvServer("CartPole-v1", num_envs=3) as server:
-        client = EnvClient(ConnectOptions(server.address), transport=transport)
+def test_a_partial_reset_keeps_the_observations_of_the_other_lanes(
+    transport: str, cartpoles: EnvServer
+) -> None:
+    with session(cartpoles, transport) as client:
         before = array(client.reset(seeds=[1, 2, 3]))
         client.step([np.zeros(3, np.int64)])  # gets the direct connection
         stepped = array(client.step([np.zeros(3, np.int64)]))
         after = array(client.reset(seeds=[9], lanes=[1]))
-        client.close()
 
     np.testing.assert_array_equal(after[[0, 2]], stepped[[0, 2]])
     assert not np.array_equal(after[1], before[1])
 
 
-def test_a_step_that_was_executed_is_answered_again_for_who_repeats_it(transport: str) -> None:
-    with served(Lifelike, transport) as client:
+def test_a_step_that_was_executed_is_answered_again_for_who_repeats_it(
+    transport: str, stumbling: EnvServer
+) -> None:
+    with session(stumbling, transport) as client:
         step = client.send_step(NOTHING)
         first = client.receive_step(step)
         client._send_on_stream(step, NOTHING)
@@ -527,8 +557,10 @@ def test_a_step_that_was_executed_is_answered_again_for_who_repeats_it(transport
 
 
 @pytest.mark.parametrize("num_skipped", [-2, 1])
-def test_a_client_that_counts_wrong_loses_its_session(transport: str, num_skipped: int) -> None:
-    with served(Lifelike, transport) as client:
+def test_a_client_that_counts_wrong_loses_its_session(
+    transport: str, num_skipped: int, stumbling: EnvServer
+) -> None:
+    with session(stumbling, transport) as client:
         for _ in range(3):
             client.step(NOTHING)
         client._session_stream.numbers._last += num_skipped
@@ -541,10 +573,11 @@ def test_a_client_that_counts_wrong_loses_its_session(transport: str, num_skippe
 
 
 @over_both
-def test_a_step_whose_line_is_cut_before_it_is_answered_is_executed_once(transport: str) -> None:
-    with EnvServer(Lifelike, allow_calls=("count",)) as server, ThreadPoolExecutor(1) as pool:
-        client = EnvClient(ConnectOptions(server.address), transport=transport)
-        for _ in range(10):
+def test_a_step_whose_line_is_cut_before_it_is_answered_is_executed_once(
+    transport: str, stumbling: EnvServer
+) -> None:
+    with session(stumbling, transport) as client, ThreadPoolExecutor(1) as pool:
+        for _ in range(5):
             pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
             client.step(NOTHING)  # gets the direct connection
             os.kill(pid, signal.SIGSTOP)
@@ -555,7 +588,6 @@ def test_a_step_whose_line_is_cut_before_it_is_answered_is_executed_once(transpo
             os.kill(pid, signal.SIGCONT)
             receiving.result(30.0)
             assert client.call("count") == (2,)
-        client.close()
 
 
 # Each end of a worker is seen on one of the connections.
@@ -571,27 +603,29 @@ def test_a_step_whose_line_is_cut_before_it_is_answered_is_executed_once(transpo
     ],
 )
 def test_a_failing_step_is_reported_as_usual_and_a_reset_starts_over(
-    transport: str, fault: Fault, code: str
+    transport: str, fault: Fault, code: str, breakable: EnvServer
 ) -> None:
-    with served(lambda: FaultyEnv(fault, at_step=2), transport) as client:
-        for _ in range(2):
-            client.step(NOTHING)
-            with pytest.raises(RemoteEnvError) as caught:
-                client.step(NOTHING)
-            assert (caught.value.code, caught.value.is_recoverable) == (code, True)
-            (interrupted,) = caught.value.interrupted_episodes
-            assert interrupted.step_count == 1
-            with pytest.raises(RemoteEnvError, match="needs a Reset first"):
-                client.step(NOTHING)
-            client.reset()
+    with session(breakable, transport) as client:
+        client.reset(options={"fault": fault.name, "at_step": 2})
         client.step(NOTHING)
+        with pytest.raises(RemoteEnvError) as caught:
+            client.step(NOTHING)
+        assert (caught.value.code, caught.value.is_recoverable) == (code, True)
+        (interrupted,) = caught.value.interrupted_episodes
+        assert interrupted.step_count == 1
+        with pytest.raises(RemoteEnvError, match="needs a Reset first"):
+            client.step(NOTHING)
+        client.reset()
+        for count in (1, 2):
+            assert client.step(NOTHING).observation[0] == pytest.approx(count / 100)
         assert has_direct_connection(client)
 
 
 @over_both
-def test_a_worker_that_dies_between_two_steps_is_found_out_by_the_next(transport: str) -> None:
-    with EnvServer(Lifelike) as server:
-        client = EnvClient(ConnectOptions(server.address), transport=transport)
+def test_a_worker_that_dies_between_two_steps_is_found_out_by_the_next(
+    transport: str, stumbling: EnvServer
+) -> None:
+    with session(stumbling, transport) as client:
         pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
         client.step(NOTHING)
         process = os.pidfd_open(pid)
@@ -606,16 +640,17 @@ def test_a_worker_that_dies_between_two_steps_is_found_out_by_the_next(transport
         assert [one.step_count for one in caught.value.interrupted_episodes] == [1]
         client.reset()
         assert client.step(NOTHING).observation[0] == [1.0]
-        client.close()
 
 
-def test_an_action_outside_its_domain_ends_the_session(transport: str) -> None:
-    with served("CartPole-v1", transport) as client:
+def test_an_action_outside_its_domain_ends_the_session(
+    transport: str, cartpoles: EnvServer
+) -> None:
+    with session(cartpoles, transport) as client:
         with pytest.raises(RemoteEnvError) as caught:
-            client.step([np.array([5])])
+            client.step([np.array([0, 5, 0])])
         assert (caught.value.code, caught.value.is_recoverable) == ("INVALID_ACTION", False)
         with pytest.raises(EndpointError, match="ended with an error"):
-            client.step(NOTHING)
+            client.step([np.zeros(3, np.int64)])
 
 
 @pytest.mark.parametrize(
@@ -626,8 +661,11 @@ def test_an_action_outside_its_domain_ends_the_session(transport: str) -> None:
         pytest.param("shared_memory", Fault.HANG, marks=pytest.mark.nightly),
     ],
 )
-def test_a_deadline_is_kept_however_the_environment_behaves(transport: str, fault: Fault) -> None:
-    with served(lambda: FaultyEnv(fault, at_step=2), transport, step_grace_s=0.0) as client:
+def test_a_deadline_is_kept_however_the_environment_behaves(
+    transport: str, fault: Fault, breakable: EnvServer
+) -> None:
+    with session(breakable, transport) as client:
+        client.reset(options={"fault": fault.name, "at_step": 2})
         client.step(NOTHING)
         begun_s = time.monotonic()
         with (
@@ -646,11 +684,9 @@ def test_a_deadline_is_kept_however_the_environment_behaves(transport: str, faul
 
 
 def test_a_worker_that_finishes_late_serves_on_and_its_result_is_dropped(
-    transport: str, tmp_path: Path
+    transport: str, gated: tuple[EnvServer, Path], gate: Path
 ) -> None:
-    gate = tmp_path / "gate"
-    with EnvServer(lambda: Gated(str(gate)), step_grace_s=60.0) as server:
-        client = EnvClient(ConnectOptions(server.address), transport=transport)
+    with session(gated[0], transport) as client:
         pid = client.reset().infos["pid"]
         with (
             endpoints_give_up_after(700),
@@ -661,16 +697,14 @@ def test_a_worker_that_finishes_late_serves_on_and_its_result_is_dropped(
 
         assert client.reset().infos["pid"] == pid
         assert client.step(NOTHING).observation[0] == [1.0]
-        client.close()
 
 
 @over_both
 def test_a_client_that_vanishes_in_mid_step_costs_only_its_worker(
-    transport: str, tmp_path: Path
+    transport: str, gated: tuple[EnvServer, Path], gate: Path
 ) -> None:
-    gate = tmp_path / "gate"
-    with EnvServer(lambda: Gated(str(gate)), max_sessions=1, step_grace_s=60.0) as server:
-        client = EnvClient(ConnectOptions(server.address), transport=transport)
+    server, _ = gated
+    with session(server, transport) as client:
         pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
         client.send_step(NOTHING)
         assert eventually(gate.with_suffix(".begun").exists)
@@ -682,7 +716,6 @@ def test_a_client_that_vanishes_in_mid_step_costs_only_its_worker(
         with RemoteEnv(server.address) as env:
             env.reset()
             assert env.step(0)[0] == [1.0]
-        client.close()
 
 
 def test_a_draining_endpoint_keeps_the_deadline_of_the_step_in_progress(
@@ -737,34 +770,36 @@ assert peers[84].recv(1) == b"", "the last one that has to go"
 
 
 @over_both
-def test_nonsense_on_a_direct_connection_costs_its_sender_s_session_at_most(transport: str) -> None:
-    with EnvServer(Lifelike) as server, session(server, transport) as client:
+def test_nonsense_on_a_direct_connection_costs_its_sender_s_session_at_most(
+    transport: str, stumbling: EnvServer
+) -> None:
+    with session(stumbling, transport) as client:
         client.step(NOTHING)
         worker = worker_socket(client)
         worker.send(b"\xff" * 16)  # a number beyond every other, and no deadline
         worker.send(b"nonsense")
         worker.connection.shutdown(socket.SHUT_WR)
-        with RemoteEnv(server.address) as env:
+        with RemoteEnv(stumbling.address) as env:
             env.reset()
             assert env.step(0)[0] == [1.0]
 
 
 @over_both
-def test_lines_leave_no_descriptor_and_no_process_behind(transport: str) -> None:
+def test_lines_leave_no_descriptor_and_no_process_behind(
+    transport: str, stumbling: EnvServer
+) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    with EnvServer(Lifelike) as server:
+    def step_once() -> None:
+        with session(stumbling, transport) as client:
+            client.step(NOTHING)
+            assert has_direct_connection(client)
 
-        def step_once() -> None:
-            with session(server, transport) as client:
-                client.step(NOTHING)
-                assert has_direct_connection(client)
-
+    step_once()
+    assert eventually(lambda: stumbling.num_sessions == 0)
+    before = descriptors()
+    for _ in range(10):
         step_once()
-        assert eventually(lambda: server.num_sessions == 0)
-        before = descriptors()
-        for _ in range(10):
-            step_once()
-        assert eventually(lambda: server.num_sessions == 0)
-        assert eventually(lambda: descriptors() <= before + 2)
+    assert eventually(lambda: stumbling.num_sessions == 0)
+    assert eventually(lambda: descriptors() <= before + 2)

@@ -1,6 +1,7 @@
 """evaluate(): environments and policies behind real endpoints."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,24 @@ def lean(observations: NDArray[Any]) -> NDArray[np.int64]:
     return (observations[:, 2] > 0).astype(np.int64)
 
 
-def test_the_result_does_not_depend_on_the_width_or_the_side_of_the_policy() -> None:
+@pytest.fixture(scope="module")
+def pole() -> Iterator[EnvServer]:
+    with EnvServer("CartPole-v1") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def poles() -> Iterator[EnvServer]:
+    with EnvServer("CartPole-v1", num_envs=4) as server:
+        yield server
+
+
+def test_the_result_does_not_depend_on_the_width_or_the_side_of_the_policy(
+    pole: EnvServer, poles: EnvServer
+) -> None:
     results = []
-    for width in (1, 8):
-        with EnvServer("CartPole-v1", num_envs=width) as env, ModelServer(lean) as model:
+    with ModelServer(lean) as model:
+        for env in (pole, poles):
             results.append(evaluate(env.address, model.address, episodes=6, seed=3).episodes)
             results.append(evaluate(env.address, lean, episodes=6, seed=3).episodes)
 
@@ -29,7 +44,7 @@ def test_the_result_does_not_depend_on_the_width_or_the_side_of_the_policy() -> 
     assert len({episode.length for episode in results[0]}) > 1
 
 
-def test_an_episode_is_what_it_is_in_process() -> None:
+def test_an_episode_is_what_it_is_in_process(pole: EnvServer) -> None:
     import gymnasium
 
     env = gymnasium.make("CartPole-v1")
@@ -39,34 +54,31 @@ def test_an_episode_is_what_it_is_in_process() -> None:
         observation, reward, terminated, truncated, _ = env.step(int(lean(observation[None])[0]))
         total, length, ended = total + float(reward), length + 1, terminated or truncated
 
-    with EnvServer("CartPole-v1") as server:
-        result = evaluate(server.address, lean, episodes=1, seed=11)
+    result = evaluate(pole.address, lean, episodes=1, seed=11)
 
     assert result.episodes == (EpisodeResult(0, 11, total, length, terminated),)
     assert result.return_mean == total
     assert math.isnan(result.return_stderr)
 
 
-def test_an_open_environment_is_left_open() -> None:
-    with EnvServer("CartPole-v1", num_envs=2) as server:
-        env = RemoteVectorEnv(server.address)
-        seen: list[EpisodeResult] = []
+def test_an_open_environment_is_left_open(poles: EnvServer) -> None:
+    env = RemoteVectorEnv(poles.address)
+    seen: list[EpisodeResult] = []
 
-        result = evaluate(env, lean, episodes=3, seed=0, on_episode=seen.append)
+    result = evaluate(env, lean, episodes=3, seed=0, on_episode=seen.append)
 
-        assert sorted(seen, key=lambda episode: episode.index) == list(result.episodes)
-        env.reset()
-        env.close()
+    assert sorted(seen, key=lambda episode: episode.index) == list(result.episodes)
+    env.reset()
+    env.close()
 
 
-def test_an_open_environment_that_is_named_twice_is_refused() -> None:
-    with EnvServer("CartPole-v1", num_envs=2) as server:
-        env = RemoteVectorEnv(server.address)
+def test_an_open_environment_that_is_named_twice_is_refused(poles: EnvServer) -> None:
+    env = RemoteVectorEnv(poles.address)
 
-        with pytest.raises(ConfigurationError, match="named twice"):
-            evaluate([env, server.address, env], lean, episodes=3)
+    with pytest.raises(ConfigurationError, match="named twice"):
+        evaluate([env, poles.address, env], lean, episodes=3)
 
-        env.close()
+    env.close()
 
 
 def test_what_cannot_be_called_is_refused_before_anything_runs() -> None:
@@ -79,13 +91,12 @@ def test_at_least_one_episode_must_be_asked_for() -> None:
         evaluate("127.0.0.1:1", lean, episodes=0)
 
 
-def test_a_policy_that_fails_is_reported_as_such() -> None:
+def test_a_policy_that_fails_is_reported_as_such(pole: EnvServer) -> None:
     def broken(_observations: Any) -> Any:
         raise ValueError("no idea")
 
     with (
-        EnvServer("CartPole-v1") as env,
         ModelServer(broken) as model,
         pytest.raises(RemoteModelError, match="no idea"),
     ):
-        evaluate(env.address, model.address, episodes=1)
+        evaluate(pole.address, model.address, episodes=1)

@@ -163,20 +163,28 @@ def workers() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "rlmesh-ray-evaluate"]
 
 
+@pytest.fixture(scope="module")
+def poles() -> Iterator[EnvServer]:
+    """Serve several sessions, and all of the file's: no test stops it."""
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        yield server
+
+
 # --- several endpoints -----------------------------------------------------------------
 
 
-def test_all_endpoints_work_at_once_each_environment_with_a_policy_of_its_own() -> None:
+def test_all_endpoints_work_at_once_each_environment_with_a_policy_of_its_own(
+    poles: EnvServer,
+) -> None:
     # Each policy answers only when the other one has been asked, too.
     barrier = threading.Barrier(2, timeout=30)
     record = Record()
     with (
-        EnvServer("CartPole-v1", num_envs=3) as first,
         EnvServer("CartPole-v1") as second,
         ModelServer(meeting(barrier)) as one,
         ModelServer(meeting(barrier)) as other,
     ):
-        addresses = [first.address, second.address], [one.address, other.address]
+        addresses = [poles.address, second.address], [one.address, other.address]
         result = run(*addresses, record)
 
     check(result, record)
@@ -207,7 +215,7 @@ def test_open_sessions_are_shared_and_left_open() -> None:
     check(result, record)
 
 
-def test_a_function_is_called_once_at_a_time() -> None:
+def test_a_function_is_called_once_at_a_time(poles: EnvServer) -> None:
     running = 0
     most = 0
 
@@ -220,8 +228,7 @@ def test_a_function_is_called_once_at_a_time() -> None:
         return actions
 
     record = Record()
-    with EnvServer("CartPole-v1", num_envs=2) as server:
-        result = run([server.address] * 2, count, record)
+    result = run([poles.address] * 2, count, record)
 
     check(result, record)
     assert most == 1
@@ -391,7 +398,7 @@ def test_a_fleet_is_asked_again_where_its_endpoint_is() -> None:
     fleet.servers[-1].stop()
 
 
-def test_a_policy_that_dies_costs_no_episode() -> None:
+def test_a_policy_that_dies_costs_no_episode(poles: EnvServer) -> None:
     barrier, is_stopped = threading.Barrier(2, timeout=30), threading.Event()
 
     def stop_the_mortal() -> None:
@@ -399,16 +406,13 @@ def test_a_policy_that_dies_costs_no_episode() -> None:
         is_stopped.set()
 
     with (
-        EnvServer("CartPole-v1", num_envs=2) as first,
-        EnvServer("CartPole-v1", num_envs=2) as second,
         # It is asked for the second time before it dies, and does not answer: else it might have
         # finished its part by then, and it would not be missed.
         ModelServer(meeting(barrier, then=lambda: is_stopped.wait(30))) as mortal,
         ModelServer(meeting(barrier, then=stop_the_mortal)) as other,
     ):
         record = Record()
-        envs, models = [first.address, second.address], [mortal.address, other.address]
-        result = run(envs, models, record)
+        result = run([poles.address] * 2, [mortal.address, other.address], record)
 
     check(result, record)
     assert {(loss.role, loss.address) for loss in record.losses} == {
@@ -449,9 +453,8 @@ def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
             server.kill()
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_is_killed_or_frozen_costs_no_episode(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -524,6 +527,7 @@ def test_an_open_session_that_breaks_is_not_opened_again() -> None:
     assert len(caught.value.episodes) >= 3
 
 
+@pytest.mark.slow
 def test_an_episode_that_kills_its_endpoints_is_given_up() -> None:
     with (
         EnvServer(lambda: FaultyEnv(Fault.EXIT, at_step=3)) as server,
@@ -619,28 +623,26 @@ def test_where_none_is_there_it_is_reported_at_once_and_once() -> None:
         evaluate(["127.0.0.1:1", "127.0.0.1:2"], lean, episodes=1)
 
 
-def test_a_watcher_may_stop_it() -> None:
+def test_a_watcher_may_stop_it(poles: EnvServer) -> None:
     def stop() -> None:
         raise EndpointUnreachableError("of my own")
 
-    with EnvServer("CartPole-v1") as server:
-        for endpoints in (server.address, [server.address] * 2):
-            with pytest.raises(EndpointUnreachableError, match="of my own"):
-                run(endpoints, lean, Record(stop))
+    for endpoints in (poles.address, [poles.address] * 2):
+        with pytest.raises(EndpointUnreachableError, match="of my own"):
+            run(endpoints, lean, Record(stop))
 
     assert workers() == []
 
 
-def test_a_function_that_cannot_reach_its_own_server_is_no_lost_environment() -> None:
+def test_a_function_that_cannot_reach_its_own_server_is_no_lost_environment(
+    poles: EnvServer,
+) -> None:
     def act(_observations: Any) -> Any:
         raise EndpointUnreachableError("of my own")
 
     record = Record()
-    with (
-        EnvServer("CartPole-v1") as server,
-        pytest.raises(EndpointUnreachableError, match="of my own"),
-    ):
-        run(server.address, act, record)
+    with pytest.raises(EndpointUnreachableError, match="of my own"):
+        run(poles.address, act, record)
 
     assert record.losses == []
 

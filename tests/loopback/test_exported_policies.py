@@ -84,7 +84,6 @@ def test_a_module_is_exported_for_an_environment_and_evaluated(
     [
         (["own_module:module"], "for which spaces it is"),
         (["own_module:function", "--env", "CartPole-v1"], "a function is no module of torch"),
-        (["nothing", "--env", "CartPole-v1"], "nothing does not exist"),
         (["own_module:module", "--env-kwargs", "{}"], "for --env with a Gymnasium id"),
     ],
 )

@@ -461,9 +461,9 @@ def test_certificates_that_cannot_be_used_any_more_are_named(tmp_path: Path) -> 
     own = ServerTls(*authority.sign("endpoint"))
     missing = ClientTls(tmp_path / "gone.pem")
     with (
-        EnvServer("CartPole-v1", token="secret 0", tls=own) as server,
+        ModelServer(lean, token="secret 0", tls=own) as server,
         gateway_to(server, endpoint_credentials=missing.credentials) as gateway,
     ):
         with pytest.raises(EndpointUnreachableError, match=r"gone\.pem"):
-            RemoteEnv(gateway.address, token=FRONT)
+            RemoteModel(gateway.address, token=FRONT)
         assert "gone.pem" in gateway.health().reason

@@ -73,17 +73,19 @@ stream.close()
 FORKS = """
 import os
 
-from rlmesh_ray import EnvServer, RemoteEnv
+import gymnasium
+
+from rlmesh_ray import ModelServer, RemoteModel
 
 if __name__ == "__main__":
-    with EnvServer("CartPole-v1") as server, RemoteEnv(server.address) as env:
-        env.reset()
+    with ModelServer(len) as server, RemoteModel(server.address) as model:
+        model.configure_route(gymnasium.make_vec("CartPole-v1", num_envs=1))
         for _ in range(10):
             child = os.fork()
             if not child:
                 os._exit(0)
             os.waitpid(child, 0)
-        env.step(0)
+        model.close_route()
 """
 
 
