@@ -89,7 +89,7 @@ class CutsItsHandshake(Sabotage):
     "sabotage",
     [
         pytest.param(NamesALaneThatIsNotThere, marks=pytest.mark.slow),
-        AnswersStepsWithPictures,
+        pytest.param(AnswersStepsWithPictures, marks=pytest.mark.slow),
         CutsItsHandshake,
     ],
 )

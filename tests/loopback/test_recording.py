@@ -1,5 +1,6 @@
 """Sessions and evaluations are recorded as they were, by a process of its own."""
 
+import json
 import os
 import signal
 from collections.abc import Iterable
@@ -133,22 +134,25 @@ def test_an_endpoint_records_each_session_over_any_transport(
             assert len(list(file.decode(video=0))) == summary.length + 1
 
 
-def test_an_evaluation_is_recorded_episode_by_episode(tmp_path: Path) -> None:
-    with EnvServer(Dot, num_envs=NUM_LANES) as server, EnvServer(Dot) as single:
-        result = evaluate(
-            [server.address, single.address],
-            draw,
-            episodes=6,
-            seed=40,
-            record=RecordOptions(tmp_path, video="none"),
-        )
+def test_the_command_records_an_evaluation_episode_by_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with EnvServer(Dot, num_envs=2) as pair, EnvServer(Dot) as single, ModelServer(draw) as model:
+        arguments = ["evaluate", "--env", pair.address, "--env", single.address]
+        options = ["--model", model.address, "--episodes", "6", "--seed", "40", "--json"]
+        status = main([*arguments, *options, "--record", "here"])
 
-    recording = load(tmp_path)
-    assert len(recording.episodes) == 6
-    for episode in result.episodes:
-        summary = by_seed(recording)[episode.seed]
-        assert (summary.length, summary.return_) == (episode.length, episode.episode_return)
-        assert summary.endpoint == episode.endpoint
+    assert status == 0
+    *episodes, _ = map(json.loads, capsys.readouterr().out.splitlines())
+    recording = load("here")
+    assert len(recording.episodes) == len(episodes) == 6
+    for episode in episodes:
+        summary = by_seed(recording)[episode["seed"]]
+        assert (summary.length, summary.return_) == (episode["length"], episode["episode_return"])
+        assert summary.endpoint == episode["endpoint"]
+        assert summary.policy_version == 0
+        assert summary.video is not None
         observations = recording.episode(summary.id).observations
         assert_identical(draw(observations[:-1]), recording.episode(summary.id).actions)
 
@@ -216,16 +220,3 @@ def test_a_queue_without_room_refuses_and_recovers(tmp_path: Path) -> None:
     assert eventually(lambda: writer.put("0", cart_pole(5, seed=99), half))
     writer.close(60.0)
     assert len(load(tmp_path).episodes) == sum(taken) + 1
-
-
-def test_commands_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with EnvServer(Dot, num_envs=2) as server, ModelServer(draw) as model:
-        arguments = ["evaluate", "--env", server.address, "--model", model.address]
-        options = ["--episodes", "2", "--seed", "1", "--record", "here"]
-        status = main([*arguments, *options])
-
-    assert status == 0
-    assert len(load("here").episodes) == 2
-    assert all(summary.video for summary in load("here").episodes)
-    assert {summary.policy_version for summary in load("here").episodes} == {0}
