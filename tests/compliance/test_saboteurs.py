@@ -88,7 +88,7 @@ class CutsItsHandshake(Sabotage):
 @pytest.mark.parametrize(
     "sabotage",
     [
-        pytest.param(NamesALaneThatIsNotThere, marks=pytest.mark.slow),
+        pytest.param(NamesALaneThatIsNotThere, marks=pytest.mark.nightly),
         pytest.param(AnswersStepsWithPictures, marks=pytest.mark.slow),
         CutsItsHandshake,
     ],

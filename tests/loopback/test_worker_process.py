@@ -659,7 +659,7 @@ def test_cycles_leak_neither_descriptors_nor_processes() -> None:
     before = set(os.listdir("/proc/self/fd"))
     pids = []
 
-    for cycle in range(20):
+    for cycle in range(6):
         worker = WorkerProcess.start(source, validation=ValidationMode.WARN)
         pids.append(worker.pid)
         ask(worker, ResetCommand())
