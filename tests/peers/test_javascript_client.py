@@ -887,15 +887,20 @@ NO_TLS = "what listens there does not use TLS; leave out tlsCa (--tls-ca), or ch
     ("what", "authority", "token", "says"),
     [
         ("plain", None, None, "this endpoint requires a token, and the call carries none; give"),
-        ("plain", "ours.pem", "token", NO_TLS),
-        ("server", "ours.pem", "wrong", WRONG_TOKEN),
-        ("server", None, "token", "the server closed the connection; if it uses TLS, give the"),
         ("server", "theirs.pem", "token", "the endpoint's certificate was not signed by the "),
-        ("expired", "ours.pem", "token", "the endpoint's certificate is out of date, or"),
-        ("mutual", "ours.pem", "token", "the server ended the TLS connection; if it requires a"),
-        ("other program", None, "token", "what listens there does not use gRPC; check the"),
-        ("environment", None, "token", "what listens there is no ModelService; check the"),
         ("nothing", "ours.pem", "token", "nothing answers there; check the address and that the"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [
+                ("plain", "ours.pem", "token", NO_TLS),
+                ("server", "ours.pem", "wrong", WRONG_TOKEN),
+                ("server", None, "token", "the server closed the connection; if it uses TLS, give"),
+                ("expired", "ours.pem", "token", "the endpoint's certificate is out of date, or"),
+                ("mutual", "ours.pem", "token", "the server ended the TLS connection; if it req"),
+                ("other program", None, "token", "what listens there does not use gRPC; check the"),
+                ("environment", None, "token", "what listens there is no ModelService; check the"),
+            ]
+        ),
     ],
 )
 def test_a_connection_that_fails_is_reported_with_cause_and_remedy(
