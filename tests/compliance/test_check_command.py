@@ -66,7 +66,7 @@ def test_a_broken_clause_is_named_with_what_was_seen(
     assert "at its end" in finding["message"]
 
 
-def test_people_see_the_clauses_in_the_order_of_the_text(
+def test_people_see_the_clauses_in_the_order_of_the_text_and_a_shared_reason_once(
     cartpole: EnvServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", cartpole.address]) == 0
@@ -76,6 +76,8 @@ def test_people_see_the_clauses_in_the_order_of_the_text(
     places = [shown.index(section) for section in sections]
     assert places == sorted(places)
     assert "0 broken" in shown
+    assert shown.count("needs the probe environment") == 1
+    assert "serve-env rlmesh_ray.testing.probe_env:RLMeshProbe-v0" in shown
 
 
 def test_an_address_where_nothing_listens_is_an_error_and_no_finding(
@@ -101,16 +103,6 @@ def test_what_is_broken_stands_right_above_the_sum(
     assert says.strip()
     assert "another text of the edition is compatible" in seen
     assert "1 broken" in result
-
-
-def test_a_reason_is_given_once_for_all_clauses_that_share_it(
-    cartpole: EnvServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", cartpole.address]) == 0
-
-    shown = capsys.readouterr().out
-    assert shown.count("needs the probe environment") == 1
-    assert "serve-env rlmesh_ray.testing.probe_env:RLMeshProbe-v0" in shown
 
 
 def verdicts(events: list[dict[str, Any]]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from tests.compliance.conftest import zeros
 
 OfRoute = ConfigureRoute | Predict | CloseRoute
 
-SESSIONS = 6
+SESSIONS = 3
 STEPS = 300
 ROUTES = [f"route-{number}" for number in range(5)]
 

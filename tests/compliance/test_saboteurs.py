@@ -26,6 +26,8 @@ from tests.compliance.tampering import Sabotage, TamperingServer
 
 # A server that cannot be talked to properly breaks what others hold as well.
 MOST_BROKEN = 15
+LATE = (env_saboteurs.IgnoresDeadlinesOfResets,)
+"""They are waited for."""
 CONTRACT = contract_of(gymnasium.make_vec("CartPole-v1", num_envs=2))
 
 
@@ -36,7 +38,13 @@ def test_every_clause_has_a_saboteur() -> None:
 
 @pytest.mark.parametrize(
     ("clause", "sabotage"),
-    [*env_saboteurs.SABOTEURS.items(), *env_saboteurs.OTHERS],
+    [
+        *env_saboteurs.SABOTEURS.items(),
+        *(
+            pytest.param(*other, marks=[pytest.mark.slow] if other[1] in LATE else [])
+            for other in env_saboteurs.OTHERS
+        ),
+    ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_an_env_server_that_breaks_a_clause_is_found_out(
@@ -88,8 +96,8 @@ class CutsItsHandshake(Sabotage):
 @pytest.mark.parametrize(
     "sabotage",
     [
-        pytest.param(NamesALaneThatIsNotThere, marks=pytest.mark.slow),
-        AnswersStepsWithPictures,
+        pytest.param(NamesALaneThatIsNotThere, marks=pytest.mark.nightly),
+        pytest.param(AnswersStepsWithPictures, marks=pytest.mark.slow),
         CutsItsHandshake,
     ],
 )

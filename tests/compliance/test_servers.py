@@ -51,7 +51,7 @@ HOSTED = {
     "Text actions": Hosted(partial(echo, Text(3)), 2),
 }
 # Each takes seconds; these give every clause a chance to hold.
-SOON = ("the probe", "one lane of the probe, strict", "Box actions", "Text actions")
+SOON = ("the probe", "one lane of the probe, strict")
 
 
 class KeepsTheOrder(Sabotage):

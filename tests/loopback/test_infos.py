@@ -4,7 +4,7 @@ import contextlib
 import enum
 import threading
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -148,54 +148,67 @@ class OddInfos(gymnasium.Env[Any, Any]):
         return {"value": ANY[self._name](), "last": 1} if self._name else {}
 
 
+Sessions = list[RemoteEnv]
+
+
 @pytest.fixture(scope="module")
-def endpoints() -> Any:
-    with EnvServer(OddInfos) as single, EnvServer(OddInfos, num_envs=2) as vector:
-        yield single, vector
+def sessions() -> Iterator[Sessions]:
+    """Yield a session with each transport; whatever the infos are, all go on."""
+    with EnvServer(OddInfos) as server, contextlib.ExitStack() as opened:
+        yield [
+            opened.enter_context(RemoteEnv(server.address, transport=transport))
+            for transport in ("grpc", "shared_memory", "tcp")
+        ]
 
 
-def _all_infos(endpoint: EnvServer, name: str) -> list[dict[str, Any]]:
-    """Return what a reset, a step and the end of an episode tell; the session must go on.
+@pytest.fixture(scope="module")
+def lanes() -> Iterator[RemoteVectorEnv]:
+    """Yield a session with two lanes."""
+    with EnvServer(OddInfos, num_envs=2) as server:
+        envs = RemoteVectorEnv(server.address)
+        yield envs
+        envs.close()
 
-    Once as messages, once with steps through shared memory.
-    """
+
+def _all_infos(sessions: Sessions, name: str) -> list[dict[str, Any]]:
+    """Return what a reset, a step and the end of an episode tell; the session must go on."""
     infos = []
-    for transport in ("grpc", "shared_memory", "tcp"):
-        with RemoteEnv(endpoint.address, transport=transport) as env:
-            _, first = env.reset(options={"name": name})
-            infos += [first, env.step(0)[-1], env.step(1)[-1]]
-            env.reset(options={"name": ""})
-            assert env.step(0)[0] == 1
+    for env in sessions:
+        _, first = env.reset(options={"name": name})
+        infos += [first, env.step(0)[-1], env.step(1)[-1]]
+        env.reset(options={"name": ""})
+        assert env.step(0)[0] == 1
     return infos
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_what_the_wire_can_express_comes_back_as_it_is(endpoints: Any, name: str) -> None:
-    for infos in _all_infos(endpoints[0], name):
+def test_what_the_wire_can_express_comes_back_as_it_is(sessions: Sessions, name: str) -> None:
+    for infos in _all_infos(sessions, name):
         assert_identical(infos["value"], PLAIN[name])
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_what_it_cannot_express_becomes_something_that_it_can(endpoints: Any, name: str) -> None:
-    for infos in _all_infos(endpoints[0], name):
+def test_what_it_cannot_express_becomes_something_that_it_can(
+    sessions: Sessions, name: str
+) -> None:
+    for infos in _all_infos(sessions, name):
         assert_identical(infos["value"], ODD[name][1])
 
 
 @pytest.mark.parametrize("name", ANY)
 def test_nothing_in_infos_ends_a_session_or_hides_what_stands_beside_it(
-    endpoints: Any, name: str
+    sessions: Sessions, name: str
 ) -> None:
-    for infos in _all_infos(endpoints[0], name):
+    for infos in _all_infos(sessions, name):
         assert infos["last"] == 1
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *ODD, *ANY])
-def test_nothing_in_the_infos_of_lanes_ends_a_session(endpoints: Any, name: str) -> None:
-    with contextlib.closing(RemoteVectorEnv(endpoints[1].address)) as envs:
-        _, first = envs.reset(options={"name": name})
-        ended = envs.step(np.array([0, 1]))[-1]
-        envs.reset(options={"name": ""})
-        observation = envs.step(np.array([0, 0]))[0]
+def test_nothing_in_the_infos_of_lanes_ends_a_session(lanes: RemoteVectorEnv, name: str) -> None:
+    _, first = lanes.reset(options={"name": name})
+    ended = lanes.step(np.array([0, 1]))[-1]
+    lanes.reset(options={"name": ""})
+    observation = lanes.step(np.array([0, 0]))[0]
 
     assert_identical(first["last"], np.array([1, 1]))
     assert_identical(ended["last"], np.array([1, 1]))

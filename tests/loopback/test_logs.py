@@ -17,7 +17,6 @@ from gymnasium import spaces
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.protocol.client_session import endpoint_timeout_ms
-from rlmesh_ray.server.log_format import FORMAT_VARIABLE
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from tests.loopback.client_internals import endpoints_give_up_after
 
@@ -58,10 +57,6 @@ def check(log: str) -> None:
 
 def test_every_line_is_an_object_if_programs_ask_for_that() -> None:
     check(log_of_a_session("--log-format", "json"))
-
-
-def test_the_environment_of_the_process_may_ask_for_it_too() -> None:
-    check(log_of_a_session(**{FORMAT_VARIABLE: "json"}))
 
 
 def test_people_see_clients_come_and_go() -> None:

@@ -117,6 +117,13 @@ def observed(
         yield client, observer
 
 
+@pytest.fixture(scope="module")
+def drawn() -> Iterator[EnvServer]:
+    """Yield a server whose sessions end with their tests."""
+    with EnvServer(Drawn) as server:
+        yield server
+
+
 # --- what is seen --------------------------------------------------------------------------------
 
 
@@ -213,32 +220,30 @@ def test_a_list_tells_where_the_lanes_are(transport: str) -> None:
         assert only(observer).episode_ids == episode_ids
 
 
-def test_sessions_of_the_released_protocol_are_seen_and_drawn_too() -> None:
-    with (
-        EnvServer(Drawn) as server,
-        ReleasedJoin(server.address) as join,
-        EndpointObserver(server.address) as observer,
-    ):
+def test_sessions_of_the_released_protocol_are_seen_and_drawn_too(drawn: EnvServer) -> None:
+    with ReleasedJoin(drawn.address) as join, EndpointObserver(drawn.address) as observer:
         join.reset(ids=("own",))
         seen = only(observer)
 
         assert (seen.dialect, seen.episode_ids) == ("rlmesh-wire-v1", ("own",))
         assert count_in(observer.render(seen.name)) == 0
+    assert eventually(lambda: drawn.num_sessions == 0)
 
 
-def test_the_oldest_session_comes_first_and_closed_ones_are_gone() -> None:
-    with EnvServer(Drawn) as server, EndpointObserver(server.address) as observer:
+def test_the_oldest_session_comes_first_and_closed_ones_are_gone(drawn: EnvServer) -> None:
+    with EndpointObserver(drawn.address) as observer:
         assert observer.sessions() == ()
-        with session(server, "grpc") as first:
+        with session(drawn, "grpc") as first:
             first.step(NOTHING)
-            with session(server, "grpc"):
+            with session(drawn, "grpc"):
                 assert [each.num_steps for each in observer.sessions()] == [1, 0]
             assert [each.num_steps for each in observer.sessions()] == [1]
         assert observer.sessions() == ()
 
 
-def test_a_list_tells_nothing_that_opens_a_session() -> None:
-    with observed(Drawn, "shared_memory") as (client, _):
+def test_a_list_tells_nothing_that_opens_a_session(drawn: EnvServer) -> None:
+    with session(drawn, "shared_memory") as client:
+        direct_connection(client)
         with plain_channel(client.address) as channel:
             reported = channel.unary_unary(wire.LIST)(b"", timeout=60.0)
         (seen,) = wire.parse_sessions(reported)
@@ -248,11 +253,10 @@ def test_a_list_tells_nothing_that_opens_a_session() -> None:
         assert seen.name not in session_id(client)
 
 
-def test_through_a_gateway_the_sessions_of_an_endpoint_are_seen() -> None:
+def test_through_a_gateway_the_sessions_of_an_endpoint_are_seen(drawn: EnvServer) -> None:
     with (
-        EnvServer(Drawn) as server,
-        GatewayServer(lambda: [Target("one", 1, server.address)]) as gateway,
-        session(server, "grpc"),
+        GatewayServer(lambda: [Target("one", 1, drawn.address)]) as gateway,
+        session(drawn, "grpc"),
         EndpointObserver(gateway.address) as observer,
     ):
         assert count_in(observer.render(only(observer).name)) == 0
@@ -294,9 +298,9 @@ def test_an_environment_without_pictures_says_how_it_gets_some() -> None:
         observer.render(only(observer).name)
 
 
-def test_what_cannot_be_drawn_is_refused_with_the_reason() -> None:
-    with EnvServer(Drawn) as server, EndpointObserver(server.address) as observer:
-        client = EnvClient(ConnectOptions(server.address))
+def test_what_cannot_be_drawn_is_refused_with_the_reason(drawn: EnvServer) -> None:
+    with EndpointObserver(drawn.address) as observer:
+        client = EnvClient(ConnectOptions(drawn.address))
         client.render()  # the session begins
         name = only(observer).name
 

@@ -4,9 +4,10 @@ import copy
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import gymnasium
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
@@ -50,7 +51,12 @@ print(status, observation.tolist())
 
 
 @pytest.mark.parametrize(
-    "transport", ["shared_memory", "grpc", pytest.param("tcp", marks=pytest.mark.nightly)]
+    "transport",
+    [
+        "shared_memory",  # whose resets and pictures are messages, as a model's are
+        pytest.param("grpc", marks=pytest.mark.nightly),
+        pytest.param("tcp", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_fork_leaves_the_sessions_of_its_parent_alone(transport: str) -> None:
     with (
@@ -58,11 +64,10 @@ def test_a_fork_leaves_the_sessions_of_its_parent_alone(transport: str) -> None:
         ModelServer(lambda rows: [1] * len(rows)) as model_server,
     ):
         reported = ran(FORK, env_server.address, model_server.address, transport)
-        env = RemoteVectorEnv(env_server.address)
-        env.reset(seed=0)
-        env.step([1, 1])
-        expected = env.step([1, 1])[0].tolist()
-        env.close()
+    local = gymnasium.make_vec("CartPole-v1", 2, "sync")
+    local.reset(seed=0)
+    local.step([1, 1])
+    expected = local.step([1, 1])[0].tolist()
 
     assert reported.stdout == f"0 {expected}\n", reported.stderr
 
@@ -107,16 +112,28 @@ def ran(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv, RemoteModel])
+@pytest.fixture(scope="module")
+def cart_pole() -> Iterator[EnvServer]:
+    with EnvServer("CartPole-v1") as server:
+        yield server
+
+
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv])
 @pytest.mark.parametrize("pass_on", [pickle.dumps, copy.deepcopy])
 def test_a_session_is_not_passed_on_and_says_what_to_do(
-    kind: Any, pass_on: Callable[[object], object]
+    cart_pole: EnvServer, kind: Any, pass_on: Callable[[object], object]
 ) -> None:
-    served: Any = ModelServer(len) if kind is RemoteModel else EnvServer("CartPole-v1")
-    with served as server:
-        session = kind(server.address)
+    assert_not_passed_on(kind(cart_pole.address), cart_pole.address, pass_on)
 
-        with pytest.raises(TypeError, match=f"hand on its address, '{server.address}'"):
-            pass_on(session)
 
-        session.close()
+@pytest.mark.parametrize("pass_on", [pickle.dumps, copy.deepcopy])
+def test_nor_is_that_of_a_model(pass_on: Callable[[object], object]) -> None:
+    with ModelServer(len) as server:
+        assert_not_passed_on(RemoteModel(server.address), server.address, pass_on)
+
+
+def assert_not_passed_on(session: Any, address: str, pass_on: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match=f"hand on its address, '{address}'"):
+        pass_on(session)
+
+    session.close()

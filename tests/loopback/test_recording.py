@@ -1,5 +1,6 @@
 """Sessions and evaluations are recorded as they were, by a process of its own."""
 
+import json
 import os
 import signal
 from collections.abc import Iterable
@@ -90,21 +91,30 @@ def test_a_folder_that_cannot_be_used_is_refused_before_the_first_step(tmp_path:
         assert server.statistics().steps == 0
 
 
+# The worker records, whichever way its steps come.
 @pytest.mark.parametrize(
-    "transport", ["shared_memory", "grpc", pytest.param("tcp", marks=pytest.mark.nightly)]
+    "transport",
+    [
+        "shared_memory",
+        pytest.param("grpc", marks=pytest.mark.nightly),
+        pytest.param("tcp", marks=pytest.mark.nightly),
+    ],
 )
 def test_an_endpoint_records_each_session_over_any_transport(
     tmp_path: Path, transport: str
 ) -> None:
+    local = gymnasium.vector.SyncVectorEnv([Dot] * NUM_LANES)
     with (
         EnvServer(Dot, num_envs=NUM_LANES, record=tmp_path, transport=transport) as server,
         closing(RemoteVectorEnv(server.address)) as envs,
     ):
-        observation, _ = envs.reset(seed=5)
-        rows = [observation]
+        first = envs.reset(seed=5)
+        assert_identical(first, local.reset(seed=5))
+        rows = [first[0]]
         for _ in range(12):
-            observation, *_ = envs.step(np.full(NUM_LANES, 2))
-            rows.append(observation)
+            step = envs.step(np.full(NUM_LANES, 2))
+            assert_identical(step, local.step(np.full(NUM_LANES, 2)))
+            rows.append(step[0])
 
     recording = loaded(tmp_path, range(5, 5 + NUM_LANES))
     for lane in range(NUM_LANES):
@@ -124,32 +134,27 @@ def test_an_endpoint_records_each_session_over_any_transport(
             assert len(list(file.decode(video=0))) == summary.length + 1
 
 
-def test_an_evaluation_is_recorded_episode_by_episode(tmp_path: Path) -> None:
-    with EnvServer(Dot, num_envs=NUM_LANES) as server, EnvServer(Dot) as single:
-        result = evaluate(
-            [server.address, single.address],
-            draw,
-            episodes=9,
-            seed=40,
-            record=RecordOptions(tmp_path, video="none"),
-        )
+def test_the_command_records_an_evaluation_episode_by_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with EnvServer(Dot, num_envs=2) as pair, EnvServer(Dot) as single, ModelServer(draw) as model:
+        arguments = ["evaluate", "--env", pair.address, "--env", single.address]
+        options = ["--model", model.address, "--episodes", "6", "--seed", "40", "--json"]
+        status = main([*arguments, *options, "--record", "here"])
 
-    recording = load(tmp_path)
-    assert len(recording.episodes) == 9
-    for episode in result.episodes:
-        summary = by_seed(recording)[episode.seed]
-        assert (summary.length, summary.return_) == (episode.length, episode.episode_return)
-        assert summary.endpoint == episode.endpoint
+    assert status == 0
+    *episodes, _ = map(json.loads, capsys.readouterr().out.splitlines())
+    recording = load("here")
+    assert len(recording.episodes) == len(episodes) == 6
+    for episode in episodes:
+        summary = by_seed(recording)[episode["seed"]]
+        assert (summary.length, summary.return_) == (episode["length"], episode["episode_return"])
+        assert summary.endpoint == episode["endpoint"]
+        assert summary.policy_version == 0
+        assert summary.video is not None
         observations = recording.episode(summary.id).observations
         assert_identical(draw(observations[:-1]), recording.episode(summary.id).actions)
-
-
-def test_a_trajectory_is_the_same_with_and_without_a_recording(tmp_path: Path) -> None:
-    def returned(record: Path | None) -> Any:
-        with EnvServer(Dot, num_envs=2, record=record) as server:
-            return evaluate(server.address, draw, episodes=6, seed=1).episodes
-
-    assert returned(tmp_path) == returned(None)
 
 
 class NoPicture(Dot):
@@ -163,9 +168,9 @@ def test_an_environment_that_fails_to_render_is_recorded_without_a_video(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with EnvServer(NoPicture, num_envs=2, record=tmp_path) as server:
-        evaluate(server.address, draw, episodes=4, seed=1)
+        evaluate(server.address, draw, episodes=2, seed=1)
 
-    assert {summary.video for summary in loaded(tmp_path, range(1, 5)).episodes} == {None}
+    assert {summary.video for summary in loaded(tmp_path, range(1, 3)).episodes} == {None}
     assert capfd.readouterr().err.count("videos are not recorded: RuntimeError: no display") == 1
 
 
@@ -215,16 +220,3 @@ def test_a_queue_without_room_refuses_and_recovers(tmp_path: Path) -> None:
     assert eventually(lambda: writer.put("0", cart_pole(5, seed=99), half))
     writer.close(60.0)
     assert len(load(tmp_path).episodes) == sum(taken) + 1
-
-
-def test_commands_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with EnvServer(Dot, num_envs=2) as server, ModelServer(draw) as model:
-        arguments = ["evaluate", "--env", server.address, "--model", model.address]
-        options = ["--episodes", "3", "--seed", "1", "--record", "here"]
-        status = main([*arguments, *options])
-
-    assert status == 0
-    assert len(load("here").episodes) == 3
-    assert all(summary.video for summary in load("here").episodes)
-    assert {summary.policy_version for summary in load("here").episodes} == {0}

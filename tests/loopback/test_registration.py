@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rlmesh_ray import EnvServer, RemoteEnv
+from rlmesh_ray import ModelServer, RemoteEnv
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.pool_tokens import endpoint_token, registration_token
 from rlmesh_ray.auth.server_tls import ServerTls
@@ -491,7 +491,7 @@ def test_a_full_pool_takes_the_next_one_when_another_leaves(
 
 def test_an_endpoint_is_no_registrar(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    with EnvServer("CartPole-v1", token=registration_token(SECRET)) as server:
+    with ModelServer(len, token=registration_token(SECRET)) as server:
         pool = RegistrarOptions(server.address, "games", "sim-1", SECRET)
         with registration(pool):
             assert said(caplog, "not the service that was asked for")
@@ -614,8 +614,11 @@ def test_a_registrar_with_mutual_tls_takes_endpoints_with_certificates_and_no_ot
         with simulator(
             registrar, tmp_path, "--pool-tls-ca", str(ours.certificate),
             "--tls-cert", str(client[0]), "--tls-key", str(client[1]),
+            "--advertise", "sim.example:0",
         ) as started:  # fmt: skip
-            assert started.event()["event"] == "registered"
+            registered, port = started.event(), started.address.rpartition(":")[2]
+
+    assert (registered["event"], registered["address"]) == ("registered", f"sim.example:{port}")
 
 
 # --- serve-env --register --------------------------------------------------------------------
@@ -659,19 +662,24 @@ def simulator(
             process.kill()
 
 
-def test_serve_env_registers_and_leaves_the_pool_before_it_stops(
+def test_serve_env_registers_and_leaves_the_pool_while_its_sessions_still_have_time(
     registrar: Registrar, book: Book, tmp_path: Path
 ) -> None:
-    with simulator(registrar, tmp_path, "--endpoint-id", "sim-1") as started:
+    options = ["--endpoint-id", "sim-1", "--leave-time", "60"]
+    with simulator(registrar, tmp_path, *options) as started:
         registered = started.event()
+        assert book.next() == ("enter", "sim-1", started.address)
         env = RemoteEnv(started.address, token=endpoint_token(SECRET, "games", "sim-1"))
         env.reset()
         while (reported := book.reported.get(timeout=20.0)[1]).resets == 0:
             pass
-        started.process.send_signal(signal.SIGINT)
+        started.process.send_signal(signal.SIGTERM)
+
+        assert book.next() == ("remove", "sim-1")
+        env.step(0)
+        env.close()
         stopped = started.event()
         code = started.process.wait(timeout=20)
-        env.close()
 
     assert reported.sessions.open == 1
     assert registered == {
@@ -683,48 +691,15 @@ def test_serve_env_registers_and_leaves_the_pool_before_it_stops(
         "address": started.address,
     }
     assert (stopped["event"], code) == ("stopped", 0)
-    assert book.present == {}
-
-
-def test_serve_env_leaves_the_pool_while_its_sessions_still_have_time(
-    registrar: Registrar, book: Book, tmp_path: Path
-) -> None:
-    options = ["--endpoint-id", "sim-1", "--leave-time", "60"]
-    with simulator(registrar, tmp_path, *options) as started:
-        started.event()
-        assert book.next()[0] == "enter"
-        env = RemoteEnv(started.address, token=endpoint_token(SECRET, "games", "sim-1"))
-        env.reset()
-        started.process.send_signal(signal.SIGTERM)
-
-        assert book.next() == ("remove", "sim-1")
-        env.step(0)
-        env.close()
-        assert started.process.wait(timeout=20) == 0
-
-
-def test_an_endpoint_that_is_killed_and_restarted_is_found_at_its_new_address(
-    registrar: Registrar, book: Book, tmp_path: Path
-) -> None:
-    options = ["--endpoint-id", "sim-1", "--address"]
-    with simulator(registrar, tmp_path, *options, free_address()) as first:
-        first.event()
-        first.process.kill()
-        assert book.next() == ("enter", "sim-1", first.address)
-        assert book.next() == ("remove", "sim-1")
-    with simulator(registrar, tmp_path, *options, free_address()) as second:
-        assert second.event()["incarnation"] == 2
-        assert book.present == {"sim-1": second.address}
-
-    assert first.address != second.address
 
 
 def test_the_token_of_one_endpoint_opens_no_other(registrar: Registrar, tmp_path: Path) -> None:
     own = tmp_path / "own-token"
     own.write_text("of-its-users\n")
     own.chmod(0o600)
-    options = ["--endpoint-id", "sim-1", "--token-file", str(own)]
+    options = ["--endpoint-id", "sim-1", "--token-file", str(own), "--address", "0.0.0.0:0"]
     with simulator(registrar, tmp_path, *options) as started:
+        assert started.event()["address"] == started.address, "as the registrar sees it"
         for token in (endpoint_token(SECRET, "games", "sim-1"), "of-its-users"):
             RemoteEnv(started.address, token=token).close()
         others = [endpoint_token(SECRET, "games", "sim-2"), registration_token(SECRET), SECRET]
@@ -733,58 +708,19 @@ def test_the_token_of_one_endpoint_opens_no_other(registrar: Registrar, tmp_path
                 RemoteEnv(started.address, token=token)
 
 
-def test_an_endpoint_on_all_interfaces_is_where_the_registrar_sees_it(
+def test_what_the_pool_refuses_for_good_ends_the_command_with_the_reason(
     registrar: Registrar, book: Book, tmp_path: Path
 ) -> None:
-    with simulator(registrar, tmp_path, "--address", "0.0.0.0:0") as started:
-        registered = started.event()
-
-    assert registered["address"] == started.address
-    assert registered["endpoint_id"].startswith(socket.gethostname()[:1])
-
-
-def test_what_is_advertised_is_where_clients_are_sent(
-    registrar: Registrar, book: Book, tmp_path: Path
-) -> None:
-    with simulator(registrar, tmp_path, "--advertise", "sim.example:0") as started:
-        port = started.address.rpartition(":")[2]
-
-        assert started.event()["address"] == f"sim.example:{port}"
-
-
-@pytest.mark.parametrize(
-    ("pool", "secret", "kind", "words", "exit_code"),
-    [
-        ("games", "other", "AccessDeniedError", "the registrar requires another token", 1),
-        ("toys", SECRET, "ConfigurationError", "serves the pool 'games', not 'toys'", 2),
-    ],
-)
-def test_what_the_pool_refuses_ends_the_command_with_the_reason(
-    registrar: Registrar, tmp_path: Path, pool: str, secret: str, kind: str, words: str,
-    exit_code: int,
-) -> None:  # fmt: skip
-    place = f"{pool}@{registrar.address}"
-    with simulator(place, tmp_path, secret=secret) as started:
-        stopped, error = started.event(), started.event()
-        code = started.process.wait(timeout=20)
-
-    assert (stopped["event"], error["event"], error["type"]) == ("stopped", "error", kind)
-    assert words in error["message"]
-    assert code == exit_code
-
-
-def test_the_older_one_of_two_with_one_id_ends(
-    registrar: Registrar, book: Book, tmp_path: Path
-) -> None:
-    options = ["--endpoint-id", "sim-1"]
-    with simulator(registrar, tmp_path, *options) as older:
+    with simulator(registrar, tmp_path, "--endpoint-id", "sim-1") as older:
         older.event()
-        with simulator(registrar, tmp_path, *options) as newer:
-            assert newer.event()["incarnation"] == 2
-            assert older.event()["event"] == "stopped"
-            assert "has registered as 'sim-1'" in older.event()["message"]
-            assert older.process.wait(timeout=20) == 1
-            assert book.present == {"sim-1": newer.address}
+        with registration(connect_options(registrar), port=6666) as (_, reported):
+            assert reported.get(timeout=20.0).incarnation == 2
+            stopped, error = older.event(), older.event()
+            code = older.process.wait(timeout=20)
+
+            assert (stopped["event"], error["event"], code) == ("stopped", "error", 1)
+            assert "has registered as 'sim-1'" in error["message"]
+            assert book.present == {"sim-1": "127.0.0.1:6666"}
 
 
 @pytest.mark.slow
@@ -806,24 +742,28 @@ def test_an_endpoint_of_another_program_is_in_the_pool_while_it_answers(
     (tmp_path / "pool-token").write_text(SECRET)
     (tmp_path / "pool-token").chmod(0o600)
     address = free_address()
-    with EnvServer("CartPole-v1", address=address):
-        command = [
-            sys.executable, "-m", "rlmesh_ray", "register", f"games@{registrar.address}", address,
-            "--pool-token-file", str(tmp_path / "pool-token"), "--endpoint-id", "engine", "--json",
-        ]  # fmt: skip
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    host, port = address.split(":")
+    command = [
+        sys.executable, "-m", "rlmesh_ray", "register", f"games@{registrar.address}", address,
+        "--pool-token-file", str(tmp_path / "pool-token"), "--endpoint-id", "engine", "--json",
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         started = Simulator(process, address)
-        assert started.event()["address"] == address
-        assert book.present == {"engine": address}
-    with process:
-        assert started.event()["event"] == "away"
-        assert book.present == {}
-        with EnvServer("CartPole-v1", address=address):
-            assert started.event()["incarnation"] == 2
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=20) == 0
+        awaited = started.event()
+        for incarnation in (1, 2):
+            with socket.create_server((host, int(port))):
+                assert started.event()["incarnation"] == incarnation
+                assert book.present == {"engine": address}
+            assert started.event()["event"] == "away"
+            assert book.present == {}
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
 
-    assert book.present == {}
+    assert (awaited["event"], awaited["address"]) == ("awaited", address)
+    assert f"nothing answers at {address} yet" in said
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -845,25 +785,6 @@ def test_what_register_cannot_use_is_named_without_options_that_it_lacks(
     assert words in reported
     assert "--register" not in reported
     assert "--advertise" not in reported
-
-
-def test_register_says_that_it_waits_for_an_endpoint_that_does_not_answer_yet() -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
-        command = [sys.executable, "-m", "rlmesh_ray", "register", "games@127.0.0.1:1", address]
-        with subprocess.Popen(
-            [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            reported = json.loads(process.stdout.readline())
-            said = process.stderr.readline()
-            process.send_signal(signal.SIGINT)
-
-    assert (reported["event"], reported["address"]) == ("awaited", address)
-    assert f"nothing answers at {address} yet" in said
-    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(

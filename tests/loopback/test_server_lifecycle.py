@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
+from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.errors import AddressError, LocalProtocolError, RemoteEnvError
@@ -23,8 +24,6 @@ from rlmesh_ray.testing.equality import assert_identical
 from tests.loopback.child_processes import worker_pids
 from tests.loopback.client_internals import endpoints_give_up_after, vanish
 from tests.loopback.eventually import eventually
-
-ROOT = Path(__file__).parents[2]
 
 
 class Exits(gymnasium.Env[Any, Any]):
@@ -69,31 +68,26 @@ def test_a_server_that_was_stopped_does_not_start_again() -> None:
 
 
 def test_a_unix_socket_that_is_served_is_not_taken_away(tmp_path: Path) -> None:
-    address = f"unix:{tmp_path / 'env.sock'}"
-    with EnvServer("CartPole-v1", address=address):
+    address = f"unix:{tmp_path / 'model.sock'}"
+    with ModelServer(len, address=address):
         with pytest.raises(AddressError, match="another server"):
-            EnvServer("CartPole-v1", address=address).start()
+            ModelServer(len, address=address).start()
 
-        RemoteEnv(address).close()
+        RemoteModel(address).close()
 
 
 def test_a_unix_socket_that_a_dead_server_left_is_used_again(tmp_path: Path) -> None:
-    address = f"unix:{tmp_path / 'env.sock'}"
-    script = f"""
-import os
-from rlmesh_ray import EnvServer
-EnvServer("CartPole-v1", address={address!r}).start()
-os._exit(0)
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
+    path = tmp_path / "model.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
 
-    with EnvServer("CartPole-v1", address=address):
-        RemoteEnv(address).close()
+    with ModelServer(len, address=f"unix:{path}"):
+        RemoteModel(f"unix:{path}").close()
 
 
 def test_an_impossible_unix_socket_is_named_with_the_cause(tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="folder does not exist"):
-        EnvServer("CartPole-v1", address=f"unix:{tmp_path}/no/env.sock").start()
+        ModelServer(len, address=f"unix:{tmp_path}/no/model.sock").start()
 
 
 def test_the_only_place_is_free_again_when_close_returns() -> None:
@@ -124,22 +118,25 @@ def test_workers_that_died_are_let_go() -> None:
         env.close()
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
+@pytest.mark.parametrize(
+    "transport", ["shared_memory", "grpc", pytest.param("tcp", marks=pytest.mark.nightly)]
+)
 def test_sessions_that_share_a_process_step_as_if_alone(transport: str) -> None:
-    found = []
-    for shared in (1, 2):
-        with EnvServer("CartPole-v1", num_envs=2, sessions_per_worker=shared) as server:
-            envs = [RemoteVectorEnv(server.address, transport=transport) for _ in range(2)]
-            seen: list[Any] = [env.reset(seed=seed) for seed, env in enumerate(envs)]
-            assert len(worker_pids()) == 3 - shared
-            for action in (0, 1, 1):
-                seen += [env.step(np.full(2, action)) for env in envs]
-            envs[0].close()
-            seen += [envs[1].step(np.zeros(2, np.int64)) for _ in range(20)]
-            envs[1].close()
-        found.append(seen)
-
-    assert_identical(found[0], found[1])
+    alone = [gymnasium.make_vec("CartPole-v1", 2, "sync") for _ in range(2)]
+    with EnvServer("CartPole-v1", num_envs=2, sessions_per_worker=2) as server:
+        envs = [RemoteVectorEnv(server.address, transport=transport) for _ in range(2)]
+        for seed in range(2):
+            assert_identical(envs[seed].reset(seed=seed), alone[seed].reset(seed=seed))
+        assert len(worker_pids()) == 1
+        for action in (0, 1, 1):
+            for env, one in zip(envs, alone, strict=True):
+                assert_identical(env.step(np.full(2, action)), one.step(np.full(2, action)))
+        envs[0].close()
+        for _ in range(20):
+            assert_identical(
+                envs[1].step(np.zeros(2, np.int64)), alone[1].step(np.zeros(2, np.int64))
+            )
+        envs[1].close()
 
 
 def test_each_session_of_a_process_that_ends_recovers() -> None:
@@ -168,7 +165,7 @@ def test_workers_that_die_between_two_requests_leave_nothing_behind() -> None:
         env = RemoteEnv(server.address, transport="grpc")
         env.reset()
         counts = []
-        for _ in range(3):
+        for _ in range(2):
             (pid,) = worker_pids()
             process = os.pidfd_open(pid)
             os.kill(pid, signal.SIGKILL)
@@ -238,31 +235,24 @@ def test_a_worker_that_starts_ends_with_its_server(tmp_path: Path) -> None:
     assert not worker_pids()
 
 
-def test_stop_does_not_wait_for_a_worker_that_never_starts(tmp_path: Path) -> None:
+def test_stop_does_not_wait_for_a_worker_that_never_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     gate = tmp_path / "gate"
-    script = f"""
-import os
-from rlmesh_ray import EnvServer, RemoteEnv
-from rlmesh_ray.client.env_client import EnvClient
-from tests.loopback.test_server_lifecycle import Exits
-server = EnvServer(Exits, env_kwargs={{"gate": {str(gate)!r}}}).start()
-first = RemoteEnv(server.address)
-first.reset()
-os.mkfifo({str(gate)!r})
-second = RemoteEnv(server.address, start_timeout_s=0.0)
-EnvClient._server_timeout_ms = 450
-try:
-    second.reset()
-except Exception as error:
-    print(type(error).__name__, error.code)
-server.stop(0.0)
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    server = EnvServer(Exits, env_kwargs={"gate": str(gate)}).start()
+    first = RemoteEnv(server.address)
+    first.reset()
+    os.mkfifo(gate)
+    second = RemoteEnv(server.address, start_timeout_s=0.0)
+    with endpoints_give_up_after(450), pytest.raises(RemoteEnvError, match="TIMEOUT"):
+        second.reset()
 
-    assert (ended.returncode, ended.stdout) == (0, "RemoteEnvError TIMEOUT\n")
-    assert "Traceback" not in ended.stderr
+    server.stop(0.0)
+
+    assert not worker_pids()
+    assert "Traceback" not in capfd.readouterr().err
+    first.close()
+    second.close()
 
 
 def test_a_reset_that_needs_a_new_worker_waits_for_start_timeout_s(

@@ -895,10 +895,9 @@ def test_a_server_that_stops_leaves_no_session_waiting_for_its_policy(gate: Gate
 def test_a_policy_that_never_returns_does_not_keep_the_process_from_ending() -> None:
     code = """
         import threading
+        import gymnasium
         import numpy as np
-        from gymnasium import spaces
         from rlmesh_ray import ModelServer, RemoteModel
-        from tests.loopback.test_serving import CONTRACT, observation
 
         entered = threading.Event()
 
@@ -908,8 +907,9 @@ def test_a_policy_that_never_returns_does_not_keep_the_process_from_ending() -> 
 
         server = ModelServer(hang).start()
         model = RemoteModel(server.address)
-        model.configure_route(CONTRACT)
-        threading.Thread(target=model.predict, args=(observation(1),), daemon=True).start()
+        model.configure_route(gymnasium.make("CartPole-v1"))
+        observations = np.zeros((1, 4), np.float32)
+        threading.Thread(target=model.predict, args=(observations,), daemon=True).start()
         entered.wait()
         server.stop(0.1)
         print("stopped")

@@ -38,6 +38,13 @@ from tests.loopback.lifelike import Lifelike
 from tests.loopback.ports import plain_channel
 
 
+@pytest.fixture(scope="module")
+def lifelike() -> Iterator[EnvServer]:
+    """Yield a server whose sessions end with their tests."""
+    with EnvServer(Lifelike) as server:
+        yield server
+
+
 def test_a_client_that_leaves_before_its_direct_connection_leaves_nothing_to_the_next_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -97,18 +104,17 @@ def test_spaces_with_text_travel_as_messages() -> None:
 
 
 def test_a_client_that_requires_a_transport_gets_an_error_when_the_endpoint_gives_none(
-    monkeypatch: pytest.MonkeyPatch,
+    lifelike: EnvServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(of: socket.socket, where: Any) -> None:
         raise ConnectionRefusedError
 
-    with EnvServer(Lifelike) as server:
-        client = EnvClient(ConnectOptions(server.address), transport="shared_memory")
-        client.reset()
-        monkeypatch.setattr(socket.socket, "connect", refuse)  # gRPC has its own
-        with pytest.raises(EndpointError, match="shared memory is not accessible"):
-            client.step(NOTHING)
-        client.close()
+    client = EnvClient(ConnectOptions(lifelike.address), transport="shared_memory")
+    client.reset()
+    monkeypatch.setattr(socket.socket, "connect", refuse)  # gRPC has its own
+    with pytest.raises(EndpointError, match="shared memory is not accessible"):
+        client.step(NOTHING)
+    client.close()
 
 
 def test_an_operator_can_do_without() -> None:
@@ -203,43 +209,43 @@ def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:
         b"",
     ],
 )
-def test_strangers_get_nothing_at_the_broker(greeting: bytes) -> None:
-    with EnvServer(Lifelike) as server, session(server) as client:
-        answer, descriptors = come(server, greeting)
+def test_strangers_get_nothing_at_the_broker(lifelike: EnvServer, greeting: bytes) -> None:
+    with session(lifelike) as client:
+        answer, descriptors = come(lifelike, greeting)
 
         assert (answer, descriptors) in [(wire.REFUSED, []), (b"", [])]
         client.step(NOTHING)
 
 
-def test_a_session_that_is_over_gets_nothing_at_the_broker() -> None:
-    with EnvServer(Lifelike) as server:
-        client = EnvClient(ConnectOptions(server.address))
-        client.reset()
-        client.close()
+def test_a_session_that_is_over_gets_nothing_at_the_broker(lifelike: EnvServer) -> None:
+    client = EnvClient(ConnectOptions(lifelike.address))
+    client.reset()
+    client.close()
 
-        assert greet(server, client) == (wire.REFUSED, [])
+    assert greet(lifelike, client) == (wire.REFUSED, [])
 
 
-def test_who_joins_with_the_session_id_of_another_takes_nothing_from_it() -> None:
-    with EnvServer(Lifelike) as server, session(server) as client:
+def test_who_joins_with_the_session_id_of_another_takes_nothing_from_it(
+    lifelike: EnvServer,
+) -> None:
+    with session(lifelike) as client:
         channel, metadata = plain_channel(client.address), session_metadata(client)
         replay = JoinStream(channel, "/rlmesh.env.v1.EnvService/Join", metadata, "")
         replay.send(env_wire.pack_request(Close("1")))
         replay.receive(20.0)
         replay.close()
 
-        assert eventually(lambda: server.num_sessions == 1)
+        assert eventually(lambda: lifelike.num_sessions == 1)
         client.step(NOTHING)
         assert has_direct_connection(client)
 
 
-def test_a_session_without_a_reset_gets_nothing_at_the_broker() -> None:
-    with EnvServer(Lifelike) as server:
-        client = EnvClient(ConnectOptions(server.address))
-        client.render()
+def test_a_session_without_a_reset_gets_nothing_at_the_broker(lifelike: EnvServer) -> None:
+    client = EnvClient(ConnectOptions(lifelike.address))
+    client.render()
 
-        assert greet(server, client) == (wire.REFUSED, [])
-        client.close()
+    assert greet(lifelike, client) == (wire.REFUSED, [])
+    client.close()
 
 
 @contextlib.contextmanager

@@ -251,7 +251,9 @@ def test_stopping_an_endpoint_whose_clients_are_idle_takes_no_grace() -> None:
 @pytest.mark.parametrize(
     ("command", "path"),
     [
-        (["serve-env", "CartPole-v1", "--step-grace", "2"], ENV),
+        pytest.param(
+            ["serve-env", "CartPole-v1", "--step-grace", "2"], ENV, marks=pytest.mark.nightly
+        ),
         (["serve-model", "policy:act"], MODEL),
     ],
 )

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
-from rlmesh_ray import EnvServer
+from rlmesh_ray import ModelServer
 from rlmesh_ray.client.channel import ClientTls, ConnectOptions
-from rlmesh_ray.client.env_client import shake_hands
+from rlmesh_ray.client.model_handshake import shake_hands
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,
@@ -72,7 +72,7 @@ def test_a_web_server_does_not_speak_grpc(web_server: str) -> None:
 @needs_openssl
 def test_an_endpoint_without_tls_does_not_speak_it(certificates: dict[str, ServerTls]) -> None:
     with (
-        EnvServer("CartPole-v1") as server,
+        ModelServer(len) as server,
         pytest.raises(EndpointUnreachableError, match="does not use TLS"),
     ):
         shake_hands(ConnectOptions(server.address, tls=authority(certificates["own"])))
@@ -92,7 +92,7 @@ def test_an_endpoint_with_tls_names_what_is_missing(
 ) -> None:
     tls = authority(certificates[trusted]) if trusted else None
     with (
-        EnvServer("CartPole-v1", tls=certificates[served]) as server,
+        ModelServer(len, tls=certificates[served]) as server,
         pytest.raises(EndpointUnreachableError, match=message),
     ):
         shake_hands(ConnectOptions(server.address, tls=tls))
@@ -100,7 +100,7 @@ def test_an_endpoint_with_tls_names_what_is_missing(
 
 @needs_openssl
 def test_the_right_authority_is_enough(certificates: dict[str, ServerTls]) -> None:
-    with EnvServer("CartPole-v1", tls=certificates["own"]) as server:
+    with ModelServer(len, tls=certificates["own"]) as server:
         assert shake_hands(
             ConnectOptions(server.address, tls=authority(certificates["own"]))
         ).compatible

@@ -3,6 +3,7 @@
 Over both transports: as messages, and through shared memory where the spaces allow it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -16,6 +17,7 @@ from rlmesh_ray.testing.equality import assert_identical
 NUM_STEPS = 40
 NUM_LANES = 3
 SEED = 7
+TRANSPORTS = ("auto", "grpc")
 
 ONE_LANE = ("discrete", "box of one number", "text", "nested")
 """Of these, one lane's value is no row of an array as it is."""
@@ -29,24 +31,26 @@ TOGETHER = gymnasium.spaces.Dict(
 
 @pytest.mark.parametrize("space", [SPACES[name] for name in ONE_LANE], ids=ONE_LANE)
 def test_one_lane_gives_what_the_environment_gives(space: gymnasium.Space[Any]) -> None:
+    def play(env: gymnasium.Env[Any, Any]) -> list[Any]:
+        seen: list[Any] = [env.reset(seed=SEED)]
+        for action in actions:
+            seen.append(env.step(action))
+            if seen[-1][2] or seen[-1][3]:
+                seen.append(env.reset())
+        env.close()
+        return seen
+
     local = EchoEnv(space)
     local.action_space.seed(SEED)
     actions = [local.action_space.sample() for _ in range(NUM_STEPS)]
+    expected = play(local)
 
     with EnvServer(lambda: EchoEnv(space)) as server:
-        remote, plain = RemoteEnv(server.address), RemoteEnv(server.address, transport="grpc")
-        assert remote.observation_space == local.observation_space
-        assert remote.action_space == local.action_space
-        expected: Any = local.reset(seed=SEED)
-        assert_identical([env.reset(seed=SEED) for env in (remote, plain)], [expected] * 2)
-        for action in actions:
-            expected = local.step(action)
-            assert_identical([env.step(action) for env in (remote, plain)], [expected] * 2)
-            if expected[2] or expected[3]:
-                expected = local.reset()
-                assert_identical([env.reset() for env in (remote, plain)], [expected] * 2)
-        remote.close()
-        plain.close()
+        for transport in TRANSPORTS:
+            remote = RemoteEnv(server.address, transport=transport)
+            assert remote.observation_space == local.observation_space
+            assert remote.action_space == local.action_space
+            assert_identical(play(remote), expected)
 
 
 @pytest.mark.parametrize(
@@ -59,44 +63,35 @@ def test_one_lane_gives_what_the_environment_gives(space: gymnasium.Space[Any]) 
     ],
 )
 def test_a_vector_gives_what_gymnasiums_sync_vector_gives(space: gymnasium.Space[Any]) -> None:
-    local = SyncVectorEnv([lambda: EchoEnv(space)] * NUM_LANES)
-
-    with EnvServer(lambda: EchoEnv(space), num_envs=NUM_LANES) as server:
-        remote = RemoteVectorEnv(server.address)
-        plain = RemoteVectorEnv(server.address, transport="grpc")
-        assert remote.observation_space == local.observation_space
-        assert remote.single_action_space == local.single_action_space
-        assert remote.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
-        local.action_space.seed(SEED)
-        expected: Any = local.reset(seed=SEED)
-        assert_identical([env.reset(seed=SEED) for env in (remote, plain)], [expected] * 2)
-        for _ in range(NUM_STEPS):
-            actions = local.action_space.sample()
-            expected = local.step(actions)
-            assert_identical([env.step(actions) for env in (remote, plain)], [expected] * 2)
-        remote.close()
-        plain.close()
-    local.close()
+    compare(lambda: EchoEnv(space))
 
 
 # Gymnasium 1.4 refuses the older version, and before it there is no newer one.
 TAXI = next(env_id for env_id in ("Taxi-v4", "Taxi-v3") if env_id in gymnasium.registry)
 
 
-@pytest.mark.parametrize("env_id", ["Pendulum-v1", TAXI])
+@pytest.mark.parametrize("env_id", [pytest.param("Pendulum-v1", marks=pytest.mark.nightly), TAXI])
 def test_gymnasiums_own_environments_survive_the_transport(env_id: str) -> None:
-    local = gymnasium.make_vec(env_id, NUM_LANES, "sync")
+    compare(lambda: gymnasium.make(env_id))
 
-    with EnvServer(env_id, num_envs=NUM_LANES) as server:
-        remote = RemoteVectorEnv(server.address)
-        plain = RemoteVectorEnv(server.address, transport="grpc")
-        local.action_space.seed(SEED)
-        expected: Any = local.reset(seed=SEED)
-        assert_identical([env.reset(seed=SEED) for env in (remote, plain)], [expected] * 2)
-        for _ in range(NUM_STEPS):
-            actions = local.action_space.sample()
-            expected = local.step(actions)
-            assert_identical([env.step(actions) for env in (remote, plain)], [expected] * 2)
-        remote.close()
-        plain.close()
-    local.close()
+
+def compare(make: Callable[[], gymnasium.Env[Any, Any]]) -> None:
+    """Compare a vector of an endpoint with one in this process, over each transport."""
+
+    def play(env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> list[Any]:
+        seen = [env.reset(seed=SEED), *(env.step(action) for action in actions)]
+        env.close()
+        return seen
+
+    local = SyncVectorEnv([make] * NUM_LANES)
+    local.action_space.seed(SEED)
+    actions = [local.action_space.sample() for _ in range(NUM_STEPS)]
+    expected = play(local)
+
+    with EnvServer(make, num_envs=NUM_LANES) as server:
+        for transport in TRANSPORTS:
+            remote = RemoteVectorEnv(server.address, transport=transport)
+            assert remote.observation_space == local.observation_space
+            assert remote.single_action_space == local.single_action_space
+            assert remote.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+            assert_identical(play(remote), expected)

@@ -88,7 +88,10 @@ def watching(address: str, token: str | None = None) -> Page:
     return Page(WatchedAddress(ConnectOptions(address, token)))
 
 
-@pytest.mark.parametrize("transport", ["grpc", "shared_memory"])
+# Observers see both ways in test_observers.
+@pytest.mark.parametrize(
+    "transport", [pytest.param("grpc", marks=pytest.mark.nightly), "shared_memory"]
+)
 def test_trajectories_are_what_they_are_without_the_page(transport: str) -> None:
     local = SyncVectorEnv([echo] * NUM_LANES)
     local.action_space.seed(SEED)
@@ -157,12 +160,12 @@ def test_a_policy_is_shown_with_its_version_batches_and_times() -> None:
 
 
 def test_an_endpoint_that_goes_is_stale_and_one_that_comes_back_has_restarted() -> None:
-    with EnvServer(echo) as server:
+    with ModelServer(len) as server:
         address = server.address
         app = watching(address)
         assert app.endpoint()["state"] == "live"
     gone = app.endpoint()
-    with EnvServer(echo, address=address):
+    with ModelServer(len, address=address):
         # gRPC waits a moment before it dials again.
         assert eventually(lambda: app.endpoint()["state"] == "live")
         again = app.endpoint()
@@ -230,7 +233,7 @@ def _command(tmp_path: Path) -> list[str]:
 def test_the_command_serves_the_page_until_it_is_stopped(
     command: list[str], tmp_path: Path
 ) -> None:
-    with EnvServer(echo) as server:
+    with ModelServer(len) as server:
         options = [server.address, "--page-token-file", str(tmp_path / "page-token")]
         process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None

@@ -132,6 +132,7 @@ def test_an_error_of_the_environment_tells_its_stack(env: RemoteVectorEnv) -> No
     assert env.reset()[0]["steps"].tolist() == [[0], [0]]
 
 
+@pytest.mark.slow  # 10 s: much of it is waiting
 def test_every_clause_of_the_edition_holds(address: str) -> None:
     findings = check_env(EnvSubject(ConnectOptions(address), may_ask_shutdown=True))
 

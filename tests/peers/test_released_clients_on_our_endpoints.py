@@ -110,7 +110,7 @@ def test_its_client_sees_our_vector_as_it_is_in_process(framework: str, seed: An
     assert reported["num_envs"] == 2
 
 
-@pytest.mark.parametrize("kind", ["env", "vector"])
+@pytest.mark.parametrize("kind", [pytest.param("env", marks=pytest.mark.nightly), "vector"])
 def test_every_kind_of_space_keeps_every_bit(kind: str) -> None:
     num_lanes = 1 if kind == "env" else 2
     with contextlib.ExitStack() as stack:
@@ -385,6 +385,7 @@ def test_an_environment_that_resets_within_the_step_is_refused_with_the_reason()
     assert "SAME_STEP" in reported
 
 
+@pytest.mark.nightly
 def test_ten_thousand_steps_leave_nothing_behind() -> None:
     with (
         served("CartPole-v1") as server,

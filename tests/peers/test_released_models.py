@@ -242,7 +242,10 @@ def rewards_of(reported: Any) -> list[float]:
     return [episode["reward"] for episode in reported["episodes"]]
 
 
-@pytest.mark.parametrize("execution_horizon", [1, 3, 5])
+@pytest.mark.parametrize(
+    "execution_horizon",
+    [pytest.param(1, marks=pytest.mark.nightly), 3, pytest.param(5, marks=pytest.mark.nightly)],
+)
 def test_it_replays_the_chunks_of_our_policy_as_those_of_its_own(
     pendulum: str, execution_horizon: int
 ) -> None:

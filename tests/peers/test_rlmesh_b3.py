@@ -15,8 +15,6 @@ The wheel has no client for model endpoints, so that direction stays untested.
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +24,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteModel, RemoteVectorEnv
+from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.remote_model import Slots
@@ -34,7 +33,7 @@ from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 from rlmesh_ray.spaces.batch import stack
 from rlmesh_ray.spaces.vector_infos import lane_info
 from tests.peers.rlmesh_b3 import world
-from tests.peers.rlmesh_b3.peer import EDITION_TEXT, TIMEOUT_S, drive, serving
+from tests.peers.rlmesh_b3.peer import EDITION_TEXT, drive, serving
 from tests.peers.rlmesh_b3.world import World
 
 
@@ -79,6 +78,12 @@ def b3_env() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def b3_vector() -> Iterator[str]:
     with serving("serve_env", "World", "2") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def b3_model() -> Iterator[str]:
+    with serving("serve_model") as address:
         yield address
 
 
@@ -134,13 +139,10 @@ def test_its_accounting_reaches_our_client(b3_env: str) -> None:
     assert again.episode_ids != first.episode_ids
 
 
-def test_our_client_asks_its_model() -> None:
+def test_our_client_asks_its_model(b3_model: str) -> None:
     env = gymnasium.make("CartPole-v1")
     returns = []
-    with (
-        serving("serve_model") as address,
-        RemoteModel(address, edition_text=EDITION_TEXT) as model,
-    ):
+    with RemoteModel(b3_model, edition_text=EDITION_TEXT) as model:
         model.configure_route(env)
         for seed in (0, 1):
             observation, _ = env.reset(seed=seed)
@@ -157,13 +159,10 @@ def test_our_client_asks_its_model() -> None:
     assert min(returns) > 50
 
 
-def test_an_error_of_its_model_that_is_not_recoverable_ends_our_session() -> None:
+def test_an_error_of_its_model_that_is_not_recoverable_ends_our_session(b3_model: str) -> None:
     batch = np.zeros((2, 4), np.float32)
     slots = Slots([0, 1], ["a", "b"], [0, 0], [True, True])
-    with (
-        serving("serve_model") as address,
-        RemoteModel(address, edition_text=EDITION_TEXT) as model,
-    ):
+    with RemoteModel(b3_model, edition_text=EDITION_TEXT) as model:
         model.configure_route(gymnasium.make_vec("CartPole-v1", 2))
 
         with pytest.raises(RemoteModelError) as caught:  # b3 cannot encode actions for two rows
@@ -178,13 +177,9 @@ def test_an_error_of_its_model_that_is_not_recoverable_ends_our_session() -> Non
 def test_its_servers_are_refused_unless_the_user_accepts_their_text(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
-    if kind == "model":
-        with serving("serve_model") as address, pytest.raises(HandshakeRefusedError) as caught:
-            RemoteModel(address)
-    else:
-        address = request.getfixturevalue(f"b3_{kind}")
-        with pytest.raises(HandshakeRefusedError) as caught:
-            (RemoteEnv if kind == "env" else RemoteVectorEnv)(address)
+    open_session = {"env": RemoteEnv, "vector": RemoteVectorEnv, "model": RemoteModel}[kind]
+    with pytest.raises(HandshakeRefusedError) as caught:
+        open_session(request.getfixturevalue(f"b3_{kind}"))
 
     assert "edition_text='rlmesh-0.1.0b3'" in str(caught.value)
     assert "--edition-text rlmesh-0.1.0b3" in str(caught.value)
@@ -192,37 +187,29 @@ def test_its_servers_are_refused_unless_the_user_accepts_their_text(
     assert caught.value.supported_editions == ("2026.06",)
 
 
-def test_the_command_line_evaluates_its_model_in_its_environment() -> None:
-    with (
-        serving("serve_env", "CartPole-v1", "1") as env,
-        serving("serve_model") as model,
-    ):
-        done = subprocess.run(
-            [
-                sys.executable, "-m", "rlmesh_ray", "evaluate", "--json", "--episodes", "2",
-                "--seed", "0", "--env", env, "--edition-text", EDITION_TEXT,
-                "--model", model, "--model-edition-text", EDITION_TEXT,
-            ],
-            capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+def test_the_command_line_evaluates_its_model_in_its_environment(
+    b3_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving("serve_env", "CartPole-v1", "1") as env:
+        code = main([
+            "evaluate", "--json", "--episodes", "2", "--seed", "0",
+            "--env", env, "--edition-text", EDITION_TEXT,
+            "--model", b3_model, "--model-edition-text", EDITION_TEXT,
+        ])  # fmt: skip
 
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["returns"] == cartpole_returns([0, 1])
+    assert code == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert json.loads(last)["returns"] == cartpole_returns([0, 1])
 
 
-def test_the_command_line_inspects_it(b3_env: str) -> None:
-    command = [sys.executable, "-m", "rlmesh_ray", "inspect", "--json", b3_env]
+def test_the_command_line_inspects_it(b3_env: str, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = main(["inspect", "--json", b3_env])
+    reason = capsys.readouterr().err
+    shown = main(["inspect", "--json", b3_env, "--edition-text", EDITION_TEXT])
 
-    refused, shown = (
-        subprocess.run(
-            command + more, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-        for more in ([], ["--edition-text", EDITION_TEXT])
-    )
-
-    assert (refused.returncode, shown.returncode) == (1, 0)
-    assert "--edition-text rlmesh-0.1.0b3" in refused.stderr
-    assert json.loads(shown.stdout)["server_version"] == "0.1.0-beta.3"
+    assert (refused, shown) == (1, 0)
+    assert "--edition-text rlmesh-0.1.0b3" in reason
+    assert json.loads(capsys.readouterr().out)["server_version"] == "0.1.0-beta.3"
 
 
 # --- its clients, our servers ------------------------------------------------------------

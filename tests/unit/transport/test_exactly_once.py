@@ -54,29 +54,37 @@ PIPELINED = (RESET, PUSHED, PUSHED, CALL, STEP)
 
 QUICK = [
     *on_both(once, *STEPS),
-    *on_both(once, *STEPS, cuts=1, kills=1),
+    once(*STEPS, cuts=1, kills=1),
     *on_both(once, *STEPS, cuts=1, deadlines=1),
     *on_both(once, *STEPS, cuts=1, lost_streams=1),
     # Steps that fail.
     *on_both(once, *STEPS, STEP, raises=1, cuts=1),
     once(RESET, STEP, STEP, INVALID, STEP, stubborn=True, raises=1, deadlines=1),
     # Calls and pictures.
-    *on_both(once, *CALLS, deadlines=1, raises=1),
-    *on_both(once, *CALLS, STEP, stubborn=True, deadlines=1),
+    once(*CALLS, deadlines=1, raises=1),
+    once(*CALLS, STEP, stubborn=True, deadlines=1),
     once(*CALLS, cuts=1, kills=1),
     *on_both(once, *PIPELINED, raises=1),
     once(RESET, STEP, RENDER, STEP, raises=1, kills=1),
     # Direct connections that are opened late, left, lost and closed.
     *on_both(once, RESET, STEP, STEP, STEP, leaves=1, deadlines=1),
-    *on_both(once, RESET, STEP, STEP, drains=1, deadlines=1),
+    once(RESET, STEP, STEP, drains=1, deadlines=1),
     once(RESET, STEP, STEP, STEP, STEP, cuts=2),
-    *on_both(once, RESET, STEP, STEP, observers=1, deadlines=1),
+    once(RESET, STEP, STEP, observers=1, deadlines=1),
     # The worker's next session, and a client that lies.
-    *on_both(twice, RESET, STEP, STEP, lost_streams=1),
+    twice(RESET, STEP, STEP, lost_streams=1),
     *on_both(twice, RESET, STEP, STEP, kills=1),
     *on_both(twice, RESET, STEP, lies=1),
 ]
 LONG = [
+    # What the media have in common is explored over shared memory above.
+    once(*STEPS, cuts=1, kills=1, medium=TCP),
+    once(*CALLS, deadlines=1, raises=1, medium=TCP),
+    once(*CALLS, STEP, stubborn=True, deadlines=1, medium=TCP),
+    once(RESET, STEP, STEP, drains=1, deadlines=1, medium=TCP),
+    once(RESET, STEP, STEP, observers=1, deadlines=1, medium=TCP),
+    twice(RESET, STEP, STEP, lost_streams=1, medium=TCP),
+    # More faults.
     *on_both(once, *STEPS, cuts=1, kills=1, deadlines=1),
     once(*CALLS, cuts=1, kills=1, deadlines=1),
     *on_both(once, RESET, STEP, STEP, CALL, STEP, stubborn=True, leaves=1, deadlines=2),
