@@ -14,7 +14,7 @@ from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.client import endpoint_registration
 from rlmesh_ray.rllib.runner import assignment_requests, session_retry
 from tests.conftest import GCS_WAIT_VARIABLE
-from tests.ray.lost_endpoints import Fleet
+from tests.ray.lost_endpoints import Fleet, IdleServers
 
 # Small networks on few cores: more threads would wait for each other most of the time.
 torch.set_num_threads(1)
@@ -117,12 +117,19 @@ def holder() -> Callable[[int], Any]:
     return start
 
 
+@pytest.fixture(scope="module")
+def idle_servers() -> Iterator[IdleServers]:
+    servers = IdleServers()
+    yield servers
+    servers.stop()
+
+
 @pytest.fixture
-def fleets() -> Iterator[Callable[..., Fleet]]:
+def fleets(idle_servers: IdleServers) -> Iterator[Callable[..., Fleet]]:
     made: list[Fleet] = []
 
     def make(*envs: Callable[[], Any]) -> Fleet:
-        made.append(Fleet(*envs))
+        made.append(Fleet(idle_servers, *envs))
         return made[-1]
 
     yield make
