@@ -223,6 +223,7 @@ def test_a_fleet_is_closed_to_strangers(fleet: ModelFleet) -> None:
         RemoteModel(fleet.addresses[0], token="a guess")
 
 
+@pytest.mark.slow
 def test_the_token_of_a_fleet_may_be_a_file(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "token")
     file.path.write_text("from-the-file\n")
@@ -440,6 +441,7 @@ def actor(local_ray: None) -> Iterator[Any]:
     ray.kill(actor)
 
 
+@pytest.mark.slow
 def test_an_actor_comes_back_with_the_last_weights(actor: Any) -> None:
     version = ray.get(actor.set_weights.remote({"action": 1}, 20))
     kill(actor)
