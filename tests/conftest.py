@@ -1,8 +1,10 @@
 """For all tests."""
 
+import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import cloudpickle
 import pytest
@@ -43,6 +45,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 GCS_WAIT_VARIABLE = "RAY_gcs_server_port_wait_time_s"
 os.environ.setdefault(GCS_WAIT_VARIABLE, "50")
 
+# Warnings of Ray and its dependencies that cannot be mended here; everything else stays an error.
+RAY_WARNINGS = [
+    "ignore::DeprecationWarning:ray.*",
+    "ignore::FutureWarning:ray.*",
+    "ignore::ResourceWarning",  # sockets and files of Ray's own subprocesses
+    "ignore::pytest.PytestUnraisableExceptionWarning",  # the same, seen by the collector
+]
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,5 +66,49 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("nightly"):
             item.add_marker(pytest.mark.slow)
+        if "tests/ray/" in str(item.path) or "ray_of_programs" in getattr(item, "fixturenames", ()):
+            for warning in RAY_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(warning))
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
         cloudpickle.register_pickle_by_value(module)
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """One Ray for all tests of this process: to start one takes eight seconds."""
+    import ray  # most tests need none
+
+    try:
+        # Seconds, where it takes some; now and then it never tells its port, and leaves no log.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(GCS_WAIT_VARIABLE, "15")
+            _start_ray()
+    except Exception:  # noqa: BLE001  # Ray raises a plain one if its raylet does not come up
+        # That is Ray's own start, no promise of ours; a second failure is this machine's, and fails
+        # the tests.
+        ray.shutdown()
+        _start_ray()
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ray_of_programs(local_ray: None) -> dict[str, str]:
+    """The environment's variables by which programs join the tests' Ray, instead of their own."""
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    return {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "token"}
+
+
+def _start_ray() -> None:
+    import ray
+
+    ray.init(
+        "local",  # a Ray that runs on this machine is not the test's
+        num_cpus=16,  # logical: tests place more actors than this machine has cores
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=200 * 1024 * 1024,
+    )

@@ -39,6 +39,27 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),
 ]
+SLOW_PAGES = {
+    ROOT / "docs" / "how_to" / f"{name}.md"
+    for name in (
+        "chunk_player",
+        "compare_policies",
+        "compiled_inference",
+        "dm_env_rpc",
+        "metrics",
+        "observe_sessions",
+        "openpi",
+        "other_languages",
+        "other_trainers",
+        "record_episodes",
+        "released_rlmesh",
+        "slow_run",
+        "tls_and_tokens",
+        "transports",
+        "watch",
+    )
+}
+"""Pages that run among the slow tests only: guides to what has tests of its own elsewhere."""
 RUNS = ("python", "shell")
 """Languages of blocks that run, or say why they do not."""
 SAVED = ("js", "json", "toml", "yaml")
@@ -200,8 +221,10 @@ def pages(*, fast: bool) -> list[object]:
     """Return the pages that have blocks to run, as parameters of a test."""
     parameters: list[object] = []
     for path in PAGES:
+        is_slow = path in SLOW_PAGES
         texts = [text for _, text in listed(path, fast=fast)]
-        if texts and (fast or len(texts) > len(listed(path, fast=True))):
+        is_longer = is_slow or len(texts) > len(listed(path, fast=True))
+        if texts and (not is_slow if fast else is_longer):
             starts_ray = any("rllib" in text or "actors" in text for text in texts)
             marks = [pytest.mark.ray] * starts_ray
             parameters.append(pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks))

@@ -47,7 +47,7 @@ def test_the_demo_does_the_whole_job(tmp_path: Path) -> None:
     assert " serve-model made/checkpoint" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_goal_that_is_missed_fails_the_demo(tmp_path: Path) -> None:
     done = demo("--goal", "501", "--most-iterations", "1", "--episodes", "2", folder=tmp_path)
 

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -16,15 +18,20 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["--iterations", "1", "--batch", "256"]
 
 
-def run(name: str, *arguments: str, folder: Path, token: str = "") -> str:
+def run(
+    name: str,
+    *arguments: str,
+    folder: Path,
+    token: str = "",
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,
         timeout=280,
         cwd=folder,
-        # A Ray that runs on this machine is not the test's.
-        env={**os.environ, "RAY_ADDRESS": "local", "RLMESH_RAY_TOKEN": token},
+        env={**os.environ, "RLMESH_RAY_TOKEN": token, **variables},
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -32,10 +39,13 @@ def run(name: str, *arguments: str, folder: Path, token: str = "") -> str:
 
 
 @pytest.fixture(scope="module")
-def fleet_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def fleet_run(
+    tmp_path_factory: pytest.TempPathFactory, ray_of_programs: dict[str, str]
+) -> tuple[str, Path]:
     """What train_on_fleet.py prints, and the checkpoint that it writes."""
     folder = tmp_path_factory.mktemp("fleet")
-    output = run("train_on_fleet.py", "--lanes", "4", "--out", "made", *SMALL, folder=folder)
+    small = ["--lanes", "4", "--out", "made", *SMALL]
+    output = run("train_on_fleet.py", *small, folder=folder, variables=ray_of_programs)
     return output, folder / "made"
 
 
@@ -76,10 +86,15 @@ def test_own_environments(tmp_path: Path) -> None:
 # train_on_fleet.py starts, trains and ends in the same way; the command trains on an address.
 @pytest.mark.slow
 @pytest.mark.ray
-def test_train_on_endpoint(tmp_path: Path) -> None:
+def test_train_on_endpoint(tmp_path: Path, ray_of_programs: dict[str, str]) -> None:
     with EnvServer("CartPole-v1", num_envs=4, token="s3cret") as server:
         output = run(
-            "train_on_endpoint.py", server.address, *SMALL, folder=tmp_path, token="s3cret"
+            "train_on_endpoint.py",
+            server.address,
+            *SMALL,
+            folder=tmp_path,
+            token="s3cret",
+            variables=ray_of_programs,
         )
 
     assert "iteration 1: mean return" in output
@@ -87,10 +102,10 @@ def test_train_on_endpoint(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_serve_while_training(tmp_path: Path) -> None:
+def test_serve_while_training(tmp_path: Path, ray_of_programs: dict[str, str]) -> None:
     small = ["--iterations", "2", "--batch", "256"]
 
-    output = run("serve_while_training.py", *small, folder=tmp_path)
+    output = run("serve_while_training.py", *small, folder=tmp_path, variables=ray_of_programs)
 
     assert "iteration 2: mean return" in output
     assert "the served policy is version 2" in output
@@ -143,10 +158,10 @@ def test_chunked_policy(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_conflicting_dependencies(tmp_path: Path) -> None:
+def test_conflicting_dependencies(tmp_path: Path, ray_of_programs: dict[str, str]) -> None:
     small = ["--endpoints", "1", "--lanes", "4", *SMALL]
 
-    output = run("conflicting_dependencies.py", *small, folder=tmp_path)
+    output = run("conflicting_dependencies.py", *small, folder=tmp_path, variables=ray_of_programs)
 
     assert "the trainer has toy_physics 1.0; the simulator here: cannot import" in output
     assert "iteration 1: mean return -" in output
@@ -161,10 +176,14 @@ def test_conflicting_dependencies(tmp_path: Path) -> None:
         pytest.param(["--local"], id="RLlib's own way", marks=pytest.mark.nightly),
     ],
 )
-def test_switch_an_existing_script(way: list[str], tmp_path: Path) -> None:
+def test_switch_an_existing_script(
+    way: list[str], tmp_path: Path, ray_of_programs: dict[str, str]
+) -> None:
     small = ["--iterations", "2", "--batch", "256", "--lanes", "2", "--out", "made"]
 
-    output = run("switch_an_existing_script.py", *small, *way, folder=tmp_path)
+    output = run(
+        "switch_an_existing_script.py", *small, *way, folder=tmp_path, variables=ray_of_programs
+    )
 
     first, second, *_ = output.splitlines()
     assert first.startswith("iteration 1: mean return ")

@@ -11,9 +11,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -115,15 +116,16 @@ def network_of(pid: int) -> str:
     return os.readlink(f"/proc/{pid}/ns/net")
 
 
-def train(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def train(
+    *arguments: str, folder: Path, variables: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(EXAMPLE), *arguments, *SMALL],
         capture_output=True,
         text=True,
         timeout=240,
         cwd=folder,
-        # A Ray that runs on this machine is not the test's.
-        env={**os.environ, "RAY_ADDRESS": "local"},
+        env={**os.environ, **variables},
         check=False,
     )
 
@@ -136,9 +138,11 @@ def is_one_error(done: subprocess.CompletedProcess[str], *words: str) -> bool:
 
 
 @pytest.mark.ray
-def test_it_trains_over_the_network(machine: Machine, folder: Path) -> None:
+def test_it_trains_over_the_network(
+    machine: Machine, folder: Path, ray_of_programs: dict[str, str]
+) -> None:
     with simulator(machine, folder) as address:
-        done = train(address, "--token-file", "token", folder=folder)
+        done = train(address, "--token-file", "token", folder=folder, variables=ray_of_programs)
 
     assert address.startswith(f"{machine.host}:")
     assert done.returncode == 0, done.stderr
@@ -154,7 +158,9 @@ def test_a_wrong_token_is_reported_in_one_line(machine: Machine, folder: Path) -
 
 @pytest.mark.ray
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
-def test_it_trains_over_tls_and_not_without(machine: Machine, folder: Path) -> None:
+def test_it_trains_over_tls_and_not_without(
+    machine: Machine, folder: Path, ray_of_programs: dict[str, str]
+) -> None:
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
          "-subj", "/CN=simulator", "-addext", f"subjectAltName=IP:{machine.host}",
@@ -166,7 +172,7 @@ def test_it_trains_over_tls_and_not_without(machine: Machine, folder: Path) -> N
 
     with simulator(machine, folder, *options) as address:
         encrypted = [*token, "--tls-ca", "certificate.pem", "--runners", "0"]
-        done = train(address, *encrypted, folder=folder)
+        done = train(address, *encrypted, folder=folder, variables=ray_of_programs)
         in_the_clear = train(address, *token, folder=folder)  # ends before Ray starts
 
     assert done.returncode == 0, done.stderr

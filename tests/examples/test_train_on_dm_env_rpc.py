@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_train_on_dm_env_rpc(tmp_path: Path) -> None:
+def test_train_on_dm_env_rpc(tmp_path: Path, ray_of_programs: dict[str, str]) -> None:
     simple = specs(CORRIDOR.actions, {uid: CORRIDOR.observations[uid] for uid in (1, 7)})
     with Peer(Conduct(specs=simple)) as peer:
         done = subprocess.run(
@@ -30,8 +30,7 @@ def test_train_on_dm_env_rpc(tmp_path: Path) -> None:
             text=True,
             timeout=280,
             cwd=tmp_path,
-            # A Ray that runs on this machine is not the test's.
-            env={**os.environ, "RAY_ADDRESS": "local"},
+            env={**os.environ, **ray_of_programs},
             check=False,
         )
 

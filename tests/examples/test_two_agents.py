@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "two_agents.py"
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_two_agents(tmp_path: Path) -> None:
+def test_two_agents(tmp_path: Path, ray_of_programs: dict[str, str]) -> None:
     small = ["--lanes", "2", "--iterations", "1", "--batch", "128"]
 
     done = subprocess.run(
@@ -21,8 +21,7 @@ def test_two_agents(tmp_path: Path) -> None:
         text=True,
         timeout=280,
         cwd=tmp_path,
-        # A Ray that runs on this machine is not the test's.
-        env={**os.environ, "RAY_ADDRESS": "local"},
+        env={**os.environ, **ray_of_programs},
         check=False,
     )
 

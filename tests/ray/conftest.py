@@ -1,6 +1,5 @@
-"""Tests in this folder start Ray; what Ray and its dependencies warn about is not ours."""
+"""Tests in this folder use Ray."""
 
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,19 +12,10 @@ from rlmesh_ray.actors.registry import assignment_table
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.client import endpoint_registration
 from rlmesh_ray.rllib.runner import assignment_requests, session_retry
-from tests.conftest import GCS_WAIT_VARIABLE
-from tests.ray.lost_endpoints import Fleet
+from tests.ray.lost_endpoints import Fleet, IdleServers
 
 # Small networks on few cores: more threads would wait for each other most of the time.
 torch.set_num_threads(1)
-
-# Warnings of third parties that cannot be mended here; everything else stays an error.
-THIRD_PARTY_WARNINGS = [
-    "ignore::DeprecationWarning:ray.*",
-    "ignore::FutureWarning:ray.*",
-    "ignore::ResourceWarning",  # sockets and files of Ray's own subprocesses
-    "ignore::pytest.PytestUnraisableExceptionWarning",  # the same, seen by the collector
-]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,24 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             own = item.get_closest_marker("timeout")
             limit_s = own.args[0] if own is not None else float(item.config.getini("timeout"))
             item.add_marker(pytest.mark.timeout(limit_s, method="thread"), append=False)
-            for warning in THIRD_PARTY_WARNINGS:
-                item.add_marker(pytest.mark.filterwarnings(warning))
-
-
-@pytest.fixture(scope="session")
-def local_ray() -> Iterator[None]:
-    try:
-        # Seconds, where it takes some; now and then it never tells its port, and leaves no log.
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(GCS_WAIT_VARIABLE, "15")
-            _start_ray()
-    except Exception:  # noqa: BLE001  # Ray raises a plain one if its raylet does not come up
-        # That is Ray's own start, no promise of ours; a second failure is this machine's, and fails
-        # the tests.
-        ray.shutdown()
-        _start_ray()
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -89,17 +61,6 @@ def fleets_of_configs_end() -> Iterator[None]:
         endpoints._FLEETS.pop().stop()
 
 
-def _start_ray() -> None:
-    ray.init(
-        "local",  # a Ray that runs on this machine is not the test's
-        num_cpus=16,  # logical: tests place more actors than this machine has cores
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=200 * 1024 * 1024,
-    )
-
-
 @pytest.fixture
 def holder() -> Callable[[int], Any]:
     """Return what starts an actor that holds CPUs."""
@@ -117,12 +78,19 @@ def holder() -> Callable[[int], Any]:
     return start
 
 
+@pytest.fixture(scope="module")
+def idle_servers() -> Iterator[IdleServers]:
+    servers = IdleServers()
+    yield servers
+    servers.stop()
+
+
 @pytest.fixture
-def fleets() -> Iterator[Callable[..., Fleet]]:
+def fleets(idle_servers: IdleServers) -> Iterator[Callable[..., Fleet]]:
     made: list[Fleet] = []
 
     def make(*envs: Callable[[], Any]) -> Fleet:
-        made.append(Fleet(*envs))
+        made.append(Fleet(idle_servers, *envs))
         return made[-1]
 
     yield make

@@ -17,6 +17,7 @@ from rlmesh_ray.actors.registry.assignment_table import Assignment
 from rlmesh_ray.errors import EndpointUnreachableError
 from rlmesh_ray.rllib import configure
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
+from tests.loopback.eventually import eventually
 
 
 @dataclass
@@ -56,16 +57,37 @@ class Board:
         self.released += sessions
 
 
-def serve(env: Callable[[], Any]) -> EnvServer:
-    return EnvServer(env, allow_calls=("set_rung",)).start()
+class IdleServers:
+    """Endpoints of former tests for the next one: a new one and its worker take a second."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Callable[[], Any], list[EnvServer]] = {}
+
+    def take(self, env: Callable[[], Any]) -> EnvServer:
+        """Return an endpoint without sessions."""
+        idle = self._idle.get(env)
+        return idle.pop() if idle else EnvServer(env, allow_calls=("set_rung",)).start()
+
+    def give_back(self, env: Callable[[], Any], server: EnvServer) -> None:
+        """Keep an endpoint for others, unless no other test has its environment."""
+        if isinstance(env, type) and eventually(lambda: server.num_sessions == 0, 10.0):
+            self._idle.setdefault(env, []).append(server)
+        else:
+            server.stop(0)
+
+    def stop(self) -> None:
+        for servers in self._idle.values():
+            for server in servers:
+                server.stop(0)
 
 
 class Fleet:
     """Endpoints in this process that can be lost and come back."""
 
-    def __init__(self, *envs: Callable[[], Any]) -> None:
+    def __init__(self, idle: IdleServers, *envs: Callable[[], Any]) -> None:
         self.envs = envs
-        self.servers: list[EnvServer | None] = [serve(env) for env in envs]
+        self._idle = idle
+        self.servers: list[EnvServer | None] = [idle.take(env) for env in envs]
         self.board = Board([server.address for server in self.servers if server])
 
     def lose(self, index: int) -> None:
@@ -76,7 +98,7 @@ class Fleet:
         self.board.addresses[index] = None
 
     def bring_back(self, index: int) -> None:
-        server = serve(self.envs[index])
+        server = self._idle.take(self.envs[index])
         self.servers[index] = server
         self.board.addresses[index] = server.address
 
@@ -99,9 +121,9 @@ class Fleet:
         )
 
     def stop(self) -> None:
-        for server in self.servers:
+        for env, server in zip(self.envs, self.servers, strict=True):
             if server is not None:
-                server.stop(0)
+                self._idle.give_back(env, server)
 
 
 def assert_unbroken(chunks: list[SingleAgentEpisode]) -> None:

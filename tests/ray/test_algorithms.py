@@ -121,7 +121,6 @@ def assert_trains(name: str, config: AlgorithmConfig) -> None:
             pytest.param(name, num_env_runners, marks=pytest.mark.slow)
             for name, num_env_runners in [
                 ("PPO", 2),
-                ("APPO", 2),
                 ("IMPALA", 0),
                 ("DQN", 0),
                 ("SAC", 0),
@@ -129,7 +128,13 @@ def assert_trains(name: str, config: AlgorithmConfig) -> None:
         ),
         *(
             pytest.param(name, num_env_runners, marks=pytest.mark.nightly)
-            for name, num_env_runners in [("APPO", 0), ("IMPALA", 2), ("DQN", 2), ("SAC", 2)]
+            for name, num_env_runners in [
+                ("APPO", 0),
+                ("APPO", 2),
+                ("IMPALA", 2),
+                ("DQN", 2),
+                ("SAC", 2),
+            ]
         ),
     ],
 )

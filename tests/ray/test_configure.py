@@ -31,7 +31,6 @@ from rlmesh_ray.errors import (
     ConfigurationWarning,
     ContractMismatchError,
     EndpointError,
-    EnvStartError,
 )
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure, configure_rllink
 from rlmesh_ray.rllib.config.endpoint_sources import endpoint_cpus
@@ -69,10 +68,6 @@ def triples() -> Iterator[EnvServer]:
     """An endpoint, 3 lanes wide."""
     with EnvServer("CartPole-v1", num_envs=3) as server:
         yield server
-
-
-def broken_factory() -> Any:
-    raise OSError("no display")
 
 
 @pytest.mark.parametrize("env", [None, [], 7])
@@ -113,32 +108,11 @@ def test_an_instance_is_refused_with_the_remedy() -> None:
         configure(ppo(), gymnasium.make("CartPole-v1"))  # type: ignore[arg-type]
 
 
-def test_a_factory_that_fails_is_named_in_one_line() -> None:
-    with pytest.raises(EnvStartError, match="OSError: no display") as caught:
-        configure(ppo(), broken_factory)
-
-    assert "\n" not in str(caught.value)
-
-
 def test_what_a_bad_value_does_is_for_endpoints_that_are_started_here(pairs: EnvServer) -> None:
     with pytest.raises(ConfigurationError, match=r"EnvServer\(on_bad_value=\.\.\.\)"):
         configure(PPOConfig(), pairs.address, on_bad_value="truncate")
     with pytest.raises(ConfigurationError, match="'zero' is not one of error, truncate"):
         configure(PPOConfig(), "CartPole-v1", on_bad_value="zero")
-
-
-def test_a_fleet_that_the_config_starts_truncates_at_a_bad_value() -> None:
-    config = PPOConfig().env_runners(num_env_runners=0)
-    env = functools.partial(FaultyEnv, Fault.NAN, at_step=3)
-    config = configure(config, env, num_endpoints=1, num_envs=2, on_bad_value="truncate")
-    assert config.num_envs_per_env_runner == 2
-    runner = config.env_runner_cls(config=config, worker_index=0, num_workers=0)
-
-    episodes = runner.sample(num_episodes=2)
-
-    assert [(len(one), one.is_truncated) for one in episodes] == [(3, True), (3, True)]
-    assert "is NaN" in episodes[0].get_infos(-1)["rlmesh_ray.bad_value"]
-    runner.stop()
 
 
 def test_no_endpoints_are_not_taken_for_the_default() -> None:
@@ -153,16 +127,6 @@ def test_a_config_of_the_old_api_stack_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="old API stack"):
         configure(config, "127.0.0.1:1")
-
-
-def test_a_fleet_that_only_the_config_knows_lives_on() -> None:
-    config = configure(ppo(), EnvFleet("CartPole-v1", num_cpus=0.1))
-    gc.collect()
-
-    sampler = runner(config)
-
-    assert sampler.sample(num_timesteps=5)
-    sampler.stop()
 
 
 def test_the_token_does_not_show_in_the_config() -> None:
@@ -393,19 +357,41 @@ def test_evaluation_may_not_use_up_the_endpoints(pairs: EnvServer) -> None:
         )
 
 
-def test_new_endpoints_are_as_many_and_as_wide_as_the_config_needs() -> None:
+@pytest.fixture(scope="module")
+def self_started(local_ray: None) -> AlgorithmConfig:
+    """A config that has started endpoints of its own, which nothing else holds."""
     config = ppo().env_runners(num_envs_per_env_runner=4)
     config.evaluation(
         evaluation_interval=1, evaluation_num_env_runners=1, evaluation_parallel_to_training=True
     )
+    env = functools.partial(FaultyEnv, Fault.NAN, at_step=3)
+    configure(config, env, num_endpoints=2, on_bad_value="truncate")
+    gc.collect()
+    return config
 
-    plan = plan_of(configure(config, "CartPole-v1", num_endpoints=2))
 
-    assert config.num_envs_per_env_runner == 4
+def test_new_endpoints_are_as_many_and_as_wide_as_the_config_needs(
+    self_started: AlgorithmConfig,
+) -> None:
+    plan = plan_of(self_started)
+
+    assert self_started.num_envs_per_env_runner == 4
     assert plan.contract.num_envs == 2
     assert plan.endpoints_of(0) == (0, 1)
     assert plan.endpoints_of(1, in_evaluation=True) == (2, 2)
     assert len(plan.resolver) == 3
+
+
+def test_a_fleet_that_the_config_starts_lives_on_and_truncates_at_a_bad_value(
+    self_started: AlgorithmConfig,
+) -> None:
+    sampler = runner(self_started)
+
+    episodes = sampler.sample(num_episodes=2)
+
+    assert [(len(one), one.is_truncated) for one in episodes] == [(3, True), (3, True)]
+    assert "is NaN" in episodes[0].get_infos(-1)["rlmesh_ray.bad_value"]
+    sampler.stop()
 
 
 @pytest.mark.parametrize("setting", ["num_endpoints", "num_envs"])

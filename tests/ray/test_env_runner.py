@@ -56,6 +56,13 @@ def assert_same_episodes(ours: list[SingleAgentEpisode], theirs: list[SingleAgen
             np.testing.assert_array_equal(part, expected)
 
 
+@pytest.fixture(scope="module")
+def pairs() -> Iterator[EnvServer]:
+    """An endpoint, 2 lanes wide; each session begins anew."""
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        yield server
+
+
 @pytest.fixture
 def runners() -> Iterator[Callable[..., RLMeshEnvRunner]]:
     """Build a runner on new servers, which are stopped at the end."""
@@ -133,13 +140,14 @@ def test_whole_episodes_equal_those_of_rllibs_own_runner(
     assert_same_episodes(actual, expected)
 
 
-def test_a_seed_gives_the_same_episodes_in_each_run_although_they_are_compiled() -> None:
+def test_a_seed_gives_the_same_episodes_in_each_run_although_they_are_compiled(
+    pairs: EnvServer,
+) -> None:
     runs = []
     for _ in range(2):
-        with EnvServer("CartPole-v1", num_envs=2) as server:
-            runner = build(RLMeshEnvRunner, configure(ppo(2), server.address))
-            runs.append([runner.sample(num_timesteps=200) for _ in range(2)])
-            runner.stop()
+        runner = build(RLMeshEnvRunner, configure(ppo(2), pairs.address))
+        runs.append([runner.sample(num_timesteps=200) for _ in range(2)])
+        runner.stop()
         assert runner.torch_inference_reason is None
 
     for mine, other in zip(*runs, strict=True):
@@ -147,20 +155,21 @@ def test_a_seed_gives_the_same_episodes_in_each_run_although_they_are_compiled()
 
 
 @pytest.mark.parametrize("explore", [pytest.param(False, marks=pytest.mark.nightly), True])
-def test_a_recurrent_module_runs_compiled_on_rllibs_per_item_path(explore: bool) -> None:
+def test_a_recurrent_module_runs_compiled_on_rllibs_per_item_path(
+    pairs: EnvServer, explore: bool
+) -> None:
     model = {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}
     runs = []
-    with EnvServer("CartPole-v1", num_envs=2, max_sessions=2) as server:
-        for inference in ("torch", "compiled"):
-            config = ppo(2).rl_module(model_config=model)
-            config = configure(config, server.address, inference=inference)
-            runner = build(RLMeshEnvRunner, config)
-            chunks = runner.sample(num_timesteps=60, explore=explore)
-            with torch.no_grad():  # as weights come from a learner
-                for weight in runner.module.parameters():
-                    weight.mul_(1.5)
-            runs.append([*chunks, *runner.sample(num_timesteps=60, explore=explore)])
-            runner.stop()
+    for inference in ("torch", "compiled"):
+        config = ppo(2).rl_module(model_config=model)
+        config = configure(config, pairs.address, inference=inference)
+        runner = build(RLMeshEnvRunner, config)
+        chunks = runner.sample(num_timesteps=60, explore=explore)
+        with torch.no_grad():  # as weights come from a learner
+            for weight in runner.module.parameters():
+                weight.mul_(1.5)
+        runs.append([*chunks, *runner.sample(num_timesteps=60, explore=explore)])
+        runner.stop()
 
     assert runner.fast_path_disabled_reason == "the module has a state"
     assert runner.torch_inference_reason is None
@@ -173,15 +182,16 @@ def test_a_recurrent_module_runs_compiled_on_rllibs_per_item_path(explore: bool)
                 np.testing.assert_allclose(part, expected, atol=1e-5)
 
 
-def test_exploration_that_depends_on_steps_stays_in_torch_on_rllibs_per_item_path() -> None:
+def test_exploration_that_depends_on_steps_stays_in_torch_on_rllibs_per_item_path(
+    pairs: EnvServer,
+) -> None:
     config = DQNConfig().environment("CartPole-v1")
     config.env_runners(num_env_runners=0, rollout_fragment_length=16)
-    with EnvServer("CartPole-v1", num_envs=2) as server:
-        runner = build(RLMeshEnvRunner, configure(config, server.address, fast_path=False))
-        runner.sample(num_timesteps=20, explore=True)
-        reason = runner.torch_inference_reason
-        runner.sample(num_timesteps=40, explore=False)
-        runner.stop()
+    runner = build(RLMeshEnvRunner, configure(config, pairs.address, fast_path=False))
+    runner.sample(num_timesteps=20, explore=True)
+    reason = runner.torch_inference_reason
+    runner.sample(num_timesteps=40, explore=False)
+    runner.stop()
 
     assert "depends on the number of steps" in reason
     assert runner.torch_inference_reason != reason
@@ -221,9 +231,10 @@ def test_no_transition_is_lost_doubled_or_stitched_in_any_autoreset_mode(
     assert sum(len(chunk) for chunk in chunks) >= 4 * 60
 
 
-def test_metrics_count_what_was_sampled(runners: Callable[..., RLMeshEnvRunner]) -> None:
-    runner = runners("CartPole-v1", num_envs=2)
+def test_metrics_count_what_was_sampled(pairs: EnvServer) -> None:
+    runner = build(RLMeshEnvRunner, configure(ppo(2), pairs.address))
     episodes = runner.sample(num_timesteps=100, random_actions=True)
+    runner.stop()
 
     metrics = runner.get_metrics()
 
@@ -254,32 +265,29 @@ def test_an_environment_that_never_works_ends_sample_with_its_error(
         runners(Hopeless).sample(num_timesteps=20)
 
 
-def test_the_config_gets_width_and_spaces_from_the_endpoint() -> None:
-    with EnvServer("CartPole-v1", num_envs=6) as server:
-        config = configure(ppo(1), f"rlmesh://{server.address}")
+def test_the_config_gets_width_and_spaces_from_the_endpoint(pairs: EnvServer) -> None:
+    config = configure(ppo(1), f"rlmesh://{pairs.address}")
 
     own = gymnasium.make("CartPole-v1")
-    assert config.num_envs_per_env_runner == 6
+    assert config.num_envs_per_env_runner == 2
     assert config.observation_space == own.observation_space
     assert config.action_space == own.action_space
     assert config.env_runner_cls is RLMeshEnvRunner
 
 
-def test_endpoints_that_differ_are_refused_on_the_driver() -> None:
+def test_endpoints_that_differ_are_refused_on_the_driver(pairs: EnvServer) -> None:
     with (
-        EnvServer("CartPole-v1", num_envs=2) as first,
-        EnvServer("CartPole-v1", num_envs=3) as second,
+        EnvServer("CartPole-v1", num_envs=3) as other,
         pytest.raises(ContractMismatchError, match="num_envs = 3"),
     ):
-        configure(ppo(1), [first.address, second.address])
+        configure(ppo(1), [pairs.address, other.address])
 
 
-def test_a_width_that_was_changed_after_configure_is_refused() -> None:
-    with EnvServer("CartPole-v1", num_envs=2) as server:
-        config = configure(ppo(1), server.address).env_runners(num_envs_per_env_runner=5)
+def test_a_width_that_was_changed_after_configure_is_refused(pairs: EnvServer) -> None:
+    config = configure(ppo(1), pairs.address).env_runners(num_envs_per_env_runner=5)
 
-        with pytest.raises(ContractMismatchError, match="give 2 lanes"):
-            build(RLMeshEnvRunner, config)
+    with pytest.raises(ContractMismatchError, match="give 2 lanes"):
+        build(RLMeshEnvRunner, config)
 
 
 def test_endpoints_that_run_already_take_no_width() -> None:

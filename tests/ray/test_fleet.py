@@ -32,6 +32,7 @@ from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.training import TrainingProgress, train
 from tests.loopback.eventually import eventually
 from tests.loopback.released_join import shake_hands
+from tests.ray.ramps import Ladder
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -44,12 +45,16 @@ def small_ppo(num_env_runners: int = 0) -> PPOConfig:
 
 
 def test_a_fleet_serves_from_as_many_endpoints_as_asked_for_until_it_is_stopped() -> None:
-    fleet = EnvFleet("CartPole-v1", num_endpoints=2, num_envs=3, num_cpus=0.1)
+    callable_names = ("set_rung",)
+    fleet = EnvFleet(Ladder, num_endpoints=2, num_envs=3, num_cpus=0.1, allow_calls=callable_names)
     addresses = fleet.addresses
     for address, token in zip(addresses, fleet.tokens, strict=True):
         env = RemoteVectorEnv(address, token=token)
-        observation, _ = env.reset(seed=0)
-        assert observation.shape == (3, 4)
+        assert env.call("set_rung", 4) == (0, 0, 0)
+        observations, _ = env.reset(seed=0)
+        assert observations.tolist() == [[4.0]] * 3
+        with pytest.raises(ConfigurationError, match="only set_rung"):
+            env.get_attr("rung")
         env.close()
     with pytest.raises(AccessDeniedError):
         RemoteVectorEnv(addresses[0])
@@ -163,7 +168,7 @@ def test_ppo_trains_on_a_fleet_with_a_remote_runner(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_env_runners", [0, 2])
+@pytest.mark.parametrize("num_env_runners", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_ppo_trains_on_a_fleet_with_local_and_remote_runners(num_env_runners: int) -> None:
     assert_trained(progress_on_a_fleet(num_env_runners))
 

@@ -87,6 +87,7 @@ def test_an_assignment_opens_the_endpoint_that_it_names(fleet: EnvFleet) -> None
     fleet.resolver.release(["sessions/0"])
 
 
+@pytest.mark.slow
 def test_a_registry_that_is_restarted_fills_up_again_with_the_same_incarnations(
     fleet: EnvFleet,
 ) -> None:
@@ -112,8 +113,10 @@ def test_no_session_is_moved_while_a_restarted_registry_does_not_know_its_endpoi
     assert ray.get(fleet.resolver.rebalance(gone)) == ()
     fleet.resolver.release(gone)
     assert eventually(lambda: len(records(fleet)) == 2)
+    open_env(fleet.addresses[0], fleet.tokens[0]).close()
 
 
+@pytest.mark.slow
 def test_an_endpoint_whose_id_has_gone_to_another_ends_and_says_so() -> None:
     shared_registry()
     actor_class: Any = EnvServiceActor
@@ -173,7 +176,7 @@ import sys, os, json, ray
 from rlmesh_ray.actors import EnvFleet
 
 ray.init(sys.argv[1], log_to_driver=False)
-fleet = EnvFleet("CartPole-v1", num_endpoints=2, num_cpus=0.1)
+fleet = EnvFleet("CartPole-v1", num_cpus=0.1)
 print(json.dumps([actor["pid"] for actor in ray.get([a.describe.remote() for a in fleet.actors])]))
 sys.stdout.flush()
 sys.stdin.readline()
@@ -192,7 +195,7 @@ def test_nothing_is_left_of_a_fleet_whose_driver_ends_without_stopping_it() -> N
         # Ray's warnings come on the same stdout, also if a driver asks for something else.
         pids = json.loads(next(line for line in driver.stdout if line.startswith("[")))
         workers = [child for pid in pids for child in children(pid)]
-        assert len(workers) >= 2
+        assert workers
         driver.stdin.write("end\n")
         driver.stdin.close()
 

@@ -26,16 +26,10 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 @pytest.fixture(scope="module")
-def started(local_ray: None) -> Iterator[EnvFleet]:
+def fleet(local_ray: None) -> Iterator[EnvFleet]:
+    """A fleet that each test scales to the size that it needs: few tests need a new endpoint."""
     with EnvFleet("CartPole-v1", num_cpus=0.1, max_sessions=2) as fleet:
         yield fleet
-
-
-@pytest.fixture
-def fleet(started: EnvFleet) -> Iterator[EnvFleet]:
-    """Yield a fleet of one endpoint, which has one again after the test."""
-    yield started
-    started.scale(1)
 
 
 def ids(fleet: EnvFleet) -> list[str]:
@@ -50,10 +44,8 @@ def owner_of(fleet: EnvFleet) -> Any:
 
 
 def next_id_of(fleet: EnvFleet) -> str:
-    """Return the id that a fleet's next endpoint gets: numbers are not used again."""
-    fleet.scale(2)
+    """Return the id that the next endpoint gets after the newest, which is still there."""
     prefix, _, number = fleet.resolver.endpoint_ids[-1].rpartition("-")
-    fleet.scale(1)
     return f"{prefix}-{int(number) + 1}"
 
 
@@ -68,20 +60,51 @@ def test_a_fleet_that_grows_keeps_what_it_has_and_can_be_used_at_once(fleet: Env
     env.reset(seed=0)
     former = fleet.resolver
 
-    fleet.scale(3)
+    fleet.scale(2)
 
     assert fleet.resolver.endpoint_ids[:1] == former.endpoint_ids
     assert ids(fleet) == list(fleet.resolver.endpoint_ids)
-    assert len(set(fleet.addresses)) == len(set(fleet.tokens)) == len(fleet.actors) == 3
-    open_env(fleet, 2).close()
+    assert len(set(fleet.addresses)) == len(set(fleet.tokens)) == len(fleet.actors) == 2
+    open_env(fleet, 1).close()
     env.step(env.action_space.sample())
     env.close()
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing(fleet: EnvFleet) -> None:
+    with pytest.raises(ConfigurationError, match="1 or more"):
+        fleet.scale(0)
+
+    fleet.scale(2)
+    names = [f"full/{index}" for index in range(3)]
+    for name in names:
+        fleet.resolver.assign(name, 0, "")
+    with pytest.raises(CapacityError, match=r"3 sessions do not fit into 1 endpoint.*max_sessions"):
+        fleet.scale(1)
+    assert len(ids(fleet)) == 2
+    fleet.resolver.release(names)
+
+
+def test_times_that_are_none_start_and_end_nothing(fleet: EnvFleet) -> None:
+    fleet.scale(2)
+    manager, there, next_id = owner_of(fleet), fleet.resolver.endpoint_ids, next_id_of(fleet)
+    no_times: list[Any] = ["3", -1, float("nan"), float("inf"), True]
+
+    for timeout_s, num_endpoints in itertools.product(no_times, (3, 1)):
+        with pytest.raises(ConfigurationError, match="must be a finite number"):
+            fleet.scale(num_endpoints, timeout_s=timeout_s)
+
+    assert len(ray.get(manager.actors.remote([*there, next_id]))) == 2
+    assert ids(fleet) == list(fleet.resolver.endpoint_ids) == list(there)
+    for timeout_s in no_times:
+        with pytest.raises(ConfigurationError, match="start_timeout_s="):
+            EnvFleet("CartPole-v1", start_timeout_s=timeout_s)
 
 
 @pytest.mark.usefixtures("sessions_move_soon")
 def test_sessions_are_asked_to_move_to_new_endpoints_and_away_from_those_that_go(
     fleet: EnvFleet,
 ) -> None:
+    fleet.scale(1)
     resolver = fleet.resolver
     seated = {f"moves/{i}": resolver.assign(f"moves/{i}", 0, "").endpoint_id for i in range(2)}
 
@@ -172,20 +195,6 @@ def test_what_has_been_started_stays_where_there_is_no_room_for_the_rest(
         fleet.scale(2)
 
 
-def test_what_cannot_be_is_refused_and_changes_nothing(fleet: EnvFleet) -> None:
-    with pytest.raises(ConfigurationError, match="1 or more"):
-        fleet.scale(0)
-
-    fleet.scale(2)
-    names = [f"full/{index}" for index in range(3)]
-    for name in names:
-        fleet.resolver.assign(name, 0, "")
-    with pytest.raises(CapacityError, match=r"3 sessions do not fit into 1 endpoint.*max_sessions"):
-        fleet.scale(1)
-    assert len(ids(fleet)) == 2
-    fleet.resolver.release(names)
-
-
 @pytest.mark.slow
 def test_each_endpoint_may_have_options_of_its_own(local_ray: None, tmp_path: Any) -> None:
     (tmp_path / "only_here.py").write_text(
@@ -231,24 +240,6 @@ def is_served(fleet: EnvFleet, former_pid: int) -> bool:
     return True
 
 
-def test_times_that_are_none_start_and_end_nothing(fleet: EnvFleet) -> None:
-    fleet.scale(2)
-    manager, there = owner_of(fleet), fleet.resolver.endpoint_ids
-    prefix, _, number = there[-1].rpartition("-")
-    next_id = f"{prefix}-{int(number) + 1}"
-    no_times: list[Any] = ["3", -1, float("nan"), float("inf"), True]
-
-    for timeout_s, num_endpoints in itertools.product(no_times, (3, 1)):
-        with pytest.raises(ConfigurationError, match="must be a finite number"):
-            fleet.scale(num_endpoints, timeout_s=timeout_s)
-
-    assert len(ray.get(manager.actors.remote([*there, next_id]))) == 2
-    assert ids(fleet) == list(fleet.resolver.endpoint_ids) == list(there)
-    for timeout_s in no_times:
-        with pytest.raises(ConfigurationError, match="start_timeout_s="):
-            EnvFleet("CartPole-v1", start_timeout_s=timeout_s)
-
-
 def test_an_endpoint_whose_end_overtakes_its_start_is_not_started(fleet: EnvFleet) -> None:
     spec = EndpointSpec(f"{fleet.resolver.fleet}-overtaken", {}, "token")
     owner = owner_of(fleet)
@@ -262,6 +253,8 @@ def test_an_endpoint_whose_end_overtakes_its_start_is_not_started(fleet: EnvFlee
 def test_endpoints_that_are_not_awaited_any_more_are_ended(
     fleet: EnvFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fleet.scale(1)
+    fleet.scale(2)
     next_id = next_id_of(fleet)
     wait = ray.wait
     starting = []
@@ -273,10 +266,9 @@ def test_endpoints_that_are_not_awaited_any_more_are_ended(
 
     monkeypatch.setattr(ray, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        fleet.scale(2)
+        fleet.scale(3)
 
     ray.get(starting)  # it may come later than what ends them
     assert ray.get(owner_of(fleet).actors.remote([next_id])) == []
-    fleet.scale(2)
     assert ids(fleet) == list(fleet.resolver.endpoint_ids)
     assert len(fleet.addresses) == 2

@@ -77,6 +77,7 @@ def assert_no_failures(training: Training) -> None:
     assert training.metrics["num_episodes_interrupted_lifetime"] == 0
 
 
+@pytest.mark.nightly
 def test_sessions_follow_a_fleet_that_is_scaled_between_two_iterations(fleet: EnvFleet) -> None:
     algo = ppo_on(fleet)
     training = Training(algo)

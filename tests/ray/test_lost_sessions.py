@@ -228,6 +228,7 @@ def test_a_slow_session_does_not_delay_the_other_sessions(
     runner.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_sessions", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_an_endpoint_that_is_frozen_with_all_its_processes_is_given_up_in_time(
     num_sessions: int, tmp_path: Path

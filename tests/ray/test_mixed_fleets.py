@@ -145,6 +145,7 @@ def test_two_versions_of_a_package_that_the_trainer_lacks_feed_one_runner(
     sampler.stop()
 
 
+@pytest.mark.slow
 def test_a_slow_fleet_does_not_hold_a_fast_one_up(
     old: EnvFleet, new: EnvFleet, new_steps: Steps, folder: Path
 ) -> None:

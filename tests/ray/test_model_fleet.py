@@ -223,6 +223,7 @@ def test_a_fleet_is_closed_to_strangers(fleet: ModelFleet) -> None:
         RemoteModel(fleet.addresses[0], token="a guess")
 
 
+@pytest.mark.slow
 def test_the_token_of_a_fleet_may_be_a_file(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "token")
     file.path.write_text("from-the-file\n")
@@ -440,6 +441,7 @@ def actor(local_ray: None) -> Iterator[Any]:
     ray.kill(actor)
 
 
+@pytest.mark.slow
 def test_an_actor_comes_back_with_the_last_weights(actor: Any) -> None:
     version = ray.get(actor.set_weights.remote({"action": 1}, 20))
     kill(actor)
@@ -478,14 +480,19 @@ def test_an_actor_takes_no_version_that_clients_could_not_read(actor: Any, versi
     ("options", "reason"),
     [
         ({"device": "tpu"}, "device=tpu cannot run policies; available are"),
-        ({"torch_threads": 0}, "torch_threads=0 must be a whole number"),
         ({"address": "nowhere"}, "is not an address"),
-        ({"buckets": [0]}, "buckets"),
-        ({"horizon": 0}, "horizon=0"),
-        ({"chunk_replay": "kept"}, "chunk_replay"),
-        ({"observation_map": ["a"]}, "KEY=SOURCE"),
-        ({"idle_timeout_s": 0}, "idle_timeout_s=0"),
-        ({"max_message_bytes": 9}, "max_message_bytes=9"),
+        *(
+            pytest.param(options, reason, marks=pytest.mark.nightly)
+            for options, reason in [
+                ({"torch_threads": 0}, "torch_threads=0 must be a whole number"),
+                ({"buckets": [0]}, "buckets"),
+                ({"horizon": 0}, "horizon=0"),
+                ({"chunk_replay": "kept"}, "chunk_replay"),
+                ({"observation_map": ["a"]}, "KEY=SOURCE"),
+                ({"idle_timeout_s": 0}, "idle_timeout_s=0"),
+                ({"max_message_bytes": 9}, "max_message_bytes=9"),
+            ]
+        ),
     ],
 )
 def test_an_actor_that_cannot_serve_says_why(options: dict[str, Any], reason: str) -> None:

@@ -79,6 +79,13 @@ def build(kind: type[MultiAgentEnvRunner], config: AlgorithmConfig) -> Any:
     return kind(config=config, worker_index=0, num_workers=0)
 
 
+@pytest.fixture(scope="module")
+def one_lane() -> Iterator[str]:
+    """The address of an endpoint of one crossing."""
+    with EnvServer(Crossing) as server:
+        yield server.address
+
+
 @pytest.fixture
 def opened() -> Iterator[ExitStack]:
     with ExitStack() as stack:
@@ -106,8 +113,8 @@ def runner(opened: ExitStack) -> Callable[..., RLMeshMultiAgentEnvRunner]:
     return make
 
 
-def lane_group(opened: ExitStack, env: Any, num_envs: int, num_endpoints: int = 1) -> Any:
-    clients = [EnvClient(ConnectOptions(at)) for at in serve(opened, env, num_envs, num_endpoints)]
+def lane_group(opened: ExitStack, addresses: list[str]) -> Any:
+    clients = [EnvClient(ConnectOptions(address)) for address in addresses]
     group = MultiAgentSessionGroup(
         [NextStepSession(client) for client in clients], clients[0].contract
     )
@@ -144,7 +151,7 @@ def test_lanes_give_what_rllibs_own_vector_gives(
 ) -> None:
     total = num_envs * num_endpoints
     local = SyncVectorMultiAgentEnv([LocalCrossing] * total)
-    remote = lane_group(opened, Crossing, num_envs, num_endpoints)
+    remote = lane_group(opened, serve(opened, Crossing, num_envs, num_endpoints))
     action_spaces = {agent: deepcopy(Crossing.action_spaces[agent]) for agent in AGENTS}
     for number, space in enumerate(action_spaces.values()):
         space.seed(number)
@@ -227,6 +234,7 @@ def test_episodes_equal_those_of_rllibs_own_runner(
     theirs.stop()
 
     ours = runner(num_envs=num_envs, num_endpoints=num_endpoints)
+    assert ours.num_envs == num_envs * num_endpoints
     actual = [ours.sample(num_timesteps=50, explore=explore) for _ in range(2)]
 
     for mine, other in zip(actual, expected, strict=True):
@@ -323,9 +331,9 @@ def test_an_environment_that_never_works_ends_sample_with_its_error(
     ],
 )
 def test_actions_that_are_not_those_of_the_agents_are_refused(
-    opened: ExitStack, actions: dict[str, Any], message: str
+    opened: ExitStack, one_lane: str, actions: dict[str, Any], message: str
 ) -> None:
-    group = lane_group(opened, Crossing, 1)
+    group = lane_group(opened, [one_lane])
     group.reset([1])
 
     with pytest.raises(ConformanceError, match=message):
@@ -347,16 +355,10 @@ def test_actions_that_do_not_fit_are_not_tried_on_new_sessions(
     assert sampler.get_metrics()["num_env_step_failures"].peek() == 0
 
 
-def test_the_config_gets_this_runner_and_the_endpoints_width(opened: ExitStack) -> None:
-    config = configure(ppo(1), serve(opened, Crossing, 2))
-
-    assert config.env_runner_cls is RLMeshMultiAgentEnvRunner
-    assert config.num_envs_per_env_runner == 2
-
-
-def test_a_config_without_policies_is_refused_by_rllib(opened: ExitStack) -> None:
+def test_a_config_without_policies_is_refused_by_rllib(one_lane: str) -> None:
     config = PPOConfig().env_runners(num_env_runners=0)
-    config = configure(config, serve(opened, Crossing, 1))
+    config = configure(config, one_lane)
+    assert config.env_runner_cls is RLMeshMultiAgentEnvRunner
 
     with pytest.raises(ValueError, match="policy_mapping_fn"):
         build(RLMeshMultiAgentEnvRunner, config)

@@ -23,7 +23,7 @@ import ray
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from rlmesh_ray import EnvServer, RemoteVectorEnv
-from rlmesh_ray.actors import EnvFleet, EnvPool
+from rlmesh_ray.actors import EnvPool
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.pool_tokens import endpoint_token
@@ -269,7 +269,6 @@ def test_a_pool_that_was_not_started_is_not_found() -> None:
     ("settings", "kind", "words"),
     [
         ({"name": "a/b"}, ConfigurationError, "is no name"),
-        ({"address": "0.0.0.0:0"}, AddressError, "give a token"),
         ({"address": "192.0.2.1:7070", "token": SECRET}, AddressError, "cannot listen on"),
     ],
 )
@@ -285,17 +284,6 @@ def test_a_pool_on_all_interfaces_tells_this_nodes_address() -> None:
         assert pool.address.startswith(f"{ray.util.get_node_ip_address()}:")
 
 
-def test_no_session_is_sent_to_the_endpoints_of_a_pool_that_was_stopped(own_pool: EnvPool) -> None:
-    with simulator(own_pool, "a"):
-        own_pool.wait()
-        resolver = own_pool.resolver
-        own_pool.stop()
-        own_pool.stop()
-
-        with pytest.raises(EndpointUnreachableError):
-            resolver.address(0)
-
-
 def test_endpoints_are_kept_over_a_restart_of_the_registry(pool: EnvPool) -> None:
     with simulator(pool, "a") as server:
         pool.wait()
@@ -308,12 +296,20 @@ def test_endpoints_are_kept_over_a_restart_of_the_registry(pool: EnvPool) -> Non
         assert pool.resolver.address(0) == server.address
 
 
-def test_endpoints_come_back_to_a_registrar_that_ray_restarts(own_pool: EnvPool) -> None:
+def test_endpoints_come_back_to_a_registrar_that_ray_restarts_until_it_is_stopped(
+    own_pool: EnvPool,
+) -> None:
     with simulator(own_pool, "a"):
         own_pool.wait()
         ray.kill(registrar_of(own_pool), no_restart=False)
 
         assert eventually(lambda: [record.incarnation for record in own_pool.endpoints] == [2])
+        resolver = own_pool.resolver
+        own_pool.stop()
+        own_pool.stop()
+
+        with pytest.raises(EndpointUnreachableError):
+            resolver.address(0)
 
 
 @pytest.mark.slow
@@ -388,6 +384,7 @@ def test_a_session_finds_its_endpoint_where_it_has_come_back(pool: EnvPool) -> N
         sampler.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sessions_move_soon")
 def test_sessions_move_to_endpoints_that_join_and_away_from_those_that_leave(
     pool: EnvPool,
@@ -414,19 +411,14 @@ def test_sessions_move_to_endpoints_that_join_and_away_from_those_that_leave(
             sampler.stop()
 
 
-def test_pools_fleets_and_addresses_may_be_mixed(pool: EnvPool) -> None:
-    with (
-        simulator(pool, "a") as ours,
-        EnvServer(Stairs, token="theirs") as theirs,
-        EnvFleet(Stairs, num_cpus=0.1) as fleet,
-    ):
+def test_pools_and_addresses_may_be_mixed(pool: EnvPool) -> None:
+    with simulator(pool, "a") as ours, EnvServer(Stairs, token="theirs") as theirs:
         pool.wait()
-        config = configure(ppo(3), [pool, theirs.address, fleet], token="theirs")
+        config = configure(ppo(2), [pool, theirs.address], token="theirs")
         sampler = runner(config)
         sampler.sample(num_timesteps=12)
 
         assert ours.num_sessions == theirs.num_sessions == 1
-        assert ray.get(fleet.actors[0].describe.remote())["num_sessions"] == 1
         assert SECRET not in repr(config.env_config)
         sampler.stop()
 

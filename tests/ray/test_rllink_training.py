@@ -82,7 +82,13 @@ def test_every_iteration_learns_from_steps_of_its_own_weights(build: Build) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [local, asking], ids=["local", "asking"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(local, id="local"),
+        pytest.param(asking, id="asking", marks=pytest.mark.nightly),
+    ],
+)
 def test_ppo_learns(way: Any, build: Build) -> None:
     config = PPOConfig().env_runners(num_env_runners=0).debugging(seed=1)
     config.training(train_batch_size_per_learner=2000, minibatch_size=250, num_epochs=8, lr=1e-3)
@@ -149,7 +155,7 @@ def test_dqn_learns_discrete_actions(build: Build) -> None:
     assert best_return(build(config, "RLlinkRepeat-v0"), 6.0, 40) >= 6.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sac_learns_continuous_actions(build: Build) -> None:
     config = SACConfig().env_runners(num_env_runners=0, rollout_fragment_length=32)
     config.debugging(seed=1).training(

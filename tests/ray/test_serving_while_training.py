@@ -270,7 +270,7 @@ def test_what_appo_has_learnt_last_is_served(tmp_path: Path, num_learners: int) 
     "config",
     [
         ppo().learners(num_learners=1),
-        ppo().env_runners(num_env_runners=1),
+        pytest.param(ppo().env_runners(num_env_runners=1), marks=pytest.mark.nightly),
         ppo().env_runners(num_env_runners=1, create_local_env_runner=False),
         dqn(),
     ],

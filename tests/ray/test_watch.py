@@ -26,6 +26,12 @@ from tests.ray.test_pools import SECRET, simulator
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
+@pytest.fixture(scope="module")
+def fleet(local_ray: None) -> Iterator[EnvFleet]:
+    with EnvFleet(DrawnCartPole, num_envs=2, num_cpus=0.1) as fleet:
+        yield fleet
+
+
 @contextlib.contextmanager
 def stepping(address: str, token: str) -> Iterator[None]:
     """Have a session of two steps at an endpoint."""
@@ -54,24 +60,23 @@ def drawn(live: LiveView, endpoint_id: str) -> bytes | None:
     return picture.png
 
 
-def test_the_lanes_of_a_fleet_are_seen_with_its_own_token() -> None:
-    with EnvFleet(DrawnCartPole, num_envs=2, num_cpus=0.1) as fleet:
-        live = LiveView(ClusterEndpoints("Ray"))
-        with stepping(fleet.addresses[0], fleet.tokens[0]):
-            (endpoint_id,) = [
-                each["endpoint_id"]
-                for each in live.endpoints()["endpoints"]
-                if each["address"] == fleet.addresses[0]
-            ]
+def test_the_lanes_of_a_fleet_are_seen_with_its_own_token(fleet: EnvFleet) -> None:
+    live = LiveView(ClusterEndpoints("Ray"))
+    with stepping(fleet.addresses[0], fleet.tokens[0]):
+        (endpoint_id,) = [
+            each["endpoint_id"]
+            for each in live.endpoints()["endpoints"]
+            if each["address"] == fleet.addresses[0]
+        ]
 
-            assert drawn(live, endpoint_id)
+        assert drawn(live, endpoint_id)
 
 
+@pytest.mark.usefixtures("fleet")  # which is not the pool's
 def test_a_pool_is_watched_by_its_name_with_the_tokens_of_its_endpoints() -> None:
     with (
         EnvPool("watched", token=SECRET) as pool,
         simulator(pool, "one", DrawnCartPole, num_envs=2) as server,
-        EnvFleet("CartPole-v1", num_cpus=0.1),
     ):
         source = ClusterEndpoints("Ray", ["watched"])
         assert eventually(source.endpoints)
