@@ -28,6 +28,7 @@ from rlmesh_ray.evaluation import (
     check_seeds,
 )
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
+from rlmesh_ray.spaces.images import Resize
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 
 _POLL_S = 0.5
@@ -55,6 +56,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
     observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
     execution_horizon: int = 1,
     image_codec: str | None = None,
+    resize: Resize | None = None,
     actor_options: Mapping[str, Any] | None = None,
     start_timeout_s: float = 120.0,
 ) -> EvaluationResult:
@@ -83,6 +85,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         observation_map: See ``evaluate``.
         execution_horizon: See ``evaluate``.
         image_codec: See ``evaluate``.
+        resize: See ``evaluate``.
         actor_options: Further options of each worker: ``resources``, ``scheduling_strategy``, ...
         start_timeout_s: How long to wait until all workers run.
 
@@ -106,6 +109,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         observation_map=as_observation_map(observation_map),
         execution_horizon=execution_horizon,
         image_codec=image_codec,
+        resize=resize,
     )
     shares = split_endpoints(env, model, num_workers)
     placement = {"num_cpus": num_cpus, "scheduling_strategy": "DEFAULT", **(actor_options or {})}

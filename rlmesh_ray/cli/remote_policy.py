@@ -1,7 +1,10 @@
 """RemotePolicy: the policy of another server, served again."""
 
 import itertools
+from functools import partial
 
+from rlmesh_ray.auth.client_tls import ClientTlsSource
+from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.model_handshake import policy_of
 from rlmesh_ray.client.remote_model import RemoteModel, Slots
 from rlmesh_ray.errors import ContractMismatchError, PolicyError, RlmeshError
@@ -20,14 +23,19 @@ class RemotePolicy:
 
     Args:
         address: Such as ``openpi://HOST:PORT``.
+        token: The token that the server requires.
+        tls: For a server with TLS.
 
     Raises:
         EndpointError: The server cannot be reached.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(
+        self, address: str, token: TokenSource | None = None, tls: ClientTlsSource | None = None
+    ) -> None:
         self._address = address
-        self._model: RemoteModel | None = RemoteModel(address)
+        self._connect = partial(RemoteModel, address, token=token, tls=tls)
+        self._model: RemoteModel | None = self._connect()
         horizon = policy_of(self._model.answer).horizon
         self.traits = PolicyTraits(kind="remote policy", horizon=horizon)
         """Its horizon is what the server's metadata says."""
@@ -75,7 +83,7 @@ class RemotePolicy:
 
     def _connected(self) -> RemoteModel:
         if self._model is None:
-            self._model = RemoteModel(self._address)
+            self._model = self._connect()
         return self._model
 
     def _route(self, model: RemoteModel, contract: EnvContract) -> str:

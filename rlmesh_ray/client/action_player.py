@@ -173,7 +173,12 @@ class ActionPlayer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, Exception):  # such as Ctrl-C
+            self._is_closed = True
+            if self._executor is not None:  # the session's end ends its thread, and the route
+                self._executor.shutdown(wait=False, cancel_futures=True)
+                self._executor = self._pending = None
         self.close()
 
     def _begin(self, lane: int) -> None:

@@ -47,6 +47,7 @@ from rlmesh_ray.protocol.messages import (
     StepDone,
 )
 from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.images import AS_THEY_ARE, ImageOptions
 from rlmesh_ray.transport.direct_connection import DirectConnection
 from rlmesh_ray.transport.direct_connector import DirectConnector
 from rlmesh_ray.transport.tickets import KEY_BYTES, TICKET_ID_BYTES, Ticket
@@ -161,11 +162,11 @@ class EnvClient:
             that the endpoint answers with a timeout because of that are sent again.
         transport: See ``RemoteEnv``.
         spin: See ``RemoteEnv``.
-        image_codec: See ``RemoteEnv``.
+        images: See ``RemoteEnv``.
 
     Raises:
         ConfigurationError: The endpoint does not offer the ``transport`` that is required, or
-            ``image_codec`` does not fit it or its environment.
+            ``images`` do not fit it or its environment.
         EndpointError: The endpoint cannot be reached, wants another token, or is full.
         HandshakeRefusedError: It has no dialect or edition of this package.
     """
@@ -178,12 +179,12 @@ class EnvClient:
         start_timeout_s: float = 120.0,
         transport: str = "auto",
         spin: bool | None = None,
-        image_codec: str | None = None,
+        images: ImageOptions = AS_THEY_ARE,
     ) -> None:
         self._connect_options = connect_options
         self._timeout_s = step_timeout_s
         self._start_timeout_s = start_timeout_s
-        connection = connect(connect_options, image_codec)
+        connection = connect(connect_options, images)
         self.answer, self.contract = connection.answer, connection.contract
         self._dialect = connection.dialect
         self._channel, self._session_id = connection.channel, connection.session_id

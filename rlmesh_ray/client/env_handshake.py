@@ -1,7 +1,7 @@
 """Handshake of a client with an EnvService, and the connection for a session."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlmesh_ray.client.channel import ConnectOptions, Metadata
 from rlmesh_ray.client.env_dialect import EditionEnvClientDialect, EnvClientDialect
@@ -16,6 +16,7 @@ from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.images import AS_THEY_ARE, ImageOptions, as_sizes
 from rlmesh_ray.wire import image_codec_v1
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_wire
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_response_bytes
@@ -42,6 +43,7 @@ class EnvConnection:
     """Accepts the largest message that is possible under the contract."""
     answer: HandshakeResponse
     contract: EnvContract
+    """The endpoint's, with the images of the observations in the size in which they come."""
     metadata: Metadata
     """The metadata of the session's calls."""
     session_id: str
@@ -73,53 +75,61 @@ def generations_of(connect_options: ConnectOptions) -> tuple[str, ...]:
         )
 
 
-def connect(connect_options: ConnectOptions, image_codec: str | None = None) -> EnvConnection:
+def connect(connect_options: ConnectOptions, images: ImageOptions = AS_THEY_ARE) -> EnvConnection:
     """Shake hands and return a channel for one session, which is the caller's to close.
 
     Args:
         connect_options: The endpoint.
-        image_codec: See ``RemoteEnv``.
+        images: See ``RemoteEnv``.
 
     Raises:
-        ConfigurationError: ``image_codec`` does not fit the environment or the endpoint.
+        ConfigurationError: ``images`` do not fit the environment or the endpoint.
         EndpointError: The endpoint cannot be reached, or wants another token.
         HandshakeRefusedError: It serves no generation or edition of this package, or its contract
             allows no session.
     """
     channel = connect_options.open()
     try:
-        variant, answer = _handshake(connect_options, channel)
-        contract = _contract(answer, connect_options.address)
-        if max_response_bytes(contract) > DEFAULT_MESSAGE_BYTES:
+        connection = _connection(connect_options, channel, images)
+        limit = max_response_bytes(connection.contract)
+        if limit > DEFAULT_MESSAGE_BYTES:
             channel.close()
-            channel = connect_options.open(max_response_bytes(contract))
+            channel = connect_options.open(limit)
             # Behind a gateway, another connection may lead to another endpoint.
-            variant, answer = _handshake(connect_options, channel)
-            contract = _contract(answer, connect_options.address)
-        own: Metadata = ()
-        dialect = variant.make_dialect(contract)
-        if image_codec is not None:
-            dialect, own = _image_dialect(image_codec, answer, contract, connect_options.address)
+            connection = _connection(connect_options, channel, images)
     except BaseException:
         channel.close()
         raise
+    return connection
+
+
+def _connection(
+    connect_options: ConnectOptions, channel: grpc.Channel, images: ImageOptions
+) -> EnvConnection:
+    variant, answer = _handshake(connect_options, channel)
+    contract = _contract(answer, connect_options.address)
+    metadata, dialect = connect_options.metadata, variant.make_dialect(contract)
+    if images.names:
+        image_codec, resize = images
+        space = contract.observation_space
+        sizes = {} if resize is None else as_sizes(resize, space)
+        sent = image_codec_v1.session_images(contract, image_codec, sizes)
+        needed = {
+            f"{image_codec=}": sent.format,
+            f"{resize=}": capabilities.RESIZE if sizes else "",
+        }
+        for option, ability in needed.items():
+            image_codec_v1.require_offer(
+                option, ability, answer.capabilities, connect_options.address
+            )
+        metadata += image_codec_v1.session_metadata(space, image_codec, sizes)
+        contract = replace(contract, observation_space=sent.space)
+        # Only the edition's generation has the capability.
+        dialect = EditionEnvClientDialect(contract, sent.values)
     session_id = answer.capabilities.get(capabilities.SESSION, "")
     if session_id:
-        own = (*own, (capabilities.SESSION_METADATA_KEY, session_id))
-    metadata = connect_options.metadata + own
+        metadata += ((capabilities.SESSION_METADATA_KEY, session_id),)
     return EnvConnection(channel, answer, contract, metadata, session_id, dialect)
-
-
-def _image_dialect(
-    image_codec: str, answer: HandshakeResponse, contract: EnvContract, address: str
-) -> tuple[EnvClientDialect, Metadata]:
-    """Return the dialect of a session with compressed images, and the metadata that ask for it."""
-    codec = image_codec_v1.codec_of(image_codec, contract)
-    # Only the edition's generation has the capability.
-    image_codec_v1.require_offer(codec, answer.capabilities, address)
-    observations = image_codec_v1.ImageBatchCodec(contract.observation_space, codec)
-    dialect = EditionEnvClientDialect(contract, observations)
-    return dialect, ((capabilities.IMAGE_CODEC_METADATA_KEY, image_codec),)
 
 
 def _handshake(

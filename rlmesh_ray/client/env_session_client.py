@@ -12,7 +12,7 @@ from rlmesh_ray.options import allowed_transports, require_seconds
 from rlmesh_ray.polling import WakeupDescriptors, should_spin
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.images import ImageCodec
+from rlmesh_ray.spaces.images import AS_THEY_ARE, ImageCodec, ImageOptions
 from rlmesh_ray.spaces.leaves import Column
 
 
@@ -91,7 +91,7 @@ def open_env_session(
     start_timeout_s: float = 120.0,
     transport: str = "auto",
     spin: bool | None = None,
-    image_codec: str | None = None,
+    images: ImageOptions = AS_THEY_ARE,
 ) -> EnvSessionClient:
     """Open a session.
 
@@ -101,7 +101,7 @@ def open_env_session(
         start_timeout_s: As for ``EnvClient``; ignored in another dialect.
         transport: As for ``EnvClient``.
         spin: As for ``EnvClient``; ignored in another dialect.
-        image_codec: See ``RemoteEnv``.
+        images: See ``RemoteEnv``.
 
     Raises:
         ConfigurationError: An argument is for another dialect than the address names, or is
@@ -112,22 +112,27 @@ def open_env_session(
     require_seconds("start_timeout_s", start_timeout_s, allow_zero=True)
     wanted = allowed_transports(transport)
     should_spin(spin)  # refuses a wrong environment variable before anything is opened
-    if image_codec is not None:
-        transport = _transport_of_images(image_codec, transport)
+    if images.image_codec is not None:
+        ImageCodec.from_option(images.image_codec)
+    if images.names and transport not in ("auto", "grpc"):
+        raise ConfigurationError(
+            f"{images.names} changes the images in gRPC messages, and transport={transport!r} "
+            "carries pixels as they are: leave one of them out"
+        )
     dialect = _dialect(connect_options)
     if dialect is None:
         return EnvClient(
             connect_options,
-            image_codec=image_codec,
+            images=images,
             step_timeout_s=step_timeout_s,
             start_timeout_s=start_timeout_s,
-            transport=transport,
+            transport="grpc" if images.names else transport,
             spin=spin,
         )
-    if image_codec is not None:
+    if images.names:
         raise ConfigurationError(
-            f"{connect_options.address}: {dialect.name} does not compress images; leave "
-            "image_codec out"
+            f"{connect_options.address}: {dialect.name} sends images as they are; leave "
+            f"{images.names} out"
         )
     if len(wanted) == 1:
         raise ConfigurationError(
@@ -135,21 +140,6 @@ def open_env_session(
             "transport out"
         )
     return _lane_client(dialect, connect_options).open(connect_options, step_timeout_s)
-
-
-def _transport_of_images(image_codec: str, transport: str) -> str:
-    """Return the transport of a session with compressed images: others carry pixels only.
-
-    Raises:
-        ConfigurationError: ``image_codec`` is not known, or another transport is required.
-    """
-    ImageCodec.from_option(image_codec)
-    if transport not in ("auto", "grpc"):
-        raise ConfigurationError(
-            f"image_codec={image_codec!r} compresses gRPC messages, and transport={transport!r} "
-            "carries pixels as they are: leave one of them out"
-        )
-    return "grpc"
 
 
 def probe_endpoint(connect_options: ConnectOptions) -> HandshakeResponse:

@@ -1,29 +1,25 @@
 """Model routes whose images are resized, compressed, or both, before they are sent."""
 
 from dataclasses import replace
-from typing import Any
 
 from rlmesh_ray.client.model_handshake import policy_of
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.capabilities import IMAGE_CODEC
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.images import (
-    Size,
-    as_sizes,
-    named,
-    require_images,
-    resize_images,
-    resized_space,
-)
-from rlmesh_ray.spaces.leaves import Column, leaves
+from rlmesh_ray.spaces.images import Size, as_sizes, named, require_images
 from rlmesh_ray.spaces.spec import SpaceSpec
-from rlmesh_ray.spaces.validation import coerce_batch
-from rlmesh_ray.wire.image_codec_v1 import codec_of, require_offer
+from rlmesh_ray.wire.image_codec_v1 import SentImages, require_offer
 
 
-class ImageRoute:
-    """The contract of one route, and its observations as they are sent.
+def route_images(
+    contract: EnvContract,
+    image_codec: str | None,
+    resize: object,
+    answer: HandshakeResponse,
+    address: str,
+) -> tuple[SentImages, EnvContract]:
+    """Return how the images of a route travel, and the contract for the endpoint, which says so.
 
     Args:
         contract: Contract of the environment.
@@ -35,42 +31,17 @@ class ImageRoute:
     Raises:
         ConfigurationError: An option does not fit the observation space or the endpoint.
     """
-
-    def __init__(
-        self,
-        contract: EnvContract,
-        image_codec: object,
-        resize: object,
-        answer: HandshakeResponse,
-        address: str,
-    ) -> None:
-        self._space = contract.observation_space
-        sizes: dict[str, Size] = {}
-        if isinstance(resize, str):
-            sizes = _policy_sizes(resize, self._space, answer)
-        elif resize is not None:
-            sizes = as_sizes(resize, self._space)
-        self._sizes = [sizes.get(leaf.name) for leaf in leaves(self._space)]
-        space = resized_space(self._space, sizes)
-        self.contract = replace(contract, observation_space=space)
-        """The contract for the endpoint: with the images as they are sent."""
-        if image_codec is not None:
-            codec = codec_of(image_codec, self.contract)
-            require_offer(codec, answer.capabilities, address)
-            metadata = {**contract.metadata, IMAGE_CODEC: image_codec}
-            self.contract = replace(self.contract, metadata=metadata)
-
-    def columns(self, observation: Any, num_rows: int) -> list[Column]:
-        """Return a batch of the environment's observations as columns, with resized images.
-
-        Raises:
-            ConformanceError: It has the wrong structure or dtype.
-        """
-        columns = coerce_batch(self._space, observation, num_rows)
-        return [
-            column if size is None or isinstance(column, tuple) else resize_images(column, size)
-            for column, size in zip(columns, self._sizes, strict=True)
-        ]
+    space = contract.observation_space
+    sizes: dict[str, Size] = {}
+    if isinstance(resize, str):
+        sizes = _policy_sizes(resize, space, answer)
+    elif resize is not None:
+        sizes = as_sizes(resize, space)
+    images, metadata = SentImages(contract, image_codec, sizes), contract.metadata
+    if image_codec is not None:
+        require_offer(f"{image_codec=}", images.format, answer.capabilities, address)
+        metadata = {**metadata, IMAGE_CODEC: image_codec}
+    return images, replace(contract, observation_space=images.space, metadata=metadata)
 
 
 def _policy_sizes(resize: str, space: SpaceSpec, answer: HandshakeResponse) -> dict[str, Size]:

@@ -20,6 +20,7 @@ from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.images import ImageOptions, Resize
 from rlmesh_ray.spaces.validation import structure_checker
 from rlmesh_ray.spaces.vector_infos import lane_info
 
@@ -53,10 +54,13 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
             (``"png"``, ``"webp"``), or with (``"jpeg:95"``, ``"webp:80"``), which changes what is
             learned from; see ``RemoteModel.configure_route``. Steps travel as gRPC messages then.
             None: pixels travel as they are.
+        resize: Has the endpoint resize the images: ``(height, width)`` for all of them, or sizes by
+            the names of leaves, such as ``{"camera": (224, 224)}``. The ``observation_space`` is
+            that of the images that come, and steps travel as gRPC messages. None: their own size.
 
     Raises:
-        ConfigurationError: ``edition_text`` is not known, or ``image_codec`` does not fit the
-            environment, the endpoint or the ``transport``.
+        ConfigurationError: ``edition_text`` is not known, or ``image_codec`` or ``resize`` does not
+            fit the environment, the endpoint or the ``transport``.
         ContractMismatchError: The endpoint has more than one lane.
         EndpointError: The endpoint cannot be reached, requires another token, or is full.
         HandshakeRefusedError: It has no dialect or edition of this package.
@@ -76,6 +80,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         dm_env_rpc: DialectSettings | None = None,
         spin: bool | None = None,
         image_codec: str | None = None,
+        resize: Resize | None = None,
     ) -> None:
         connect_options = ConnectOptions(
             address, token, tls, connect_timeout_s, edition_text, dm_env_rpc
@@ -86,7 +91,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
             start_timeout_s=start_timeout_s,
             transport=transport,
             spin=spin,
-            image_codec=image_codec,
+            images=ImageOptions(image_codec, resize),
         )
         contract = self._client.contract
         if contract.num_envs != 1:

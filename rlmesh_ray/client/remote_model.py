@@ -14,7 +14,7 @@ from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import NotPicklable
-from rlmesh_ray.client.image_route import ImageRoute
+from rlmesh_ray.client.image_route import route_images
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.model_dialect import (
     Make,
@@ -41,6 +41,7 @@ from rlmesh_ray.spaces.gym_conversion import contract_of
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce_batch
+from rlmesh_ray.wire.image_codec_v1 import SentImages
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.action_player import ActionPlayer
@@ -210,8 +211,10 @@ class RemoteModel(NotPicklable):
             contract = replace(contract, observation_space=mapping.space(own_space))
         to_columns: _ToColumns = partial(coerce_batch, contract.observation_space)
         if image_codec is not None or resize is not None:
-            images = ImageRoute(contract, image_codec, resize, self.answer, self.address)
-            contract, to_columns = images.contract, images.columns
+            images, contract = route_images(
+                contract, image_codec, resize, self.answer, self.address
+            )
+            to_columns = partial(_resized, images, to_columns)
         if mapping is not None:
             to_columns = partial(_mapped, own_space, mapping, to_columns)
         reply = self._session_stream.ask(
@@ -447,6 +450,13 @@ class RemoteModel(NotPicklable):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _resized(
+    images: SentImages, to_columns: _ToColumns, observation: Any, num_rows: int
+) -> list[Column]:
+    """Return the columns to send, with the images in the size in which they are sent."""
+    return images.resized(to_columns(observation, num_rows))
 
 
 def _mapped(

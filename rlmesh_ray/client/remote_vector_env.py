@@ -29,6 +29,7 @@ from rlmesh_ray.protocol.capabilities import NDARRAY, PARTIAL_RESET
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.images import ImageOptions, Resize
 from rlmesh_ray.spaces.validation import coerce_batch, structure_checker
 from rlmesh_ray.spaces.vector_infos import merged_infos
 
@@ -63,6 +64,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
             within 1.5 ms; False: it sleeps at once, and frees its processor. None: as set by the
             environment variable RLMESH_RAY_SPIN (0 or 1), and True without it.
         image_codec: See ``RemoteEnv``.
+        resize: See ``RemoteEnv``.
 
     Raises:
         ConfigurationError: ``edition_text`` is not known, or ``image_codec`` does not fit the
@@ -88,6 +90,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         dm_env_rpc: DialectSettings | None = None,
         spin: bool | None = None,
         image_codec: str | None = None,
+        resize: Resize | None = None,
     ) -> None:
         connect_options = ConnectOptions(
             address, token, tls, connect_timeout_s, edition_text, dm_env_rpc
@@ -98,7 +101,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
             start_timeout_s=start_timeout_s,
             transport=transport,
             spin=spin,
-            image_codec=image_codec,
+            images=ImageOptions(image_codec, resize),
         )
         self.closed = False
         contract = self._client.contract

@@ -29,7 +29,7 @@ from rlmesh_ray.evaluation.session_sources import (
     session_sources,
 )
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_int, require_count, require_seconds
-from rlmesh_ray.spaces.images import ImageCodec
+from rlmesh_ray.spaces.images import ImageCodec, Resize
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class EvaluationOptions:
     observation_map: ObservationMap | None = None
     execution_horizon: int = 1
     image_codec: str | None = None
+    resize: Resize | None = None
     is_known: bool = False
     """Whether the endpoints have worked before, so that a failure of the first try may pass."""
 
@@ -108,6 +109,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
     observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
     execution_horizon: int = 1,
     image_codec: str | None = None,
+    resize: Resize | None = None,
     record: "str | Path | RecordOptions | None" = None,
 ) -> EvaluationResult:
     """Run ``episodes`` episodes of ``env`` with the actions of ``model``.
@@ -144,6 +146,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
             several at once. Each lane asks for its next chunk when these are used up, and when its
             episode begins.
         image_codec: See ``RemoteVectorEnv``; for environments whose session this opens.
+        resize: Likewise. The model gets such images, and they are recorded.
         record: Folder for the episodes, or ``RecordOptions``; None: they are not recorded.
 
     Raises:
@@ -170,6 +173,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         observation_map=as_observation_map(observation_map),
         execution_horizon=execution_horizon,
         image_codec=image_codec,
+        resize=resize,
     )
     if record is None:
         return evaluate_indices(env, model, range(episodes), options)
@@ -334,6 +338,7 @@ class _Evaluation:
             edition_text=connect_options.edition_text,
             dm_env_rpc=connect_options.dialect_settings,
             image_codec=self._options.image_codec,
+            resize=self._options.resize,
         )
 
     def _connect_model(self, connect_options: ConnectOptions) -> RemoteModel:

@@ -45,9 +45,11 @@ ConfigureRoute: how many actions of each chunk the client wants on that route. T
 PredictResponse has a batch of the rows' actions for each of these steps, one after the other."""
 IMAGE_CODEC = "rlmesh_ray.image_codec.v1"
 """Images travel compressed (``wire.image_codec_v1``). From a server only: the formats, separated by
-commas. Key of a contract's metadata in ConfigureRoute: how the images in the observations of that
-route are compressed, such as ``jpeg:95``. For sessions with environments see
+commas, and ``RESIZE``. Key of a contract's metadata in ConfigureRoute: how the images in the
+observations of that route are compressed, such as ``jpeg:95``. For sessions with environments see
 ``IMAGE_CODEC_METADATA_KEY``."""
+RESIZE = "resize"
+"""An EnvService sends images in the sizes that ``IMAGE_SIZES_METADATA_KEY`` names."""
 
 GATEWAY_METADATA_KEY = "rlmesh-ray-gateway"
 """Set on calls that come through a gateway."""
@@ -56,5 +58,8 @@ SESSION_METADATA_KEY = "rlmesh-ray-session"
 IMAGE_CODEC_METADATA_KEY = "rlmesh-ray-image-codec"
 """Names in the Join metadata how the images of a session's observations are compressed, such as
 ``jpeg:95``; only for an EnvService with the capability ``IMAGE_CODEC``."""
+IMAGE_SIZES_METADATA_KEY = "rlmesh-ray-image-sizes"
+"""Names in the Join metadata the heights and widths of a session's images, in the order of the
+observation space's leaves, such as ``224x224,84x84``; only where ``IMAGE_CODEC`` has ``RESIZE``."""
 AUTHORIZATION_METADATA_KEY = "authorization"
 """Carries ``Bearer TOKEN`` in the metadata of every call."""

@@ -36,10 +36,9 @@ from rlmesh_ray.server.request_deadline import Deadline
 from rlmesh_ray.server.worker_supervisor import WorkerSupervisor, as_failure
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.images import ImageCodec
 from rlmesh_ray.transport.direct_handle import DirectHandle
 from rlmesh_ray.transport.session_progress import EpisodeCounts
-from rlmesh_ray.wire.image_codec_v1 import ImageBatchCodec
+from rlmesh_ray.wire.image_codec_v1 import SentImages
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 
 _LATE_CALL = "a call has not returned in time; send Reset to start over"
@@ -56,8 +55,7 @@ class EnvExecutor:
         contract: Contract of the endpoint.
         dialect: Dialect of the client.
         is_numbered: Whether the client numbers its requests (``capabilities.NUMBERED_REQUESTS``).
-        image_codec: Compresses the images of observations, which are over all lanes then; None:
-            they are not.
+        images: How images travel in observations, which are over all lanes then; None: as they are.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class EnvExecutor:
         dialect: EnvServerDialect,
         *,
         is_numbered: bool = False,
-        image_codec: ImageCodec | None = None,
+        images: SentImages | None = None,
     ) -> None:
         self._contract = contract
         self._dialect = dialect
@@ -75,9 +73,7 @@ class EnvExecutor:
         self._worker = worker
         self._direct = DirectSupervisor(self._worker)
         self._is_numbered = is_numbered
-        self._images: ImageBatchCodec | None = None
-        if image_codec is not None:
-            self._images = ImageBatchCodec(contract.observation_space, image_codec)
+        self._images = images
         self._is_running = False
         self._has_late_call = False
         self._is_released = False
@@ -106,7 +102,7 @@ class EnvExecutor:
         if not self._worker.endpoint.is_at_rest:
             self._direct.disconnect()  # the worker may be sending an answer that is never read
         if self._images is not None and isinstance(outcome, ResetOutcome | StepOutcome):
-            data = await asyncio.to_thread(self._compressed, self._images, outcome.observation)
+            data = await asyncio.to_thread(self._sent, self._images, outcome.observation)
             outcome = replace(outcome, observation=data)
         return outcome
 
@@ -375,10 +371,10 @@ class EnvExecutor:
             self._contract.observation_space, columns, len(lanes) or self._contract.num_envs
         )
 
-    def _compressed(self, images: ImageBatchCodec, observation: bytes) -> bytes:
+    def _sent(self, images: SentImages, observation: bytes) -> bytes:
         space, num_lanes = self._contract.observation_space, self._contract.num_envs
         columns = self._dialect.values.decode_batch(space, observation, num_lanes)
-        return images.encode(columns, num_lanes)
+        return images.values.encode(images.resized(columns), num_lanes)
 
     def _infos(self, infos: Infos, lanes: Lanes) -> Infos:
         return self._dialect.infos(infos, lanes or self._all_lanes, len(self._all_lanes))

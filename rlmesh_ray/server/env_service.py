@@ -25,14 +25,13 @@ from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.server.session_scheduler import SessionScheduler
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.images import ImageCodec
 from rlmesh_ray.transport.connection_broker import ConnectionBroker
 from rlmesh_ray.wire import image_codec_v1
+from rlmesh_ray.wire.image_codec_v1 import SentImages
 
 SERVICE = "rlmesh.env.v1.EnvService"
 _ABLE = {
     capabilities.ENV_SERVICE: "",
-    capabilities.IMAGE_CODEC: image_codec_v1.OFFER,
     capabilities.SPACES_CORE: "",
     capabilities.NDARRAY: "",
     capabilities.NUMBERED_REQUESTS: "",
@@ -93,7 +92,8 @@ class EnvService:
         # observation of the next episode for the last one of this, and learn from it.
         self._is_same_step = contract.autoreset_mode is AutoresetMode.SAME_STEP
         own = {capabilities.SAME_STEP: ""} if self._is_same_step else {}
-        edition = {**own, **services.calls.able, **services.broker.offered_capabilities}
+        images = image_codec_v1.offer(contract.observation_space, resizes=not self._is_same_step)
+        edition = {**own, **images, **services.calls.able, **services.broker.offered_capabilities}
         self._dialects = load_env_dialects()
         others = self._dialects.keys() - {PROTOCOL_V1}
         able: dict[str, Mapping[str, str]] = {PROTOCOL_V1: {**_ABLE, **edition}}
@@ -115,13 +115,13 @@ class EnvService:
         begun = await self._begin(requests, context)
         if begun is None:
             return
-        dialect, frames, image_codec = begun
+        dialect, frames, images = begun
         is_numbered = capabilities.NUMBERED_REQUESTS in offered
         handler = self._session_factory.open(
             dialect,
             tag_arrays=capabilities.NDARRAY in offered,
             is_numbered=is_numbered,
-            image_codec=image_codec,
+            images=images,
         )
         lanes = self._calls.open(context, handler.executor)
         idle_timeout = IdleTimeout(self._idle_timeout_s, _signs_of_life(handler.executor, lanes))
@@ -167,20 +167,19 @@ class EnvService:
                 is_stopping=self._drain.is_draining,
             )
 
-    async def _image_codec(self, context: grpc.aio.ServicerContext) -> ImageCodec | None:
-        """Return the codec that the client of a Join names, or abort a call that cannot have it."""
+    async def _images(self, context: grpc.aio.ServicerContext) -> SentImages | None:
+        """Return how the client of a Join wants images, or abort a call that cannot have it so."""
         metadata = dict(context.invocation_metadata() or ())
-        option = metadata.get(capabilities.IMAGE_CODEC_METADATA_KEY)
         try:
-            return None if option is None else image_codec_v1.codec_of(option, self._contract)
+            return image_codec_v1.images_asked_for(metadata, self._contract)
         except ConfigurationError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from error
 
     async def _begin(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> tuple[EnvServerDialect, AsyncIterator[bytes], ImageCodec | None] | None:
-        """Reserve a session; return its dialect, all messages of the stream, and its image codec.
+    ) -> tuple[EnvServerDialect, AsyncIterator[bytes], SentImages | None] | None:
+        """Reserve a session; return its dialect, all messages of the stream, and its images.
 
         None: the stream has ended without a message, and nothing is reserved.
         """
@@ -189,7 +188,7 @@ class EnvService:
         is_known = bool(session_id_of(context))
         if is_known:
             await self._handshakes.require_enabled(PROTOCOL_V1, context)
-        image_codec = await self._image_codec(context) if is_known else None
+        images = await self._images(context) if is_known else None
         await self._reserve(context)
         begun = None
         try:
@@ -197,7 +196,7 @@ class EnvService:
             # just after these, they may not see why (rlmesh 0.1.0, both).
             await context.send_initial_metadata(())
             if is_known:
-                begun = self._dialects[PROTOCOL_V1], requests, image_codec
+                begun = self._dialects[PROTOCOL_V1], requests, images
             elif message := await self._handshakes.first_message(requests, context):
                 stream = PrependedStream(message.frame, requests)
                 begun = self._dialects[message.generation], stream, None

@@ -15,8 +15,8 @@ from rlmesh_ray.server.env_executor import EnvExecutor
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.server.worker_supervisor import WorkerSupervisor
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.images import ImageCodec
 from rlmesh_ray.transport.direct_handle import DirectHandle
+from rlmesh_ray.wire.image_codec_v1 import SentImages
 
 
 class RequestTimer:
@@ -186,7 +186,7 @@ class EnvSessionFactory:
         *,
         tag_arrays: bool,
         is_numbered: bool = False,
-        image_codec: ImageCodec | None = None,
+        images: SentImages | None = None,
     ) -> EnvSessionHandler:
         """Return a new session, whose place in the pool is reserved.
 
@@ -194,14 +194,12 @@ class EnvSessionFactory:
             dialect: Dialect of its client.
             tag_arrays: Whether its client knows arrays in infos.
             is_numbered: See ``EnvExecutor``.
-            image_codec: Compresses the images of its observations; None: they are not.
+            images: See ``EnvExecutor``.
         """
         contract = self._contract
         timer = None if dialect.with_timings is None else RequestTimer()
         worker = WorkerSupervisor(self._pool, self._step_grace_s, contract.num_envs, timer)
-        executor = EnvExecutor(
-            worker, contract, dialect, is_numbered=is_numbered, image_codec=image_codec
-        )
+        executor = EnvExecutor(worker, contract, dialect, is_numbered=is_numbered, images=images)
         session = EnvSession(
             contract.num_envs,
             _new_episode_id,

@@ -59,7 +59,6 @@ class EditionModelServerDialect:
     capabilities: ClassVar[Mapping[str, str]] = {
         capabilities.MODEL_SERVICE: "",
         capabilities.CONCURRENT_PREDICT: "",
-        capabilities.IMAGE_CODEC: image_codec_v1.OFFER,
         capabilities.SPACES_CORE: "",
     }
     rules = EDITION_2026_06_RULES

@@ -91,6 +91,8 @@ class ModelHost:
         """Counts the sessions, as those who open and end them note it."""
         self.horizon = traits_of(policy).horizon
         """How many actions the policy chooses at once."""
+        self.observation_space = traits_of(policy).observation_space
+        """The only space that the policy acts on; None: not known."""
 
     @property
     def policy_version(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.polling import AdaptiveSpin
 from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS, POLICY
+from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.handshake_service import HandshakeService, ServiceOptions
 from rlmesh_ray.server.idle_timeout import IdleTimeout
@@ -15,7 +16,7 @@ from rlmesh_ray.server.model_dialects import load_model_dialects
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_stream import ModelStream
 from rlmesh_ray.server.session_log import SessionLog
-from rlmesh_ray.wire import policy_v1
+from rlmesh_ray.wire import image_codec_v1, policy_v1
 
 _LONGEST_S = 0.001
 
@@ -98,9 +99,11 @@ class ModelService:
         self._spin = options.spin
         self._drain = drain
         self._dialects = load_model_dialects()
+        able = {name: each.capabilities for name, each in self._dialects.items()}
+        able[PROTOCOL_V1] = {**able[PROTOCOL_V1], **image_codec_v1.offer(host.observation_space)}
         self._handshakes = HandshakeService(
             self._dialects,
-            {name: each.capabilities for name, each in self._dialects.items()},
+            able,
             options,
             on_request={
                 POLICY: lambda: policy_v1.pack(host.facts()),

@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,24 @@ from rlmesh_ray.spaces.spec import BoxSpec, SpaceSpec
 
 Size = tuple[int, int]
 """Height and width, in pixels."""
+Resize = Size | Mapping[str, Size]
+"""Size of all image leaves, or sizes by the leaves' names."""
+
+
+class ImageOptions(NamedTuple):
+    """How a client wants the images of an environment; see ``RemoteEnv``."""
+
+    image_codec: str | None = None
+    resize: Resize | None = None
+
+    @property
+    def names(self) -> str:
+        """The options that are given, for messages; empty: images travel as they are."""
+        return " and ".join(name for name, option in self._asdict().items() if option is not None)
+
+
+AS_THEY_ARE = ImageOptions()
+
 
 DEFAULT_QUALITY = 95
 """Of JPEG."""

@@ -1,4 +1,4 @@
-"""Batches whose images are compressed: the capability ``rlmesh_ray.image_codec.v1``.
+"""Batches whose images are compressed or resized: the capability ``rlmesh_ray.image_codec.v1``.
 
 The pixels of an image leaf (``spaces.images``) are replaced by files: for each image of a lane the
 size of its file as a little-endian uint32, and the file. That is the ``tensor`` of the lane's node;
@@ -7,8 +7,9 @@ where the whole space is an image, the lanes follow one another. All other leave
 """
 
 import math
+import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from rlmesh_ray.errors import (
@@ -17,14 +18,23 @@ from rlmesh_ray.errors import (
     ConformanceError,
     ContractMismatchError,
 )
-from rlmesh_ray.protocol.capabilities import IMAGE_CODEC
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.protocol.capabilities import (
+    IMAGE_CODEC,
+    IMAGE_CODEC_METADATA_KEY,
+    IMAGE_SIZES_METADATA_KEY,
+    RESIZE,
+)
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.images import (
     FORMATS,
     ImageCodec,
+    Size,
+    as_sizes,
     decode_images,
     image_leaves,
     require_codec,
+    resize_images,
+    resized_space,
 )
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec, TupleSpec
@@ -34,29 +44,41 @@ from rlmesh_ray.wire.validation import check_column
 
 MAX_PIXEL_BYTES = 2**28
 """Most bytes of pixels in a batch: a small file may be a large image."""
-OFFER = ",".join(FORMATS)
-"""Value of the capability of a server that takes all formats."""
 
 _SIZE = struct.Struct("<I")
 
 
-def require_offer(codec: ImageCodec, offered: Mapping[str, str], address: str) -> None:
-    """Require that a server takes a format.
+def offer(spec: SpaceSpec | None, *, resizes: bool = False) -> dict[str, str]:
+    """Return a server's capability; none where it would be of no use.
 
     Args:
-        codec: Has the format.
+        spec: The only space of the observations that travel; None: there may be others.
+        resizes: Whether the server resizes the images that it sends.
+    """
+    if spec is not None and not image_leaves(spec):
+        return {}
+    return {IMAGE_CODEC: ",".join((*FORMATS, RESIZE) if resizes else FORMATS)}
+
+
+def require_offer(option: str, needed: str, offered: Mapping[str, str], address: str) -> None:
+    """Require that a server takes a format, or resizes.
+
+    Args:
+        option: Needs it, for the message.
+        needed: The format, or ``RESIZE``; empty: nothing.
         offered: The server's capabilities.
         address: The server's.
 
     Raises:
         ConfigurationError: It does not.
     """
-    formats = offered.get(IMAGE_CODEC, "")
-    if codec.format not in formats.split(","):
-        offer = f"offers {formats.replace(',', ', ')}" if formats else "offers none"
+    able = offered.get(IMAGE_CODEC, "")
+    if needed and needed not in able.split(","):
+        offers = f"offers {able.replace(',', ', ')}" if able else "offers none"
         raise ConfigurationError(
-            f"image_codec={codec.format!r} needs an endpoint that takes such images, and {address} "
-            f"{offer} ({IMAGE_CODEC}): leave image_codec out, or serve with a newer rlmesh-ray"
+            f"{option} needs an endpoint with {needed} for images, and {address} {offers} "
+            f"({IMAGE_CODEC}): leave {option.partition('=')[0]} out, or serve with a newer "
+            "rlmesh-ray"
         )
 
 
@@ -70,19 +92,19 @@ def require_room(spec: SpaceSpec, num_lanes: int) -> None:
     if pixel_bytes > MAX_PIXEL_BYTES:
         raise ConfigurationError(
             f"{num_lanes} lanes have {pixel_bytes} bytes of pixels, and {MAX_PIXEL_BYTES} are the "
-            "limit with image_codec: use fewer lanes, a smaller resize, or no image_codec"
+            "limit with image_codec or resize: use fewer lanes or a smaller resize, or neither"
         )
 
 
-def codec_of(option: object, contract: EnvContract) -> ImageCodec:
-    """Return the codec that an option names for the observations of an environment.
+def codec_of(option: object, spec: SpaceSpec, num_lanes: int) -> ImageCodec:
+    """Return the codec that an option names for batches of a space.
 
     Raises:
-        ConfigurationError: It names none, or one that does not fit the contract.
+        ConfigurationError: It names none, or one that does not fit.
     """
     codec = ImageCodec.from_option(option)
-    require_codec(codec, contract.observation_space)
-    require_room(contract.observation_space, contract.num_envs)
+    require_codec(codec, spec)
+    require_room(spec, num_lanes)
     return codec
 
 
@@ -228,6 +250,93 @@ def observations_of(contract: EnvContract) -> CompressedObservations | None:
     if option is None:
         return None
     try:
-        return _compressed(codec_of(option, contract).format)
+        return _compressed(codec_of(option, contract.observation_space, contract.num_envs).format)
     except ConfigurationError as error:
         raise ContractMismatchError(f"{IMAGE_CODEC}: {error}") from error
+
+
+class SentImages:
+    """The images of a route or a session as they travel: resized, compressed, or both.
+
+    Args:
+        contract: Contract of the environment.
+        codec: See ``ImageCodec.from_option``; None: pixels are not compressed.
+        sizes: New sizes of image leaves, by their names.
+
+    Raises:
+        ConfigurationError: The codec is not known, or does not fit the observation space.
+    """
+
+    def __init__(self, contract: EnvContract, codec: object, sizes: Mapping[str, Size]) -> None:
+        space = contract.observation_space
+        self._sizes = [sizes.get(leaf.name) for leaf in leaves(space)]
+        self.space = resized_space(space, sizes)
+        """The observation space of those that receive the images."""
+        self.format = ""
+        """Format of the images; empty: pixels are not compressed."""
+        self.values: BatchCodec = values.codec(self.space)
+        """Codec of the batches that travel."""
+        if codec is not None:
+            found = codec_of(codec, self.space, contract.num_envs)
+            self.format, self.values = found.format, ImageBatchCodec(self.space, found)
+
+    def resized(self, columns: Iterable[Column]) -> list[Column]:
+        """Return a batch of the environment's observations with the images as they are sent."""
+        return [
+            column if size is None or isinstance(column, tuple) else resize_images(column, size)
+            for column, size in zip(columns, self._sizes, strict=True)
+        ]
+
+
+def session_images(contract: EnvContract, codec: object, sizes: Mapping[str, Size]) -> SentImages:
+    """Return how the endpoint of an environment sends images, for both sides of a session.
+
+    Raises:
+        ConfigurationError: See ``SentImages``; or the images would be too large, or the endpoint
+            cannot resize them all.
+    """
+    images = SentImages(contract, codec, sizes)
+    if sizes and contract.autoreset_mode is AutoresetMode.SAME_STEP:
+        raise ConfigurationError(
+            "resize does not reach the last observations of episodes, which autoreset mode "
+            "SAME_STEP puts into infos: leave it out, or serve the environment in another mode"
+        )
+    require_room(images.space, contract.num_envs)
+    return images
+
+
+def session_metadata(
+    spec: SpaceSpec, codec: str | None, sizes: Mapping[str, Size]
+) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a Join that ask for ``session_images``."""
+    found = () if codec is None else ((IMAGE_CODEC_METADATA_KEY, codec),)
+    if not sizes:
+        return found
+    each = (sizes.get(leaf.name, leaf.shape[-3:-1]) for leaf in image_leaves(spec))
+    text = ",".join(f"{height}x{width}" for height, width in each)
+    return (*found, (IMAGE_SIZES_METADATA_KEY, text))
+
+
+def images_asked_for(
+    metadata: Mapping[str, str | bytes], contract: EnvContract
+) -> SentImages | None:
+    """Return what ``session_metadata`` ask for; None: images travel as they are.
+
+    Raises:
+        ConfigurationError: It is not possible.
+    """
+    codec, text = map(metadata.get, (IMAGE_CODEC_METADATA_KEY, IMAGE_SIZES_METADATA_KEY))
+    if codec is None and text is None:
+        return None
+    sizes: dict[str, Size] = {}
+    if text is not None:
+        found = [re.fullmatch(r"(\d{1,5})x(\d{1,5})", part) for part in str(text).split(",")]
+        images = image_leaves(contract.observation_space)
+        if not all(found) or len(found) != len(images):
+            raise ConfigurationError(
+                f"resize={text!r:.80} must be HEIGHTxWIDTH for each of the {len(images)} images"
+            )
+        named = zip(images, found, strict=True)
+        given = {leaf.name: (int(size[1]), int(size[2])) for leaf, size in named if size}
+        sizes = as_sizes(given, contract.observation_space)
+    return session_images(contract, codec, sizes)

@@ -1,5 +1,7 @@
 """ActionPlayer, and evaluations that replay chunks, over real gRPC."""
 
+import contextlib
+import threading
 from typing import Any
 
 import gymnasium
@@ -12,6 +14,7 @@ from rlmesh_ray.cli.main import main
 from rlmesh_ray.errors import ConfigurationError, LocalProtocolError
 
 HORIZON = 8
+DEADLINE_S = 20.0
 
 
 class Counting:
@@ -104,6 +107,36 @@ def test_closing_the_player_closes_its_route_and_not_the_session() -> None:
         with pytest.raises(LocalProtocolError, match="not configured"):
             model.predict_chunk(observation[None])
         assert model.actions(env).act(observation) == 1000
+
+
+def test_an_interrupted_loop_does_not_wait_for_the_policy() -> None:
+    asked, released = threading.Event(), threading.Event()
+    answered: list[int] = []
+
+    def slow(observations: Any) -> Any:
+        if answered:
+            asked.set()
+            released.wait(DEADLINE_S)
+        answered.append(len(observations))
+        return np.zeros((len(observations), HORIZON), np.float32)
+
+    env = CountEnv()
+    observation, _ = env.reset(seed=1)
+    with ModelServer(slow, horizon=HORIZON) as server, RemoteModel(server.address) as model:
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            model.actions(env, prefetch=HORIZON) as player,
+        ):
+            player.act(observation)
+            player.act(observation)
+            assert asked.wait(DEADLINE_S)
+            raise KeyboardInterrupt
+        num_answered = len(answered)
+        with pytest.raises(LocalProtocolError, match="the player is closed"):
+            player.act(observation)
+        released.set()
+
+    assert num_answered == 1
 
 
 def test_a_policy_of_one_action_is_asked_for_each_step() -> None:

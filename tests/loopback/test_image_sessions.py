@@ -1,4 +1,4 @@
-"""Environments whose endpoint compresses the images of the observations, over real gRPC."""
+"""Environments whose endpoint compresses or resizes the images of the observations, over gRPC."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteVectorEnv, evaluate
 from rlmesh_ray.cli.main import main
@@ -17,6 +18,7 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.gateway_balancer import Target
 from rlmesh_ray.server.gateway import GatewayServer
+from rlmesh_ray.spaces.images import resize_images
 from rlmesh_ray.testing.equality import assert_identical
 from tests.loopback.gateway_peers import Listing
 from tests.loopback.ports import plain_channel
@@ -90,6 +92,59 @@ def test_a_gateway_passes_the_codec_on(server: EnvServer) -> None:
         compressed.close()
 
 
+@pytest.mark.parametrize("image_codec", [None, "png"])
+def test_the_endpoint_resizes_images_and_the_space_says_so(
+    server: EnvServer, image_codec: str | None
+) -> None:
+    plain = RemoteVectorEnv(server.address, transport="grpc")
+    small = RemoteVectorEnv(
+        server.address, image_codec=image_codec, resize={"camera": (12, 20), "stack": (9, 9)}
+    )
+
+    camera = spaces.Box(0, 255, (12, 20, 3), np.uint8)
+    assert small.single_observation_space == spaces.Dict(
+        {**Filmed.observation_space.spaces, "camera": camera}
+    )
+    for (expected, *rest), (found, *same) in zip(walk(plain), walk(small), strict=True):
+        expected["camera"] = resize_images(expected["camera"], (12, 20))
+        assert_identical((found, *same), (expected, *rest))
+
+    plain.close()
+    small.close()
+
+
+def test_images_may_grow_beyond_a_message_of_their_own_size(server: EnvServer) -> None:
+    env = RemoteVectorEnv(server.address, resize={"camera": (5000, 2000)})
+    assert env.reset(seed=0)[0]["camera"].shape == (NUM_LANES, 5000, 2000, 3)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("resize", "message"),
+    [
+        ({"joints": (4, 4)}, r"is no image: it is a Box of float32, not a Box of uint8"),
+        ({"wrist": (4, 4)}, r"names no leaf of the observation space: it has 'camera'"),
+        ((4,), r"must be \(height, width\)"),
+        ("policy", r"must be \(height, width\)"),
+        ((16000, 16000), r"bytes of pixels.*smaller resize"),
+    ],
+)
+def test_sizes_that_no_image_can_have_are_refused(
+    server: EnvServer, resize: Any, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        RemoteVectorEnv(server.address, resize=resize)
+
+
+def test_lanes_that_reset_within_a_step_are_not_resized() -> None:
+    def make() -> SyncVectorEnv:
+        return SyncVectorEnv([Filmed] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    refused = pytest.raises(ConfigurationError, match="SAME_STEP puts into infos: leave it out, or")
+    with EnvServer(make) as server, refused:
+        RemoteVectorEnv(server.address, resize=(8, 8))
+
+
 def test_single_lanes_are_reset(server: EnvServer) -> None:
     env = RemoteVectorEnv(server.address, image_codec="png")
     env.reset(seed=3)
@@ -133,9 +188,11 @@ def test_an_evaluation_takes_a_codec(server: EnvServer) -> None:
         seen.append(observations["camera"])
         return np.ones(len(observations["camera"]), np.int64)
 
-    result = evaluate(server.address, act, episodes=4, seed=1, image_codec="png")
+    result = evaluate(server.address, act, episodes=4, seed=1, image_codec="png", resize=(8, 8))
 
-    assert (result.return_mean, seen[0].dtype) == (4.0, np.uint8)
+    assert (result.return_mean, seen[0].shape[1:]) == (4.0, (8, 8, 3))
+    with pytest.raises(ConfigurationError, match="is no image"):
+        evaluate(server.address, act, episodes=1, resize={"joints": (8, 8)})
     with pytest.raises(ConfigurationError, match="is not known"):
         evaluate(server.address, act, episodes=1, image_codec="gif")
 
@@ -149,11 +206,17 @@ def test_the_command_takes_a_codec(server: EnvServer, capsys: pytest.CaptureFixt
 
     with ModelServer(act) as model:
         names = ["evaluate", "--env", server.address, "--model", model.address, "--episodes", "1"]
-        assert main([*names, "--seed", "0", "--image-codec", "jpeg:1"]) == 0
+        small = ["--image-codec", "jpeg:1", "--resize", "24x32"]
+        assert main([*names, "--seed", "0", *small]) == 0
         assert main([*names, "--image-codec", "gif"]) == 2
+        assert main([*names, "--resize", "24"]) == 2
 
-    assert "image_codec='gif' is not known" in capsys.readouterr().err
-    assert (seen[0][0] != Filmed().reset(seed=0)[0]["camera"]).any()
+    errors = capsys.readouterr().err
+    assert "image_codec='gif' is not known" in errors
+    assert "'24' is no height and width, such as 224x224" in errors
+    exact = resize_images(Filmed().reset(seed=0)[0]["camera"], (24, 32))
+    assert seen[0].shape[1:] == (24, 32, 3)
+    assert (seen[0][0] != exact).any()
 
 
 @pytest.mark.parametrize(
@@ -162,6 +225,7 @@ def test_the_command_takes_a_codec(server: EnvServer, capsys: pytest.CaptureFixt
         ({"image_codec": "gif"}, "is not known"),
         ({"image_codec": "jpeg", "transport": "tcp"}, "leave one of them out"),
         ({"image_codec": "jpeg", "transport": "shared_memory"}, "leave one of them out"),
+        ({"resize": (8, 8), "transport": "tcp"}, "resize changes .*leave one of them out"),
     ],
 )
 def test_impossible_options_are_refused(
@@ -177,25 +241,41 @@ def test_an_environment_without_images_is_refused() -> None:
         RemoteEnv(server.address, image_codec="png")
 
 
-def test_released_endpoints_are_refused() -> None:
-    refused = pytest.raises(ConfigurationError, match=r"offers none .*leave image_codec out")
+OPTIONS: list[dict[str, Any]] = [{"image_codec": "png"}, {"resize": (8, 8)}]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_released_endpoints_are_refused(option: dict[str, Any]) -> None:
+    refused = pytest.raises(
+        ConfigurationError, match=rf"offers none .*leave {next(iter(option))} out"
+    )
     with EnvServer(Filmed, dialects=["rlmesh-wire-v1"]) as server, refused:
-        RemoteEnv(server.address, image_codec="png")
+        RemoteEnv(server.address, **option)
 
 
-def test_dm_env_rpc_servers_are_refused(server: EnvServer) -> None:
-    with pytest.raises(ConfigurationError, match="does not compress images"):
-        RemoteEnv(f"dm_env_rpc://{server.address}", image_codec="png")
+@pytest.mark.parametrize("option", OPTIONS)
+def test_dm_env_rpc_servers_are_refused(server: EnvServer, option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"as they are; leave {next(iter(option))} out"):
+        RemoteEnv(f"dm_env_rpc://{server.address}", **option)
 
 
-@pytest.mark.parametrize("option", ["gif", "jpeg:0", "webp"])
-def test_a_client_that_names_an_impossible_codec_gets_no_session(
-    server: EnvServer, option: str
+@pytest.mark.parametrize(
+    ("key", "option", "message"),
+    [
+        (capabilities.IMAGE_CODEC_METADATA_KEY, "gif", "image_codec"),
+        (capabilities.IMAGE_CODEC_METADATA_KEY, "jpeg:0", "image_codec"),
+        (capabilities.IMAGE_CODEC_METADATA_KEY, "webp", "image_codec"),
+        (capabilities.IMAGE_SIZES_METADATA_KEY, "8x8", "each of the 2 images"),
+        (capabilities.IMAGE_SIZES_METADATA_KEY, "8x8,16000x16000", "bytes of pixels"),
+    ],
+)
+def test_a_client_that_names_impossible_images_gets_no_session(
+    server: EnvServer, key: str, option: str, message: str
 ) -> None:
     session_id = shake_hands(ConnectOptions(server.address)).capabilities[capabilities.SESSION]
     metadata = (
         (capabilities.SESSION_METADATA_KEY, session_id),
-        (capabilities.IMAGE_CODEC_METADATA_KEY, option),
+        (key, option),
     )
 
     with plain_channel(server.address) as channel:
@@ -204,4 +284,4 @@ def test_a_client_that_names_an_impossible_codec_gets_no_session(
             list(call(iter([b""]), timeout=DEADLINE_S, metadata=metadata))
 
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "image_codec" in raised.value.details()
+    assert message in raised.value.details()

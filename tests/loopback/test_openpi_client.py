@@ -316,6 +316,31 @@ def test_the_token_travels_as_api_key_over_tls(tmp_path: Path) -> None:
             RemoteModel(address, token="s3cret", tls=ClientTls())
 
 
+@needs_openssl
+def test_a_remote_policy_is_asked_with_its_own_token_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ours")
+    tls, trusted = ServerTls(*authority.sign("server")), ClientTls(authority.certificate)
+    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm(), token="theirs", tls=tls) as server:
+        policy = RemotePolicy(f"openpi://{server.openpi_address}", "theirs", trusted)
+        with (
+            ModelServer(policy, token="ours") as proxy,
+            RemoteModel(proxy.address, token="ours") as model,
+        ):
+            model.configure_route(Arm())
+            assert model.predict(batch(0.5)).tolist() == [[1.0, 1.0]]
+
+
+def test_the_command_names_the_option_for_the_token_of_a_remote_policy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLMESH_RAY_TOKEN", "ours")
+    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm(), token="ours") as server:
+        assert main(["serve-model", f"openpi://{server.openpi_address}"]) == 1
+
+    assert "requires a token" in (errors := capsys.readouterr().err)
+    assert "--model-token-file" in errors
+
+
 def test_addresses_and_options_that_mean_something_else_are_refused() -> None:
     with pytest.raises(AddressError, match="over TCP"):
         RemoteModel("openpi://unix:socket")

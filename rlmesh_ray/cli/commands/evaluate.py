@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -177,7 +178,33 @@ ImageCodecOption = Annotated[
         "--image-codec",
         metavar="CODEC",
         rich_help_panel=ENVIRONMENT,
-        help="Have images travel compressed, such as with png or jpeg:95.",
+        help="Have images travel compressed, such as jpeg:95.",
+    ),
+]
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    """Return the height and width in ``text``.
+
+    Raises:
+        typer.BadParameter: It has none.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no height and width, such as 224x224")
+    return int(found[1]), int(found[2])
+
+
+ResizeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--resize",
+        metavar="HEIGHTxWIDTH",
+        rich_help_panel=ENVIRONMENT,
+        callback=_size,
+        help="Have images travel in this size, such as 224x224.",
     ),
 ]
 ModelEditionText = Annotated[
@@ -203,6 +230,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     num_envs: LanesOption = None,
     env_kwargs: EnvKwargs = None,
     image_codec: ImageCodecOption = None,
+    resize: ResizeOption = None,
     env_timeout: EnvTimeoutOption = DEFAULT_STEP_TIMEOUT_S,
     model_timeout: ModelTimeoutOption = DEFAULT_STEP_TIMEOUT_S,
     reconnect_timeout: ReconnectOption = 30.0,
@@ -276,6 +304,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
             observation_map=route_map,
             execution_horizon=execution_horizon,
             image_codec=image_codec,
+            resize=resize,
             record=record_options(record, record_max_gb, record_video),
         )
     if plot is not None:

@@ -5,6 +5,7 @@ import enum
 import functools
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ from rlmesh_ray.cli.log_setup import LogFormatOption, muted
 from rlmesh_ray.cli.options.common import (
     LIMITS,
     POLICY,
+    SECURITY,
     SERVING,
     DebugFlag,
     Inference,
@@ -25,6 +27,8 @@ from rlmesh_ray.cli.options.common import (
     TlsFromRay,
     TlsKey,
     TokenFile,
+    client_tls,
+    file_option,
     non_negative_s,
     parse_map,
     read_token,
@@ -45,7 +49,7 @@ from rlmesh_ray.cli.options.serving import (
     token_fact,
 )
 from rlmesh_ray.dialects import registry
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, EndpointError
 from rlmesh_ray.options import FIRST, KEPT
 from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
@@ -60,7 +64,7 @@ Explore = Annotated[
     typer.Option(
         "--explore",
         rich_help_panel=POLICY,
-        help="Sample actions instead of taking the most likely one (RLlib checkpoints).",
+        help="Sample actions, not the most likely ones (RLlib).",
     ),
 ]
 Device = Annotated[
@@ -118,7 +122,7 @@ Threads = Annotated[
         "--torch-threads",
         min=1,
         rich_help_panel=POLICY,
-        help="Threads that torch uses; more than one pays for large modules only.",
+        help="Threads of torch; more pay for large modules only.",
     ),
 ]
 MaxBatchRows = Annotated[
@@ -172,6 +176,15 @@ OpenpiEnv = Annotated[
     ),
 ]
 
+ModelTokenFile = Annotated[
+    Path | None,
+    file_option("--model-token-file", SECURITY, "Token of the server openpi://HOST:PORT."),
+]
+ModelTlsAuthority = Annotated[
+    Path | None,
+    file_option("--model-tls-ca", SECURITY, "Use TLS with that server; its authority (PEM)."),
+]
+
 
 def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     context: typer.Context,
@@ -209,6 +222,8 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     openpi: Openpi = None,
     openpi_env: OpenpiEnv = None,
     token_file: TokenFile = None,
+    model_token_file: ModelTokenFile = None,
+    model_tls_ca: ModelTlsAuthority = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientAuthority = None,
@@ -234,6 +249,11 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         raise typer.BadParameter(
             "it is for openpi clients; give --openpi HOST:PORT, too", param_hint="--openpi-env"
         )
+    if (model_token_file or model_tls_ca) and not _is_policy_server(checkpoint):
+        raise typer.BadParameter(
+            f"they are for a policy's server, and {checkpoint} is none; leave them out",
+            param_hint="--model-token-file and --model-tls-ca",
+        )
     # Ctrl-C while the checkpoint loads ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):
         from rlmesh_ray.models.loading import load_policy
@@ -254,7 +274,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
                     f"the policy at {checkpoint} runs there: leave out --explore, --device, "
                     "--bucket, --inference and --horizon"
                 )
-            policy: object = _remote_policy(checkpoint)
+            policy: object = _remote_policy(checkpoint, model_token_file, model_tls_ca)
         else:
             with muted():
                 policy = load_policy(
@@ -303,10 +323,17 @@ def _is_policy_server(checkpoint: str) -> bool:
     return dialect is not None and dialect.serves_models
 
 
-def _remote_policy(address: str) -> object:
+def _remote_policy(address: str, token_file: Path | None, tls_ca: Path | None) -> object:
     from rlmesh_ray.cli.remote_policy import RemotePolicy
+    from rlmesh_ray.cli.views.evaluation_view import name_options
 
-    return RemotePolicy(address)
+    # Not this server's own token: the other server would learn it.
+    token = read_token(token_file) if token_file else None
+    try:
+        return RemotePolicy(address, token, client_tls(tls_ca))
+    except EndpointError as error:
+        name_options(error, [address])
+        raise
 
 
 def _contract(env: str) -> object:

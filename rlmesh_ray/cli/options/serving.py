@@ -62,7 +62,7 @@ TlsClientAuthority = Annotated[
     file_option(
         "--tls-client-ca",
         SECURITY,
-        "Accept only clients whose certificate this authority signed (PEM).",
+        "Accept only clients with a certificate of this authority (PEM).",
     ),
 ]
 NoTokenFlag = Annotated[

@@ -25,7 +25,7 @@ TOKEN = "TOKEN_FILE"
 """Stands for a file with a token."""
 ONLY_IN_THE_COMMAND_LINE = {
     "register", "pool-token-file", "advertise", "pool-tls-ca", "leave-time", "log-format", "output",
-    "model-edition-text", "metrics-address", "plot", "json", "debug", "help",
+    "model-edition-text", "model-token-file", "metrics-address", "plot", "json", "debug", "help",
 }  # fmt: skip
 
 
@@ -178,6 +178,10 @@ def test_the_version_is_printed(capsys: Capture) -> None:
         (
             ["serve-model", "openpi://127.0.0.1:1", "--device", "cpu"],
             ["leave out --explore"],
+        ),
+        (
+            ["serve-model", "no/such", "--model-token-file", TOKEN],
+            ["--model-token-file", "is none"],
         ),
         (["check", "openpi://127.0.0.1:1"], ["edition 2026.06 only"]),
         (["serve-model", "no/such"], ["no/such"]),

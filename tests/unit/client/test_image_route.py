@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray.client.image_route import ImageRoute
+from rlmesh_ray.client.image_route import route_images
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.capabilities import IMAGE_CODEC, POLICY
 from rlmesh_ray.protocol.handshake import HandshakeResponse
@@ -13,6 +13,7 @@ from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.images import resize_images
 from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.wire import policy_v1
+from rlmesh_ray.wire.image_codec_v1 import SentImages
 
 CAMERA = spaces.Box(0, 255, (48, 64, 3), np.uint8)
 CONTRACT = EnvContract(
@@ -28,8 +29,8 @@ CONTRACT = EnvContract(
 
 
 def route(
-    image_codec: object = None, resize: object = None, sizes: Any = None, offered: str = "png"
-) -> ImageRoute:
+    image_codec: str | None = None, resize: object = None, sizes: Any = None, offered: str = "png"
+) -> tuple[SentImages, EnvContract]:
     facts = policy_v1.pack(policy_v1.PolicyFacts(image_sizes=sizes or {}))
     answer = HandshakeResponse(
         compatible=True,
@@ -39,16 +40,16 @@ def route(
         editions=(),
         capabilities={POLICY: facts, IMAGE_CODEC: offered},
     )
-    return ImageRoute(CONTRACT, image_codec, resize, answer, "here:1")
+    return route_images(CONTRACT, image_codec, resize, answer, "here:1")
 
 
-def shapes(of: ImageRoute) -> list[tuple[int, ...]]:
-    return [leaf.shape for leaf in leaves(of.contract.observation_space)]
+def shapes(of: tuple[SentImages, EnvContract]) -> list[tuple[int, ...]]:
+    return [leaf.shape for leaf in leaves(of[1].observation_space)]
 
 
 def test_the_contract_names_the_codec_beside_other_metadata() -> None:
-    assert route("png").contract.metadata == {"fps": 30, IMAGE_CODEC: "png"}
-    assert route(resize=(4, 4)).contract.metadata == {"fps": 30}
+    assert route("png")[1].metadata == {"fps": 30, IMAGE_CODEC: "png"}
+    assert route(resize=(4, 4))[1].metadata == {"fps": 30}
     with pytest.raises(ConfigurationError, match="here:1 offers png"):
         route("webp")
     with pytest.raises(ConfigurationError, match=r"here:1 offers none .*leave image_codec out"):
@@ -92,9 +93,9 @@ def test_sizes_that_the_policy_lacks_are_refused(sizes: Any, message: str) -> No
 
 def test_only_the_named_images_are_resized() -> None:
     images = np.random.default_rng(0).integers(0, 256, (2, 48, 64, 3), np.uint8)
-    observation = {"front": images, "wrist": images, "zone": ["a", "b"]}
 
-    front, wrist, zone = route(resize={"wrist": (12, 16)}).columns(observation, 2)
+    sent, _ = route(resize={"wrist": (12, 16)})
+    front, wrist, zone = sent.resized([images, images, ("a", "b")])
 
     assert front is images
     np.testing.assert_array_equal(wrist, resize_images(images, (12, 16)))

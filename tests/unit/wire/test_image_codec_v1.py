@@ -6,17 +6,24 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray.errors import CodecError, ConfigurationError, ContractMismatchError
-from rlmesh_ray.protocol.capabilities import IMAGE_CODEC
+from rlmesh_ray.protocol.capabilities import (
+    IMAGE_CODEC,
+    IMAGE_CODEC_METADATA_KEY,
+    IMAGE_SIZES_METADATA_KEY,
+)
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.images import ImageCodec
+from rlmesh_ray.spaces.images import ImageCodec, resized_space
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce_batch
 from rlmesh_ray.wire.image_codec_v1 import (
     CompressedObservations,
     ImageBatchCodec,
+    images_asked_for,
     observations_of,
+    offer,
     require_offer,
+    session_metadata,
 )
 from rlmesh_ray.wire.rlmesh_v1 import values
 
@@ -187,11 +194,46 @@ def test_batches_of_too_many_pixels_are_not_joined() -> None:
 
 
 def test_a_server_must_offer_the_format() -> None:
-    require_offer(PNG, {IMAGE_CODEC: "jpeg,png"}, "here:1")
+    require_offer("image_codec='png'", "png", {IMAGE_CODEC: "jpeg,png"}, "here:1")
 
     for offered, what in (({}, "offers none"), ({IMAGE_CODEC: "jpeg"}, "offers jpeg")):
         with pytest.raises(ConfigurationError, match=rf"here:1 {what}.*leave image_codec out"):
-            require_offer(PNG, offered, "here:1")
+            require_offer("image_codec='png'", "png", offered, "here:1")
+
+
+def test_a_capability_is_offered_only_where_images_can_travel() -> None:
+    assert offer(from_gymnasium(ROBOT)) == offer(None) == {IMAGE_CODEC: "jpeg,png,webp"}
+    assert offer(from_gymnasium(IMAGE), resizes=True) == {IMAGE_CODEC: "jpeg,png,webp,resize"}
+    assert offer(from_gymnasium(ROBOT["joints"]), resizes=True) == {}
+
+
+def test_the_metadata_of_a_session_have_the_size_of_each_image() -> None:
+    spec, sizes = from_gymnasium(ROBOT), {"stack": (2, 3)}
+    metadata = session_metadata(spec, "png", sizes)
+
+    assert metadata == ((IMAGE_CODEC_METADATA_KEY, "png"), (IMAGE_SIZES_METADATA_KEY, "6x5,2x3"))
+    images = images_asked_for(dict(metadata), contract(ROBOT))
+    assert images is not None
+    assert (images.format, images.space) == ("png", resized_space(spec, sizes))
+    assert images_asked_for({}, contract(ROBOT)) is None
+
+
+@pytest.mark.parametrize("text", ["", "6x5", "6x5,2x3,1x1", "6x5,2x-3", "6x5,0x3", "6x5,2x99999"])
+def test_sizes_that_are_none_or_not_one_an_image_are_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="resize="):
+        images_asked_for({IMAGE_SIZES_METADATA_KEY: text}, contract(ROBOT))
+
+
+def test_sizes_of_too_many_pixels_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"bytes of pixels.*smaller resize"):
+        images_asked_for({IMAGE_SIZES_METADATA_KEY: "16000x16000"}, contract(IMAGE))
+
+
+def test_lanes_that_put_their_last_observations_into_infos_are_not_resized() -> None:
+    lanes = replace(contract(IMAGE), autoreset_mode=AutoresetMode.SAME_STEP)
+
+    with pytest.raises(ConfigurationError, match="SAME_STEP puts into infos: leave it out, or"):
+        images_asked_for({IMAGE_SIZES_METADATA_KEY: "3x2"}, lanes)
 
 
 def test_metadata_of_another_kind_leave_the_contract_as_it_is() -> None:
