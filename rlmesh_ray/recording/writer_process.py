@@ -9,7 +9,9 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,6 +25,7 @@ import pyarrow.parquet as pq
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording.episode_table import arrow_array, schema
+from rlmesh_ray.recording.recorder import TAKE_ALL
 from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store
 from rlmesh_ray.recording.vector_steps import Message, Segment, Stream, segments
 from rlmesh_ray.recording.video import VideoFile, picture_position
@@ -275,13 +278,21 @@ def main() -> None:
     os.nice(_NICENESS)
     pa.set_cpu_count(1)
     writer = EpisodeWriter(folder, float(max_gb))
+    is_hurried = threading.Event()
+    signal.signal(TAKE_ALL, lambda *_: is_hurried.set())
+    waiting: list[tuple[str, Message]] = []
     # OSError: the other end is gone in the middle of a message.
     with contextlib.suppress(EOFError, OSError), Connection(0, writable=False) as pipe:
         while (received := pipe.recv()) is not None:
+            if is_hurried.is_set():
+                waiting.append(received)
+                continue
             began_s = time.process_time()
             writer.handle(*received)
             if os.getloadavg()[0] > _BUSY * (os.cpu_count() or 1):
-                time.sleep(_REST * (time.process_time() - began_s))
+                is_hurried.wait(_REST * (time.process_time() - began_s))
+    for message in waiting:
+        writer.handle(*message)
     writer.close()
 
 
