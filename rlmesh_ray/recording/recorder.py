@@ -4,7 +4,6 @@ Nothing here raises into what steps, and nothing waits: a block of steps for whi
 room is dropped, with all episodes that it is part of.
 """
 
-import contextlib
 import logging
 import os
 import signal

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording.episode_table import arrow_array, schema
 from rlmesh_ray.recording.recorder import TAKE_ALL
-from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store
+from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store, removed_on_error
 from rlmesh_ray.recording.vector_steps import Message, Segment, Stream, segments
 from rlmesh_ray.recording.video import VideoFile, picture_position
 from rlmesh_ray.spaces.batch import leaves
@@ -57,15 +57,16 @@ class EpisodeFiles:
         self._path = store.temporary_path()
         # Small episodes are many: to open the file by its path, dictionaries and statistics would
         # take as long again.
-        self._file = pa.OSFile(str(self._path), "wb")
-        self._parquet = pq.ParquetWriter(
-            self._file,
-            schema(self._leaves),
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=False,
-            write_statistics=False,
-        )
+        with removed_on_error(self._path):
+            self._file = pa.OSFile(str(self._path), "wb")
+            self._parquet = pq.ParquetWriter(
+                self._file,
+                schema(self._leaves),
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=False,
+                write_statistics=False,
+            )
         self.video: VideoFile | None = None
         self._num_rows = 0
         self._return = 0.0
@@ -217,7 +218,9 @@ class EpisodeWriter:
     def _add_frames(self, files: EpisodeFiles, frames: Any, fps: float, *, begins: bool) -> None:
         try:
             if begins:
-                files.video = VideoFile(self._store.temporary_path(), fps)
+                path = self._store.temporary_path()
+                with removed_on_error(path):
+                    files.video = VideoFile(path, fps)
             if files.video is not None:
                 files.video.add(frames)
         except Exception as error:  # noqa: BLE001  # PyAV raises errors of many kinds

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,7 @@ def test_a_writer_takes_all_at_the_end_and_writes_it_alone(tmp_path: Path) -> No
 
     os.kill(pid, TAKE_ALL)
     for seed in range(1, 20):  # of which the queue holds two
-        assert eventually(lambda seed=seed: writer.put("0", cart_pole(3, seed=seed), 2**25))
+        assert eventually(partial(writer.put, "0", cart_pole(3, seed=seed), 2**25))
     assert len(load(tmp_path).episodes) == 1
     writer.close(60.0)
 
