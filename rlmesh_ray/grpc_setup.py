@@ -80,6 +80,8 @@ _COMMON_OPTIONS: tuple[Option, ...] = (
 _CHANNEL_OPTIONS: tuple[Option, ...] = (
     # A Step that may have been executed is never sent again.
     ("grpc.enable_retries", 0),
+    # Who asks again sees soon that a server is back, also after hours: gRPC would wait 2 minutes.
+    ("grpc.max_reconnect_backoff_ms", 2_000),
     # Each client has its own connection: one that breaks takes no other with it.
     ("grpc.use_local_subchannel_pool", 1),
 )

@@ -26,6 +26,20 @@ _POLL_S = 0.5
 News = EpisodeResult | Loss
 
 
+def require_same_environment(
+    address: str, own: EnvContract, other: str, first: EnvContract
+) -> None:
+    """Raise ContractMismatchError if an endpoint serves another environment than the first one."""
+    differs = space_difference(first, own)
+    if own.id != first.id:
+        differs = f"{own.id!r} where {first.id!r} is expected"
+    if differs:
+        raise ContractMismatchError(
+            f"{address} serves another environment than {other}: {differs}; "
+            "evaluate them one by one"
+        )
+
+
 class EndpointGroup:
     """The endpoints of one role, and their availability.
 
@@ -156,14 +170,7 @@ class Coordinator:
             if self._contract is None:
                 self._contract = (env.address, own)
             address, first = self._contract
-        differs = space_difference(first, own)
-        if own.id != first.id:
-            differs = f"{own.id!r} where {first.id!r} is expected"
-        if differs:
-            raise ContractMismatchError(
-                f"{env.address} serves another environment than {address}: {differs}; "
-                "evaluate them one by one"
-            )
+        require_same_environment(env.address, own, address, first)
 
     def note_open(self) -> None:
         """Start the clock at the first session."""

@@ -51,6 +51,8 @@ Model = str | ConnectOptions | RemoteModel
 _POLL_S = 0.5
 _END_S = 1.0
 _LAST_WRITES_S = 60.0
+_HAND_OVER_S = 5.0
+"""After Ctrl-C or a failure: for the writer to take what it has to write; it goes on alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +183,13 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
     from rlmesh_ray.recording.recorder import WriterHandle
 
     writer = WriterHandle(RecordOptions.of(record))
+    wait_s = _HAND_OVER_S
     try:
-        return evaluate_indices(env, model, range(episodes), options, writer)
+        result = evaluate_indices(env, model, range(episodes), options, writer)
+        wait_s = _LAST_WRITES_S
+        return result
     finally:
-        writer.close(_LAST_WRITES_S)
+        writer.close(wait_s)
 
 
 def evaluate_indices(

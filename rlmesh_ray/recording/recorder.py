@@ -4,9 +4,9 @@ Nothing here raises into what steps, and nothing waits: a block of steps for whi
 room is dropped, with all episodes that it is part of.
 """
 
-import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -32,6 +32,10 @@ _QUEUE_BYTES = 2**26
 _FLUSH_S = 1.0
 _DEFAULT_FPS = 30.0
 _WORKER_CLOSE_S = 3.0
+_HURRY_S = 0.2
+TAKE_ALL = signal.SIGURG
+"""Has the writer take the whole queue before it writes on: what sends it is about to end. Without a
+handler, as while the writer starts, nothing happens."""
 
 Render = Callable[[], Sequence[Any] | None]
 """Returns a frame of each lane."""
@@ -99,11 +103,19 @@ class WriterHandle:
             self._is_open = False
             self._changed.notify_all()
         end_s = time.monotonic() + timeout_s
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        while self._thread is not None and self._thread.is_alive() and time.monotonic() < end_s:
+            if self._process is not None:  # repeated: at its start it ignores the signal
+                self._process.send_signal(TAKE_ALL)
+            self._thread.join(_HURRY_S)
         if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 self._process.wait(max(0.0, end_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _LOG.warning(
+                    "the last episodes are still being written to %s, by process %d",
+                    self.options.folder,
+                    self._process.pid,
+                )
         if self.num_lost:
             _LOG.warning("%d episodes were not recorded to %s", self.num_lost, self.options.folder)
 

@@ -193,9 +193,10 @@ class Store:
         }
         values = {"format": FORMAT, "env_id": info.env_id, "fps": info.fps, **spaces}
         temporary = self.temporary_path()
-        temporary.write_text(json.dumps(values, indent=1))
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, self.folder / _INFO)
+        with removed_on_error(temporary):
+            temporary.write_text(json.dumps(values, indent=1))
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, self.folder / _INFO)
         temporary.unlink()
         return self.info()
 
@@ -285,6 +286,16 @@ class Store:
         with (self.folder / _LOCK).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+@contextlib.contextmanager
+def removed_on_error(path: Path) -> Iterator[None]:
+    """Delete a file whose writing fails, as on a full disk, where its empty rest would stay."""
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _is_id(text: str) -> bool:

@@ -9,7 +9,9 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +25,8 @@ import pyarrow.parquet as pq
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording.episode_table import arrow_array, schema
-from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store
+from rlmesh_ray.recording.recorder import TAKE_ALL
+from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store, removed_on_error
 from rlmesh_ray.recording.vector_steps import Message, Segment, Stream, segments
 from rlmesh_ray.recording.video import VideoFile, picture_position
 from rlmesh_ray.spaces.batch import leaves
@@ -54,15 +57,16 @@ class EpisodeFiles:
         self._path = store.temporary_path()
         # Small episodes are many: to open the file by its path, dictionaries and statistics would
         # take as long again.
-        self._file = pa.OSFile(str(self._path), "wb")
-        self._parquet = pq.ParquetWriter(
-            self._file,
-            schema(self._leaves),
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=False,
-            write_statistics=False,
-        )
+        with removed_on_error(self._path):
+            self._file = pa.OSFile(str(self._path), "wb")
+            self._parquet = pq.ParquetWriter(
+                self._file,
+                schema(self._leaves),
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=False,
+                write_statistics=False,
+            )
         self.video: VideoFile | None = None
         self._num_rows = 0
         self._return = 0.0
@@ -214,7 +218,9 @@ class EpisodeWriter:
     def _add_frames(self, files: EpisodeFiles, frames: Any, fps: float, *, begins: bool) -> None:
         try:
             if begins:
-                files.video = VideoFile(self._store.temporary_path(), fps)
+                path = self._store.temporary_path()
+                with removed_on_error(path):
+                    files.video = VideoFile(path, fps)
             if files.video is not None:
                 files.video.add(frames)
         except Exception as error:  # noqa: BLE001  # PyAV raises errors of many kinds
@@ -275,13 +281,21 @@ def main() -> None:
     os.nice(_NICENESS)
     pa.set_cpu_count(1)
     writer = EpisodeWriter(folder, float(max_gb))
+    is_hurried = threading.Event()
+    signal.signal(TAKE_ALL, lambda *_: is_hurried.set())
+    waiting: list[tuple[str, Message]] = []
     # OSError: the other end is gone in the middle of a message.
     with contextlib.suppress(EOFError, OSError), Connection(0, writable=False) as pipe:
         while (received := pipe.recv()) is not None:
+            if is_hurried.is_set():
+                waiting.append(received)
+                continue
             began_s = time.process_time()
             writer.handle(*received)
             if os.getloadavg()[0] > _BUSY * (os.cpu_count() or 1):
-                time.sleep(_REST * (time.process_time() - began_s))
+                is_hurried.wait(_REST * (time.process_time() - began_s))
+    for message in waiting:
+        writer.handle(*message)
     writer.close()
 
 

@@ -129,7 +129,9 @@ class LiveView:
             lambda: [asdict(each) for each in self._observer("list", key, endpoint).sessions()],
             lambda took_s: max(_SESSIONS_PERIOD_S, took_s),
         )
-        return {"sessions": answer.value or [], "problem": answer.problem}
+        # Those of an endpoint that has failed may be gone, also when it is back.
+        sessions = [] if answer.problem else answer.value or []
+        return {"sessions": sessions, "problem": answer.problem}
 
     def picture(self, key: str, session: str, lane: int) -> Picture | None:
         """Return the last picture of a lane, a new one if it is time; None: no such endpoint."""

@@ -87,6 +87,31 @@ def test_a_policy_that_does_not_fit_is_named_before_an_episode_runs(
     assert "frames (84, 84, 4)" in text
 
 
+def test_different_environments_are_refused_before_an_episode_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    policies = f"{HERE}:balance", f"{HERE}:fall"
+    with EnvServer("CartPole-v1") as env, EnvServer("Acrobot-v1") as other:
+        at = ("--env", env.address, "--env", other.address)
+        events, text = command(capsys, "compare", *policies, *at, code=1)
+        assert env.statistics().sessions.opened == other.statistics().sessions.opened == 0
+
+    assert [each["event"] for each in events] == ["error"]
+    assert "'Acrobot-v1' where 'CartPole-v1' is expected" in text
+
+
+def test_an_environment_that_cannot_be_reached_is_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with EnvServer("CartPole-v1") as away:
+        pass
+    with EnvServer("CartPole-v1") as env, ModelServer(balance()) as policy:
+        at = ("--env", away.address, "--env", env.address, "--episodes", "2")
+        events, _ = command(capsys, "compare", policy.address, policy.address, *at)
+
+    assert events[-1]["differences"] == [0.0, 0.0]
+
+
 def test_a_policy_that_fails_when_it_is_asked_is_named_before_an_episode_runs(
     env: EnvServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from rlmesh_ray.grpc_setup import channel_options
+
 NUM_CALLS = 300
 
 # Echoes until its input ends; then says how often gRPC's own threads were woken, and what the
@@ -133,6 +135,10 @@ def test_messages_wake_no_threads_of_grpcs_own_unless_the_user_chooses() -> None
     with_a_timer = wakes_of_grpcs_own_threads(GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS="5000")
 
     assert by_itself < NUM_CALLS <= min(as_it_comes, with_a_timer)
+
+
+def test_a_server_that_was_away_for_long_is_dialed_again_within_seconds() -> None:
+    assert dict(channel_options())["grpc.max_reconnect_backoff_ms"] == 2_000
 
 
 @pytest.mark.slow  # pings come after seconds

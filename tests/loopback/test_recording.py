@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv, evaluate
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
 from rlmesh_ray.recording import EpisodeSummary, Recording, RecordOptions, load
-from rlmesh_ray.recording.recorder import WriterHandle
+from rlmesh_ray.recording.recorder import TAKE_ALL, WriterHandle
 from rlmesh_ray.recording.store import Store
 from rlmesh_ray.recording.vector_steps import Stream
 from rlmesh_ray.testing.equality import assert_identical
@@ -220,3 +221,20 @@ def test_a_queue_without_room_refuses_and_recovers(tmp_path: Path) -> None:
     assert eventually(lambda: writer.put("0", cart_pole(5, seed=99), half))
     writer.close(60.0)
     assert len(load(tmp_path).episodes) == sum(taken) + 1
+
+
+def test_a_writer_takes_all_at_the_end_and_writes_it_alone(tmp_path: Path) -> None:
+    others = child_pids()
+    writer = WriterHandle(RecordOptions(tmp_path))
+    writer.put("0", Stream(INFO, "", "none"), 0)
+    writer.put("0", cart_pole(3, seed=0), 0)
+    loaded(tmp_path, [0])
+    (pid,) = child_pids() - others
+
+    os.kill(pid, TAKE_ALL)
+    for seed in range(1, 20):  # of which the queue holds two
+        assert eventually(partial(writer.put, "0", cart_pole(3, seed=seed), 2**25))
+    assert len(load(tmp_path).episodes) == 1
+    writer.close(60.0)
+
+    assert set(by_seed(load(tmp_path))) == set(range(20))

@@ -4,6 +4,8 @@ import contextlib
 import io
 import json
 import logging
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -68,9 +70,13 @@ class Page:
         (endpoint,) = self.endpoints()
         return endpoint
 
+    def sessions(self) -> dict[str, Any]:
+        """Return the sessions of the only endpoint, and why they are not known."""
+        return dict(self._ask("sessions", endpoint=self.endpoint()["key"]).json)
+
     def session(self) -> dict[str, Any]:
         """Return the only session of the only endpoint."""
-        (session,) = self._ask("sessions", endpoint=self.endpoint()["key"]).json["sessions"]
+        (session,) = self.sessions()["sessions"]
         return dict(session)
 
     def picture(self, lane: int) -> Reply:
@@ -160,16 +166,21 @@ def test_a_policy_is_shown_with_its_version_batches_and_times() -> None:
 
 
 def test_an_endpoint_that_goes_is_stale_and_one_that_comes_back_has_restarted() -> None:
-    with ModelServer(len) as server:
+    with EnvServer(echo) as server:
         address = server.address
         app = watching(address)
         assert app.endpoint()["state"] == "live"
-    gone = app.endpoint()
-    with ModelServer(len, address=address):
+        with contextlib.closing(_reset(server)):
+            before = app.sessions()
+    gone, after = app.endpoint(), app.sessions()
+    with EnvServer(echo, address=address):
         # gRPC waits a moment before it dials again.
         assert eventually(lambda: app.endpoint()["state"] == "live")
         again = app.endpoint()
 
+    assert before["sessions"]
+    assert after["sessions"] == []
+    assert "nothing answers there" in after["problem"]
     assert gone["state"] == "stale"
     assert "nothing answers there" in gone["problem"]
     assert gone["version"]
@@ -252,6 +263,28 @@ def test_the_command_serves_the_page_until_it_is_stopped(
 
     assert started["event"] == "watching"
     assert endpoint["address"] == server.address
+
+
+def test_ctrl_c_ends_it_quietly_while_a_request_waits(command: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as threads:
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            [*command, target], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["url"]
+            waiting = threads.submit(urllib.request.urlopen, f"{url}/api/endpoints", None, 20.0)
+            connection, _ = silent.accept()
+            with connection:  # which nothing answers
+                process.send_signal(signal.SIGINT)
+                _, text = process.communicate(timeout=30.0)
+            assert isinstance(waiting.exception(20.0), urllib.error.URLError)
+        finally:
+            process.kill()
+
+    assert process.returncode == 0
+    assert text.endswith("╯\n")  # of what it has said at its start
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ from rlmesh_ray.cli.options.common import (
     search_current_folder,
 )
 from rlmesh_ray.errors import ContractMismatchError, RemoteModelError
-from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
@@ -77,13 +76,13 @@ def compare(  # noqa: PLR0913  # the command line; every option stands alone
     token, tls = read_token(token_file), client_tls(tls_ca)
     with contextlib.ExitStack() as stack:
         endpoints = [ConnectOptions(name, token, tls) for name in env]
-        check_endpoints([each for each in endpoints if looks_like_address(each.address)], None)
         lanes = min(math.ceil(episodes / len(env)), MOST_LANES)
         envs = [stack.enter_context(served_env(each, lanes, kwargs)) for each in endpoints]
+        first = (check_endpoints(envs, None) or envs)[0]  # all serve the same environment
         policies = []
         # Both policies are asked before the first episode runs: episodes may take hours.
         with contextlib.closing(
-            RemoteVectorEnv(envs[0].address, token=envs[0].token, tls=envs[0].tls)
+            RemoteVectorEnv(first.address, token=first.token, tls=first.tls)
         ) as asking:
             observations, _ = asking.reset(seed=seed)
             for name in (a, b):

@@ -281,9 +281,9 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(episodes_file(output))
         endpoints = [ConnectOptions(name, token, tls, edition_text=edition_text) for name in env]
-        check_endpoints([each for each in endpoints if looks_like_address(each.address)], num_envs)
         lanes = num_envs or min(math.ceil(episodes / len(env)), MOST_LANES)
         envs = [stack.enter_context(served_env(each, lanes, kwargs)) for each in endpoints]
+        check_endpoints(envs, num_envs)
         policies = [
             ConnectOptions(name, model_token, model_tls, edition_text=model_edition_text)
             for name in model
@@ -370,32 +370,47 @@ def maps_for(
     return (None, mapping) if is_remote else (mapping, None)
 
 
-def check_endpoints(endpoints: "list[ConnectOptions]", num_envs: int | None) -> None:
-    """Check the width of running endpoints, before a policy is loaded or a session is opened.
+def check_endpoints(
+    endpoints: "list[ConnectOptions]", num_envs: int | None
+) -> "list[ConnectOptions]":
+    """Check what endpoints serve, before a policy is loaded or a session is opened.
+
+    Returns:
+        Those that can be reached.
 
     Raises:
-        ContractMismatchError: An endpoint's sessions have another width than ``num_envs``.
+        ContractMismatchError: An endpoint serves another environment than the first one, or its
+            sessions have another width than ``num_envs``.
         EndpointError: None of them can be reached, or one requires another token.
     """
     from rlmesh_ray.client.env_session_client import probe_endpoint
+    from rlmesh_ray.evaluation.coordinator import require_same_environment
+    from rlmesh_ray.spaces.contract import EnvContract
 
     unreachable: list[EndpointError] = []
+    reached: list[tuple[ConnectOptions, EnvContract]] = []
     for connect_options in endpoints:
+        address = connect_options.address
         try:
-            width = getattr(probe_endpoint(connect_options).contract, "num_envs", None)
+            contract = probe_endpoint(connect_options).contract
         except AccessDeniedError:
             raise
         except EndpointError as error:
             name_options(error, ())
             unreachable.append(error)
             continue
+        width = getattr(contract, "num_envs", None)
         if num_envs not in (None, width):
             raise ContractMismatchError(
-                f"{connect_options.address} serves {width} lanes a session, not {num_envs}; "
-                "leave --num-envs out"
+                f"{address} serves {width} lanes a session, not {num_envs}; leave --num-envs out"
             )
-    if unreachable and len(unreachable) == len(endpoints):
+        if isinstance(contract, EnvContract):
+            reached.append((connect_options, contract))
+            first, expected = reached[0]
+            require_same_environment(address, contract, first.address, expected)
+    if unreachable and not reached:
         raise unreachable[0]
+    return [each for each, _ in reached]
 
 
 @contextlib.contextmanager

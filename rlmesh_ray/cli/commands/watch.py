@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import logging
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -200,4 +201,12 @@ def _server(app: "ASGIApp") -> "uvicorn.Server":
         limit_concurrency=256,
         timeout_graceful_shutdown=1,
     )
-    return uvicorn.Server(config)
+    server = uvicorn.Server(config)
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        # Requests that outlast the first second of an exit are cancelled, which is no error.
+        error = record.exc_info and record.exc_info[1]
+        return not server.should_exit or isinstance(error, Exception)
+
+    logging.getLogger("uvicorn.error").addFilter(is_shown)
+    return server

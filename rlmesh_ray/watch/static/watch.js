@@ -107,7 +107,7 @@ function offer(select, values, none) {
   const text = JSON.stringify(values) + none;
   select.disabled = !values.length;
   if (select.dataset.values === text) return;
-  const before = select.value;
+  const before = select.dataset.before = select.value || select.dataset.before || "";  // it may come back
   select.dataset.values = text;
   select.replaceChildren(...(values.length ? values : [["", none]]).map(([value, label]) => new Option(label, value)));
   if (values.some(([value]) => value === before)) select.value = before;

@@ -1,6 +1,7 @@
 """What the writer gets is what a reader finds; what it cannot write it says once."""
 
 import logging
+import resource
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ import av
 import numpy as np
 import pytest
 
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording import load
-from rlmesh_ray.recording.store import RecordingInfo
+from rlmesh_ray.recording.store import RecordingInfo, Store
 from rlmesh_ray.recording.vector_steps import Segment, Stream
 from rlmesh_ray.recording.writer_process import EpisodeWriter
 from rlmesh_ray.spaces.batch import leaves
@@ -274,3 +276,24 @@ def test_a_disk_that_is_full_for_a_while_costs_the_episodes_of_that_while(
     assert [summary.length for summary in load(tmp_path).episodes] == [3, 6]
     (record,) = caplog.records
     assert "each further one is tried: FileNotFoundError" in record.getMessage()
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_full_disk_leaves_no_rests_of_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    writer = EpisodeWriter(tmp_path, 1.0)
+    writer.handle("0", Stream(CAMERA, "", "auto"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        writer.handle("0", camera(3))
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            Store(tmp_path).require(CAMERA)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    writer.close()
+
+    assert list((tmp_path / "episodes").iterdir()) == []
+    assert "File too large" in caplog.text
