@@ -61,8 +61,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The environments that a module of tests defines travel to their workers by value: a worker that
     imported the module would import pytest and gRPC, often RLlib and torch.
     """
-    # By its name the file that runs the documents' blocks for minutes would come last, alone.
-    items.sort(key=lambda item: item.path.name != "test_shown_blocks.py")
+    # By its name the file that runs the documents' blocks for minutes would come last, alone. The
+    # tests' Ray stays up in its process; tests that start one of their own there come first.
+    on_ray = {item.path for item in items if "local_ray" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: (item.path.name != "test_shown_blocks.py", item.path in on_ray))
     for item in items:
         if item.get_closest_marker("nightly"):
             item.add_marker(pytest.mark.slow)
