@@ -153,7 +153,7 @@ Sessions = list[RemoteEnv]
 
 @pytest.fixture(scope="module")
 def sessions() -> Iterator[Sessions]:
-    """Yield a session with each transport; whatever the infos are, all go on."""
+    """Yield a session with each transport; tests share them, and no infos end them."""
     with EnvServer(OddInfos) as server, contextlib.ExitStack() as opened:
         yield [
             opened.enter_context(RemoteEnv(server.address, transport=transport))

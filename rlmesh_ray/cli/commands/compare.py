@@ -78,7 +78,7 @@ def compare(  # noqa: PLR0913  # the command line; every option stands alone
         endpoints = [ConnectOptions(name, token, tls) for name in env]
         lanes = min(math.ceil(episodes / len(env)), MOST_LANES)
         envs = [stack.enter_context(served_env(each, lanes, kwargs)) for each in endpoints]
-        first = (check_endpoints(envs, None) or envs)[0]  # all serve the same environment
+        first = check_endpoints(envs, None)[0]  # all serve the same environment
         policies = []
         # Both policies are asked before the first episode runs: episodes may take hours.
         with contextlib.closing(

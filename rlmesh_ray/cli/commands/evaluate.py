@@ -388,7 +388,8 @@ def check_endpoints(
     from rlmesh_ray.spaces.contract import EnvContract
 
     unreachable: list[EndpointError] = []
-    reached: list[tuple[ConnectOptions, EnvContract]] = []
+    reached: list[ConnectOptions] = []
+    first: tuple[str, EnvContract] | None = None
     for connect_options in endpoints:
         address = connect_options.address
         try:
@@ -404,13 +405,13 @@ def check_endpoints(
             raise ContractMismatchError(
                 f"{address} serves {width} lanes a session, not {num_envs}; leave --num-envs out"
             )
+        reached.append(connect_options)
         if isinstance(contract, EnvContract):
-            reached.append((connect_options, contract))
-            first, expected = reached[0]
-            require_same_environment(address, contract, first.address, expected)
-    if unreachable and not reached:
+            first = first or (address, contract)
+            require_same_environment(address, contract, *first)
+    if not reached:
         raise unreachable[0]
-    return [each for each, _ in reached]
+    return reached
 
 
 @contextlib.contextmanager
