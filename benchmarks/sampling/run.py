@@ -87,7 +87,8 @@ class _BareLoop:
 
 def sampling_runner(task: RunnerTask) -> SingleAgentEnvRunner:
     """Return a runner as on an actor, with an algorithm's default module; Ray must be running."""
-    config = _CONFIGS[task.algorithm]().debugging(seed=_SEED)
+    # Without a seed, as most trainings are: with one, "auto" must not choose by time.
+    config = _CONFIGS[task.algorithm]()
     config.env_runners(num_env_runners=1, num_envs_per_env_runner=task.num_envs)
     runner_class = SingleAgentEnvRunner
     if task.address:

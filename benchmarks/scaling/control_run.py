@@ -36,6 +36,8 @@ _HOSTS = 2
 _LOOKUPS = 2_000
 _AT_ONCE = 50
 _BYTES_PER_MB = 1e6
+_PID: Callable[[object], int] = lambda _actor: os.getpid()  # noqa: E731
+"""A lambda is pickled with its code: who started the registry may not have this module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def registry_cost(num_records: int, *, num_lookups: int = _LOOKUPS) -> dict[str,
         What they take, and what calls take.
     """
     registry = shared_registry()
-    pid = ray.get(registry.__ray_call__.remote(_pid))
+    pid = ray.get(registry.__ray_call__.remote(_PID))
     before_mb, before_cpu_s = _memory_mb(pid), _cpu_s(pid)
     prefix = secrets.token_hex(4)
     ids = [f"{prefix}-{index}" for index in range(num_records)]
@@ -175,7 +177,7 @@ def _rollout(factory: Callable[..., Any], task: _Task, cluster: Cluster) -> dict
         opened_s = time.monotonic()
         ray.get(runner.sample_for.remote(0.1, 1))
         reset_s = time.monotonic()
-        registry = ray.get(hosted.registry.__ray_call__.remote(_pid))
+        registry = ray.get(hosted.registry.__ray_call__.remote(_PID))
         hosts = ray.get([actor.pid.remote() for actor in hosted.actors])
         groups = {
             "runner": [pid],
@@ -251,10 +253,6 @@ def _cpu_s(pid: int) -> float:
 def _children(pid: int) -> list[int]:
     described = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for path in described for child in path.read_text().split()]
-
-
-def _pid(_: Any) -> int:
-    return os.getpid()
 
 
 if __name__ == "__main__":
