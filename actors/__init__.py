@@ -1,5 +1,8 @@
 """Ray actors that host rlmesh services, and how to find them.
 
+The names below load on first use: each actor is a process that imports this package, and a registry
+must not pay for servers, nor an endpoint for evaluations.
+
 This folder is the package ``rlmesh_ray.actors``. Importing it under any other
 name would create a second copy of every class in it.
 """
@@ -7,9 +10,13 @@ name would create a second copy of every class in it.
 if __name__ != "rlmesh_ray.actors":
     raise ImportError(f"import rlmesh_ray.actors, not {__name__}")
 
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING
+
 from rlmesh_ray.errors import INSTALL_RLLIB, MissingPackageError
 
-try:
+if TYPE_CHECKING:
     from rlmesh_ray.actors.env_actor import EnvServiceActor
     from rlmesh_ray.actors.env_fleet import EnvFleet
     from rlmesh_ray.actors.evaluation import evaluate_on_ray
@@ -18,10 +25,22 @@ try:
     from rlmesh_ray.actors.model_fleet import ModelFleet
     from rlmesh_ray.actors.named_model_fleet import NamedModelFleet
     from rlmesh_ray.actors.pool import EnvPool
-except ModuleNotFoundError as error:
+
+if importlib.util.find_spec("ray") is None:
     raise MissingPackageError(
-        f"rlmesh_ray.actors needs Ray, and {error.name} is not installed: {INSTALL_RLLIB}"
-    ) from error
+        f"rlmesh_ray.actors needs Ray, and ray is not installed: {INSTALL_RLLIB}"
+    )
+
+_HOMES = {
+    "EnvFleet": "rlmesh_ray.actors.env_fleet",
+    "EnvPool": "rlmesh_ray.actors.pool",
+    "EnvServiceActor": "rlmesh_ray.actors.env_actor",
+    "Gateway": "rlmesh_ray.actors.gateway",
+    "ModelFleet": "rlmesh_ray.actors.model_fleet",
+    "ModelServiceActor": "rlmesh_ray.actors.model_actor",
+    "NamedModelFleet": "rlmesh_ray.actors.named_model_fleet",
+    "evaluate_on_ray": "rlmesh_ray.actors.evaluation",
+}
 
 __all__ = [
     "EnvFleet",
@@ -33,3 +52,13 @@ __all__ = [
     "NamedModelFleet",
     "evaluate_on_ray",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
