@@ -10,8 +10,8 @@ name would create a second copy of every class in it.
 if __name__ != "rlmesh_ray.actors":
     raise ImportError(f"import rlmesh_ray.actors, not {__name__}")
 
-import importlib
 import importlib.util
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from rlmesh_ray.errors import INSTALL_RLLIB, MissingPackageError
@@ -57,8 +57,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *__all__])
