@@ -312,7 +312,8 @@ def test_an_env_endpoint_survives_wrong_frames_in_mid_episode(amount: int) -> No
         "INVALID_ACTION",
         "INVALID_ACTION!",
     }
-    assert seen["StepDone"] > amount / 20
+    # A wrong frame may ask for a deadline of milliseconds, which a busy machine misses.
+    assert seen["StepDone"] > amount / 40
 
 
 def _measured(send: Callable[[int], None], amount: int) -> None:
