@@ -36,7 +36,9 @@ class RecordOptions:
         if not isinstance(self.folder, (str, Path)) or not str(self.folder):
             raise ConfigurationError(f"record={self.folder!r:.80} must be a folder")
         if not (isinstance(self.max_gb, (int, float)) and 0 < self.max_gb < math.inf):
-            raise ConfigurationError(f"max_gb={self.max_gb!r:.80} must be a number above 0")
+            raise ConfigurationError(
+                f"max_gb={self.max_gb!r:.80} (--record-max-gb) must be a number above 0"
+            )
         if find_spec("pyarrow") is None:
             raise MissingPackageError(f"recording needs pyarrow: {INSTALL}")
 

@@ -25,7 +25,8 @@ _MOST_LOADED = 32
 _SCAN_PERIOD_S = 5.0
 _RUNNING_S = 120.0
 """A training that has written something this recently counts as running."""
-_SKIPPED = {"checkpoint", "checkpoints", "episodes"}
+_SKIPPED = {"checkpoint", "checkpoints"}
+_SKIPPED_OF_RECORDINGS = {*_SKIPPED, "episodes"}
 _ORDERS: dict[str, tuple[str, bool]] = {
     "newest": ("ended_at", True),
     "highest": ("return_", True),
@@ -125,7 +126,8 @@ class RunFolder:
         for name, folders, files in walk:
             path = Path(name)
             shown = path.relative_to(self._folder).as_posix()
-            folders[:] = sorted(each for each in folders if each not in _SKIPPED)
+            skipped = _SKIPPED_OF_RECORDINGS if RECORDING in files else _SKIPPED
+            folders[:] = sorted(each for each in folders if each not in skipped)
             if PROGRESS in files:
                 runs[shown] = path / PROGRESS
             if RECORDING in files:

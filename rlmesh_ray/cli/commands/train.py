@@ -35,6 +35,7 @@ from rlmesh_ray.cli.options.common import (
 from rlmesh_ray.cli.options.hyperparameter_args import (
     edited_config,
     parse_settings,
+    read_config_code,
     read_settings_file,
 )
 from rlmesh_ray.cli.options.recording import (
@@ -157,6 +158,7 @@ SeedOption = Annotated[
     int | None,
     typer.Option(
         "--seed",
+        min=0,
         metavar="SEED",
         rich_help_panel=TRAINING,
         help="Seed of everything that RLlib seeds; sessions then step together.",
@@ -230,7 +232,7 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
         "num_env_runners": num_env_runners,
         "seed": seed,
         "settings": {**read_settings_file(None if code else config), **parse_settings(set_)},
-        "config_code": code and code.read_text(),
+        "config_code": code and read_config_code(code),
         "stop_return": stop_return,
         "stop_iters": stop_iters,
         "checkpoint_every": checkpoint_every,

@@ -57,12 +57,28 @@ def read_settings_file(file: Path | None) -> dict[str, object]:
     try:
         settings = _value(file.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{file} is neither JSON nor YAML ({_line(error)})") from error
+        raise ConfigurationError(
+            f"{file} is neither JSON nor YAML ({_line(error)}); write lines such as 'lr: 0.0001'"
+        ) from error
     if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
         raise ConfigurationError(
             f"{file} holds no names with values; write lines such as 'lr: 0.0001'"
         )
     return settings
+
+
+def read_config_code(file: Path) -> str:
+    """Return the text of a Python file that changes the config.
+
+    Raises:
+        ConfigurationError: The file cannot be read.
+    """
+    try:
+        return file.read_text()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{file} cannot be read as Python ({_line(error)}); save it as UTF-8"
+        ) from error
 
 
 def edited_config(file: Path, config: "AlgorithmConfig") -> "AlgorithmConfig":

@@ -54,6 +54,12 @@ def test_trainings_are_found_with_their_curve(tmp_path: Path) -> None:
     assert curve[-1]["iteration"] == 3
 
 
+def test_a_recording_may_be_called_episodes(tmp_path: Path) -> None:
+    write_recording(tmp_path / "runs" / "episodes", 1)
+
+    assert seen(tmp_path / "runs").overview()["recordings"] == ["episodes"]
+
+
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     write_progress(tmp_path / "one", 2)
     with (tmp_path / "one" / "progress.csv").open("a") as file:

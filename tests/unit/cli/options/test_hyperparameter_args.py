@@ -9,6 +9,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from rlmesh_ray.cli.options.hyperparameter_args import (
     edited_config,
     parse_settings,
+    read_config_code,
     read_settings_file,
 )
 from rlmesh_ray.errors import ConfigurationError
@@ -71,6 +72,8 @@ def test_bytes_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match="neither JSON nor YAML"):
         read_settings_file(tmp_path / "file")
+    with pytest.raises(ConfigurationError, match="save it as UTF-8"):
+        read_config_code(tmp_path / "file")
 
 
 EDITS = """
