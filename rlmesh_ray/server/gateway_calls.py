@@ -21,8 +21,6 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 # Metadata of one of the two connections; gRPC writes its own for the other.
 _HOP_BY_HOP = frozenset({"content-type", "host", "user-agent"})
-# grpc.aio's status of a call that the endpoint ends while a message is on its way.
-_ENDED_EARLY = "Internal error from Core"
 _REFUSED = (
     "the endpoint behind this gateway does not take the gateway's token: its port may have gone to "
     "another one; dial the gateway again"
@@ -106,8 +104,6 @@ class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no
         if code is grpc.StatusCode.UNAUTHENTICATED:  # the client's token is not to blame
             self._upstreams.note_lost(connection, upstream)
             return grpc.StatusCode.UNAVAILABLE, _REFUSED
-        if code is grpc.StatusCode.INTERNAL and details.startswith(_ENDED_EARLY):
-            code, details = grpc.StatusCode.UNAVAILABLE, "it has ended the call early"
         if code is not grpc.StatusCode.UNAVAILABLE:
             return code, details
         if not await upstream.has_gone():  # the endpoint itself returned this: it drains, or stops
@@ -119,9 +115,13 @@ class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no
 
 async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
     """Forward the client's messages; each waits until there is room for it."""
+    # ``call.write`` replaces the status of a call that the endpoint has just ended.
+    parts = getattr(call, "_cython_call", None)
+    write = call.write if parts is None else parts.send_serialized_message
     try:
+        await call.wait_for_connection()
         async for message in requests:
-            await call.write(message)
+            await write(message)
         await call.done_writing()
     except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
         return  # the call has ended, and ``_receive`` sees its status

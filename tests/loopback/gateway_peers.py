@@ -14,11 +14,6 @@ from tests.loopback.eventually import eventually
 
 SERVICE = "toy.v1.Toy"
 MEBIBYTE = 1 << 20
-_ABORTS = {
-    "Turn": (grpc.StatusCode.UNAVAILABLE, "draining: dial another"),
-    # gRPC's own, where a call ends while a message is on its way.
-    "EndEarly": (grpc.StatusCode.INTERNAL, "Internal error from Core"),
-}
 
 
 class Listing:
@@ -98,8 +93,8 @@ class Toy(grpc.ServiceRpcHandler):
         if name == "Refuse":
             trailing = (("why", "mood"), ("bits-bin", b"\xff\0"))
             await context.abort(grpc.StatusCode.DATA_LOSS, "no mood for it: ä", trailing)
-        if name in _ABORTS:
-            await context.abort(*_ABORTS[name])
+        if name == "Turn":
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "draining: dial another")
         if name == "Hang":
             await asyncio.Event().wait()
         if name == "Flood":

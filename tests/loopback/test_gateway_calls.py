@@ -250,16 +250,20 @@ def test_when_an_endpoint_goes_its_calls_end_and_the_next_one_goes_elsewhere(
     assert gateway.health().is_serving
 
 
-@pytest.mark.parametrize(
-    ("call", "details"),
-    [("Turn", "draining: dial another"), ("EndEarly", "it has ended the call early")],
-)
-def test_nothing_is_sent_twice(
-    call: str, details: str, channel: grpc.Channel, toys: list[Toy]
+def test_a_refused_call_keeps_its_status_while_messages_are_on_their_way(
+    channel: grpc.Channel,
 ) -> None:
-    error = failure(stream(channel, call))
+    for _ in range(50):
+        error = failure(stream(channel, "Refuse", *[b"more"] * 20))
 
-    assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, details)
+        assert (error.code(), error.details()) == (grpc.StatusCode.DATA_LOSS, "no mood for it: ä")
+
+
+def test_nothing_is_sent_twice(channel: grpc.Channel, toys: list[Toy]) -> None:
+    error = failure(stream(channel, "Turn"))
+
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert error.details() == "draining: dial another"
     assert sum(len(toy.seen) for toy in toys) == 1
     assert list(stream(channel, "Name")) == [b"b"]  # which the first one asked for
 
