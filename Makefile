@@ -20,7 +20,8 @@ BIN := $(VENV)/bin
 # How many files of tests run at a time. Many wait for a process that starts: with three files, two
 # cores take a tenth less time than with two.
 TEST_WORKERS ?= 3
-PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
+# Each process of NumPy would start, and keep awake for a while, a thread for each core.
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
 
