@@ -286,7 +286,10 @@ def _from_factory(name: str, options: _Options) -> Policy:
     factory: Any = _import_module(module_name, name)
     for part in factory_name.split("."):
         if not hasattr(factory, part):
-            raise ConfigurationError(f"{name}: {module_name} has no {factory_name}")
+            raise ConfigurationError(
+                f"{name}: {module_name} has no {factory_name}; name a function of that module that "
+                "returns the policy"
+            )
         factory = getattr(factory, part)
     if not callable(factory):
         raise ConfigurationError(

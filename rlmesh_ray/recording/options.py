@@ -8,6 +8,7 @@ from pathlib import Path
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError
 
 AUTO, RENDER, NO_VIDEO = "auto", "render", "none"
+MAX_GB = 10.0
 INSTALL = "pip install '.[recording]' in a checkout of rlmesh-ray"
 
 
@@ -29,7 +30,7 @@ class RecordOptions:
     """
 
     folder: str | Path
-    max_gb: float = 10.0
+    max_gb: float = MAX_GB
     video: str = AUTO
 
     def __post_init__(self) -> None:

@@ -185,7 +185,8 @@ class Recorder:
         policy_version: Returns the number of the policy's weights, where it is known.
 
     Raises:
-        ConfigurationError: The folder cannot be written, or it is of another environment.
+        ConfigurationError: The folder cannot be written, or it is of another environment, or the
+            environment has no such image.
     """
 
     def __init__(
@@ -206,7 +207,7 @@ class Recorder:
             autoresets = mode is AutoresetMode.NEXT_STEP
         self._collector = StepCollector(info_of(contract), contract.num_envs, autoresets=autoresets)
         video, space = writer.options.video, contract.observation_space
-        is_auto = video == AUTO and picture_position(AUTO, space) is None
+        is_auto = picture_position(video, space) is None and video == AUTO
         self._renders = (is_auto and contract.render_mode == "rgb_array") or video == RENDER
         self._key: str | None = None
         self._flushed_s = time.monotonic()

@@ -24,6 +24,7 @@ from rlmesh_ray.recording.reader import Recording
 from rlmesh_ray.recording.recorder import WriterHandle, info_of
 from rlmesh_ray.recording.store import Store
 from rlmesh_ray.recording.vector_steps import Segment
+from rlmesh_ray.recording.video import picture_position
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
 from rlmesh_ray.spaces.batch import flatten, leaves
 from rlmesh_ray.spaces.coercion import coerce
@@ -50,7 +51,8 @@ def record_episodes(
         every: Which episodes of training each runner records: the first one, and so on.
 
     Raises:
-        ConfigurationError: The config has no endpoints yet, or the folder cannot be used.
+        ConfigurationError: The config has no endpoints yet, or the folder or the image cannot be
+            used.
     """
     require_count("every", every)
     plan = config.env_config.get(PLAN_KEY)
@@ -58,6 +60,7 @@ def record_episodes(
         raise ConfigurationError("record_episodes comes after rlmesh_ray.rllib.configure")
     options = RecordOptions.of(record)
     options = replace(options, folder=Path(options.folder).absolute())
+    picture_position(options.video, plan.contract.observation_space)  # refuses a wrong name
     Store(options.folder).require(info_of(plan.contract))
     callbacks = force_list(config.callbacks_on_sample_end)
     recorder = SampleRecorder(options, plan.contract, every)

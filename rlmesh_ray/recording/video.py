@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording.options import AUTO, NO_VIDEO, RENDER
 from rlmesh_ray.spaces.leaves import Leaf, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
@@ -23,7 +24,7 @@ def picture_position(video: str, observation_space: SpaceSpec) -> int | None:
         observation_space: The space.
 
     Raises:
-        ValueError: The named leaf is no image, or does not exist.
+        ConfigurationError: The named leaf is no image, or does not exist.
     """
     if video in (RENDER, NO_VIDEO):
         return None
@@ -33,7 +34,10 @@ def picture_position(video: str, observation_space: SpaceSpec) -> int | None:
         return min(images.values(), default=None)
     if video not in images:
         names = ", ".join(map(repr, images)) or "none"
-        raise ValueError(f"the observations have no image {video!r:.80}; they have {names}")
+        raise ConfigurationError(
+            f"video={video!r:.80} (--record-video) names no image of the observations, which have "
+            f"{names}; name one of them, 'render' or 'none'"
+        )
     return images[video]
 
 

@@ -163,17 +163,13 @@ class EpisodeWriter:
 
     def _begin(self, key: str, stream: Stream) -> None:
         try:
+            position = picture_position(stream.video, stream.info.observation_space)
             self._store.require(stream.info)
             self._number = max(self._number, self._store.repair() + 1)
             self._known_bytes = self._store.size_bytes()
         except (ConfigurationError, OSError) as error:
             self._log_once("stream", "nothing is recorded: %s", error)
             return
-        position = None
-        try:
-            position = picture_position(stream.video, stream.info.observation_space)
-        except ValueError as error:
-            self._log_once("video", "no videos are recorded: %s", error)
         self._streams[key] = stream, position
 
     def _add(self, key: str, segment: Segment) -> None:

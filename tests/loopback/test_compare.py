@@ -127,6 +127,27 @@ def test_a_policy_that_fails_when_it_is_asked_is_named_before_an_episode_runs(
     assert "its file of weights is empty" in text
 
 
+def test_the_pairs_before_a_failure_are_compared(
+    env: EnvServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[None] = []
+
+    def fall_for_a_while(observations: Any) -> Any:
+        asked.append(None)
+        if len(asked) > 13:  # episodes take 8 to 10 steps: the first of each lane has ended
+            raise RuntimeError("its file of weights is empty")
+        return fall()(observations)
+
+    with ModelServer(fall_for_a_while) as b:
+        at = ("--env", env.address, "--episodes", "8")
+        events, _ = command(capsys, "compare", f"{HERE}:fall", b.address, *at, code=1)
+
+    *_, unfinished, comparison, error = events
+    assert (unfinished["event"], unfinished["episodes"]) == ("unfinished", 4)
+    assert (comparison["event"], comparison["differences"]) == ("comparison", [0.0] * 4)
+    assert "its file of weights is empty" in error["message"]
+
+
 def test_a_policy_that_does_not_exist_is_named(
     env: EnvServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,19 @@ def test_a_folder_that_cannot_be_used_is_refused_before_the_first_step(tmp_path:
         assert server.statistics().steps == 0
 
 
+def test_a_video_of_what_is_no_image_is_refused_before_anything_is_recorded(
+    tmp_path: Path,
+) -> None:
+    options = RecordOptions(tmp_path / "new", video="front")
+
+    with pytest.raises(EnvStartError, match="names no image of the observations"):
+        EnvServer(Dot, record=options).start()
+    with EnvServer(Dot) as server, pytest.raises(ConfigurationError, match="names no image"):
+        evaluate(server.address, draw, episodes=1, record=options)
+
+    assert not Path(options.folder).exists()
+
+
 # The worker records, whichever way its steps come.
 @pytest.mark.parametrize(
     "transport",

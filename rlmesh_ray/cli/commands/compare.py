@@ -36,6 +36,7 @@ from rlmesh_ray.errors import ContractMismatchError, RemoteModelError
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.evaluation.comparison import PairedComparison
+    from rlmesh_ray.evaluation.result import EpisodeResult
     from rlmesh_ray.spaces.contract import EnvContract
     from rlmesh_ray.spaces.observation_map import ObservationMap
 
@@ -91,15 +92,26 @@ def compare(  # noqa: PLR0913  # the command line; every option stands alone
                 policy = stack.enter_context(served_model(options, "auto", served_map))
                 _require_answer(name, policy, asking.contract, observations, route_map)
                 policies.append((policy, route_map))
-        of_a, of_b = (
-            run_and_show(console, envs, [policy], episodes, seed=seed, observation_map=route_map)
-            for policy, route_map in policies
-        )
-    comparison = compare_episodes(of_a.episodes, of_b.episodes)
-    _show(console, comparison, a, b)
-    if plot is not None:
-        plot_comparison(comparison, of_a.episodes, of_b.episodes, plot, (a, b))
-        console.say(f"plot: {plot}")
+        of_a: list[EpisodeResult] = []
+        of_b: list[EpisodeResult] = []
+        try:
+            for (policy, route_map), finished in zip(policies, (of_a, of_b), strict=True):
+                run_and_show(
+                    console,
+                    envs,
+                    [policy],
+                    episodes,
+                    finished=finished,
+                    seed=seed,
+                    observation_map=route_map,
+                )
+        finally:
+            if of_b:  # also after Ctrl-C: the pairs may have taken hours
+                comparison = compare_episodes(of_a, of_b)
+                _show(console, comparison, a, b)
+                if plot is not None:
+                    plot_comparison(comparison, of_a, of_b, plot, (a, b))
+                    console.say(f"plot: {plot}")
 
 
 def _require_answer(

@@ -54,7 +54,7 @@ from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
-    from rlmesh_ray.evaluation import EvaluationResult
+    from rlmesh_ray.evaluation import EpisodeResult, EvaluationResult
     from rlmesh_ray.server.env_server import EnvServer
     from rlmesh_ray.server.model_server import ModelServer
     from rlmesh_ray.spaces.observation_map import ObservationMap
@@ -320,16 +320,17 @@ def run_and_show(
     models: "list[ConnectOptions]",
     episodes: int,
     file: EpisodesFile | None = None,
+    finished: "list[EpisodeResult] | None" = None,
     **options: Any,
 ) -> "EvaluationResult":
     """Run episodes, show them as they end, then their summary; also of those before an error.
 
-    ``options`` are further arguments of ``evaluation.evaluate``.
+    Each is added to ``finished``; ``options`` are further arguments of ``evaluation.evaluate``.
     """
     from rlmesh_ray.evaluation import evaluate as run
 
     addresses = [each.address for each in envs], [each.address for each in models]
-    meter = EvaluationView(console, episodes, file)
+    meter = EvaluationView(console, episodes, file, finished)
     options |= {"on_episode": meter.advance, "on_loss": meter.note_loss}
     try:
         with meter:

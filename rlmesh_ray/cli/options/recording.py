@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlmesh_ray.cli.options.common import OUTPUT
+from rlmesh_ray.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rlmesh_ray.recording.options import RecordOptions
@@ -52,7 +53,17 @@ RecordEveryOption = Annotated[
 
 
 def record_options(folder: Path | None, max_gb: float, video: str) -> "RecordOptions | None":
-    """Return the options of the three flags; None: nothing is recorded."""
-    from rlmesh_ray.recording.options import RecordOptions
+    """Return the options of the three flags; None: nothing is recorded.
 
-    return None if folder is None else RecordOptions(folder, max_gb, video)
+    Raises:
+        ConfigurationError: A value is not possible, or belongs to no folder.
+    """
+    from rlmesh_ray.recording.options import AUTO, MAX_GB, RecordOptions
+
+    if folder is not None:
+        return RecordOptions(folder, max_gb, video)
+    if max_gb != MAX_GB or video != AUTO:
+        raise ConfigurationError(
+            "--record-max-gb and --record-video say how to record: add --record FOLDER"
+        )
+    return None

@@ -48,12 +48,19 @@ class EvaluationView:
         console: Prints an event for each episode.
         num_episodes: Number of episodes of the evaluation.
         output: File for the episodes; None: none.
+        finished: The list to collect them in; None: its own.
     """
 
-    def __init__(self, console: Console, num_episodes: int, output: EpisodesFile | None) -> None:
+    def __init__(
+        self,
+        console: Console,
+        num_episodes: int,
+        output: EpisodesFile | None,
+        finished: "list[EpisodeResult] | None" = None,
+    ) -> None:
         self._console = console
         self._output = output
-        self._episodes: list[EpisodeResult] = []
+        self._episodes = [] if finished is None else finished
         self._losses: list[Loss] = []
         terminal = RichConsole(stderr=True, highlight=False)
         self._bar = Progress(

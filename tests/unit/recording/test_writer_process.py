@@ -182,17 +182,6 @@ def test_frames_of_render_are_shown_where_no_image_is_observed(tmp_path: Path) -
     assert np.abs(shown[2].astype(int) - frames[2]).max() < 16
 
 
-def test_a_video_of_a_leaf_that_is_no_image_is_not_written_and_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    written(tmp_path, CAMERA, camera(3), camera(4), video="camera.left")
-
-    assert [summary.video for summary in load(tmp_path).episodes] == [None, None]
-    assert [record.getMessage() for record in caplog.records] == [
-        "no videos are recorded: the observations have no image 'camera.left'; they have ''"
-    ]
-
-
 def test_a_frame_that_the_codec_refuses_costs_the_video_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
