@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # environments of peers, which use this, too, have no pytest
 # What is waited for runs on the same few cores, or in this very process: who looks without a pause
 # keeps a core and the interpreter's lock from it.
 _PAUSE_S = 0.01
+WRITER_S = 240.0
+"""For what the writer of a recording does: busy cores hardly run it, since it gives way to all."""
 
 
 def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> bool:

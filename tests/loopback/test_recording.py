@@ -23,7 +23,7 @@ from rlmesh_ray.recording.store import Store
 from rlmesh_ray.recording.vector_steps import Stream
 from rlmesh_ray.testing.equality import assert_identical
 from tests.loopback.child_processes import child_pids
-from tests.loopback.eventually import eventually
+from tests.loopback.eventually import WRITER_S, eventually
 from tests.unit.recording.recordings import INFO, cart_pole
 
 NUM_LANES = 3
@@ -67,7 +67,7 @@ def loaded(folder: Path, seeds: Iterable[int]) -> Recording:
     def is_complete() -> bool:
         return (folder / "index.jsonl").exists() and set(seeds) <= set(by_seed(load(folder)))
 
-    assert eventually(is_complete)
+    assert eventually(is_complete, WRITER_S)
     return load(folder)
 
 
@@ -159,7 +159,7 @@ def test_the_command_records_an_evaluation_episode_by_episode(
 
     assert status == 0
     *episodes, _ = map(json.loads, capsys.readouterr().out.splitlines())
-    recording = load("here")
+    recording = loaded(Path("here"), [episode["seed"] for episode in episodes])
     assert len(recording.episodes) == len(episodes) == 6
     for episode in episodes:
         summary = by_seed(recording)[episode["seed"]]
@@ -231,8 +231,8 @@ def test_a_queue_without_room_refuses_and_recovers(tmp_path: Path) -> None:
     taken = [writer.put("0", cart_pole(3, seed=number), half) for number in range(40)]
 
     assert False in taken
-    assert eventually(lambda: writer.put("0", cart_pole(5, seed=99), half))
-    writer.close(60.0)
+    assert eventually(lambda: writer.put("0", cart_pole(5, seed=99), half), WRITER_S)
+    writer.close(WRITER_S)
     assert len(load(tmp_path).episodes) == sum(taken) + 1
 
 
@@ -246,8 +246,8 @@ def test_a_writer_takes_all_at_the_end_and_writes_it_alone(tmp_path: Path) -> No
 
     os.kill(pid, TAKE_ALL)
     for seed in range(1, 20):  # of which the queue holds two
-        assert eventually(partial(writer.put, "0", cart_pole(3, seed=seed), 2**25))
+        assert eventually(partial(writer.put, "0", cart_pole(3, seed=seed), 2**25), WRITER_S)
     assert len(load(tmp_path).episodes) == 1
-    writer.close(60.0)
+    writer.close(WRITER_S)
 
     assert set(by_seed(load(tmp_path))) == set(range(20))

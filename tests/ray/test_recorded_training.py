@@ -17,7 +17,7 @@ from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.recording import load, offline_data, record_episodes
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.training import train
-from tests.loopback.eventually import eventually
+from tests.loopback.eventually import WRITER_S, eventually
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -59,7 +59,7 @@ def test_episodes_are_recorded_whole_though_samples_hold_parts_of_them(
 
     assert (runner.fast_path_disabled_reason is None) == fast_path
     index = tmp_path / "index.jsonl"
-    assert eventually(partial(has_lines, index, 4))
+    assert eventually(partial(has_lines, index, 4), WRITER_S)
     recording = load(tmp_path)
     sampled = [chunks for chunks in parts.values() if chunks[-1].is_done]
     for summary in recording.episodes:
@@ -93,7 +93,7 @@ def test_every_nth_episode_of_training_is_recorded_and_all_of_evaluation(
 
     for name, num_episodes in (("training", 3), ("evaluation", 7)):
         index = folders[name] / "index.jsonl"
-        assert eventually(partial(has_lines, index, num_episodes))
+        assert eventually(partial(has_lines, index, num_episodes), WRITER_S)
         assert len(load(folders[name]).episodes) == num_episodes
 
 
