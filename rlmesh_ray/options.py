@@ -120,6 +120,17 @@ def require_count(name: str, value: object) -> None:
         raise ConfigurationError(f"{name}={value!r} must be a whole number, 1 or more")
 
 
+def require_finite(name: str, value: object) -> None:
+    """Require that an option is a number, neither NaN nor infinite.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not -math.inf < number < math.inf:
+        raise ConfigurationError(f"{name}={value!r:.40} must be a finite number")
+
+
 MAX_HORIZON = 1024
 """Most actions that a policy may choose at once; runtimes of the released rlmesh take no more."""
 

@@ -23,8 +23,9 @@ from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from benchmarks.measured_process import only_for_the_parent
+from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
 from rlmesh_ray.rllib.config.configure import configure
-from rlmesh_ray.rllib.training import TrainingProgress, train
+from rlmesh_ray.rllib.training import train
 
 _CARTPOLE = "CartPole-v1"
 _PENDULUM = "Pendulum-v1"

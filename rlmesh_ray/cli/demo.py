@@ -27,7 +27,7 @@ from rlmesh_ray.errors import RlmeshError
 
 if TYPE_CHECKING:
     from rlmesh_ray.actors.env_fleet import EnvFleet
-    from rlmesh_ray.rllib.training import TrainingProgress
+    from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
 
 _ENV = "CartPole-v1"
 _NUM_ENDPOINTS = 2

@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,33 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import require_count
 
 _PROGRESS = "training.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProgress:
+    """The progress of a training after an iteration."""
+
+    iteration: int
+    """Number of the iteration, from 1."""
+    env_steps: int
+    """Steps sampled since the beginning."""
+    env_steps_per_s: float
+    """Rate in this iteration, learning included."""
+    return_mean: float
+    """Mean over the episodes of the latest iterations that hold 32; NaN until one has ended.
+
+    RLlib's own figure is that of a single iteration, which may be one lucky episode.
+    """
+    episodes: int
+    """Episodes ended since the beginning."""
+    wall_s: float
+    """Seconds since the beginning."""
+    sessions_lost: int
+    """Sessions lost since the beginning; each loss truncates the running episodes."""
+    first_failure: str = ""
+    """The first failure that truncated episodes of a runner, and its lanes; empty: none has."""
+    evaluation_return_mean: float = math.nan
+    """Mean return of the evaluation after this iteration; NaN: there was none."""
 
 
 class CheckpointFolder:
@@ -38,50 +67,48 @@ class CheckpointFolder:
         self._is_evaluated = is_evaluated
         self._figure = "evaluation_return_mean" if is_evaluated else "return_mean"
         self._best = self._path.with_name(f"{path.name}-best")
-        found = read_progress(self._best) if _is_complete(self._best) else []
-        self._best_return = found[-1][self._figure] if found else math.nan
+        replaced = _replaced(self._best)
+        if replaced.exists() and not self._best.exists():  # a kill came between two renames
+            replaced.rename(self._best)
+        found = _progress_in(self._best)
+        self._best_return: float = getattr(found[-1], self._figure) if found else math.nan
 
-    def save(self, algorithm: Any, progress: list[dict[str, Any]], *, is_done: bool) -> bool:
+    def save(self, algorithm: Any, progress: Sequence[TrainingProgress], *, is_done: bool) -> bool:
         """Write what is due; return whether the newest checkpoint was.
 
         Args:
             algorithm: An Algorithm of RLlib.
-            progress: The fields of ``TrainingProgress`` after each iteration.
+            progress: The progress after each iteration.
             is_done: Whether this iteration was the last one.
 
         Raises:
             ConfigurationError: It cannot be written, as on a full disk.
         """
         last = progress[-1]
-        is_due = is_done or (self._every is not None and last["iteration"] % self._every == 0)
+        is_due = is_done or (self._every is not None and last.iteration % self._every == 0)
         if is_due:
             partial = self._written(algorithm, progress)
-            if _is_complete(self._path):
-                number = read_progress(self._path)[-1]["iteration"]
-                self._path.rename(self._path.with_name(f"{self._path.name}-{number:06d}"))
-            partial.rename(self._path)
-            for former in _former(self._path)[self._keep - 1 :]:
-                shutil.rmtree(former)
+            if former := _progress_in(self._path):
+                number = former[-1].iteration
+                _rename(self._path, self._path.with_name(f"{self._path.name}-{number:06d}"))
+            _rename(partial, self._path)
+            for outdated in _former(self._path)[self._keep - 1 :]:
+                shutil.rmtree(outdated)
         is_compared = self._is_evaluated or (is_due and self._every is not None)
-        if is_compared and not math.isnan(last[self._figure]):
-            self._save_best(algorithm, progress)
+        figure: float = getattr(last, self._figure)
+        if is_compared and not math.isnan(figure) and not figure <= self._best_return:
+            _rename(self._written(algorithm, progress), self._best)
+            shutil.rmtree(_replaced(self._best), ignore_errors=True)
+            self._best_return = figure
         return is_due
 
-    def _save_best(self, algorithm: Any, progress: list[dict[str, Any]]) -> None:
-        if progress[-1][self._figure] <= self._best_return:
-            return
-        partial = self._written(algorithm, progress)
-        shutil.rmtree(self._best, ignore_errors=True)
-        partial.rename(self._best)
-        self._best_return = progress[-1][self._figure]
-
-    def _written(self, algorithm: Any, progress: list[dict[str, Any]]) -> Path:
+    def _written(self, algorithm: Any, progress: Sequence[TrainingProgress]) -> Path:
         partial = self._path.with_name(f"{self._path.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir(parents=True)
             algorithm.save_to_path(str(partial))
-            (partial / _PROGRESS).write_text(json.dumps(progress))
+            (partial / _PROGRESS).write_text(json.dumps([*map(asdict, progress)]))
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise ConfigurationError(
@@ -91,33 +118,51 @@ class CheckpointFolder:
         return partial
 
 
-def newest_checkpoint(path: Path) -> Path:
-    """Return a complete checkpoint: ``path``, or the former one if a kill came between two renames.
+def newest_checkpoint(path: Path) -> tuple[Path, list[TrainingProgress]]:
+    """Return the newest checkpoint that can be read, and the progress after each iteration.
+
+    That is ``path``, or a former one if ``path`` is damaged, or if a kill came between two renames.
 
     Raises:
         ConfigurationError: There is none.
     """
     for candidate in (path.resolve(), *_former(path.resolve())):
-        if _is_complete(candidate):
-            return candidate
+        if progress := _progress_in(candidate):
+            return candidate, progress
+    is_damaged = (path / _PROGRESS).exists()
+    cause = f"its {_PROGRESS} is damaged, or of another version" if is_damaged else ""
     raise ConfigurationError(
-        f"{path} is no checkpoint that a training can go on from: it has no {_PROGRESS}; name one "
-        "that train has written, or begin anew in another folder"
+        f"{path} is no checkpoint that a training can go on from: "
+        f"{cause or f'it has no {_PROGRESS}'}; name one that train has written, or begin anew in "
+        "another folder"
     )
 
 
-def read_progress(checkpoint: Path) -> list[dict[str, Any]]:
-    """Return the fields of ``TrainingProgress`` after each iteration up to a checkpoint."""
-    progress: list[dict[str, Any]] = json.loads((checkpoint / _PROGRESS).read_text())
-    return progress
-
-
-def _is_complete(path: Path) -> bool:
-    return (path / _PROGRESS).is_file()
+def _progress_in(checkpoint: Path) -> list[TrainingProgress]:
+    """Return the progress after each iteration up to a checkpoint; empty: it cannot be read."""
+    try:
+        saved = json.loads((checkpoint / _PROGRESS).read_text())
+        return [TrainingProgress(**each) for each in saved]
+    except (OSError, TypeError, ValueError):
+        return []
 
 
 def _former(path: Path) -> list[Path]:
-    """Return the former checkpoints, the newest first."""
+    """Return the former checkpoints, damaged ones too, the newest first."""
     named = {each: each.name.removeprefix(f"{path.name}-") for each in path.parent.glob("*-*")}
-    found = [each for each, number in named.items() if number.isdecimal() and _is_complete(each)]
+    found = [
+        each for each, number in named.items() if number.isdecimal() and (each / _PROGRESS).exists()
+    ]
     return sorted(found, key=lambda each: int(named[each]), reverse=True)
+
+
+def _rename(folder: Path, place: Path) -> None:
+    """Rename a folder; contents of one that has the name are moved aside, not deleted."""
+    if place.is_dir() and any(place.iterdir()):
+        shutil.rmtree(_replaced(place), ignore_errors=True)
+        place.rename(_replaced(place))
+    folder.rename(place)
+
+
+def _replaced(place: Path) -> Path:
+    return place.with_name(f"{place.name}.replaced")

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from rlmesh_ray.rllib.training import TrainingProgress
+from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
 
 _COLUMNS = [field.name for field in fields(TrainingProgress) if field.name != "first_failure"]
 

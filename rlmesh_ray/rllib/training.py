@@ -4,7 +4,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +19,15 @@ from ray.rllib.utils.metrics import (
 )
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.rllib.checkpoint_folder import CheckpointFolder, newest_checkpoint, read_progress
+from rlmesh_ray.options import require_finite
+from rlmesh_ray.rllib.checkpoint_folder import (
+    CheckpointFolder,
+    TrainingProgress,
+    newest_checkpoint,
+)
 from rlmesh_ray.rllib.runner.session_recovery import NUM_EPISODES_INTERRUPTED_LIFETIME
 
 _ASK_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingProgress:
-    """The progress of a training after an iteration."""
-
-    iteration: int
-    """Number of the iteration, from 1."""
-    env_steps: int
-    """Steps sampled since the beginning."""
-    env_steps_per_s: float
-    """Rate in this iteration, learning included."""
-    return_mean: float
-    """Mean over the episodes of the latest iterations that hold 32; NaN until one has ended.
-
-    RLlib's own figure is that of a single iteration, which may be one lucky episode.
-    """
-    episodes: int
-    """Episodes ended since the beginning."""
-    wall_s: float
-    """Seconds since the beginning."""
-    sessions_lost: int
-    """Sessions lost since the beginning; each loss truncates the running episodes."""
-    first_failure: str = ""
-    """The first failure that truncated episodes of a runner, and its lanes; empty: none has."""
-    evaluation_return_mean: float = math.nan
-    """Mean return of the evaluation after this iteration; NaN: there was none."""
 
 
 _BEGINNING = TrainingProgress(0, 0, math.nan, math.nan, 0, 0.0, 0)
@@ -99,14 +76,16 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
             checkpoint.
 
     Raises:
-        ConfigurationError: No goal was given, or ``resume`` has reached it or is no such
-            checkpoint, or ``checkpoint_dir`` has contents.
+        ConfigurationError: No goal was given, or one that is not finite, or ``resume`` has reached
+            it or is no such checkpoint, or ``checkpoint_dir`` has contents.
     """
-    if stop_return is None and stop_iters is None and stop_timesteps is None:
-        raise ConfigurationError("give a goal: stop_return, stop_iters or stop_timesteps")
     goals = (stop_return, stop_iters, stop_timesteps)
-    history = [] if resume is None else _former_progress(Path(resume), goals)
-    last = TrainingProgress(**history[-1]) if history else _BEGINNING
+    source: Path | None = None
+    history: list[TrainingProgress] = []
+    if resume is not None:
+        source, history = newest_checkpoint(Path(resume))
+    require_goal_ahead(history, *goals)
+    last = history[-1] if history else _BEGINNING
     checkpoints = None
     if checkpoint_dir is not None:
         _require_unused(Path(checkpoint_dir), resume)
@@ -121,8 +100,8 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
     algorithm = config.build_algo()
     returns = _RecentReturns(last.return_mean)
     try:
-        if resume is not None:
-            algorithm.restore_from_path(str(newest_checkpoint(Path(resume))))
+        if source is not None:
+            algorithm.restore_from_path(str(source))
         start_s = time.perf_counter() - last.wall_s
         is_done = False
         while not is_done:
@@ -136,7 +115,7 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
                 time.perf_counter() - start_s,
                 last.first_failure or _first_failure(algorithm, result),
             )
-            history.append(asdict(last))
+            history.append(last)
             is_done = _is_reached(last, goals) or is_interrupted()
             if checkpoints is not None and checkpoints.save(algorithm, history, is_done=is_done):
                 is_done = is_done or is_interrupted()  # while it was written
@@ -152,20 +131,39 @@ def saved_progress(checkpoint: str | Path) -> list[TrainingProgress]:
     Raises:
         ConfigurationError: It is no such checkpoint.
     """
-    history = read_progress(newest_checkpoint(Path(checkpoint)))
-    return [TrainingProgress(**each) for each in history]
+    return newest_checkpoint(Path(checkpoint))[1]
 
 
-def _former_progress(resume: Path, goals: tuple[float | None, ...]) -> list[dict[str, Any]]:
-    history = read_progress(newest_checkpoint(resume))
-    last = TrainingProgress(**history[-1])
-    if _is_reached(last, goals):
+def require_goal_ahead(
+    former: Sequence[TrainingProgress],
+    stop_return: float | None,
+    stop_iters: int | None,
+    stop_timesteps: int | None = None,
+) -> None:
+    """Require a goal that a training can reach and has not reached.
+
+    Args:
+        former: The progress after each iteration so far.
+        stop_return: See ``train``.
+        stop_iters: See ``train``.
+        stop_timesteps: See ``train``.
+
+    Raises:
+        ConfigurationError: There is none, or one that is not finite, or one that was reached.
+    """
+    goals = {"stop_return": stop_return, "stop_iters": stop_iters, "stop_timesteps": stop_timesteps}
+    given = {name: goal for name, goal in goals.items() if goal is not None}
+    if not given:
+        raise ConfigurationError("give a goal: stop_return, stop_iters or stop_timesteps")
+    for name, goal in given.items():
+        require_finite(name, goal)
+    if former and _is_reached(former[-1], tuple(goals.values())):
+        last = former[-1]
         raise ConfigurationError(
-            f"the training in {resume} has reached its goal: it had {last.iteration} iterations, "
+            f"the training has reached its goal: it had {last.iteration} iterations, "
             f"{last.env_steps} env steps and a mean return of {last.return_mean:.1f}; give a "
             "later goal to go on with it (--stop-iters, --stop-return; stop_iters=)"
         )
-    return history
 
 
 def _is_reached(last: TrainingProgress, goals: tuple[float | None, ...]) -> bool:

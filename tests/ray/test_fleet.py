@@ -29,7 +29,8 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
 )
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.rllib.training import TrainingProgress, train
+from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
+from rlmesh_ray.rllib.training import train
 from tests.loopback.eventually import eventually
 from tests.loopback.released_join import shake_hands
 from tests.ray.ramps import Ladder

@@ -18,7 +18,8 @@ from benchmarks.learning.run import learning_config
 from rlmesh_ray import EnvServer
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.rllib import configure
-from rlmesh_ray.rllib.training import TrainingProgress, train
+from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
+from rlmesh_ray.rllib.training import train
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 
 pytestmark = pytest.mark.usefixtures("local_ray")

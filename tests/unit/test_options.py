@@ -11,6 +11,7 @@ from rlmesh_ray.options import (
     as_names,
     as_seed,
     require_count,
+    require_finite,
     require_flag,
     require_seconds,
 )
@@ -28,6 +29,17 @@ def test_a_whole_number_becomes_a_plain_integer(value: Any) -> None:
 def test_what_is_no_whole_number_is_named(value: object) -> None:
     with pytest.raises(ConfigurationError, match=r"^seed=.* must be a whole number$"):
         as_int("seed", value)
+
+
+@pytest.mark.parametrize("value", [0, -2.5, np.float32(3), 10**400])
+def test_a_finite_number_is_taken(value: Any) -> None:
+    require_finite("goal", value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan"), True, "1", 1j])
+def test_what_is_no_finite_number_is_named(value: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"^goal=.* must be a finite number$"):
+        require_finite("goal", value)
 
 
 def test_a_seed_is_a_whole_number_from_zero_on() -> None:

@@ -53,6 +53,7 @@ from rlmesh_ray.cli.options.training_run import (
     ResumeOption,
     Tracker,
     TrackOption,
+    require_writable,
     resumed_run,
     write_run,
 )
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 
     from rlmesh_ray.client.channel import ClientTls
     from rlmesh_ray.recording.options import RecordOptions
-    from rlmesh_ray.rllib.training import TrainingProgress
+    from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
     from rlmesh_ray.spaces.contract import EnvContract
 
 _ALGO = "PPO"
@@ -343,7 +344,8 @@ def _require_new(folder: Path) -> None:
     Raises:
         ConfigurationError: The folder has such files.
     """
-    found = [name for name in (_CHECKPOINT, _CURVE, _PROGRESS) if (folder / name).exists()]
+    # Unlike Path.exists() it does not fail where it may not look.
+    found = [name for name in (_CHECKPOINT, _CURVE, _PROGRESS) if os.path.exists(folder / name)]
     if found:
         raise ConfigurationError(
             f"{folder} holds another run already ({', '.join(found)}); name another "
@@ -359,20 +361,22 @@ def _run(console: Console, job: _TrainOptions) -> int:
     from rlmesh_ray.cli.views.training_view import TrainingView
     from rlmesh_ray.models.torch.threads import limit_torch_threads
     from rlmesh_ray.rllib.tracking import tracked
-    from rlmesh_ray.rllib.training import learning_curve, saved_progress
+    from rlmesh_ray.rllib.training import learning_curve, require_goal_ahead, saved_progress
     from rlmesh_ray.rllib.training import train as run
 
     limit_torch_threads(1)  # as train() does
     checkpoint = job.folder / _CHECKPOINT
     former = saved_progress(checkpoint) if job.is_resumed else []
+    # What can be refused is refused before Ray starts, which takes long.
+    require_goal_ahead(former, job.stop_return, job.stop_iters)
     config = _config(job)
+    require_writable(job.folder)
     endpoints = 0 if looks_like_address(job.env) else job.num_endpoints or job.num_env_runners or 1
     with connected_ray(console, num_cpus=endpoints + job.num_env_runners + 1):
         if endpoints:
             console.say(f"starting {endpoints} endpoint(s) of {job.env} …")
         _configure(config, job, num_done=len(former))
         _announce(console, config, job, num_done=len(former))
-        job.folder.mkdir(parents=True, exist_ok=True)
         write_run(job.folder, job.kept)
         with (
             TrainingView(console, StopCriteria(job.stop_return, job.stop_iters)) as view,

@@ -2,8 +2,11 @@
 
 import enum
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +20,26 @@ TRAINING = "Training"
 _RUN_FILE = "run.json"
 _GOALS = ("stop_return", "stop_iters")
 _CHANGEABLE = (*_GOALS, "checkpoint_every", "keep", "evaluate_every", "track")
+_NUMBER = (int, float)
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "env": str,
+    "algo": str,
+    "num_endpoints": int,
+    "num_envs": int,
+    "env_kwargs": dict,
+    "num_env_runners": int,
+    "seed": int,
+    "settings": dict,
+    "config_code": str,
+    "stop_return": _NUMBER,
+    "stop_iters": int,
+    "checkpoint_every": int,
+    "keep": int,
+    "evaluate_every": int,
+    "track": list,
+}
+"""The options of a run, and what each may be in the file."""
+_ALWAYS = frozenset(("env", "algo", "num_env_runners", "settings"))
 _SHOWN = {"env": "ENV_OR_ADDRESS", "settings": "--set and --config", "config_code": "--config"}
 
 
@@ -63,8 +86,45 @@ ResumeOption = Annotated[
 
 
 def write_run(folder: Path, options: Mapping[str, Any]) -> None:
-    """Keep the options of a training in its folder."""
-    (folder / _RUN_FILE).write_text(json.dumps(options, indent=2) + "\n")
+    """Keep the options of a training in its folder, which is made.
+
+    Raises:
+        ConfigurationError: They cannot be written, as on a full disk; former ones are kept.
+    """
+    partial = folder / f"{_RUN_FILE}.partial"
+    with _written_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_text(json.dumps(options, indent=2) + "\n")
+            partial.replace(folder / _RUN_FILE)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def require_writable(folder: Path) -> None:
+    """Require that a training can write into its folder; one that is not there yet is not left.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    is_new = not os.path.exists(folder)
+    with _written_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+        if is_new:
+            folder.rmdir()
+
+
+@contextmanager
+def _written_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder} cannot be written ({error}); free space, or allow writing there; a new run "
+            "may have another --checkpoint-dir"
+        ) from error
 
 
 def resumed_run(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +137,7 @@ def resumed_run(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigurationError: The folder holds no training, or an option contradicts it.
     """
-    saved = _read(folder, given)
+    saved = _read(folder)
     refused = [
         f"{_SHOWN.get(name, '--' + name.replace('_', '-'))} was {_text(name, saved.get(name))}"
         for name, value in given.items()
@@ -99,11 +159,14 @@ def resumed_run(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**saved, **changed}
 
 
-def _read(folder: Path, known: Mapping[str, Any]) -> dict[str, Any]:
+def _read(folder: Path) -> dict[str, Any]:
     try:
         saved: dict[str, Any] = json.loads((folder / _RUN_FILE).read_text())
-        if unknown := saved.keys() - known.keys():
-            raise ValueError(f"{', '.join(sorted(unknown))} is no option")
+        if missing := _ALWAYS - saved.keys():
+            raise ValueError(f"{_RUN_FILE} lacks {', '.join(sorted(missing))}")
+        for name, value in saved.items():
+            if name not in _KINDS or not isinstance(value, _KINDS[name]):
+                raise ValueError(f"{name}={value!r:.40} is no option")
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigurationError(
             f"{folder} holds no run of this version of train: {error}; name the --checkpoint-dir "

@@ -11,7 +11,7 @@ from rich.status import Status
 from rlmesh_ray.cli.console import Console
 
 if TYPE_CHECKING:
-    from rlmesh_ray.rllib.training import TrainingProgress
+    from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
 
 _WINDOW = 10
 

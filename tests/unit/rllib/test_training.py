@@ -13,10 +13,10 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
 from rlmesh_ray.rllib.config.presets import algorithm_config
 from rlmesh_ray.rllib.tracking import tracked
 from rlmesh_ray.rllib.training import (
-    TrainingProgress,
     _RecentReturns,
     learning_curve,
     saved_progress,
@@ -104,6 +104,13 @@ def test_the_mean_return_forgets_what_it_does_not_need() -> None:
 def test_a_training_needs_a_goal() -> None:
     with pytest.raises(ConfigurationError, match="stop_return, stop_iters or stop_timesteps"):
         next(train(algorithm_config("PPO")))
+
+
+@pytest.mark.parametrize("goal", ["stop_return", "stop_iters", "stop_timesteps"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_goal_that_is_never_reached_is_refused(goal: str, number: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"{goal}=(nan|inf) must be a finite number"):
+        trained(CountingAlgorithm([1.0]), **{"stop_iters": 1, goal: number})
 
 
 def test_an_interrupted_training_ends_after_its_iteration_with_a_checkpoint(tmp_path: Path) -> None:
@@ -247,6 +254,87 @@ def test_a_kill_between_two_renames_leaves_the_former_checkpoint(tmp_path: Path)
 
     assert [each.iteration for each in again] == [2]
     assert checkpoints(tmp_path) == {"checkpoint": 2}
+
+
+DAMAGED = ["", "[]", "5", "{", '[{"iteration": 3}]', '[{"iteration": 3, "colour": 1}]', "\0"]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_checkpoint_is_moved_aside_and_a_former_one_goes_on(
+    text: str, tmp_path: Path
+) -> None:
+    run: dict[str, Any] = {
+        "checkpoint_dir": tmp_path / "checkpoint",
+        "checkpoint_every": 2,
+        "keep": 2,
+    }
+    trained(CountingAlgorithm([1.0] * 3), stop_iters=3, **run)
+    (tmp_path / "checkpoint" / "training.json").write_text(text)
+
+    again = trained(CountingAlgorithm([1.0]), stop_iters=3, resume=tmp_path / "checkpoint", **run)
+
+    assert [each.iteration for each in again] == [3]
+    assert checkpoints(tmp_path) == {
+        "checkpoint": 3,
+        "checkpoint-000002": 2,
+        "checkpoint-best": 2,
+        "checkpoint.replaced": 3,
+    }
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_checkpoint_without_a_former_one_is_named(text: str, tmp_path: Path) -> None:
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoint"}
+    trained(CountingAlgorithm([1.0]), stop_iters=1, **run)
+    (tmp_path / "checkpoint" / "training.json").write_text(text)
+
+    with pytest.raises(ConfigurationError, match=r"json is damaged, .* name one that train has"):
+        trained(CountingAlgorithm([1.0]), stop_iters=2, resume=tmp_path / "checkpoint", **run)
+
+
+def test_a_checkpoint_without_its_progress_is_moved_aside(tmp_path: Path) -> None:
+    run: dict[str, Any] = {
+        "checkpoint_dir": tmp_path / "checkpoint",
+        "checkpoint_every": 2,
+        "keep": 2,
+    }
+    trained(CountingAlgorithm([1.0] * 3), stop_iters=3, **run)
+    (tmp_path / "checkpoint" / "training.json").unlink()
+
+    trained(CountingAlgorithm([1.0] * 3), stop_iters=5, resume=tmp_path / "checkpoint", **run)
+
+    assert checkpoints(tmp_path) == {
+        "checkpoint": 5,
+        "checkpoint-000004": 4,
+        "checkpoint-best": 2,
+        "checkpoint.replaced": 3,
+    }
+
+
+def test_a_kill_while_the_best_checkpoint_is_replaced_keeps_the_former_one(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoint", "checkpoint_every": 1}
+    trained(CountingAlgorithm([5.0, 1.0]), stop_iters=2, **run)
+    # As it is between the two renames.
+    (tmp_path / "checkpoint-best").rename(tmp_path / "checkpoint-best.replaced")
+
+    trained(CountingAlgorithm([4.0]), stop_iters=3, resume=tmp_path / "checkpoint", **run)
+    assert checkpoints(tmp_path) == {"checkpoint": 3, "checkpoint-best": 1}
+
+    trained(CountingAlgorithm([9.0]), stop_iters=4, resume=tmp_path / "checkpoint", **run)
+    assert checkpoints(tmp_path) == {"checkpoint": 4, "checkpoint-best": 4}
+
+
+def test_the_newest_are_kept_across_pauses_also_where_each_is_written_at_an_end(
+    tmp_path: Path,
+) -> None:
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoint", "keep": 2}
+    trained(CountingAlgorithm([1.0]), stop_iters=1, **run)
+
+    for goal in (2, 3):
+        resumed = CountingAlgorithm([1.0])
+        trained(resumed, stop_iters=goal, resume=tmp_path / "checkpoint", **run)
+
+    assert checkpoints(tmp_path) == {"checkpoint": 3, "checkpoint-000002": 2}
 
 
 def test_a_goal_that_was_reached_is_refused(tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from rlmesh_ray.cli import local_ray
 from rlmesh_ray.cli.main import main
+from rlmesh_ray.cli.options.training_run import require_writable, write_run
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
+from tests.unit.cli.full_disks import room_for
 
 
 @pytest.mark.parametrize(
@@ -104,7 +109,19 @@ def test_a_python_file_runs_only_where_the_command_names_it(
     assert "--config was another file" in changed
 
 
-@pytest.mark.parametrize("text", [None, "{", "[]", '{"env": "x", "colour": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "{",
+        "[]",
+        "{}",
+        json.dumps({**SAVED, "colour": 3}),
+        json.dumps({**SAVED, "env": 5}),
+        json.dumps({**SAVED, "settings": None}),
+        json.dumps({**SAVED, "keep": "3"}),
+    ],
+)
 def test_a_folder_without_a_run_is_not_resumed(
     text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +137,71 @@ def test_a_run_goes_on_in_its_own_folder(
     error = refused(capsys, "--resume", saved_run(tmp_path), "--checkpoint-dir", "other")
 
     assert "a run goes on in its folder" in error
+
+
+def saved_iteration(folder: Path) -> None:
+    """Have the run in a folder end after one iteration, with a mean return of 20."""
+    progress = TrainingProgress(1, 100, 50.0, 20.0, 5, 2.0, 0)
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / "training.json").write_text(json.dumps([asdict(progress)]))
+
+
+@pytest.mark.parametrize(
+    ("goal", "words"),
+    [
+        (["--stop-iters", "1"], "has reached its goal: it had 1 iterations"),
+        (["--stop-return", "20"], "give a later goal to go on with it (--stop-iters"),
+        (["--stop-return", "nan"], "stop_return=nan must be a finite number"),
+    ],
+)
+def test_a_refused_goal_leaves_those_of_the_run(
+    goal: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = saved_run(tmp_path, stop_return=400.0)
+    saved_iteration(tmp_path)
+
+    assert words in refused(capsys, "--resume", run, *goal)
+    assert json.loads((tmp_path / "run.json").read_text()) == {**SAVED, "stop_return": 400.0}
+
+
+@pytest.mark.parametrize("goal", ["nan", "inf"])
+def test_a_new_training_needs_a_finite_goal(
+    goal: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["CartPole-v1", "--checkpoint-dir", str(tmp_path / "made")]
+
+    error = refused(capsys, *options, "--stop-return", goal)
+
+    assert f"stop_return={goal} must be a finite number" in error
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["file/made", "x" * 300, "/proc/made"])
+def test_a_folder_that_cannot_be_written_is_refused_before_ray_is_started(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+
+    error = refused(capsys, "CartPole-v1", "--checkpoint-dir", str(tmp_path / name))
+
+    assert "made cannot be written" in error or "File name too long" in error
+    assert "a new run may have another --checkpoint-dir" in error
+
+
+def test_a_folder_is_not_left_where_no_training_begins(tmp_path: Path) -> None:
+    require_writable(tmp_path / "runs" / "made")
+
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_options_of_the_run(tmp_path: Path) -> None:
+    write_run(tmp_path, SAVED)
+
+    with room_for(10), pytest.raises(ConfigurationError, match=r"cannot be written .* free space"):
+        write_run(tmp_path, {**SAVED, "stop_iters": 200})
+
+    assert json.loads((tmp_path / "run.json").read_text()) == SAVED
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_training_needs_an_environment_or_a_run(capsys: pytest.CaptureFixture[str]) -> None:
