@@ -31,10 +31,11 @@ def parse_settings(texts: Sequence[str] | None) -> dict[str, object]:
     """
     settings = {}
     for text in texts or ():
-        name, equals, value = text.partition("=")
-        if not name.strip() or not equals:
+        name, _, value = text.partition("=")
+        if not name.strip() or not value.strip():
             raise typer.BadParameter(
-                f"{text!r} is not NAME=VALUE, such as lr=1e-4", param_hint="--set"
+                f"{text!r} is not NAME=VALUE, such as lr=1e-4 or grad_clip=null",
+                param_hint="--set",
             )
         try:
             settings[name.strip()] = _value(value)

@@ -44,6 +44,8 @@ _COUNTS = frozenset(
 )
 """Counts for which RLlib accepts 0 and less, and fails later or learns nothing."""
 _RATES = frozenset(("lr", "actor_lr", "alpha_lr", "critic_lr"))
+_UNLIMITED = frozenset(("log_std_clip_param",))
+"""Limits that RLlib documents to be infinite where there is none."""
 _SCALARS: dict[type, tuple[type, ...]] = {float: (float, int), int: (int,), bool: (bool,)}
 
 
@@ -59,11 +61,12 @@ def set_hyperparameters(config: AlgorithmConfig, settings: Mapping[str, object])
 
     Raises:
         ConfigurationError: There is no such argument, or it has another type, or RLlib refuses the
-            value, alone or with the others, or it is a count below 1 or a learning rate below 0,
-            which RLlib accepts.
+            value, alone or with the others, or it is a count below 1, a learning rate below 0 or
+            not finite, which RLlib accepts.
     """
     flat = list(_flat(settings))
     for name, value in flat:
+        _require_plain(name, value)
         _set(config, name, value)
         _require_sense(name, value)
     if flat:
@@ -86,6 +89,35 @@ def _require_valid(config: AlgorithmConfig, settings: Mapping[str, object]) -> N
         raise ConfigurationError(f"RLlib refuses {refused}: {text}") from error
 
 
+def _require_plain(name: str, value: object) -> None:
+    """Refuse what JSON, in which a training keeps its settings, cannot hold.
+
+    Raises:
+        ConfigurationError: The value, or a part of it, is such a value.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise ConfigurationError(f"{name}: the key {key!r:.40} is no text; quote it")
+            _require_plain(f"{name}.{key}", inner)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            _require_plain(name, part)
+    elif isinstance(value, float):
+        _require_limited(name, value)
+    elif not isinstance(value, (str, int, type(None))):
+        raise ConfigurationError(
+            f"{name}={value!r:.80} is a {type(value).__name__}; give a number, a text, a list, a "
+            "dict or null (in quotes a date is a text)"
+        )
+
+
+def _require_limited(name: str, number: float) -> None:
+    is_limit = name.rpartition(".")[2] in _UNLIMITED
+    if not (math.isfinite(number) or (is_limit and number == math.inf)):
+        raise ConfigurationError(f"{name}={number!r} is not finite; give a finite number")
+
+
 def _require_sense(name: str, value: object) -> None:
     """Refuse a count below 1 and a learning rate below 0.
 
@@ -103,10 +135,8 @@ def _require_sense(name: str, value: object) -> None:
     elif last in _RATES:
         # A schedule is a list of pairs: a time step, and the rate from there on.
         rates = [pair[-1] for pair in value if pair] if isinstance(value, list) else value
-        if not all(0 <= rate < math.inf for rate in _numbers(rates)):
-            raise ConfigurationError(
-                f"{name}={value!r:.80} is no learning rate; give a finite number, 0 or more"
-            )
+        if not all(rate >= 0 for rate in _numbers(rates)):
+            raise ConfigurationError(f"{name}={value!r:.80} is no learning rate; give 0 or more")
 
 
 def _numbers(value: object) -> list[float]:

@@ -44,7 +44,7 @@ def test_the_last_one_of_a_name_counts() -> None:
     assert parse_settings(["lr=1", "gamma=1", "lr=2"]) == {"lr": 2, "gamma": 1}
 
 
-@pytest.mark.parametrize("text", ["lr", "=3", "", " =3"])
+@pytest.mark.parametrize("text", ["lr", "=3", "", " =3", "lr=", "lr= "])
 def test_a_text_without_a_value_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not NAME=VALUE"):
         parse_settings([text])

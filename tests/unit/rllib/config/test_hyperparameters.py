@@ -1,4 +1,5 @@
 import math
+from datetime import date
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ def config_with(settings: dict[str, Any], algo: str = "PPO") -> AlgorithmConfig:
         ({"use_critic": False}, "use_critic", False),
         ({"train_batch_size_per_learner": 512}, "train_batch_size_per_learner", 512),
         ({"rollout_fragment_length": "auto"}, "rollout_fragment_length", "auto"),
+        ({"learner_config_dict": {"a": [1, None]}}, "learner_config_dict", {"a": [1, None]}),
     ],
 )
 def test_arguments_are_set_by_name(settings: dict[str, Any], name: str, value: Any) -> None:
@@ -47,6 +49,12 @@ def test_the_default_module_is_set_field_by_field() -> None:
 
     assert config.model_config["fcnet_hiddens"] == [8]
     assert config.model_config["fcnet_activation"] == "relu"
+
+
+def test_a_limit_that_rllib_documents_as_infinite_may_be() -> None:
+    config = config_with({"model_config.log_std_clip_param": math.inf})
+
+    assert config.model_config["log_std_clip_param"] == math.inf
 
 
 def test_a_list_is_given_where_rllib_wants_a_tuple() -> None:
@@ -76,9 +84,18 @@ def test_a_list_is_given_where_rllib_wants_a_tuple() -> None:
         ({"training": {"minibatch_size": -3}}, "training.minibatch_size=-3 must be 1 or more"),
         ({"train_batch_size_per_learner": 0}, "train_batch_size_per_learner=0 must be 1 or more"),
         ({"model_config": {"fcnet_hiddens": [64, 0]}}, "fcnet_hiddens=[64, 0] must be 1 or more"),
-        ({"lr": -1}, "lr=-1 is no learning rate; give a finite number, 0 or more"),
+        ({"lr": -1}, "lr=-1 is no learning rate; give 0 or more"),
         ({"lr": [[0, 1e-3], [10, -1e-3]]}, "is no learning rate"),
-        ({"lr": math.nan}, "lr=nan is no learning rate"),
+        ({"lr": math.nan}, "lr=nan is not finite; give a finite number"),
+        ({"lr": [[0, 1e-3], [10, math.inf]]}, "lr=inf is not finite"),
+        ({"training": {"gamma": math.nan}}, "training.gamma=nan is not finite"),
+        ({"clip_param": math.inf}, "clip_param=inf is not finite"),
+        ({"model_config": {"log_std_clip_param": math.nan}}, "log_std_clip_param=nan is not fin"),
+        (
+            {"learner_config_dict": {"a": [date(2020, 1, 1)]}},
+            "learner_config_dict.a=datetime.date(2020, 1, 1) is a date; give a number, a text",
+        ),
+        ({"learner_config_dict": {"a": {1: 2}}}, "learner_config_dict.a: the key 1 is no text"),
         ({"lr": [[5, 1e-3]]}, "RLlib refuses lr=[[5, 0.001]]: Invalid `lr`"),
         (
             {"gamma": 0.9, "minibatch_size": 4096},
