@@ -109,8 +109,10 @@ def test_a_training_needs_a_goal() -> None:
 @pytest.mark.parametrize("goal", ["stop_return", "stop_iters", "stop_timesteps"])
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_a_goal_that_is_never_reached_is_refused(goal: str, number: float) -> None:
+    goals: dict[str, Any] = {"stop_iters": 1, goal: number}
+
     with pytest.raises(ConfigurationError, match=f"{goal}=(nan|inf) must be a finite number"):
-        trained(CountingAlgorithm([1.0]), **{"stop_iters": 1, goal: number})
+        trained(CountingAlgorithm([1.0]), **goals)
 
 
 def test_an_interrupted_training_ends_after_its_iteration_with_a_checkpoint(tmp_path: Path) -> None:
