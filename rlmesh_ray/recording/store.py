@@ -236,9 +236,13 @@ class Store:
         return max(map(int, ids), default=0)
 
     def size_bytes(self) -> int:
-        """Return the size of the episodes' files."""
+        """Return the size of the episodes' files, also of those that are being written."""
+        num_bytes = 0
         with os.scandir(self._episodes) as entries:
-            return sum(entry.stat().st_size for entry in entries if entry.name[0] != ".")
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # its writer has just ended it
+                    num_bytes += entry.stat().st_size
+        return num_bytes
 
     def _read_index(self) -> tuple[list[EpisodeSummary], bool]:
         """Return the episodes of the index, and whether all of its lines are whole."""

@@ -68,6 +68,8 @@ class EpisodeFiles:
                 write_statistics=False,
             )
         self.video: VideoFile | None = None
+        self.counted_bytes = 0
+        """What the writer has counted of them."""
         self._num_rows = 0
         self._return = 0.0
 
@@ -79,6 +81,12 @@ class EpisodeFiles:
         self._parquet.write_batch(batch)
         self._num_rows += batch.num_rows
         self._return += float(segment.columns[-3][int(segment.begins) :].sum())
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the files so far."""
+        video = 0 if self.video is None else self.video.path.stat().st_size
+        return int(self._file.tell()) + video
 
     def finish(self, last: Segment, number: int) -> EpisodeSummary:
         """Complete the files, publish them under the first free id from ``number`` on."""
@@ -141,6 +149,8 @@ class EpisodeWriter:
         self._logged: set[str] = set()
         self._number = 0
         self._known_bytes = self._new_bytes = 0
+        """Size of the folder when it was last looked at, and how much has come since."""
+        self._is_stopped = False
 
     def handle(self, key: str, message: Message) -> None:
         """Process a message; what the disk, a codec or the recording lacks is logged."""
@@ -175,22 +185,27 @@ class EpisodeWriter:
     def _add(self, key: str, segment: Segment) -> None:
         stream, position = self._streams[key]
         episode = key, segment.episode
+        if segment.begins:
+            self._drop(episode)
         try:
-            if segment.begins:
-                self._open_files(episode, stream, segment)
+            if segment.begins and not self._is_stopped:
+                self._open[episode] = EpisodeFiles(self._store, stream, segment)
             files = self._open.get(episode)
             if files is None:  # the episode's beginning is missing
+                return
+            if self._is_full():
+                self._drop(episode)
                 return
             files.add(segment, [self._info_text(info) for info in segment.infos])
             frames = segment.frames if position is None else segment.columns[position]
             if frames is not None and len(frames):
                 self._add_frames(files, frames, stream.info.fps, begins=segment.begins)
+            self._count(files, files.size_bytes)
             if segment.ends:
                 self._finish(files, segment)
                 del self._open[episode]
         except Exception as error:  # noqa: BLE001  # what a disk or a library may raise is open
-            if episode in self._open:
-                self._open.pop(episode).discard()
+            self._drop(episode)
             self._log_once(
                 "episode",
                 "episodes are not recorded, though each further one is tried: %s: %s",
@@ -198,18 +213,16 @@ class EpisodeWriter:
                 error,
             )
 
-    def _open_files(self, episode: tuple[str, int | str], stream: Stream, first: Segment) -> None:
-        if episode in self._open:
-            self._open.pop(episode).discard()
-        if not self._is_full():
-            self._open[episode] = EpisodeFiles(self._store, stream, first)
-
     def _finish(self, files: EpisodeFiles, last: Segment) -> None:
         summary = files.finish(last, self._number)
         self._number = int(summary.id) + 1
         self._store.append(summary)
         paths = filter(None, (self._store.path(summary.id), summary.video))
-        self._new_bytes += sum(path.stat().st_size for path in paths)
+        self._count(files, sum(path.stat().st_size for path in paths))
+
+    def _count(self, files: EpisodeFiles, num_bytes: int) -> None:
+        self._new_bytes += num_bytes - files.counted_bytes
+        files.counted_bytes = num_bytes
 
     def _add_frames(self, files: EpisodeFiles, frames: Any, fps: float, *, begins: bool) -> None:
         try:
@@ -240,10 +253,13 @@ class EpisodeWriter:
         return f"{{{', '.join(parts)}}}" if parts else None
 
     def _is_full(self) -> bool:
-        if self._new_bytes > _RESCAN_SHARE * self._max_bytes:  # others may write here, too
-            self._known_bytes, self._new_bytes = self._store.size_bytes(), 0
-        if self._known_bytes + self._new_bytes < self._max_bytes:
+        num_bytes = self._known_bytes + self._new_bytes
+        if num_bytes >= self._max_bytes or self._new_bytes > _RESCAN_SHARE * self._max_bytes:
+            num_bytes = self._known_bytes = self._store.size_bytes()  # others write here, too
+            self._new_bytes = 0
+        if num_bytes < self._max_bytes:
             return False
+        self._is_stopped = True
         self._log_once(
             "full",
             "recording stops: %s has reached %g GB (--record-max-gb); nothing is deleted",
@@ -254,7 +270,13 @@ class EpisodeWriter:
 
     def _discard(self, key: str) -> None:
         for episode in [episode for episode in self._open if episode[0] == key]:
-            self._open.pop(episode).discard()
+            self._drop(episode)
+
+    def _drop(self, episode: tuple[str, int | str]) -> None:
+        files = self._open.pop(episode, None)
+        if files is not None:
+            files.discard()
+            self._count(files, 0)
 
     def _log_once(self, about: str, message: str, *arguments: object) -> None:
         if about not in self._logged:

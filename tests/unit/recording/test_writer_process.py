@@ -209,6 +209,51 @@ def test_recording_stops_at_its_size_and_deletes_nothing(
     assert "recording stops" in record.getMessage()
 
 
+def endless(num_steps: int) -> Segment:
+    """Return the beginning of an episode."""
+    return replace(cart_pole(num_steps, seed=0), ends=False)
+
+
+def size_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in (folder / "episodes").iterdir())
+
+
+def test_an_episode_without_an_end_stops_at_the_size_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = EpisodeWriter(tmp_path, max_gb=20e-6)
+    writer.handle("0", Stream(INFO, "", "auto"))
+    begin = endless(200)
+    sizes = []
+    for part in (begin, *[replace(begin, begins=False)] * 20):
+        writer.handle("0", part)
+        sizes.append(size_bytes(tmp_path))
+    writer.handle("0", cart_pole(3, seed=1))
+
+    assert 10_000 < max(sizes) < 30_000
+    assert size_bytes(tmp_path) == 0
+    assert ["recording stops" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_running_episode_that_is_begun_anew_counts_once(tmp_path: Path) -> None:
+    parts = [endless(200) for _ in range(20)]
+
+    written(tmp_path, INFO, *parts, cart_pole(3, seed=0), max_gb=20e-6)
+
+    assert len(load(tmp_path).episodes) == 1
+
+
+def test_a_running_episode_of_another_writer_counts_too(tmp_path: Path) -> None:
+    other = EpisodeWriter(tmp_path, max_gb=1.0)
+    other.handle("0", Stream(INFO, "", "auto"))
+    other.handle("0", endless(2000))
+
+    written(tmp_path, INFO, cart_pole(3, seed=0), max_gb=20e-6)
+    other.close()
+
+    assert load(tmp_path).episodes == []
+
+
 def test_several_writers_share_a_recording(tmp_path: Path) -> None:
     writers = [EpisodeWriter(tmp_path, 1.0) for _ in range(3)]
     for number, writer in enumerate(writers):
