@@ -27,7 +27,7 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording.episode_table import arrow_array, schema
 from rlmesh_ray.recording.recorder import TAKE_ALL
 from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store, removed_on_error
-from rlmesh_ray.recording.vector_steps import Message, Segment, Stream, segments
+from rlmesh_ray.recording.vector_steps import Abandoned, Message, Segment, Stream, segments
 from rlmesh_ray.recording.video import VideoFile, picture_position
 from rlmesh_ray.spaces.batch import leaves
 
@@ -151,6 +151,7 @@ class EpisodeWriter:
         self._known_bytes = self._new_bytes = 0
         """Size of the folder when it was last looked at, and how much has come since."""
         self._is_stopped = False
+        self._writing = contextlib.ExitStack()
 
     def handle(self, key: str, message: Message) -> None:
         """Process a message; what the disk, a codec or the recording lacks is logged."""
@@ -160,6 +161,8 @@ class EpisodeWriter:
             return
         elif isinstance(message, Segment):
             self._add(key, message)
+        elif isinstance(message, Abandoned):
+            self._drop((key, message.episode))
         else:
             if message.follows_gap:
                 self._discard(key)
@@ -170,6 +173,7 @@ class EpisodeWriter:
         """Discard the episodes that are still running."""
         for key in self._streams:
             self._discard(key)
+        self._writing.close()
 
     def _begin(self, key: str, stream: Stream) -> None:
         try:
@@ -177,6 +181,8 @@ class EpisodeWriter:
             self._store.require(stream.info)
             self._number = max(self._number, self._store.repair() + 1)
             self._known_bytes = self._store.size_bytes()
+            if not self._streams:
+                self._writing.enter_context(self._store.writing())
         except (ConfigurationError, OSError) as error:
             self._log_once("stream", "nothing is recorded: %s", error)
             return
@@ -244,7 +250,7 @@ class EpisodeWriter:
         texts = {}
         for key, value in info.items():
             try:
-                texts[str(key)] = json.dumps(value, default=_plain)
+                texts[str(key)] = json.dumps(value, default=_plain, allow_nan=False)
                 if len(texts[str(key)]) > _LONGEST_INFO:
                     raise ValueError(f"its JSON has {len(texts.pop(str(key)))} characters")
             except (TypeError, ValueError, RecursionError) as error:
