@@ -169,12 +169,12 @@ class Store:
             spaces = (values["observation_space"], values["action_space"])
             observation, action = (spec_from_json(json.dumps(space)) for space in spaces)
             return RecordingInfo(str(values["env_id"]), observation, action, float(values["fps"]))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ConfigurationError(
                 f"{self.folder} holds no recording: {_INFO} is missing; name a folder that was "
                 "given to --record"
             ) from None
-        except (ValueError, KeyError, TypeError, CodecError) as error:
+        except (OSError, ValueError, KeyError, TypeError, CodecError) as error:
             raise ConfigurationError(
                 f"{path} cannot be read ({error}); restore it, or use the rlmesh-ray that wrote it"
             ) from error

@@ -249,6 +249,7 @@ def test_an_episode_without_an_end_stops_at_the_size_too(
         writer.handle("0", part)
         sizes.append(size_bytes(tmp_path))
     writer.handle("0", cart_pole(3, seed=1))
+    writer.close()
 
     assert 10_000 < max(sizes) < 30_000
     assert size_bytes(tmp_path) == 0
@@ -299,6 +300,8 @@ def test_several_writers_share_a_recording(tmp_path: Path) -> None:
     for length in range(3, 9):
         for writer in writers:
             writer.handle("0", cart_pole(length, seed=length))
+    for writer in writers:
+        writer.close()
 
     recording = load(tmp_path)
     assert [summary.id for summary in recording.episodes] == [f"{n:06}" for n in range(1, 19)]
@@ -344,6 +347,7 @@ def test_a_disk_that_is_full_for_a_while_costs_the_episodes_of_that_while(
     writer.handle("0", cart_pole(5, seed=0))
     away.rename(folder)
     writer.handle("0", cart_pole(6, seed=0))
+    writer.close()
 
     assert [summary.length for summary in load(tmp_path).episodes] == [3, 6]
     (record,) = caplog.records
