@@ -97,7 +97,7 @@ class SampleRecorder:
         try:
             for chunk in () if self._has_failed else samples:
                 self._record(env_runner, chunk)
-            while len(self._chosen) > env_runner.num_envs:  # the runner has reset its lanes
+            while len(self._chosen) > env_runner.num_envs:  # their lanes have others
                 self._abandon(next(iter(self._chosen)))
         except Exception as error:  # noqa: BLE001  # what samples must not notice
             self._has_failed = True

@@ -121,7 +121,8 @@ class EpisodeFiles:
         with contextlib.suppress(Exception):
             self._file.close()
         self.discard_video()
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
 
     def discard_video(self) -> None:
         """Delete the video."""
@@ -129,7 +130,8 @@ class EpisodeFiles:
         if video is not None:
             with contextlib.suppress(Exception):
                 video.close()
-            video.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                video.path.unlink()
 
 
 class EpisodeWriter:
@@ -180,7 +182,7 @@ class EpisodeWriter:
             position = picture_position(stream.video, stream.info.observation_space)
             self._store.require(stream.info)
             self._number = max(self._number, self._store.repair() + 1)
-            self._known_bytes = self._store.size_bytes()
+            self._known_bytes, self._new_bytes = self._store.size_bytes(), 0
             if not self._streams:
                 self._writing.enter_context(self._store.writing())
         except (ConfigurationError, OSError) as error:
@@ -191,9 +193,9 @@ class EpisodeWriter:
     def _add(self, key: str, segment: Segment) -> None:
         stream, position = self._streams[key]
         episode = key, segment.episode
-        if segment.begins:
-            self._drop(episode)
         try:
+            if segment.begins:
+                self._drop(episode)
             if segment.begins and not self._is_stopped:
                 self._open[episode] = EpisodeFiles(self._store, stream, segment)
             files = self._open.get(episode)

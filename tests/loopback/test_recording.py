@@ -229,6 +229,22 @@ def test_a_writer_that_dies_is_said_once_and_holds_up_nothing(
     assert files == ["000001.parquet", "000002.parquet"]
 
 
+def test_an_episode_that_is_abandoned_leaves_no_file_while_the_writer_goes_on(
+    tmp_path: Path,
+) -> None:
+    writer = WriterHandle(RecordOptions(tmp_path))
+    writer.put("0", Stream(INFO, "", "none"), 0)
+    writer.put("0", replace(cart_pole(3, seed=1), episode="a", ends=False), 0)
+    episodes = tmp_path / "episodes"
+    assert eventually(lambda: list(episodes.glob("*.tmp")), WRITER_S)
+
+    writer.abandon("0", "a")
+
+    assert eventually(lambda: not list(episodes.glob("*.tmp")), WRITER_S)
+    writer.close(WRITER_S)
+    assert list(episodes.iterdir()) == []
+
+
 def test_a_queue_without_room_refuses_and_recovers(tmp_path: Path) -> None:
     writer = WriterHandle(RecordOptions(tmp_path))
     writer.put("0", Stream(INFO, "", "none"), 0)

@@ -19,7 +19,8 @@ from rlmesh_ray.recording.writer_process import EpisodeWriter
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 
-OBSERVATIONS, ACTIONS = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+OBSERVATIONS: gymnasium.Space[Any] = gymnasium.spaces.Box(-1, 1, (2,))
+ACTIONS: gymnasium.Space[Any] = gymnasium.spaces.Discrete(2)
 SPACES = from_gymnasium(OBSERVATIONS), from_gymnasium(ACTIONS)
 RUNNER = SimpleNamespace(num_envs=2, worker_index=0, config=SimpleNamespace(in_evaluation=False))
 
