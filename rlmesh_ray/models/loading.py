@@ -155,6 +155,8 @@ def load_policy(
             cannot use an option; the message has the remedy.
         PolicyError: The policy exists, and loading it failed.
     """
+    if not checkpoint.strip():  # as of a variable that is not set; a Path would be the current one
+        raise ConfigurationError(f"the name of the policy is empty; name {KINDS}")
     path = Path(checkpoint).expanduser()
     options = _options(device, buckets, inference, horizon)
     if path.is_dir():

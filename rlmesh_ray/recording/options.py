@@ -12,6 +12,16 @@ MAX_GB = 10.0
 INSTALL = "pip install '.[recording]' in a checkout of rlmesh-ray"
 
 
+def require_folder(name: str, value: object) -> None:
+    """Require that an option is the path of a folder, which need not exist.
+
+    Raises:
+        ConfigurationError: It is no path, or an empty text.
+    """
+    if not isinstance(value, (str, Path)) or not str(value).strip():
+        raise ConfigurationError(f"{name}={value!r:.80} must be a folder")
+
+
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
     """Where and what to record; a folder alone stands for the defaults.
@@ -34,9 +44,9 @@ class RecordOptions:
     video: str = AUTO
 
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, (str, Path)) or not str(self.folder):
-            raise ConfigurationError(f"record={self.folder!r:.80} must be a folder")
-        if not (isinstance(self.max_gb, (int, float)) and 0 < self.max_gb < math.inf):
+        require_folder("record", self.folder)
+        is_number = isinstance(self.max_gb, (int, float)) and not isinstance(self.max_gb, bool)
+        if not (is_number and 0 < self.max_gb < math.inf):
             raise ConfigurationError(
                 f"max_gb={self.max_gb!r:.80} (--record-max-gb) must be a number above 0"
             )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.recording.options import require_folder
 from rlmesh_ray.recording.store import EpisodeSummary, RecordingInfo, Store, require_pyarrow
 from rlmesh_ray.spaces.batch import leaves, unflatten
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
@@ -102,6 +103,8 @@ def load(folder: str | Path) -> Recording:
     An index that is damaged or missing is put together from the Parquet files, which takes longer.
 
     Raises:
-        ConfigurationError: The folder holds no recording, or one of another format.
+        ConfigurationError: The folder holds no recording, or one of another format; or its name is
+            no path.
     """
+    require_folder("folder", folder)
     return Recording(folder)

@@ -22,7 +22,7 @@ import numpy as np
 from rlmesh_ray.envs.child_process import search_path
 from rlmesh_ray.recording.options import AUTO, RENDER, RecordOptions
 from rlmesh_ray.recording.store import RecordingInfo, Store
-from rlmesh_ray.recording.vector_steps import Frames, Message, StepCollector, Stream
+from rlmesh_ray.recording.vector_steps import Abandoned, Frames, Message, StepCollector, Stream
 from rlmesh_ray.recording.video import picture_position
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -85,6 +85,12 @@ class WriterHandle:
                 return False
             self._append(key, message, num_bytes)
             return True
+
+    def abandon(self, key: str, episode: str) -> None:
+        """Have the files of a running episode deleted, of which no further segment comes."""
+        with self._lock:  # however full the queue is: it makes room
+            if self._is_open:
+                self._append(key, Abandoned(episode), 0)
 
     def lose(self, num_episodes: int) -> None:
         """Count dropped episodes; log the first ones."""

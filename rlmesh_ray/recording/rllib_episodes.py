@@ -2,7 +2,7 @@
 
 import atexit
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,14 +71,21 @@ def record_episodes(
 class SampleRecorder:
     """A callback ``on_sample_end``; each process has a writer of its own."""
 
-    def __init__(self, options: RecordOptions, contract: EnvContract, every: int) -> None:
+    def __init__(
+        self,
+        options: RecordOptions,
+        contract: EnvContract,
+        every: int,
+        new_writer: Callable[[RecordOptions], WriterHandle] = WriterHandle,
+    ) -> None:
+        self._new_writer = new_writer
         self._arguments = options, contract, every
         self._writer: WriterHandle | None = None
         self._key = ""
         self._num_begun = 0
         self._has_failed = False
-        self._chosen: set[str] = set()
-        """Ids of running episodes that are recorded."""
+        self._chosen: dict[str, None] = {}
+        """Ids of running episodes that are recorded, the one last heard of at the end."""
 
     def __reduce__(self) -> Any:
         return SampleRecorder, self._arguments
@@ -90,6 +97,8 @@ class SampleRecorder:
         try:
             for chunk in () if self._has_failed else samples:
                 self._record(env_runner, chunk)
+            while len(self._chosen) > env_runner.num_envs:  # their lanes have others
+                self._abandon(next(iter(self._chosen)))
         except Exception as error:  # noqa: BLE001  # what samples must not notice
             self._has_failed = True
             name = type(error).__name__
@@ -97,12 +106,19 @@ class SampleRecorder:
 
     def _record(self, env_runner: Any, chunk: SingleAgentEpisode) -> None:
         begins = chunk.t_started == 0
-        if begins and self._choose(bool(env_runner.config.in_evaluation)):
-            self._chosen.add(chunk.id_)
+        is_chosen = begins and self._choose(bool(env_runner.config.in_evaluation))
+        if is_chosen or chunk.id_ in self._chosen:
+            self._chosen.pop(chunk.id_, None)
+            self._chosen[chunk.id_] = None
         if chunk.id_ in self._chosen and len(chunk):
             self._put(env_runner, chunk, begins=begins)
         if chunk.is_done:
-            self._chosen.discard(chunk.id_)
+            self._chosen.pop(chunk.id_, None)
+
+    def _abandon(self, id_: str) -> None:
+        del self._chosen[id_]
+        if self._writer is not None:
+            self._writer.abandon(self._key, id_)
 
     def _choose(self, is_evaluation: bool) -> bool:
         self._num_begun += 1
@@ -113,7 +129,7 @@ class SampleRecorder:
         spaces = chunk.observation_space, chunk.action_space
         observation, action = (from_gymnasium(space) for space in spaces)
         if self._writer is None:
-            self._writer = WriterHandle(options)
+            self._writer = self._new_writer(options)
             atexit.register(self._writer.close, _LAST_WRITES_S)
             contract = replace(contract, observation_space=observation, action_space=action)
             endpoint = f"env runner {env_runner.worker_index}"
@@ -121,8 +137,11 @@ class SampleRecorder:
         segment = _segment(chunk, observation, action, begins=begins)
         num_bytes = sum(getattr(column, "nbytes", 0) for column in segment.columns)
         if not self._writer.put(self._key, segment, num_bytes):
-            self._chosen.discard(chunk.id_)
             self._writer.lose(1)
+            if begins:  # the writer has nothing of it
+                del self._chosen[chunk.id_]
+            else:
+                self._abandon(chunk.id_)
 
 
 def _segment(

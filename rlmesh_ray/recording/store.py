@@ -3,7 +3,8 @@
 ``DIR/recording.json`` names the environment, ``DIR/index.jsonl`` has a line for each finished
 episode, ``DIR/episodes/`` has ``ID.parquet`` and, where there are pictures, ``ID.mp4``. Files get
 their names when they are complete. Several processes may write one recording: the link that names
-a Parquet file claims its id, and the index is changed under a lock.
+a Parquet file claims its id, and the index is changed under a lock. A writer holds the lock of a
+file ``episodes/.WRITER.alive``: temporary files whose writer's lock can be taken are left over.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ FORMAT = 1
 SUMMARY_KEY = "rlmesh_ray.episode"
 """Key of the summary in the metadata of a Parquet file."""
 _INFO, _INDEX, _LOCK, _EPISODES = "recording.json", "index.jsonl", ".lock", "episodes"
+_ALIVE = ".alive"
 _LONGEST_ID = 18
 _KINDS: Mapping[str, Any] = {
     "id": str,
@@ -128,6 +130,7 @@ class Store:
         self.folder = Path(folder)
         self._index = self.folder / _INDEX
         self._episodes = self.folder / _EPISODES
+        self._writer = f".{os.getpid()}-{os.urandom(4).hex()}"
 
     def path(self, id_: str, suffix: str = ".parquet") -> Path:
         """Return the path of a file of an episode."""
@@ -135,7 +138,22 @@ class Store:
 
     def temporary_path(self) -> Path:
         """Return a new path for a file that is not complete yet."""
-        return self._episodes / f".{os.getpid()}-{os.urandom(4).hex()}.tmp"
+        return self._episodes / f"{self._writer}.{os.urandom(4).hex()}.tmp"
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Keep ``repair`` of other processes from deleting temporary files of this store."""
+        import fcntl
+
+        alive = self._episodes / f"{self._writer}{_ALIVE}"
+        with self._locked():
+            file = alive.open("wb")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        with file:
+            try:
+                yield
+            finally:
+                alive.unlink(missing_ok=True)
 
     def info(self) -> RecordingInfo:
         """Read ``recording.json``.
@@ -151,12 +169,12 @@ class Store:
             spaces = (values["observation_space"], values["action_space"])
             observation, action = (spec_from_json(json.dumps(space)) for space in spaces)
             return RecordingInfo(str(values["env_id"]), observation, action, float(values["fps"]))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ConfigurationError(
                 f"{self.folder} holds no recording: {_INFO} is missing; name a folder that was "
                 "given to --record"
             ) from None
-        except (ValueError, KeyError, TypeError, CodecError) as error:
+        except (OSError, ValueError, KeyError, TypeError, CodecError) as error:
             raise ConfigurationError(
                 f"{path} cannot be read ({error}); restore it, or use the rlmesh-ray that wrote it"
             ) from error
@@ -193,11 +211,11 @@ class Store:
         }
         values = {"format": FORMAT, "env_id": info.env_id, "fps": info.fps, **spaces}
         temporary = self.temporary_path()
-        with removed_on_error(temporary):
+        with self._locked(), removed_on_error(temporary):
             temporary.write_text(json.dumps(values, indent=1))
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, self.folder / _INFO)
-        temporary.unlink()
+            temporary.unlink()
         return self.info()
 
     def publish(self, parquet: Path, video: Path | None, number: int) -> int:
@@ -224,8 +242,13 @@ class Store:
         return summaries if is_intact else self._rebuilt(summaries)
 
     def repair(self) -> int:
-        """Write an index anew that lacks episodes; return the highest number of an episode."""
+        """Write an index anew that lacks episodes, and delete what writers that died have left.
+
+        Returns:
+            The highest number of an episode.
+        """
         with self._locked():
+            self._delete_leftovers()
             summaries, is_intact = self._read_index()
             ids = set(self._ids())
             if not is_intact or ids - {summary.id for summary in summaries}:
@@ -236,9 +259,13 @@ class Store:
         return max(map(int, ids), default=0)
 
     def size_bytes(self) -> int:
-        """Return the size of the episodes' files."""
+        """Return the size of the episodes' files, also of those that are being written."""
+        num_bytes = 0
         with os.scandir(self._episodes) as entries:
-            return sum(entry.stat().st_size for entry in entries if entry.name[0] != ".")
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # its writer has just ended it
+                    num_bytes += entry.stat().st_size
+        return num_bytes
 
     def _read_index(self) -> tuple[list[EpisodeSummary], bool]:
         """Return the episodes of the index, and whether all of its lines are whole."""
@@ -271,6 +298,22 @@ class Store:
         values = json.loads(metadata.get(SUMMARY_KEY.encode(), b"{}"))
         values |= {"id": id_, "video": self.path(id_, ".mp4").exists()}
         return EpisodeSummary.from_json(json.dumps(values), self._episodes)
+
+    def _delete_leftovers(self) -> None:
+        import fcntl
+
+        living = set()
+        for alive in self._episodes.glob(f".*{_ALIVE}"):
+            # BlockingIOError: its writer lives. FileNotFoundError: it has just ended by itself.
+            with contextlib.suppress(FileNotFoundError), alive.open("r+b") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    alive.unlink(missing_ok=True)
+                except BlockingIOError:
+                    living.add(alive.stem)
+        for temporary in self._episodes.glob(".*.tmp"):
+            if temporary.stem.rpartition(".")[0] not in living:
+                temporary.unlink(missing_ok=True)
 
     def _ids(self) -> Iterator[str]:
         if self._episodes.is_dir():

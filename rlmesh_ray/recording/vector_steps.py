@@ -79,7 +79,14 @@ class Segment:
     policy_version: int | None = None
 
 
-Message = Stream | StepBlock | Segment
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """An episode of whose segments no further one comes."""
+
+    episode: str
+
+
+Message = Stream | StepBlock | Segment | Abandoned
 """What the writer gets of a stream, in this order."""
 
 

@@ -27,7 +27,7 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording.episode_table import arrow_array, schema
 from rlmesh_ray.recording.recorder import TAKE_ALL
 from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store, removed_on_error
-from rlmesh_ray.recording.vector_steps import Message, Segment, Stream, segments
+from rlmesh_ray.recording.vector_steps import Abandoned, Message, Segment, Stream, segments
 from rlmesh_ray.recording.video import VideoFile, picture_position
 from rlmesh_ray.spaces.batch import leaves
 
@@ -68,6 +68,8 @@ class EpisodeFiles:
                 write_statistics=False,
             )
         self.video: VideoFile | None = None
+        self.counted_bytes = 0
+        """What the writer has counted of them."""
         self._num_rows = 0
         self._return = 0.0
 
@@ -79,6 +81,12 @@ class EpisodeFiles:
         self._parquet.write_batch(batch)
         self._num_rows += batch.num_rows
         self._return += float(segment.columns[-3][int(segment.begins) :].sum())
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the files so far."""
+        video = 0 if self.video is None else self.video.path.stat().st_size
+        return int(self._file.tell()) + video
 
     def finish(self, last: Segment, number: int) -> EpisodeSummary:
         """Complete the files, publish them under the first free id from ``number`` on."""
@@ -113,7 +121,8 @@ class EpisodeFiles:
         with contextlib.suppress(Exception):
             self._file.close()
         self.discard_video()
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
 
     def discard_video(self) -> None:
         """Delete the video."""
@@ -121,7 +130,8 @@ class EpisodeFiles:
         if video is not None:
             with contextlib.suppress(Exception):
                 video.close()
-            video.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                video.path.unlink()
 
 
 class EpisodeWriter:
@@ -141,6 +151,9 @@ class EpisodeWriter:
         self._logged: set[str] = set()
         self._number = 0
         self._known_bytes = self._new_bytes = 0
+        """Size of the folder when it was last looked at, and how much has come since."""
+        self._is_stopped = False
+        self._writing = contextlib.ExitStack()
 
     def handle(self, key: str, message: Message) -> None:
         """Process a message; what the disk, a codec or the recording lacks is logged."""
@@ -150,6 +163,8 @@ class EpisodeWriter:
             return
         elif isinstance(message, Segment):
             self._add(key, message)
+        elif isinstance(message, Abandoned):
+            self._drop((key, message.episode))
         else:
             if message.follows_gap:
                 self._discard(key)
@@ -160,13 +175,16 @@ class EpisodeWriter:
         """Discard the episodes that are still running."""
         for key in self._streams:
             self._discard(key)
+        self._writing.close()
 
     def _begin(self, key: str, stream: Stream) -> None:
         try:
             position = picture_position(stream.video, stream.info.observation_space)
             self._store.require(stream.info)
             self._number = max(self._number, self._store.repair() + 1)
-            self._known_bytes = self._store.size_bytes()
+            self._known_bytes, self._new_bytes = self._store.size_bytes(), 0
+            if not self._streams:
+                self._writing.enter_context(self._store.writing())
         except (ConfigurationError, OSError) as error:
             self._log_once("stream", "nothing is recorded: %s", error)
             return
@@ -177,20 +195,25 @@ class EpisodeWriter:
         episode = key, segment.episode
         try:
             if segment.begins:
-                self._open_files(episode, stream, segment)
+                self._drop(episode)
+            if segment.begins and not self._is_stopped:
+                self._open[episode] = EpisodeFiles(self._store, stream, segment)
             files = self._open.get(episode)
             if files is None:  # the episode's beginning is missing
+                return
+            if self._is_full():
+                self._drop(episode)
                 return
             files.add(segment, [self._info_text(info) for info in segment.infos])
             frames = segment.frames if position is None else segment.columns[position]
             if frames is not None and len(frames):
                 self._add_frames(files, frames, stream.info.fps, begins=segment.begins)
+            self._count(files, files.size_bytes)
             if segment.ends:
                 self._finish(files, segment)
                 del self._open[episode]
         except Exception as error:  # noqa: BLE001  # what a disk or a library may raise is open
-            if episode in self._open:
-                self._open.pop(episode).discard()
+            self._drop(episode)
             self._log_once(
                 "episode",
                 "episodes are not recorded, though each further one is tried: %s: %s",
@@ -198,18 +221,16 @@ class EpisodeWriter:
                 error,
             )
 
-    def _open_files(self, episode: tuple[str, int | str], stream: Stream, first: Segment) -> None:
-        if episode in self._open:
-            self._open.pop(episode).discard()
-        if not self._is_full():
-            self._open[episode] = EpisodeFiles(self._store, stream, first)
-
     def _finish(self, files: EpisodeFiles, last: Segment) -> None:
         summary = files.finish(last, self._number)
         self._number = int(summary.id) + 1
         self._store.append(summary)
         paths = filter(None, (self._store.path(summary.id), summary.video))
-        self._new_bytes += sum(path.stat().st_size for path in paths)
+        self._count(files, sum(path.stat().st_size for path in paths))
+
+    def _count(self, files: EpisodeFiles, num_bytes: int) -> None:
+        self._new_bytes += num_bytes - files.counted_bytes
+        files.counted_bytes = num_bytes
 
     def _add_frames(self, files: EpisodeFiles, frames: Any, fps: float, *, begins: bool) -> None:
         try:
@@ -231,7 +252,7 @@ class EpisodeWriter:
         texts = {}
         for key, value in info.items():
             try:
-                texts[str(key)] = json.dumps(value, default=_plain)
+                texts[str(key)] = json.dumps(value, default=_plain, allow_nan=False)
                 if len(texts[str(key)]) > _LONGEST_INFO:
                     raise ValueError(f"its JSON has {len(texts.pop(str(key)))} characters")
             except (TypeError, ValueError, RecursionError) as error:
@@ -240,10 +261,13 @@ class EpisodeWriter:
         return f"{{{', '.join(parts)}}}" if parts else None
 
     def _is_full(self) -> bool:
-        if self._new_bytes > _RESCAN_SHARE * self._max_bytes:  # others may write here, too
-            self._known_bytes, self._new_bytes = self._store.size_bytes(), 0
-        if self._known_bytes + self._new_bytes < self._max_bytes:
+        num_bytes = self._known_bytes + self._new_bytes
+        if num_bytes >= self._max_bytes or self._new_bytes > _RESCAN_SHARE * self._max_bytes:
+            num_bytes = self._known_bytes = self._store.size_bytes()  # others write here, too
+            self._new_bytes = 0
+        if num_bytes < self._max_bytes:
             return False
+        self._is_stopped = True
         self._log_once(
             "full",
             "recording stops: %s has reached %g GB (--record-max-gb); nothing is deleted",
@@ -254,7 +278,13 @@ class EpisodeWriter:
 
     def _discard(self, key: str) -> None:
         for episode in [episode for episode in self._open if episode[0] == key]:
-            self._open.pop(episode).discard()
+            self._drop(episode)
+
+    def _drop(self, episode: tuple[str, int | str]) -> None:
+        files = self._open.pop(episode, None)
+        if files is not None:
+            files.discard()
+            self._count(files, 0)
 
     def _log_once(self, about: str, message: str, *arguments: object) -> None:
         if about not in self._logged:

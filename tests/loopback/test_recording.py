@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from rlmesh_ray.recording.vector_steps import Stream
 from rlmesh_ray.testing.equality import assert_identical
 from tests.loopback.child_processes import child_pids
 from tests.loopback.eventually import WRITER_S, eventually
-from tests.unit.recording.recordings import INFO, cart_pole
+from tests.unit.recording.recordings import INFO, cart_pole, written
 
 NUM_LANES = 3
 
@@ -210,8 +211,10 @@ def test_a_writer_that_dies_is_said_once_and_holds_up_nothing(
     writer = WriterHandle(RecordOptions(tmp_path))
     writer.put("0", Stream(INFO, "", "none"), 0)
     writer.put("0", cart_pole(3, seed=1), 0)
+    writer.put("0", replace(cart_pole(3, seed=2), ends=False), 0)
     loaded(tmp_path, [1])
     (pid,) = child_pids() - others
+    assert eventually(lambda: list(tmp_path.glob("episodes/*.tmp")), WRITER_S)
 
     os.kill(pid, signal.SIGKILL)
 
@@ -220,7 +223,26 @@ def test_a_writer_that_dies_is_said_once_and_holds_up_nothing(
     assert [record.getMessage() for record in caplog.records] == [
         f"nothing more is recorded to {tmp_path}: [Errno 32] Broken pipe"
     ]
-    assert [summary.seed for summary in load(tmp_path).episodes] == [1]
+    written(tmp_path, INFO, cart_pole(3, seed=3))
+    assert [summary.seed for summary in load(tmp_path).episodes] == [1, 3]
+    files = sorted(path.name for path in (tmp_path / "episodes").iterdir())
+    assert files == ["000001.parquet", "000002.parquet"]
+
+
+def test_an_episode_that_is_abandoned_leaves_no_file_while_the_writer_goes_on(
+    tmp_path: Path,
+) -> None:
+    writer = WriterHandle(RecordOptions(tmp_path))
+    writer.put("0", Stream(INFO, "", "none"), 0)
+    writer.put("0", replace(cart_pole(3, seed=1), episode="a", ends=False), 0)
+    episodes = tmp_path / "episodes"
+    assert eventually(lambda: list(episodes.glob("*.tmp")), WRITER_S)
+
+    writer.abandon("0", "a")
+
+    assert eventually(lambda: not list(episodes.glob("*.tmp")), WRITER_S)
+    writer.close(WRITER_S)
+    assert list(episodes.iterdir()) == []
 
 
 def test_a_queue_without_room_refuses_and_recovers(tmp_path: Path) -> None:

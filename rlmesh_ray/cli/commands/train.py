@@ -27,6 +27,7 @@ from rlmesh_ray.cli.options.common import (
     TokenFile,
     client_tls,
     file_option,
+    folder_option,
     parse_env_kwargs,
     read_token,
     search_current_folder,
@@ -146,12 +147,10 @@ ItersOption = Annotated[
 ]
 FolderOption = Annotated[
     Path | None,
-    typer.Option(
+    folder_option(
         "--checkpoint-dir",
-        file_okay=False,
-        metavar="FOLDER",
-        rich_help_panel=OUTPUT,
-        help="Folder for checkpoint/, progress.csv and learning_curve.png.",
+        OUTPUT,
+        "Folder for checkpoint/, progress.csv and learning_curve.png.",
         show_default="runs/ENV-ALGO-TIME",
     ),
 ]
@@ -215,7 +214,7 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     record: RecordOption = None,
     record_max_gb: RecordMaxOption = 10.0,
     record_video: RecordVideoOption = "auto",
-    record_every: RecordEveryOption = 10,
+    record_every: RecordEveryOption = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> int:
@@ -256,8 +255,8 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
         token=token,
         tls=tls,
         edition_text=edition_text,
-        record=record_options(record, record_max_gb, record_video),
-        record_every=record_every,
+        record=record_options(record, record_max_gb, record_video, record_every),
+        record_every=record_every or 10,
         connection=shown_options(
             token_file=token_file,
             tls_ca=tls_ca,

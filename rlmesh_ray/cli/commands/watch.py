@@ -25,6 +25,7 @@ from rlmesh_ray.cli.options.common import (
     TokenFile,
     client_tls,
     file_option,
+    folder_option,
     read_token,
 )
 from rlmesh_ray.cli.register_with_pool import PoolTokenOption, pool_secret
@@ -58,13 +59,7 @@ PageAddress = Annotated[
 ]
 FolderOption = Annotated[
     Path,
-    typer.Option(
-        "--folder",
-        file_okay=False,
-        metavar="FOLDER",
-        rich_help_panel=OUTPUT,
-        help="Folder with trainings and recordings to show.",
-    ),
+    folder_option("--folder", OUTPUT, "Folder with trainings and recordings to show."),
 ]
 PageTokenOption = Annotated[
     Path | None,

@@ -105,6 +105,28 @@ def file_option(name: str, group: str, description: str, *, show_default: bool |
     )
 
 
+def folder_option(
+    name: str, group: str, description: str, *, show_default: bool | str = True
+) -> Any:
+    """Return an option that names a folder, which need not exist."""
+    return typer.Option(
+        name,
+        metavar="FOLDER",
+        parser=_folder,
+        rich_help_panel=group,
+        help=description,
+        show_default=show_default,
+    )
+
+
+def _folder(name: str | Path) -> Path:
+    if not str(name).strip():  # as of a variable that is not set; a Path would be the current one
+        raise typer.BadParameter("the name is empty; name a folder (. is the current one)")
+    if Path(name).is_file():
+        raise typer.BadParameter(f"{name} is a file; name a folder")
+    return Path(name)
+
+
 TokenFile = Annotated[
     Path | None,
     file_option(
@@ -181,6 +203,16 @@ def _checked_plot(path: Path | None) -> Path | None:
         raise typer.BadParameter(f"{path} is no .png file in an existing folder; name one")
     if path is not None and importlib.util.find_spec("matplotlib") is None:
         raise MissingPackageError("--plot needs matplotlib: pip install matplotlib")
+    if path is not None:  # it is drawn when all episodes have ended
+        is_new = not path.exists()
+        try:
+            path.open("ab").close()
+            if is_new:
+                path.unlink()
+        except OSError as error:
+            raise typer.BadParameter(
+                f"{path} cannot be written ({error.strerror}); name another file"
+            ) from error
     return path
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlmesh_ray.cli.options.common import OUTPUT
+from rlmesh_ray.cli.options.common import OUTPUT, folder_option
 from rlmesh_ray.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -13,13 +13,7 @@ if TYPE_CHECKING:
 
 RecordOption = Annotated[
     Path | None,
-    typer.Option(
-        "--record",
-        metavar="FOLDER",
-        file_okay=False,
-        rich_help_panel=OUTPUT,
-        help="Record episodes there (Parquet, MP4).",
-    ),
+    folder_option("--record", OUTPUT, "Record episodes there (Parquet, MP4)."),
 ]
 RecordMaxOption = Annotated[
     float,
@@ -41,19 +35,28 @@ RecordVideoOption = Annotated[
     ),
 ]
 RecordEveryOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--record-every",
         min=1,
         metavar="N",
         rich_help_panel=OUTPUT,
         help="Record each Nth episode of a runner; those of evaluation, all.",
+        show_default="10",
     ),
 ]
 
 
-def record_options(folder: Path | None, max_gb: float, video: str) -> "RecordOptions | None":
-    """Return the options of the three flags; None: nothing is recorded.
+def record_options(
+    folder: Path | None, max_gb: float, video: str, every: int | None = None
+) -> "RecordOptions | None":
+    """Return the options of the flags; None: nothing is recorded.
+
+    Args:
+        folder: ``--record``.
+        max_gb: ``--record-max-gb``.
+        video: ``--record-video``.
+        every: ``--record-every``, if it was given, which is no part of the result.
 
     Raises:
         ConfigurationError: A value is not possible, or belongs to no folder.
@@ -62,8 +65,13 @@ def record_options(folder: Path | None, max_gb: float, video: str) -> "RecordOpt
 
     if folder is not None:
         return RecordOptions(folder, max_gb, video)
-    if max_gb != MAX_GB or video != AUTO:
+    given = {
+        "--record-max-gb": max_gb != MAX_GB,
+        "--record-video": video != AUTO,
+        "--record-every": every is not None,
+    }
+    if names := [name for name, is_given in given.items() if is_given]:
         raise ConfigurationError(
-            "--record-max-gb and --record-video say how to record: add --record FOLDER"
+            f"{' and '.join(names)} without a folder, nothing is recorded: add --record FOLDER"
         )
     return None

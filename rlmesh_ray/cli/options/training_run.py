@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rlmesh_ray.cli.options.common import OUTPUT
+from rlmesh_ray.cli.options.common import OUTPUT, folder_option
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address
 
@@ -76,12 +76,7 @@ TrackOption = Annotated[
 ]
 ResumeOption = Annotated[
     Path | None,
-    typer.Option(
-        "--resume",
-        metavar="FOLDER",
-        rich_help_panel=TRAINING,
-        help="Go on with the run in this folder, as it was configured.",
-    ),
+    folder_option("--resume", TRAINING, "Go on with the run in this folder, as it was configured."),
 ]
 
 

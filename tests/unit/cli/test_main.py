@@ -192,6 +192,17 @@ def test_the_version_is_printed(capsys: Capture) -> None:
         (["train", "127.0.0.1:1", "--num-envs", "4"], ["--num-envs", "endpoint"]),
         (["train", "CartPole-v1", "--set", "lr"], ["--set", "'lr' is not NAME=VALUE"]),
         (["train", "CartPole-v1", "--config", "no/such/file"], ["--config", "no/such/file"]),
+        (
+            ["train", "CartPole-v1", "--record", ""],
+            ["--record", "the name is empty; name a folder"],
+        ),
+        (["train", "CartPole-v1", "--checkpoint-dir", " "], ["--checkpoint-dir", "name is empty"]),
+        (["train", "--resume", ""], ["--resume", "name is empty"]),
+        (["train", "--resume", __file__], ["--resume", "is a file; name a folder"]),
+        (["train", "CartPole-v1", "--record-every", "5"], ["--record-every", "--record FOLDER"]),
+        (["watch", "--folder", ""], ["--folder", "name is empty"]),
+        (["serve-model", ""], ["the name of the policy is empty"]),
+        (["compare", "a", "b", "--env", "x", "--plot", "/proc/x.png"], ["/proc/x.png cannot be"]),
     ],
 )
 def test_wrong_usage_is_an_error_in_one_line(
@@ -211,6 +222,19 @@ def test_wrong_usage_is_an_error_in_one_line(
     assert captured.out == ""
     assert line.startswith("error: ")
     assert all(word in line for word in words)
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_first_episode(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    (tmp_path / "folder.png").mkdir()
+    command = ["compare", "a", "b", "--env", "x", "--seed", "-1", "--plot"]
+
+    assert main([*command, str(tmp_path / "folder.png")]) == 2
+    assert "folder.png cannot be written (Is a directory)" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "new.png")]) == 2
+    assert "seed=-1" in capsys.readouterr().err
+    assert not (tmp_path / "new.png").exists()
 
 
 @pytest.mark.parametrize("option", ["--open-to-strangers", "--speak", "--token"])

@@ -284,6 +284,8 @@ def test_what_is_wrong_with_own_code_is_said(
         ("absent_module:make", r"no module absent_module in .* or on the Python path"),
         ("absent/checkpoint", "absent/checkpoint does not exist; name an RLlib checkpoint folder"),
         ("s3://bucket/checkpoint", "not a local path; copy it"),
+        ("", "name of the policy is empty; name an RLlib checkpoint folder"),
+        (" ", "name of the policy is empty"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused(checkpoint: str, message: str) -> None:

@@ -20,10 +20,12 @@ def test_a_folder_stands_for_the_defaults() -> None:
     "wrong",
     [
         {"folder": ""},
+        {"folder": " "},
         {"folder": 3},
         {"folder": Path("a"), "max_gb": 0},
         {"folder": "a", "max_gb": float("nan")},
         {"folder": "a", "max_gb": "1"},
+        {"folder": "a", "max_gb": True},
     ],
 )
 def test_a_wrong_value_is_named(wrong: dict[str, Any]) -> None:

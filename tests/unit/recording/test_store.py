@@ -65,6 +65,16 @@ def test_a_folder_that_is_no_recording_is_refused(
         load(tmp_path)
 
 
+def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ConfigurationError, match="holds no recording"):
+        load(tmp_path / "file")
+    for nothing in (None, "", 3):
+        with pytest.raises(ConfigurationError, match="must be a folder"):
+            load(nothing)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("return_", [2.0, float("nan"), float("-inf")])
 def test_a_summary_is_one_line_of_strict_json(tmp_path: Path, return_: float) -> None:
     video = tmp_path / "episodes" / "000004.mp4"

@@ -14,7 +14,7 @@ import pytest
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording import load
 from rlmesh_ray.recording.store import RecordingInfo, Store
-from rlmesh_ray.recording.vector_steps import Segment, Stream
+from rlmesh_ray.recording.vector_steps import Abandoned, Segment, Stream
 from rlmesh_ray.recording.writer_process import EpisodeWriter
 from rlmesh_ray.spaces.batch import leaves
 from rlmesh_ray.spaces.spec import (
@@ -125,11 +125,29 @@ def test_an_episode_without_its_beginning_or_its_end_leaves_no_file(tmp_path: Pa
     assert list((tmp_path / "episodes").iterdir()) == []
 
 
+def test_an_episode_that_is_abandoned_leaves_no_file_and_the_others_go_on(tmp_path: Path) -> None:
+    whole = cart_pole(3, seed=0)
+    writer = EpisodeWriter(tmp_path, 1.0)
+    writer.handle("0", Stream(INFO, "", "auto"))
+    for name in ("a", "b"):
+        writer.handle("0", replace(whole, episode=name, ends=False))
+
+    writer.handle("0", Abandoned("a"))
+    writer.handle("0", Abandoned("unknown"))
+
+    assert len(list((tmp_path / "episodes").glob("*.tmp"))) == 1
+    for name in ("a", "b"):
+        writer.handle("0", replace(whole, episode=name, begins=False))
+    writer.close()
+    assert [summary.length for summary in load(tmp_path).episodes] == [7]
+
+
 def test_infos_come_back_as_far_as_json_holds_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     info = {"a": np.float32(0.5), "b": np.arange(3), "c": {"d": [True, None]}, "e": "ä"}
     large = {"large": np.zeros(1000), "long": "x" * 5000, "thing": object()}
+    large |= {"nan": np.float32("nan"), "endless": {"x": [1.0, float("inf")]}}
     part = replace(cart_pole(2, seed=0), infos=[{}, info | large, info | large])
 
     written(tmp_path, INFO, part)
@@ -141,6 +159,8 @@ def test_infos_come_back_as_far_as_json_holds_them(
         "the info 'large'",
         "the info 'long'",
         "the info 'thing'",
+        "the info 'nan'",
+        "the info 'endless'",
     ]
 
 
@@ -209,6 +229,70 @@ def test_recording_stops_at_its_size_and_deletes_nothing(
     assert "recording stops" in record.getMessage()
 
 
+def endless(num_steps: int) -> Segment:
+    """Return the beginning of an episode."""
+    return replace(cart_pole(num_steps, seed=0), ends=False)
+
+
+def size_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in (folder / "episodes").iterdir())
+
+
+def test_an_episode_without_an_end_stops_at_the_size_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = EpisodeWriter(tmp_path, max_gb=20e-6)
+    writer.handle("0", Stream(INFO, "", "auto"))
+    begin = endless(200)
+    sizes = []
+    for part in (begin, *[replace(begin, begins=False)] * 20):
+        writer.handle("0", part)
+        sizes.append(size_bytes(tmp_path))
+    writer.handle("0", cart_pole(3, seed=1))
+    writer.close()
+
+    assert 10_000 < max(sizes) < 30_000
+    assert size_bytes(tmp_path) == 0
+    assert ["recording stops" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_running_episode_that_is_begun_anew_counts_once(tmp_path: Path) -> None:
+    parts = [endless(200) for _ in range(20)]
+
+    written(tmp_path, INFO, *parts, cart_pole(3, seed=0), max_gb=20e-6)
+
+    assert len(load(tmp_path).episodes) == 1
+
+
+def test_a_running_episode_of_another_writer_counts_too(tmp_path: Path) -> None:
+    other = EpisodeWriter(tmp_path, max_gb=1.0)
+    other.handle("0", Stream(INFO, "", "auto"))
+    other.handle("0", endless(2000))
+
+    written(tmp_path, INFO, cart_pole(3, seed=0), max_gb=20e-6)
+    other.close()
+
+    assert load(tmp_path).episodes == []
+
+
+def test_what_a_living_writer_has_not_ended_is_kept_and_what_a_dead_one_has_is_deleted(
+    tmp_path: Path,
+) -> None:
+    living = EpisodeWriter(tmp_path, max_gb=1.0)
+    living.handle("0", Stream(INFO, "", "auto"))
+    living.handle("0", endless(3))
+    left_over = Store(tmp_path).temporary_path()
+    left_over.touch()
+
+    written(tmp_path, INFO, cart_pole(4, seed=0))
+    living.handle("0", replace(cart_pole(4, seed=0), begins=False))
+    living.close()
+
+    assert [summary.length for summary in load(tmp_path).episodes] == [4, 8]
+    files = sorted(path.name for path in (tmp_path / "episodes").iterdir())
+    assert files == ["000001.parquet", "000002.parquet"]
+
+
 def test_several_writers_share_a_recording(tmp_path: Path) -> None:
     writers = [EpisodeWriter(tmp_path, 1.0) for _ in range(3)]
     for number, writer in enumerate(writers):
@@ -216,6 +300,8 @@ def test_several_writers_share_a_recording(tmp_path: Path) -> None:
     for length in range(3, 9):
         for writer in writers:
             writer.handle("0", cart_pole(length, seed=length))
+    for writer in writers:
+        writer.close()
 
     recording = load(tmp_path)
     assert [summary.id for summary in recording.episodes] == [f"{n:06}" for n in range(1, 19)]
@@ -261,6 +347,7 @@ def test_a_disk_that_is_full_for_a_while_costs_the_episodes_of_that_while(
     writer.handle("0", cart_pole(5, seed=0))
     away.rename(folder)
     writer.handle("0", cart_pole(6, seed=0))
+    writer.close()
 
     assert [summary.length for summary in load(tmp_path).episodes] == [3, 6]
     (record,) = caplog.records

@@ -14,7 +14,11 @@ def test_how_to_record_goes_with_the_folder() -> None:
     assert record_options(None, 10.0, "auto") is None
 
 
-@pytest.mark.parametrize(("max_gb", "video"), [(2.0, "auto"), (10.0, "none")])
-def test_how_to_record_is_refused_without_the_folder(max_gb: float, video: str) -> None:
+@pytest.mark.parametrize(
+    ("max_gb", "video", "every"), [(2.0, "auto", None), (10.0, "none", None), (10.0, "auto", 10)]
+)
+def test_how_to_record_is_refused_without_the_folder(
+    max_gb: float, video: str, every: int | None
+) -> None:
     with pytest.raises(ConfigurationError, match="add --record FOLDER"):
-        record_options(None, max_gb, video)
+        record_options(None, max_gb, video, every)
