@@ -97,6 +97,17 @@ def test_the_lanes_of_a_route_are_asked_at_the_same_time() -> None:
     assert chunks.shape == (3, 3, 2)
 
 
+def test_a_lane_that_is_named_twice_is_refused_and_the_session_goes_on(other: str) -> None:
+    with RemoteModel(other) as model:
+        model.configure_route(Arm())
+
+        with pytest.raises(RemoteModelError, match="name an env_index twice") as caught:
+            model.predict(batch(0.5, 1.0), slots=Slots([0, 0], ["", ""], [0, 0], [False, False]))
+
+        assert caught.value.is_recoverable
+        assert model.predict(batch(0.5)).tolist() == [[1.0, 1.0]]
+
+
 def test_our_own_server_describes_the_policy_and_its_times() -> None:
     def chunks(observations: Any) -> Any:
         return np.stack([doubled(observations)] * 4, axis=1)
