@@ -143,8 +143,8 @@ class RunFolder:
                 loaded = self._loaded[path] = stamp, read(path)
                 if len(self._loaded) > _MOST_LOADED:
                     self._loaded.pop(next(iter(self._loaded)), None)
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
+        except (OSError, ValueError, csv.Error) as error:  # ValueError: it is no text
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             raise ConfigurationError(f"cannot read {path}: {reason}") from error
         content: T = loaded[1]
         return content
@@ -157,7 +157,7 @@ def thinned(points: list[Any]) -> list[Any]:
 
 
 def _read_progress(path: Path) -> list[dict[str, float | None]]:
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         # The last line may be half written.
         rows = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
     return [{name: _number(text) for name, text in row.items()} for row in thinned(rows)]
@@ -178,9 +178,9 @@ def _facts(episode: "EpisodeSummary") -> dict[str, Any]:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Return mtime and size of a file; zeros where it is missing."""
+    """Return mtime and size of a file; zeros where it is missing or may not be looked at."""
     try:
         status = path.stat()
-    except FileNotFoundError:
+    except OSError:
         return 0, 0
     return status.st_mtime_ns, status.st_size

@@ -261,8 +261,9 @@ const refreshRuns = repeat(async () => {
   const { runs, recordings, folder } = await get("runs");
   offer($("run"), runs.map((run) => [run.name, run.name + (run.is_running ? " (running)" : "")]), `none in ${folder}`);
   offer($("recording"), recordings.map((name) => [name, name]), `none in ${folder}`);
-  await showCurve();
-  await showEpisodes();
+  const parts = await Promise.allSettled([showCurve(), showEpisodes()]);  // one may fail alone
+  const failed = parts.find(({ status }) => status === "rejected");
+  if (failed) throw failed.reason;
 }, RUNS_MS);
 
 async function showCurve() {

@@ -118,6 +118,30 @@ def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"a,b\n\xff,1\n", "UnicodeDecodeError"), (b"a,b\n" + b"1" * 200_000 + b",1\n", "field")],
+)
+def test_a_file_that_is_no_table_says_so(content: bytes, reason: str, tmp_path: Path) -> None:
+    write_progress(tmp_path / "one", 1)
+    (tmp_path / "one" / "progress.csv").write_bytes(content)
+
+    with pytest.raises(ConfigurationError, match=rf"cannot read .*one.*{reason}"):
+        seen(tmp_path).curve("one")
+
+
+def test_a_file_that_may_not_be_looked_at_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "progress.csv").symlink_to("progress.csv")  # each look at it fails
+    write_progress(tmp_path / "two", 1)
+
+    runs = seen(tmp_path)
+
+    assert [run["name"] for run in runs.overview()["runs"]] == ["two", "one"]
+    with pytest.raises(ConfigurationError, match=r"cannot read .*one"):
+        runs.curve("one")
+
+
+@pytest.mark.parametrize(
     ("order", "first"), [("newest", 119), ("highest", 119), ("lowest", 0), ("longest", 119)]
 )
 def test_episodes_come_in_pages_in_the_order_that_is_asked_for(
