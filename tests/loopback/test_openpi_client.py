@@ -413,6 +413,22 @@ def test_a_served_remote_policy_asks_for_the_rows_of_all_clients_together() -> N
     assert again.tolist() == [[2.0, 2.0], [4.0, 4.0]]
 
 
+def test_of_a_longer_chunk_than_can_be_served_the_first_actions_are_passed_on() -> None:
+    def infer(message: dict[str, Any]) -> dict[str, Any]:
+        return {"actions": np.arange(4000.0).reshape(2000, 2)}
+
+    with (
+        small_server(infer, {"action_horizon": 2000}) as address,
+        ModelServer(RemotePolicy(f"openpi://{address}")) as server,
+        RemoteModel(server.address) as model,
+    ):
+        model.configure_route(Arm())
+        chunks = model.predict_chunk(batch(0.5))
+
+    assert chunks.shape == (1, 1024, 2)
+    assert chunks[0, -1].tolist() == [2046.0, 2047.0]
+
+
 def test_inspect_shows_no_replay_where_every_answer_is_a_chunk(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
