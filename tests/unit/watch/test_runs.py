@@ -54,6 +54,30 @@ def test_trainings_are_found_with_their_curve(tmp_path: Path) -> None:
     assert curve[-1]["iteration"] == 3
 
 
+def test_a_training_may_be_called_checkpoints_and_none_is_looked_for_in_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    write_progress(tmp_path / "checkpoints" / "one", 1)
+    write_progress(tmp_path / "two" / "checkpoint-000010" / "learner_group", 1)
+    (tmp_path / "two" / "checkpoint-000010" / "class_and_ctor_args.pkl").touch()
+
+    assert [run["name"] for run in seen(tmp_path).overview()["runs"]] == ["checkpoints/one"]
+
+
+def test_folders_that_are_too_many_to_look_through_are_said(tmp_path: Path) -> None:
+    for number in range(5_000):
+        (tmp_path / f"{number:04}").mkdir()
+    write_progress(tmp_path / "last", 1)
+
+    found = seen(tmp_path).overview()
+    small = seen(tmp_path / "last").overview()
+
+    assert found["runs"] == []
+    assert "more than 5,000 folders" in found["problem"]
+    assert [run["name"] for run in small["runs"]] == ["."]
+    assert small["problem"] == ""
+
+
 def test_a_recording_may_be_called_episodes(tmp_path: Path) -> None:
     write_recording(tmp_path / "runs" / "episodes", 1)
 
