@@ -21,6 +21,8 @@ KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S = 10, 5
 answer; of gRPC and of direct TCP connections."""
 _LONGEST_S = 1e15
 """In milliseconds it still fits into an int64 field of the protocol."""
+MAX_BATCH_DELAY_S = 10.0
+"""Longest time for which a batch of a policy may wait for more requests, which all wait with it."""
 _TRANSPORTS = {
     "auto": frozenset({SHARED_MEMORY, TCP}),
     SHARED_MEMORY: frozenset({SHARED_MEMORY}),
@@ -167,20 +169,31 @@ def as_reset_options(options: object) -> dict[str, Any]:
 
 
 def require_seconds(
-    name: str, value: object, *, allow_zero: bool = False, allow_infinite: bool = False
+    name: str,
+    value: object,
+    *,
+    allow_zero: bool = False,
+    allow_infinite: bool = False,
+    most_s: float = _LONGEST_S,
 ) -> None:
     """Require that an option is a number of seconds, by default finite and above 0.
 
     Raises:
         ConfigurationError: It is not.
     """
-    problem = seconds_problem(value, allow_zero=allow_zero, allow_infinite=allow_infinite)
+    problem = seconds_problem(
+        value, allow_zero=allow_zero, allow_infinite=allow_infinite, most_s=most_s
+    )
     if problem:
         raise ConfigurationError(f"{name}={value!r} {problem}")
 
 
 def seconds_problem(
-    value: object, *, allow_zero: bool = False, allow_infinite: bool = False
+    value: object,
+    *,
+    allow_zero: bool = False,
+    allow_infinite: bool = False,
+    most_s: float = _LONGEST_S,
 ) -> str:
     """Return why ``value`` is no valid number of seconds, to follow it; empty where it is one."""
     seconds = math.nan  # every comparison with NaN is False
@@ -190,9 +203,9 @@ def seconds_problem(
         except OverflowError:  # an integer above every float
             seconds = math.inf
     is_enough = seconds >= 0 if allow_zero else seconds > 0
-    if is_enough and (allow_infinite or seconds <= _LONGEST_S):
+    if is_enough and (allow_infinite or seconds <= most_s):
         return ""
     if is_enough and seconds < math.inf:
-        return f"must be at most {_LONGEST_S:g} seconds"
+        return f"must be at most {most_s:g} seconds"
     kind = "number of seconds" if allow_infinite else "finite number of seconds"
     return f"must be a {kind}{', 0 or more' if allow_zero else ' above 0'}"

@@ -9,6 +9,7 @@ from rlmesh_ray.client.model_handshake import policy_of
 from rlmesh_ray.client.remote_model import RemoteModel, Slots
 from rlmesh_ray.errors import ContractMismatchError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import PolicyTraits, Rows
+from rlmesh_ray.options import MAX_HORIZON
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import SpaceSpec
 
@@ -36,9 +37,9 @@ class RemotePolicy:
         self._address = address
         self._connect = partial(RemoteModel, address, token=token, tls=tls)
         self._model: RemoteModel | None = self._connect()
-        horizon = policy_of(self._model.answer).horizon
+        horizon = min(policy_of(self._model.answer).horizon, MAX_HORIZON)
         self.traits = PolicyTraits(kind="remote policy", horizon=horizon)
-        """Its horizon is what the server's metadata says."""
+        """Its horizon is what the server's metadata says, up to the longest that is served."""
         self._routes: dict[Spaces, str] = {}
         self._lanes: dict[tuple[str, int], int] = {}
 
@@ -91,7 +92,9 @@ class RemotePolicy:
         if spaces not in self._routes:
             own = EnvContract(contract.id, *spaces, 1, contract.autoreset_mode)
             route_id = f"route-{len(self._routes)}"
-            self._routes[spaces] = model.configure_route(own, route_id=route_id)
+            self._routes[spaces] = model.configure_route(
+                own, route_id=route_id, horizon=self.traits.horizon
+            )
         return self._routes[spaces]
 
     def _lane(self, route_key: str, env_index: int) -> int:

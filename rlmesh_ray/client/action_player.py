@@ -21,11 +21,13 @@ from rlmesh_ray.client.chunk_player import (
 )
 from rlmesh_ray.client.remote_model import RemoteModel, Slots, contract_of
 from rlmesh_ray.errors import (
+    ConfigurationError,
     ConformanceError,
     EndpointError,
     LocalProtocolError,
     UnsupportedSpaceError,
 )
+from rlmesh_ray.options import as_int
 from rlmesh_ray.spaces.batch import Column, flatten, leaves, stack, unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.validation import coerce_batch
@@ -124,6 +126,8 @@ class ActionPlayer:
         """
         if self._is_closed:
             raise LocalProtocolError("the player is closed: RemoteModel.actions makes another one")
+        if as_int("skipped", skipped) < 0:
+            raise ConfigurationError(f"skipped={skipped} must be 0 or more")
         is_over = self._begin_episodes(done)
         settled = self._has_action | is_over
         lanes = np.flatnonzero(~settled).tolist()
@@ -155,7 +159,12 @@ class ActionPlayer:
         Args:
             lane: Index of the lane; 0 for a single environment.
             episode_id: Id of the episode in requests; another one for each episode.
+
+        Raises:
+            ConfigurationError: There is no such lane.
         """
+        if not 0 <= as_int("lane", lane) < len(self._players):
+            raise ConfigurationError(f"lane={lane} must be from 0 to {len(self._players) - 1}")
         self._players[lane].begin_episode()
         self._episode_ids[lane] = episode_id
         self._has_action[lane] = False
@@ -188,10 +197,14 @@ class ActionPlayer:
     def _begin_episodes(self, done: Any) -> NDArray[np.bool_]:
         """Begin the episodes of this observation; return the lanes whose action is ignored."""
         try:
-            is_done = np.broadcast_to(np.asarray(done, np.bool_), self._is_ending.shape)
+            values = np.asarray(done)
+            is_done = np.broadcast_to(values.astype(np.bool_), self._is_ending.shape)
         except ValueError as error:
-            problem = f"has shape {np.shape(done)}, expected one a lane: {self._is_ending.shape}"
+            problem = f"is not one a lane, of shape {self._is_ending.shape}: {error}"
             raise ConformanceError("structure", "done", problem) from error
+        if values.dtype.kind not in "biuf" or not (values == is_done).all():  # "False" is no False
+            problem = f"is {done!r:.40}, expected True or False, one a lane"
+            raise ConformanceError("structure", "done", problem)
         begins, is_over = is_done, np.zeros_like(self._is_ending)
         if self._resets_next_step:
             # No step has been taken where an episode has just begun, so none can have ended it.

@@ -107,9 +107,10 @@ class ChunkPlayer:
     ) -> None:
         if execution_horizon is not None:
             require_count("execution_horizon", execution_horizon)
-        if prefetch != AUTO and (isinstance(prefetch, str) or as_int("prefetch", prefetch) < 0):
+        is_text = isinstance(prefetch, str)
+        if prefetch != AUTO if is_text else as_int("prefetch", prefetch) < 0:
             raise ConfigurationError(f"prefetch={prefetch!r:.40} must be 0 or more, or {AUTO!r}")
-        if not callable(blend) and blend not in (NEWEST, MEAN):
+        if not callable(blend) and not (isinstance(blend, str) and blend in (NEWEST, MEAN)):
             raise ConfigurationError(
                 f"blend={blend!r:.40} is not {NEWEST!r}, {MEAN!r} or a function of an array "
                 "(candidates, *action)"

@@ -21,6 +21,8 @@ from rlmesh_ray.options import CHUNK_REPLAYS, FIRST
 from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
 from rlmesh_ray.spaces.columns import chunk_steps
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.validation import coerce, structure_checker
 
 
 def with_replay(policy: Policy, chunk_replay: str) -> Policy:
@@ -92,6 +94,9 @@ class KeptChunks:
     def predict(self, contract: EnvContract, rows: Rows) -> object:
         """Return chunks ``(N, horizon, *action)`` that begin with each lane's next action.
 
+        The lanes of a request with an action outside the action space, which is refused, keep
+        their actions; for the lane of that action the policy chooses another chunk next time.
+
         Raises:
             PolicyError: The policy failed, or returned no chunks, or a lane occurs twice; no
                 action was taken from a chunk.
@@ -114,9 +119,17 @@ class KeptChunks:
             [np.roll(column, -chunk.num_used, axis=0) for column in chunk.columns]
             for chunk in chunks
         ]
-        for chunk in chunks:
-            chunk.num_used += 1
-        return unflatten(contract.action_space, [*map(np.stack, zip(*begun, strict=True))])
+        actions = [*map(np.stack, zip(*begun, strict=True))]
+        fits = iter(_rows_that_fit(contract.action_space, [column[:, 0] for column in actions]))
+        acting = iter(chunks)
+        for route in rows.routes:
+            own = [(next(acting), next(fits)) for _ in route.slots]
+            is_answered = all(is_fit for _, is_fit in own)  # else the server refuses the request
+            for chunk, is_fit in own:
+                chunk.num_used += is_answered
+                if not is_fit:
+                    chunk.columns = ()
+        return unflatten(contract.action_space, actions)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Free the chunk of one lane of a route, or of the whole route (None)."""
@@ -136,6 +149,20 @@ class KeptChunks:
                 f"the policy's actions do not fit {contract.id}'s action space: "
                 f"{error.about('action')}"
             ) from error
+
+
+def _rows_that_fit(spec: SpaceSpec, actions: Sequence[Any]) -> list[bool]:
+    """Return whether each row's actions, one array ``(N, *action)`` a leaf, are in the space."""
+    num_rows = len(actions[0])
+    try:
+        pairs = zip(leaves(spec), actions, strict=True)
+        structure_checker(spec).check([coerce(leaf, value, num_rows) for leaf, value in pairs])
+    except ConformanceError:
+        if num_rows == 1:
+            return [False]
+        rows = ([column[row : row + 1] for column in actions] for row in range(num_rows))
+        return [is_fit for row in rows for is_fit in _rows_that_fit(spec, row)]
+    return [True] * num_rows
 
 
 def _selected(contract: EnvContract, rows: Rows, is_selected: Sequence[bool]) -> Rows:

@@ -13,7 +13,7 @@ from functools import partial
 
 from rlmesh_ray.models.policy import Policy, traits_of
 from rlmesh_ray.models.torch.threads import limit_torch_threads
-from rlmesh_ray.options import require_count, require_seconds
+from rlmesh_ray.options import MAX_BATCH_DELAY_S, require_count, require_seconds
 from rlmesh_ray.protocol.messages import TimedBatchRun
 from rlmesh_ray.server.batch_queue import BatchQueue
 from rlmesh_ray.server.batch_runner import BatchResult, run_batch
@@ -96,7 +96,7 @@ class BatchCollector:
         name: str = "",
     ) -> None:
         require_count("max_batch_rows", max_rows)
-        require_seconds("max_delay_s", max_delay_s, allow_zero=True)
+        require_seconds("max_delay_s", max_delay_s, allow_zero=True, most_s=MAX_BATCH_DELAY_S)
         self.num_routes = 0
         """Open routes over all sessions, counted by the host."""
         self.policy_version = 0

@@ -499,10 +499,17 @@ class ObservationMap:
             client_space: Observation space of one lane of the client.
 
         Raises:
-            ConfigurationError: An entry's key is no leaf of the policy's space.
+            ConfigurationError: An entry's key is no leaf of the policy's space, or two entries name
+                the same leaf.
             ContractMismatchError: The client has no leaf of that path.
         """
-        given = {"/".join(parts): source for parts, source in self._entries.items()}
+        given: dict[str, _Source] = {}
+        for parts, own in self._entries.items():
+            if given.setdefault("/".join(parts), own) is not own:
+                raise ConfigurationError(
+                    f"the map has two entries for {'/'.join(parts)} of the policy's observation "
+                    "space, with quotes and without; leave one of them"
+                )
         wanted = [_parts(leaf.path) for leaf in leaves(policy_space)]
         for key in sorted(given.keys() - {"/".join(parts) for parts in wanted}):
             raise ConfigurationError(

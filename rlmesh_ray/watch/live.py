@@ -2,7 +2,7 @@
 
 Rule 1: nothing is asked twice at the same time, or more often than its pause says, however many
 pages are open; they share the last answer. A page that goes away ends its questions.
-Rule 2: pictures take a session at most ``PICTURE_SHARE`` of its time.
+Rule 2: pictures take a session on average at most ``PICTURE_SHARE`` of its time.
 """
 
 import threading
@@ -24,8 +24,8 @@ PICTURE_SHARE = 0.01
 STATISTICS_PERIOD_S = 2.0
 _SESSIONS_PERIOD_S = 1.0
 _RETRY_S = 2.0
-_FIRST_PICTURE_S = 0.05
-"""What a first picture is taken to cost at most: an environment may load its renderer for it."""
+_NUM_AVERAGED = 8
+"""How many pauses one long picture is spread over: the first one may load a renderer."""
 _TIMEOUT_S = 5.0
 _MOST_KEPT = 256
 """Sessions, pictures and connections that are remembered."""
@@ -48,8 +48,6 @@ class SharedAnswer(Generic[T]):
         """The last answer; None: there is none yet."""
         self.problem = ""
         """Why the last question has failed; empty: it has not."""
-        self.took_s = 0.0
-        """Duration of the last question."""
 
     @property
     def wait_s(self) -> float:
@@ -74,8 +72,8 @@ class SharedAnswer(Generic[T]):
             except RlmeshError as error:
                 is_turn_of_another = isinstance(error, CapacityError) and self.value is not None
                 self.problem = "" if is_turn_of_another else str(error)
-            self.took_s = self._clock() - begun_s
-            self._due_s = self._clock() + pause_s(self.took_s)
+            now_s = self._clock()
+            self._due_s = now_s + pause_s(now_s - begun_s)
         finally:
             self._asking.release()
 
@@ -90,6 +88,17 @@ class Picture:
     """When to ask for the next one: the pace that the session's share allows."""
     took_s: float
     """How long the last one took."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A picture as it came."""
+
+    lane: int
+    png: bytes
+    took_s: float
+    mean_s: float
+    """Mean duration of the session's last pictures; see ``mean_after``."""
 
 
 class LiveView:
@@ -126,7 +135,7 @@ class LiveView:
             return None
         answer = self._keep(("sessions", key), lambda: SharedAnswer[list[Any]](self._clock))
         answer.ask(
-            lambda: [asdict(each) for each in self._observer("list", key, endpoint).sessions()],
+            lambda: [asdict(each) for each in self._observer("list", endpoint).sessions()],
             lambda took_s: max(_SESSIONS_PERIOD_S, took_s),
         )
         # Those of an endpoint that has failed may be gone, also when it is back.
@@ -139,22 +148,26 @@ class LiveView:
         if endpoint is None:
             return None
         # All lanes of a session share its pace, so each of them is drawn now and then.
-        answer = self._keep(
-            ("picture", key, session), lambda: SharedAnswer[tuple[int, bytes]](self._clock)
-        )
-        try:
-            observer = self._observer("draw", key, endpoint)
-        except RlmeshError as error:
-            return Picture(None, str(error), _RETRY_S, 0.0)
-        before_s = answer.took_s if answer.value else _FIRST_PICTURE_S
-        answer.ask(
-            lambda: (lane, observer.render(session, lane)),
-            # One that took long by chance does not stop the others; several that do slow them.
-            lambda took_s: _RETRY_S if answer.problem else picture_pause_s(min(took_s, before_s)),
-        )
-        drawn, png = answer.value or (lane, None)
-        png = None if answer.problem or drawn != lane else png
-        return Picture(png, answer.problem, answer.wait_s, answer.took_s)
+        answer = self._keep(("picture", key, session), lambda: SharedAnswer[_Drawn](self._clock))
+
+        def draw() -> _Drawn:
+            observer = self._observer(f"draw {session}", endpoint)
+            begun_s = self._clock()
+            png = observer.render(session, lane)
+            took_s = self._clock() - begun_s
+            before_s = answer.value.mean_s if answer.value else 0.0
+            return _Drawn(lane, png, took_s, mean_after(before_s, took_s))
+
+        def pause_s(_: float) -> float:
+            drawn = answer.value
+            return _RETRY_S if answer.problem or not drawn else picture_pause_s(drawn.mean_s)
+
+        answer.ask(draw, pause_s)
+        drawn = answer.value
+        if drawn is None:
+            return Picture(None, answer.problem, answer.wait_s, 0.0)
+        png = None if answer.problem or drawn.lane != lane else drawn.png
+        return Picture(png, answer.problem, answer.wait_s, drawn.took_s)
 
     def _read(self) -> list[dict[str, Any]]:
         found = sorted(self._source.endpoints(), key=in_order)
@@ -164,19 +177,25 @@ class LiveView:
             for key, each in self._known.items()
         ]
 
-    def _observer(self, purpose: str, key: str, endpoint: EndpointStatus) -> EndpointObserver:
-        """Return a connection for one purpose, which one thread at a time has."""
+    def _observer(self, purpose: str, endpoint: EndpointStatus) -> EndpointObserver:
+        """Return a connection for one purpose, for a question that one thread at a time asks."""
 
         def connect() -> EndpointObserver:
             to = self._source.connect_options(endpoint)
             observer = EndpointObserver(
                 to.address, token=to.token, tls=to.tls, timeout_s=_TIMEOUT_S
             )
-            observer.sessions()  # connects, which is no part of the time of a picture
+            try:
+                observer.sessions()  # connects, which is no part of the time of a picture
+            except BaseException:
+                observer.close()
+                raise
             return observer
 
         # Pictures may wait for a step; the connection of lists does not wait with them.
-        return self._keep((purpose, key, endpoint.address), connect)
+        return self._keep(
+            (purpose, endpoint.fleet, endpoint.endpoint_id, endpoint.address), connect
+        )
 
     def _keep(self, name: tuple[object, ...], make: Callable[[], T]) -> T:
         """Return what has this name, made where it is new; what was not used for long goes."""
@@ -185,13 +204,22 @@ class LiveView:
         if found is None:
             found = make()  # may block, so without the lock
         with self._lock:
-            found = self._kept.setdefault(name, found)
+            kept: T = self._kept.setdefault(name, found)
+            dropped: list[Any] = [] if kept is found else [found]
             self._kept.move_to_end(name)
             if len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
-            return found
+                dropped.append(self._kept.popitem(last=False)[1])
+        for each in dropped:
+            if isinstance(each, EndpointObserver):
+                each.close()
+        return kept
+
+
+def mean_after(mean_s: float, took_s: float) -> float:
+    """Return the mean duration of the last pictures after one more: the latest weigh most."""
+    return mean_s + (took_s - mean_s) / _NUM_AVERAGED
 
 
 def picture_pause_s(took_s: float) -> float:
-    """Return the pause after a picture that took ``took_s``."""
+    """Return the pause after a picture, given the mean duration of the last pictures."""
     return max(1 / PICTURES_PER_S - took_s, took_s / PICTURE_SHARE - took_s)

@@ -25,8 +25,8 @@ _MOST_LOADED = 32
 _SCAN_PERIOD_S = 5.0
 _RUNNING_S = 120.0
 """A training that has written something this recently counts as running."""
-_SKIPPED = {"checkpoint", "checkpoints"}
-_SKIPPED_OF_RECORDINGS = {*_SKIPPED, "episodes"}
+_CHECKPOINT = "class_and_ctor_args.pkl"
+"""A folder with this file is a checkpoint of RLlib: dozens of folders, none with a training."""
 _ORDERS: dict[str, tuple[str, bool]] = {
     "newest": ("ended_at", True),
     "highest": ("return_", True),
@@ -49,12 +49,16 @@ class RunFolder:
         self._folder = folder
         self._clock = clock
         self._scan_due_s = -1.0
+        self._problem = ""
         self._runs: dict[str, Path] = {}
         self._recordings: dict[str, Path] = {}
         self._loaded: dict[Path, tuple[tuple[int, int], Any]] = {}  # stamp, content
 
     def overview(self) -> dict[str, Any]:
-        """Return the names of the trainings, the last written first, and of the recordings."""
+        """Return the names of the trainings, the last written first, and of the recordings.
+
+        The problem says that there are too many folders to look through all.
+        """
         if self._clock() >= self._scan_due_s:
             self._scan()
             self._scan_due_s = self._clock() + _SCAN_PERIOD_S
@@ -67,6 +71,7 @@ class RunFolder:
                 for name in sorted(self._runs, key=lambda name: -written[name])
             ],
             "recordings": sorted(self._recordings),
+            "problem": self._problem,
         }
 
     def curve(self, run: str) -> list[dict[str, Any]] | None:
@@ -121,18 +126,23 @@ class RunFolder:
         return self._load(path / INDEX, lambda _: load(path))
 
     def _scan(self) -> None:
-        runs, recordings = {}, {}
-        walk = itertools.islice(os.walk(self._folder), _MOST_FOLDERS)
-        for name, folders, files in walk:
+        runs, recordings, problem = {}, {}, ""
+        for number, (name, folders, files) in enumerate(os.walk(self._folder)):
+            if number == _MOST_FOLDERS:
+                problem = (
+                    f"{self._folder} has more than {number:,} folders, and the others are not "
+                    "shown: name one inside of it (--folder)"
+                )
+                break
             path = Path(name)
             shown = path.relative_to(self._folder).as_posix()
-            skipped = _SKIPPED_OF_RECORDINGS if RECORDING in files else _SKIPPED
-            folders[:] = sorted(each for each in folders if each not in skipped)
+            skipped = {"episodes"} if RECORDING in files else set()
+            folders[:] = sorted(set() if _CHECKPOINT in files else {*folders} - skipped)
             if PROGRESS in files:
                 runs[shown] = path / PROGRESS
             if RECORDING in files:
                 recordings[shown] = path
-        self._runs, self._recordings = runs, recordings
+        self._runs, self._recordings, self._problem = runs, recordings, problem
 
     def _load(self, path: Path, read: Callable[[Path], T]) -> T:
         """Return the content of a file, read again where that has changed."""
@@ -143,8 +153,8 @@ class RunFolder:
                 loaded = self._loaded[path] = stamp, read(path)
                 if len(self._loaded) > _MOST_LOADED:
                     self._loaded.pop(next(iter(self._loaded)), None)
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
+        except (OSError, ValueError, csv.Error) as error:  # ValueError: it is no text
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             raise ConfigurationError(f"cannot read {path}: {reason}") from error
         content: T = loaded[1]
         return content
@@ -157,7 +167,7 @@ def thinned(points: list[Any]) -> list[Any]:
 
 
 def _read_progress(path: Path) -> list[dict[str, float | None]]:
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         # The last line may be half written.
         rows = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
     return [{name: _number(text) for name, text in row.items()} for row in thinned(rows)]
@@ -178,9 +188,9 @@ def _facts(episode: "EpisodeSummary") -> dict[str, Any]:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Return mtime and size of a file; zeros where it is missing."""
+    """Return mtime and size of a file; zeros where it is missing or may not be looked at."""
     try:
         status = path.stat()
-    except FileNotFoundError:
+    except OSError:
         return 0, 0
     return status.st_mtime_ns, status.st_size

@@ -115,6 +115,14 @@ def test_every_control_and_every_region_has_a_name(width: int, chromium: Any, fo
         assert unnamed == 0
 
 
+def test_a_training_that_cannot_be_read_hides_no_recording(chromium: Any, tmp_path: Path) -> None:
+    write_progress(tmp_path / "cart", 1)
+    (tmp_path / "cart" / "progress.csv").write_bytes(b"env_steps\n\xff\n")
+    write_recording(tmp_path / "kept", 3)
+    with opened(chromium, many(tmp_path)) as view:
+        view.get_by_role("button", name="Replay episode 000002").wait_for()
+
+
 def test_states_are_words_and_trouble_says_what_it_is(chromium: Any, folder: Path) -> None:
     with opened(chromium, many(folder)) as view:
         rows = view.get_by_role("table", name="Environments").get_by_role("row")

@@ -97,6 +97,17 @@ def test_the_lanes_of_a_route_are_asked_at_the_same_time() -> None:
     assert chunks.shape == (3, 3, 2)
 
 
+def test_a_lane_that_is_named_twice_is_refused_and_the_session_goes_on(other: str) -> None:
+    with RemoteModel(other) as model:
+        model.configure_route(Arm())
+
+        with pytest.raises(RemoteModelError, match="name an env_index twice") as caught:
+            model.predict(batch(0.5, 1.0), slots=Slots([0, 0], ["", ""], [0, 0], [False, False]))
+
+        assert caught.value.is_recoverable
+        assert model.predict(batch(0.5)).tolist() == [[1.0, 1.0]]
+
+
 def test_our_own_server_describes_the_policy_and_its_times() -> None:
     def chunks(observations: Any) -> Any:
         return np.stack([doubled(observations)] * 4, axis=1)
@@ -400,6 +411,22 @@ def test_a_served_remote_policy_asks_for_the_rows_of_all_clients_together() -> N
 
     assert chunks[:, :, 0].tolist() == [[2.0, 3.0, 4.0], [4.0, 5.0, 6.0]]
     assert again.tolist() == [[2.0, 2.0], [4.0, 4.0]]
+
+
+def test_of_a_longer_chunk_than_can_be_served_the_first_actions_are_passed_on() -> None:
+    def infer(message: dict[str, Any]) -> dict[str, Any]:
+        return {"actions": np.arange(4000.0).reshape(2000, 2)}
+
+    with (
+        small_server(infer, {"action_horizon": 2000}) as address,
+        ModelServer(RemotePolicy(f"openpi://{address}")) as server,
+        RemoteModel(server.address) as model,
+    ):
+        model.configure_route(Arm())
+        chunks = model.predict_chunk(batch(0.5))
+
+    assert chunks.shape == (1, 1024, 2)
+    assert chunks[0, -1].tolist() == [2046.0, 2047.0]
 
 
 def test_inspect_shows_no_replay_where_every_answer_is_a_chunk(

@@ -27,9 +27,9 @@ from rlmesh_ray.cli.options.common import (
     TlsFromRay,
     TlsKey,
     TokenFile,
+    batch_delay_s,
     client_tls,
     file_option,
-    non_negative_s,
     parse_map,
     read_token,
     search_current_folder,
@@ -50,7 +50,7 @@ from rlmesh_ray.cli.options.serving import (
 )
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError, EndpointError
-from rlmesh_ray.options import FIRST, KEPT
+from rlmesh_ray.options import FIRST, KEPT, MAX_BATCH_DELAY_S
 from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
 from rlmesh_ray.server.log_format import LogFormat
@@ -140,8 +140,8 @@ MaxDelay = Annotated[
         "--max-delay",
         metavar="SECONDS",
         rich_help_panel=LIMITS,
-        callback=non_negative_s,
-        help="Longest wait of a batch for more requests.",
+        callback=batch_delay_s,
+        help=f"Longest wait for more requests, up to {MAX_BATCH_DELAY_S:g}.",
     ),
 ]
 MaxMessageBytes = Annotated[

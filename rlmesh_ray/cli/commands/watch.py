@@ -111,6 +111,13 @@ def watch(  # noqa: PLR0913  # the command line; every option stands alone
             param_hint="--address",
         )
     names = targets or []
+    for name in names:
+        if not name.strip() or name.startswith("@"):
+            raise typer.BadParameter(
+                f"{name!r} names nothing: give HOST:PORT of an endpoint, NAME@HOST:PORT of a pool, "
+                "or a name on Ray",
+                param_hint="TARGET",
+            )
     are_addresses = {looks_like_address(name.rpartition("@")[2]) for name in names}
     if len(are_addresses) > 1:
         raise typer.BadParameter(

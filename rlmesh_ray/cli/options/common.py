@@ -19,7 +19,7 @@ import typer
 from rlmesh_ray.auth import token_file
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError
-from rlmesh_ray.options import seconds_problem
+from rlmesh_ray.options import MAX_BATCH_DELAY_S, seconds_problem
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
 if TYPE_CHECKING:
@@ -372,6 +372,15 @@ def non_negative_s(value: float | None) -> float | None:
     return _checked(value, allow_zero=True)
 
 
+def batch_delay_s(value: float | None) -> float | None:
+    """Return a number from 0 to the longest wait of a batch, or None as it is.
+
+    Raises:
+        typer.BadParameter: The number is out of range.
+    """
+    return _checked(value, allow_zero=True, most_s=MAX_BATCH_DELAY_S)
+
+
 def at_most_a_day_s(value: float | None) -> float | None:
     """Return a finite number from 0 to the seconds of a day, or None as it is.
 
@@ -383,8 +392,8 @@ def at_most_a_day_s(value: float | None) -> float | None:
     return non_negative_s(value)
 
 
-def _checked(value: float | None, *, allow_zero: bool) -> float | None:
-    problem = "" if value is None else seconds_problem(value, allow_zero=allow_zero)
+def _checked(value: float | None, **limits: Any) -> float | None:
+    problem = "" if value is None else seconds_problem(value, **limits)
     if problem:
         raise typer.BadParameter(f"{value} {problem}")
     return value

@@ -4,7 +4,7 @@ const $ = (id) => document.getElementById(id);
 const DASH = "–";
 const STATISTICS_MS = 3000, SESSIONS_MS = 2000, RUNS_MS = 5000, PAGE_EPISODES = 50;
 const chosen = { endpoint: "", episode: "", first: 0 };
-let endpoints = [], pace = {};
+let endpoints = [], pace = {}, folderProblem = "";
 
 class Refused extends Error {}
 
@@ -193,7 +193,8 @@ const refreshEndpoints = repeat(async () => {
   if (first && !endpoints.some((row) => row.key === chosen.endpoint)) chooseEndpoint(first);
   showEndpoints();
   const count = `${endpoints.length} endpoint${endpoints.length === 1 ? "" : "s"}`;
-  put($("status"), pace.problem || (pace.source ? `${pace.source}: ${count}` : "no endpoints are watched"));
+  const found = pace.problem || (pace.source ? `${pace.source}: ${count}` : "no endpoints are watched");
+  put($("status"), folderProblem ? `${found}; ${folderProblem}` : found);
 }, STATISTICS_MS);
 
 const picked = () => [chosen.endpoint, $("session").value, $("lane").value].join(" ");
@@ -258,11 +259,13 @@ $("lane").onchange = () => { showPicture(null, ""); refreshSessions(); };
 // --- trainings and recordings --------------------------------------------------------------------
 
 const refreshRuns = repeat(async () => {
-  const { runs, recordings, folder } = await get("runs");
+  const { runs, recordings, folder, problem } = await get("runs");
+  folderProblem = problem;
   offer($("run"), runs.map((run) => [run.name, run.name + (run.is_running ? " (running)" : "")]), `none in ${folder}`);
   offer($("recording"), recordings.map((name) => [name, name]), `none in ${folder}`);
-  await showCurve();
-  await showEpisodes();
+  const parts = await Promise.allSettled([showCurve(), showEpisodes()]);  // one may fail alone
+  const failed = parts.find(({ status }) => status === "rejected");
+  if (failed) throw failed.reason;
 }, RUNS_MS);
 
 async function showCurve() {

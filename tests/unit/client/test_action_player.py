@@ -264,5 +264,32 @@ def test_actions_that_have_no_mean_or_no_chunks_are_refused_at_once() -> None:
         player_of(model, contract(), prefetch=-2)
     with pytest.raises(ConfigurationError, match="execution_horizon=5 is more than the 4"):
         player_of(model, contract(), execution_horizon=5).act(np.array(0.0))
-    with pytest.raises(ConformanceError, match=r"^done: has shape \(3,\), expected one a lane"):
+    with pytest.raises(
+        ConformanceError, match=r"^done: is not one a lane, of shape \(2,\): .*\(3,\)"
+    ):
         player_of(model, contract(2)).act(np.zeros(2), done=[True, False, False])
+
+
+@pytest.mark.parametrize("done", ["False", np.nan, 2, None, ["a", "b"], [True, 0.5], [[1], [2, 3]]])
+def test_what_is_neither_true_nor_false_ends_no_episode(done: object) -> None:
+    model = CountingModel()
+    player = player_of(model, contract(2), prefetch=0)
+    player.act(np.zeros(2))
+
+    with pytest.raises(ConformanceError, match=r"^done: "):
+        player.act(np.ones(2), done=done)
+
+    np.testing.assert_array_equal(player.act(np.ones(2), done=np.array([0, 0])), [1, 1])
+    assert len(model.asked) == 1
+
+
+def test_lanes_and_skipped_steps_that_cannot_be_are_refused() -> None:
+    player = player_of(CountingModel(), contract(2))
+
+    for lane in (2, -1):
+        with pytest.raises(ConfigurationError, match=f"lane={lane} must be from 0 to 1"):
+            player.begin_episode(lane, "x")
+    with pytest.raises(ConfigurationError, match="skipped=-1 must be 0 or more"):
+        player.act(np.zeros(2), skipped=-1)
+    with pytest.raises(ConfigurationError, match=r"skipped=0\.5 must be a whole number"):
+        player.act(np.zeros(2), skipped=0.5)  # type: ignore[arg-type]

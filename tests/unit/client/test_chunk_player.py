@@ -364,6 +364,8 @@ def test_an_execution_horizon_beyond_the_horizon_is_refused_once_it_is_known() -
         ({"execution_horizon": 0}, "execution_horizon=0 must be a whole number, 1 or more"),
         ({"execution_horizon": 9}, "=9 is more than the 8 that the policy returns at once"),
         ({"prefetch": -1}, "prefetch=-1 must be 0 or more, or 'auto'"),
+        ({"prefetch": np.array([1, 2])}, r"prefetch=array\(\[1, 2\]\) must be a whole number"),
+        ({"blend": np.array([1, 2])}, r"blend=array\(\[1, 2\]\) is not 'newest', 'mean' or a"),
         ({"prefetch": "soon"}, "prefetch='soon' must be 0 or more, or 'auto'"),
         ({"blend": "median"}, "blend='median' is not 'newest', 'mean' or a function"),
     ],

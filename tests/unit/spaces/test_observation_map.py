@@ -366,6 +366,13 @@ def test_an_entry_for_a_leaf_that_the_policy_lacks_is_refused() -> None:
         ObservationMap([*TO_POLICY, "agent_po=agent_pos"]).completed(POLICY, CLIENT)
 
 
+def test_a_leaf_of_the_policy_that_has_two_entries_is_refused() -> None:
+    entries = [*TO_POLICY, '"observation/1"=task']
+
+    with pytest.raises(ConfigurationError, match="two entries for observation/1 of the policy's"):
+        ObservationMap(entries).completed(POLICY, CLIENT)
+
+
 def test_a_policys_key_may_have_a_slash_or_be_the_whole_observation() -> None:
     flat = from_gymnasium(spaces.Dict({"observation/image": CLIENT_SPACE["pixels"]}))
     bare = from_gymnasium(CLIENT_SPACE["pixels"])

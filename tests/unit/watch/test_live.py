@@ -5,12 +5,15 @@ import threading
 import pytest
 
 from benchmarks.watching.samples import ManyEndpoints
-from rlmesh_ray.errors import CapacityError, EndpointError
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.errors import CapacityError, EndpointError, EndpointUnreachableError
+from rlmesh_ray.server.endpoint_status import EndpointStatus
 from rlmesh_ray.watch.live import (
     PICTURE_SHARE,
     PICTURES_PER_S,
     LiveView,
     SharedAnswer,
+    mean_after,
     picture_pause_s,
 )
 
@@ -35,7 +38,7 @@ def test_a_question_is_asked_again_only_after_its_pause() -> None:
 
     for _ in range(3):
         answer.ask(question, lambda took_s: 4 * took_s)
-    assert (answer.value, answer.took_s, answer.wait_s) == (1, 0.5, 2.0)
+    assert (answer.value, answer.wait_s) == (1, 2.0)
     clock.now_s += 2.0
     answer.ask(question, lambda took_s: 4 * took_s)
     assert answer.value == 2
@@ -94,6 +97,44 @@ def test_pictures_take_no_larger_share_and_are_no_more_than_the_page_names(took_
 
     assert took_s <= PICTURE_SHARE * period_s * 1.000001
     assert period_s >= 1 / PICTURES_PER_S * 0.999999
+
+
+@pytest.mark.parametrize("durations", [[1.0, 0.01], [3.0, *[0.002] * 99], [0.01]])
+def test_pictures_of_any_durations_take_no_larger_share(durations: list[float]) -> None:
+    mean_s = taken_s = paused_s = 0.0
+    for took_s in durations * (2000 // len(durations)):
+        mean_s = mean_after(mean_s, took_s)
+        taken_s += took_s
+        paused_s += picture_pause_s(mean_s)
+
+    assert taken_s / (taken_s + paused_s) < PICTURE_SHARE * 1.01
+
+
+def test_pages_share_one_attempt_to_connect_to_an_endpoint_that_hangs() -> None:
+    is_asked, may_fail = threading.Event(), threading.Event()
+    asked: list[str] = []
+
+    class Hanging(ManyEndpoints):
+        def connect_options(self, endpoint: EndpointStatus) -> ConnectOptions:
+            asked.append(endpoint.endpoint_id)
+            is_asked.set()
+            assert may_fail.wait(20.0)
+            raise EndpointUnreachableError("no answer in time", endpoint.address)
+
+    live = LiveView(Hanging(1))
+    key = live.endpoints()["endpoints"][0]["key"]
+    page = threading.Thread(target=live.picture, args=[key, "session", 0])
+    page.start()
+    assert is_asked.wait(20.0)
+    others = [live.picture(key, "session", lane) for lane in (0, 0, 1)]
+    may_fail.set()
+    page.join(20.0)
+    after = live.picture(key, "session", 0)
+
+    assert len(asked) == 1
+    assert [each.png for each in others if each is not None] == [None] * 3
+    assert after is not None
+    assert "no answer in time" in after.problem
 
 
 def test_endpoints_are_in_order_with_what_is_known_of_them() -> None:

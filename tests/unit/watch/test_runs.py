@@ -54,6 +54,30 @@ def test_trainings_are_found_with_their_curve(tmp_path: Path) -> None:
     assert curve[-1]["iteration"] == 3
 
 
+def test_a_training_may_be_called_checkpoints_and_none_is_looked_for_in_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    write_progress(tmp_path / "checkpoints" / "one", 1)
+    write_progress(tmp_path / "two" / "checkpoint-000010" / "learner_group", 1)
+    (tmp_path / "two" / "checkpoint-000010" / "class_and_ctor_args.pkl").touch()
+
+    assert [run["name"] for run in seen(tmp_path).overview()["runs"]] == ["checkpoints/one"]
+
+
+def test_folders_that_are_too_many_to_look_through_are_said(tmp_path: Path) -> None:
+    for number in range(5_000):
+        (tmp_path / f"{number:04}").mkdir()
+    write_progress(tmp_path / "last", 1)
+
+    found = seen(tmp_path).overview()
+    small = seen(tmp_path / "last").overview()
+
+    assert found["runs"] == []
+    assert "more than 5,000 folders" in found["problem"]
+    assert [run["name"] for run in small["runs"]] == ["."]
+    assert small["problem"] == ""
+
+
 def test_a_recording_may_be_called_episodes(tmp_path: Path) -> None:
     write_recording(tmp_path / "runs" / "episodes", 1)
 
@@ -115,6 +139,30 @@ def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
     assert runs.curve("one") is None  # a folder of that name is no training
     with pytest.raises(ConfigurationError, match=r"cannot read .*two"):
         runs.curve("two")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"a,b\n\xff,1\n", "UnicodeDecodeError"), (b"a,b\n" + b"1" * 200_000 + b",1\n", "field")],
+)
+def test_a_file_that_is_no_table_says_so(content: bytes, reason: str, tmp_path: Path) -> None:
+    write_progress(tmp_path / "one", 1)
+    (tmp_path / "one" / "progress.csv").write_bytes(content)
+
+    with pytest.raises(ConfigurationError, match=rf"cannot read .*one.*{reason}"):
+        seen(tmp_path).curve("one")
+
+
+def test_a_file_that_may_not_be_looked_at_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "progress.csv").symlink_to("progress.csv")  # each look at it fails
+    write_progress(tmp_path / "two", 1)
+
+    runs = seen(tmp_path)
+
+    assert [run["name"] for run in runs.overview()["runs"]] == ["two", "one"]
+    with pytest.raises(ConfigurationError, match=r"cannot read .*one"):
+        runs.curve("one")
 
 
 @pytest.mark.parametrize(

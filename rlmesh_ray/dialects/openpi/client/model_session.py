@@ -285,6 +285,10 @@ class OpenpiSession:
         messages: Sequence[bytes],
         until_s: float,
     ) -> ModelReply:
+        if len(set(indices)) < len(indices):  # a connection has one request at a time
+            message = "the slots name an env_index twice; give each row one of its own"
+            failed = ModelFailed(request_id, ModelErrorCode.INVALID_REQUEST, message, True)
+            return ModelReply(request_id, failed)
         route = self._routes[route_id]
         with route.lock:
             answers = _run(self._answers(route, indices, messages, until_s))

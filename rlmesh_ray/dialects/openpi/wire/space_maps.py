@@ -180,7 +180,10 @@ class ClientCodec(NamedTuple):
             if key not in message:
                 has = ", ".join(sorted(message))
                 raise CodecError(f"the result has no {key!r}, only: {has:.200}")
-            array = np.asarray(message[key])
+            try:
+                array = np.asarray(message[key])
+            except ValueError as error:  # lists of unequal lengths
+                raise CodecError(f"{key} in the result is no array: {error}") from error
             if array.ndim == len(leaf.shape):  # a single action, without the axis of the chunk
                 array = array[None]
             try:

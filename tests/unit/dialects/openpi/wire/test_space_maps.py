@@ -171,6 +171,7 @@ def test_a_result_may_be_a_chunk_or_a_single_action_of_another_dtype() -> None:
         ({"actions": np.array([[np.nan, 0.0]])}, "is NaN"),
         ({"actions": "left"}, "actions in the result"),
         ({"actions": None}, "actions in the result"),
+        ({"actions": [[[1.0], [2.0]], [[3.0]]]}, "actions in the result is no array"),
     ],
 )
 def test_a_result_that_is_no_action_of_the_space_is_refused(
