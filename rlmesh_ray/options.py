@@ -21,7 +21,7 @@ KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S = 10, 5
 answer; of gRPC and of direct TCP connections."""
 _LONGEST_S = 1e15
 """In milliseconds it still fits into an int64 field of the protocol."""
-MAX_BATCH_DELAY_S = 10.0
+MAX_BATCH_DELAY_S = 60.0
 """Longest time for which a batch of a policy may wait for more requests, which all wait with it."""
 _TRANSPORTS = {
     "auto": frozenset({SHARED_MEMORY, TCP}),

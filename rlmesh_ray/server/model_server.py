@@ -65,7 +65,7 @@ class ModelServer:
             it; the log then warns what that means.
         max_batch_rows: Most rows in a batch that joins the requests of several routes.
         max_delay_s: Longest time for which a batch waits for further requests, from the moment at
-            which it could run, up to 10 s. It does not wait when it has ``max_batch_rows`` rows, or
+            which it could run, up to 60 s. It does not wait when it has ``max_batch_rows`` rows, or
             a request of each open route. Default: a batch takes the requests that have come.
         max_message_bytes: Size of the largest message to accept, from 65,536 to 2**31 - 1; a larger
             one ends its session with a size error. Default: what ``max_batch_rows`` observations

@@ -264,7 +264,7 @@ def test_a_client_of_chunks_alone_has_no_other_route_that_a_delayed_batch_would_
     policy: Counting,
 ) -> None:
     with (
-        ModelServer(policy, max_delay_s=10.0) as server,
+        ModelServer(policy, max_delay_s=60.0) as server,
         RemoteModel(server.address, predict_timeout_s=PATIENCE_S) as model,
     ):
         model.configure_route(BOX)

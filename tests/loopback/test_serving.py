@@ -177,7 +177,7 @@ def test_what_arrives_while_the_policy_is_busy_goes_together(gate: Gate) -> None
 def test_with_a_delay_clients_that_ask_at_once_share_each_batch() -> None:
     gate = Gate(is_open=True)
     with (
-        ModelServer(gate, max_delay_s=10.0) as server,
+        ModelServer(gate, max_delay_s=60.0) as server,
         RemoteModel(server.address) as one,
         RemoteModel(server.address) as other,
         ThreadPoolExecutor() as aside,
@@ -195,7 +195,7 @@ def test_with_a_delay_clients_that_ask_at_once_share_each_batch() -> None:
 def test_a_delayed_batch_does_not_wait_for_a_client_that_has_gone() -> None:
     gate = Gate(is_open=True)
     with (
-        ModelServer(gate, max_delay_s=10.0) as server,
+        ModelServer(gate, max_delay_s=60.0) as server,
         RemoteModel(server.address) as staying,
         ThreadPoolExecutor() as aside,
     ):

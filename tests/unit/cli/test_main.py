@@ -187,7 +187,7 @@ def test_the_version_is_printed(capsys: Capture) -> None:
         (["serve-model", "no/such"], ["no/such"]),
         (["serve-model", "no/such", "--max-delay", "nan"], ["--max-delay", "finite number"]),
         (["serve-model", "no/such", "--max-delay", "-1"], ["--max-delay", "0 or more"]),
-        (["serve-model", "no/such", "--max-delay", "50"], ["--max-delay", "at most 10 seconds"]),
+        (["serve-model", "no/such", "--max-delay", "500"], ["--max-delay", "at most 60 seconds"]),
         (["watch", ""], ["TARGET", "names nothing", "HOST:PORT"]),
         (["watch", "a:1", "@127.0.0.1:9"], ["TARGET", "'@127.0.0.1:9' names nothing"]),
         (["bench", "127.0.0.1:1"], ["is an address; bench starts its own endpoint"]),
