@@ -52,13 +52,15 @@ class WorkerPool:
     ) -> None:
         self._source = source
         self._sessions_per_worker = sessions_per_worker
-        is_observed = source.observer is not None
-        self._close_timeout_s = _OBSERVED_CLOSE_TIMEOUT_S if is_observed else _CLOSE_TIMEOUT_S
+        self._is_observed = source.observer is not None
+        self._close_timeout_s = _OBSERVED_CLOSE_TIMEOUT_S if self._is_observed else _CLOSE_TIMEOUT_S
         self._validation = validation
         self._out: set[WorkerProcess] = set()
         # Processes whose start is not complete; they end with the pool.
         self._starting: set[ChildProcess] = set()
         self._leaving: set[asyncio.Task[None]] = set()
+        # Those whose session has ended, and that make their environment anew.
+        self._renewing: set[WorkerProcess] = set()
         # Starts and renewals whose caller was cancelled; the next session takes one over.
         self._orphans: set[asyncio.Future[WorkerProcess]] = set()
         self._spare: WorkerProcess | None = None
@@ -157,7 +159,8 @@ class WorkerPool:
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=self._close_timeout_s)
         await asyncio.gather(
-            *(in_thread(worker.kill) for worker in self._out),
+            *map(self._end, self._renewing),
+            *(in_thread(worker.kill) for worker in self._out - self._renewing),
             *(in_thread(process.end, 0.0) for process in self._starting),
         )
 
@@ -215,11 +218,18 @@ class WorkerPool:
             self._spare = started.result()
             self._starting.discard(self._spare.process)
         else:
-            in_thread(started.result().kill)
+            self._end(started.result())
+
+    def _end(self, worker: WorkerProcess) -> "asyncio.Future[None]":
+        """End a worker without a session, whose observer may still hand over what it has noted."""
+        if self._is_observed:
+            return in_thread(worker.close, self._close_timeout_s)
+        return in_thread(worker.kill)
 
     async def _retire(self, worker: WorkerProcess, is_idle: bool) -> None:
         try:
             if await self._is_cleared(worker, is_idle):
+                self._renewing.add(worker)
                 self._leave(asyncio.ensure_future(self._renewed(worker)))
             else:
                 self._out.discard(worker)
@@ -247,9 +257,10 @@ class WorkerPool:
         try:
             if await in_thread(_renew, worker):
                 return worker
-            await in_thread(worker.kill)
+            await self._end(worker)
         finally:
             self._out.discard(worker)
+            self._renewing.discard(worker)
         return await in_thread(self._start)
 
     def _has_room_for_spare(self) -> bool:

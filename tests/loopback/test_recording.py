@@ -149,6 +149,32 @@ def test_an_endpoint_records_each_session_over_any_transport(
             assert len(list(file.decode(video=0))) == summary.length + 1
 
 
+class Wide(Dot):
+    """Has observations that no pipe holds: its writer must be there to take them."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (200_000,), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        observation, info = super().reset(seed=seed, options=options)
+        return np.full(200_000, observation, np.uint8), info
+
+    def step(self, action: Any) -> Any:
+        observation, *others = super().step(action)
+        return np.full(200_000, observation, np.uint8), *others
+
+
+def test_an_endpoint_that_stops_hands_over_a_session_that_has_just_ended(tmp_path: Path) -> None:
+    with (
+        EnvServer(Wide, record=tmp_path) as server,
+        closing(RemoteVectorEnv(server.address)) as env,
+    ):
+        env.reset(seed=5)
+        for _ in range(12):
+            env.step(np.full(1, 2))
+
+    assert loaded(tmp_path, [5]).episodes[0].terminated
+
+
 def test_the_command_records_an_evaluation_episode_by_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

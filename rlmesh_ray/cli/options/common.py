@@ -122,7 +122,7 @@ def folder_option(
 def _folder(name: str | Path) -> Path:
     if not str(name).strip():  # as of a variable that is not set; a Path would be the current one
         raise typer.BadParameter("the name is empty; name a folder (. is the current one)")
-    if Path(name).is_file():
+    if os.path.isfile(name):  # unlike Path.is_file() it takes a name that is too long
         raise typer.BadParameter(f"{name} is a file; name a folder")
     return Path(name)
 
