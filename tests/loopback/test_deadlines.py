@@ -665,7 +665,7 @@ def test_resets_that_come_too_early_after_a_timeout_keep_none_of_the_later_ones_
     with EnvServer(functools.partial(Gated, str(gate)), step_grace_s=FOREVER_S) as server:
         client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0, transport="grpc")
         client.reset()
-        with step_timeout(client, 0.5):
+        with step_timeout(client, 2.0):
             with pytest.raises(RemoteEnvError, match="no result within"):
                 client.step([np.zeros(1, np.int64)])
             for _ in range(2):
