@@ -72,6 +72,6 @@ def record_options(
     }
     if names := [name for name, is_given in given.items() if is_given]:
         raise ConfigurationError(
-            f"{' and '.join(names)} without a folder, nothing is recorded: add --record FOLDER"
+            f"{' and '.join(names)} without --record: nothing is recorded; add --record FOLDER"
         )
     return None
