@@ -195,7 +195,7 @@ def _run(plan: LearningPlan, task: Task, sampler: Sampler, seed: int, note: Note
         *(sys.executable, "-m", "benchmarks.learning.run"),
         *("--task", task),
         *("--seed", str(seed)),
-        *("--stop-return", str(math.inf if plan.is_whole_curve else threshold.stop_return)),
+        *(() if plan.is_whole_curve else ("--stop-return", str(threshold.stop_return))),
         *("--most-steps", str(plan.most_steps or most_steps)),
         *("--inference", sampler.inference),
     ]

@@ -174,7 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--task", choices=_TASKS, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--stop-return", type=float, required=True)
+    parser.add_argument("--stop-return", type=float, help="Else it learns for --most-steps.")
     parser.add_argument("--most-steps", type=int, required=True)
     parser.add_argument("--inference", default="", help="Through endpoints; else RLlib's runner.")
     options = parser.parse_args(arguments)
