@@ -1,9 +1,11 @@
 """The wheel must hold what the tree holds."""
 
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.versions import declared, lowest_versions
 
@@ -48,3 +50,13 @@ def test_the_lowest_version_is_the_one_of_the_python_at_hand() -> None:
 def test_a_dependency_without_a_lowest_version_is_named() -> None:
     with pytest.raises(ValueError, match="typer<2 has no lower bound"):
         lowest_versions(["typer<2"], "3.11")
+
+
+def test_what_make_installs_installs_with_the_first_python_3_11_too() -> None:
+    refusing = {
+        f"{each.name} {each.version}: {wanted}"
+        for each in distributions()
+        if (wanted := each.metadata["Requires-Python"]) and "3.11.0" not in SpecifierSet(wanted)
+    }
+
+    assert not refusing
