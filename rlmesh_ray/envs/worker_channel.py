@@ -6,6 +6,7 @@ neither import an environment's modules into the endpoint nor fail there.
 """
 
 import contextlib
+import enum
 import io
 import pickle
 import select
@@ -208,7 +209,8 @@ class _PlainPickler(pickle.Pickler):
     def reducer_override(self, obj: object) -> Any:
         """Return the reduction of ``obj``; exact built-in types bypass this method."""
         if _is_known(obj if isinstance(obj, _NAMED) else type(obj)):
-            return NotImplemented
+            # Python 3.11.0 to 3.11.3 would name getattr, which is not among what is known.
+            return (type(obj), (obj.value,)) if isinstance(obj, enum.Enum) else NotImplemented
         for base, parts in _PLAIN_BASES:
             if isinstance(obj, base):
                 return base, (parts(obj),)

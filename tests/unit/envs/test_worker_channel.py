@@ -55,6 +55,20 @@ def carried(ends: tuple[WorkerChannel, WorkerChannel], message: Any) -> Any:
     return received
 
 
+@pytest.mark.parametrize("kind", FailureKind)
+def test_members_of_this_package_s_enums_arrive_as_python_3_11_0_pickles_them_too(
+    ends: tuple[WorkerChannel, WorkerChannel],
+    kind: FailureKind,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def by_name(member: enum.Enum, _protocol: int) -> tuple[Any, ...]:
+        return getattr, (type(member), member.name)
+
+    monkeypatch.setattr(enum.Enum, "__reduce_ex__", by_name)
+
+    assert carried(ends, [kind])[0] is kind
+
+
 @pytest.mark.parametrize(
     "value",
     [
