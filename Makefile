@@ -129,8 +129,8 @@ demo: setup
 BENCH ?=
 bench: PAGE ?= $(if $(BENCH),,docs/benchmarks/figures.md)
 bench: export PYTHONPATH := $(abspath $(TRAINERS_EXTRA)):$(abspath $(SERVE_EXTRA))
-bench: setup $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready $(TRAINERS_EXTRA)/.ready $(SERVE_EXTRA)/.ready \
-    $(NODE_MODULES)/.ready
+bench: setup $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready $(SIMULATORS_VENV)/.ready $(TRAINERS_EXTRA)/.ready \
+    $(SERVE_EXTRA)/.ready $(NODE_MODULES)/.ready
 	$(if $(PAGE),set -o pipefail;) $(BIN)/python -m benchmarks $(BENCH) $(if $(PAGE),--json \
 	  | $(BIN)/python -m benchmarks.page $(PAGE) --command "$(strip python -m benchmarks $(BENCH))")
 

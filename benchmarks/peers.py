@@ -9,6 +9,7 @@ from rlmesh_ray.errors import ConfigurationError
 
 RELEASED_PYTHON = Path(".venvs/released/bin/python")
 DM_ENV_RPC_PYTHON = Path(".venvs/dm_env_rpc/bin/python")
+SIMULATORS_PYTHON = Path(".venvs/simulators/bin/python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +67,8 @@ def check_extra(module: str, folder: str) -> None:
 def dm_env_rpc(python: Path = DM_ENV_RPC_PYTHON) -> Peer:
     """Return dm_env_rpc."""
     return Peer("dm_env_rpc", python, f"{DM_ENV_RPC_PYTHON.parents[1]}/.ready")
+
+
+def simulators(python: Path = SIMULATORS_PYTHON) -> Peer:
+    """Return simulators, EnvPool among them, which have this package beside them."""
+    return Peer("EnvPool", python, f"{SIMULATORS_PYTHON.parents[1]}/.ready")

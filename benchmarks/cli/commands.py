@@ -73,6 +73,7 @@ class AnyRival(enum.StrEnum):
     SYNC = Peer.SYNC.value
     ASYNC = Peer.ASYNC.value
     DM_ENV_RPC = Peer.DM_ENV_RPC.value
+    ENVPOOL = Peer.ENVPOOL.value
     GRPC = Peer.GRPC.value
 
 

@@ -51,7 +51,7 @@ PeersOption = Annotated[
     typer.Option(
         "--vs",
         help="Compare with gymnasium's SyncVectorEnv or AsyncVectorEnv, with the released rlmesh, "
-        "or with dm_env_rpc; repeatable.",
+        "with dm_env_rpc, EnvPool, or gRPC alone; repeatable.",
         show_default="all",
     ),
 ]
@@ -101,11 +101,11 @@ def stepping(  # noqa: PLR0913  # the command line; every option stands alone
 ) -> int:
     """Measure how fast environments are stepped at endpoints, and in the process itself.
 
-    vector: 64 lanes of CartPole by shared memory, by TCP and by gRPC. remote: 1 to 128 lanes
-    over TCP. evaluation: a function, on one lane over TCP. frames: 84x84x4 uint8 that take 0.1 ms
-    a lane, by shared memory. stragglers: 8 sessions that do not wait for one another, against 8
-    that do, and against what the environment's mean step would allow. catch: a small game over
-    TCP, for information.
+    vector: 64 lanes of CartPole by shared memory, by TCP and by gRPC. remote: 1 to 128 lanes over
+    TCP. evaluation: a function, on one lane over TCP. frames: 84x84x4 uint8 that take 0.1 ms a
+    lane, by shared memory. envpool: CartPole as EnvPool has it, 64 and 256 lanes. stragglers: 8
+    sessions that do not wait for one another, against 8 that do, and against what the
+    environment's mean step would allow. catch: a small game over TCP, for information.
     """
     from benchmarks.stepping.measure import measure
 
@@ -279,6 +279,7 @@ def installations(
     return Installations(
         released=peers.released(released_python or peers.RELEASED_PYTHON),
         dm_env_rpc=peers.dm_env_rpc(dm_env_rpc_python or peers.DM_ENV_RPC_PYTHON),
+        simulators=peers.simulators(),
     )
 
 

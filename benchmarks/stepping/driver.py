@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
+from gymnasium.vector.utils import batch_space
 
 from benchmarks.serving.frames import JOIN
 from benchmarks.stepping.environments import local_vector
@@ -80,9 +81,9 @@ def _remote(client_spec: ClientSpec) -> RemoteEnv:
 
 
 def _vector_step(venv: gymnasium.vector.VectorEnv[Any, Any, Any]) -> Step:
-    actions = _actions(venv.action_space)
-    venv.reset(seed=_SEED)
     num_envs = venv.num_envs
+    actions = _actions(batch_space(venv.single_action_space, num_envs))  # EnvPool's is of one lane
+    venv.reset(seed=_SEED)
 
     def step() -> int:
         venv.step(next(actions))

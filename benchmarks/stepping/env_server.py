@@ -16,7 +16,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         address = f"unix:{Path(folder, 'endpoint')}" if server_spec.is_socket else "127.0.0.1:0"
         with EnvServer(
-            environment(server_spec.env),
+            environment(server_spec.env, server_spec.num_envs),
             num_envs=server_spec.num_envs,
             env_kwargs=server_spec.env_kwargs,
             address=address,

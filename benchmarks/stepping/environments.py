@@ -3,8 +3,9 @@
 Importing this module registers two of them with gymnasium. The third is a vector environment.
 """
 
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -14,13 +15,14 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from benchmarks.stepping.catch_game import COLUMNS, ROWS, CatchGame
-from benchmarks.stepping.specs import CATCH, FRAMES, STRAGGLERS
+from benchmarks.stepping.specs import CARTPOLE, CATCH, ENVPOOL, FRAMES, STRAGGLERS
 
 _NUM_FRAMES = 8
 _FAST_S, _SLOW_S = 1e-3, 50e-3
 _ONE_SLOW_IN = 100
 _WAITING_LANES = 8
 
+AnyVectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 Stepped = tuple[NDArray[Any], float, bool, bool, dict[str, Any]]
 
 
@@ -135,15 +137,25 @@ class Stragglers(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return observations, np.ones(self.num_envs), ended, ended.copy(), {}
 
 
-def environment(name: str) -> str | type[Stragglers]:
+def envpool_vector(num_envs: int) -> AnyVectorEnv:
+    """Return CartPole as EnvPool has it."""
+    import envpool
+
+    vector: AnyVectorEnv = envpool.make_gymnasium(CARTPOLE, num_envs=num_envs, seed=0)
+    return vector
+
+
+def environment(name: str, num_envs: int) -> str | Callable[[], AnyVectorEnv]:
     """Return what an endpoint hosts: a Gymnasium id, or a factory of vector environments."""
+    if name == ENVPOOL:
+        return functools.partial(envpool_vector, num_envs)
     return Stragglers if name == STRAGGLERS else name
 
 
 def local_vector(
     name: str, num_envs: int, env_kwargs: Mapping[str, Any], *, has_processes: bool
-) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    """Return the same lanes as gymnasium has them.
+) -> AnyVectorEnv:
+    """Return the same lanes as gymnasium, or EnvPool, has them in a process.
 
     Args:
         name: As of ``environment``.
@@ -153,6 +165,8 @@ def local_vector(
     """
     if name == STRAGGLERS:
         return Stragglers(num_envs)
+    if name == ENVPOOL:
+        return envpool_vector(num_envs)
     mode = "async" if has_processes else "sync"
     return gymnasium.make_vec(
         name,

@@ -4,7 +4,7 @@ Every measurement has fresh processes; the sides of a row take turns in going fi
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.findings import Finding, Goal
 from benchmarks.peers import Peer as Installed
@@ -14,6 +14,7 @@ from benchmarks.stepping.plan import Peer, Row, SteppingPlan
 from benchmarks.stepping.specs import (
     CARTPOLE,
     CATCH,
+    ENVPOOL,
     FRAMES,
     STRAGGLERS,
     ClientSpec,
@@ -21,6 +22,7 @@ from benchmarks.stepping.specs import (
     ServerSpec,
 )
 from benchmarks.stepping.targets import (
+    OUR_SERVER,
     UNIT,
     Target,
     dm_env_rpc_target,
@@ -41,10 +43,12 @@ _LOCKSTEP, _LIMIT = "lockstep", "limit"
 _ALONE = "environment alone"
 _GRPC = "gRPC alone"
 _NOOP = "no-op server"
+_ENVPOOL = "EnvPool"
 _STOCK = "stock client, 1 lane"
 
 _VECTOR_LANES, _FRAME_LANES = 64, 32
 _REMOTE_LANES = (1, 8, 32, 128)
+_ENVPOOL_LANES = (64, 256)
 _SESSIONS, _SESSION_LANES = 8, 8
 
 
@@ -68,6 +72,7 @@ _VECTOR_REACH = {
 _ONE_LANE_REACH = _Reach(_RELEASED, 7.0)
 _EVALUATION_REACH = _Reach(_RELEASED, 2.0)
 _FRAMES_REACH = _Reach(_SYNC, 0.92)
+_ENVPOOL_REACH = _Reach(_ENVPOOL, 0.85)
 _STRAGGLERS_REACH = _Reach(_LOCKSTEP, 2.0)
 _DM_ENV_RPC_REACH = _Reach(_NOOP, 0.75)
 _BATCHED_REACH = _Reach(_STOCK, 15.0)
@@ -79,6 +84,7 @@ class Installations:
 
     released: Installed
     dm_env_rpc: Installed
+    simulators: Installed
 
     def check(self, plan: SteppingPlan) -> None:
         """Make sure that everything is there that ``plan`` needs.
@@ -90,6 +96,8 @@ class Installations:
             self.released.check()
         if Peer.DM_ENV_RPC in plan.peers and {Row.CATCH, Row.DM_ENV_RPC} & set(plan.rows):
             self.dm_env_rpc.check()
+        if Row.ENVPOOL in plan.rows and Peer.ENVPOOL in plan.peers:
+            self.simulators.check()
 
 
 def measure(
@@ -113,6 +121,7 @@ def measure(
         Row.REMOTE: bench.remote,
         Row.EVALUATION: bench.evaluation,
         Row.FRAMES: bench.frames,
+        Row.ENVPOOL: bench.envpool,
         Row.STRAGGLERS: bench.stragglers,
         Row.CATCH: bench.catch,
         Row.DM_ENV_RPC: bench.dm_env_rpc,
@@ -169,6 +178,26 @@ class _Bench:
         ours = self._ours(server_spec, MEMORY)
         found = self._run(Row.FRAMES, case, [ours, *self._local(server_spec)])
         yield self._against(Row.FRAMES, case, found, ours, _FRAMES_REACH)
+
+    def envpool(self) -> Iterator[Finding]:
+        """EnvPool's own vectors at an endpoint, through shared memory, against the process itself.
+
+        Both sides run in EnvPool's virtual environment.
+        """
+        if Peer.ENVPOOL not in self._plan.peers:
+            return
+        python = str(self._installations.simulators.python)
+        for num_lanes in _ENVPOOL_LANES:
+            case = f"CartPole of EnvPool, {num_lanes} lanes"
+            server_spec = ServerSpec(ENVPOOL, num_lanes)
+            local = self._client_spec(Mode.SYNC, env=ENVPOOL, num_envs=num_lanes)
+            sides = [self._ours(server_spec, MEMORY), Target(_ENVPOOL, local)]
+            sides = [
+                replace(side, server=(python, *OUR_SERVER[1:]), client=(python, *side.client[1:]))
+                for side in sides
+            ]
+            found = self._run(Row.ENVPOOL, case, sides)
+            yield self._against(Row.ENVPOOL, case, found, sides[0], _ENVPOOL_REACH)
 
     def stragglers(self) -> Iterator[Finding]:
         """Sessions that do not wait for one another, against all lanes in lockstep."""

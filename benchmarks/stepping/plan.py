@@ -20,6 +20,8 @@ class Peer(enum.StrEnum):
     """The released rlmesh 0.1.0 with its own server."""
     DM_ENV_RPC = "dm-env-rpc"
     """dm_env_rpc's own client, with a server made of its own library, and with ours."""
+    ENVPOOL = "envpool"
+    """EnvPool, whose environments are C++, in the process itself."""
     GRPC = "grpc"
     """gRPC alone, the limit of what it can transfer: a server that sends back what it gets."""
 
@@ -31,6 +33,7 @@ class Row(enum.StrEnum):
     REMOTE = "remote"
     EVALUATION = "evaluation"
     FRAMES = "frames"
+    ENVPOOL = "envpool"
     STRAGGLERS = "stragglers"
     CATCH = "catch"
     DM_ENV_RPC = "dm-env-rpc"
@@ -42,6 +45,7 @@ PEERS: Mapping[Row, Collection[Peer]] = MappingProxyType(
         Row.REMOTE: (Peer.RELEASED, Peer.GRPC),
         Row.EVALUATION: (Peer.RELEASED, Peer.GRPC),
         Row.FRAMES: (Peer.SYNC, Peer.ASYNC),
+        Row.ENVPOOL: (Peer.ENVPOOL,),
         Row.STRAGGLERS: (),
         Row.CATCH: (Peer.DM_ENV_RPC,),
         Row.DM_ENV_RPC: (Peer.DM_ENV_RPC,),

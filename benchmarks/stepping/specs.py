@@ -12,6 +12,8 @@ FRAMES = "benchmarks.stepping.environments:rlmesh_ray/BenchFrames-v0"
 CATCH = "benchmarks.stepping.environments:rlmesh_ray/BenchCatch-v0"
 STRAGGLERS = "stragglers"
 """No id: ``environments.Stragglers`` has a width of its own."""
+ENVPOOL = "envpool"
+"""No id: CartPole as EnvPool has it, a vector environment of any width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class ServerSpec:
     """An endpoint to serve."""
 
     env: str
-    """A Gymnasium id, or ``STRAGGLERS``."""
+    """A Gymnasium id, ``STRAGGLERS`` or ``ENVPOOL``."""
     num_envs: int
     """Lanes of a session."""
     env_kwargs: Mapping[str, object] = field(default_factory=dict)

@@ -56,8 +56,8 @@ def test_one_step_in_a_hundred_straggles(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_endpoint_hosts_an_id_or_a_factory_of_lanes() -> None:
-    assert environment(FRAMES) == FRAMES
-    assert environment(STRAGGLERS) is Stragglers
+    assert environment(FRAMES, 1) == FRAMES
+    assert environment(STRAGGLERS, 8) is Stragglers
 
 
 def test_the_same_lanes_are_there_in_one_process() -> None:

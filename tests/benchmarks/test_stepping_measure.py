@@ -15,7 +15,7 @@ from benchmarks.stepping.targets import Target
 from rlmesh_ray.errors import ConfigurationError
 
 HERE = Path(__file__)
-INSTALLED = Installations(Installed("a", HERE, "a/.ready"), Installed("b", HERE, "b/.ready"))
+INSTALLED = Installations(*(Installed(each, HERE, f"{each}/.ready") for each in "abc"))
 SPEEDS = {
     "rlmesh-ray, shared memory": 95.0,
     "rlmesh-ray, TCP": 64.0,
@@ -26,6 +26,7 @@ SPEEDS = {
     "gym async": 10.0,
     "rlmesh 0.1.0": 8.0,
     "dm_env_rpc": 20.0,
+    "EnvPool": 100.0,
     "lockstep": 10.0,
     "environment alone": 5.0,
     "gRPC alone": 200.0,
@@ -138,6 +139,19 @@ def test_dm_env_rpc_is_measured_with_its_own_client_and_with_ours(
     assert {each.server_specs[0].num_envs for each in measured} == {1, 64}
 
 
+def test_envpool_is_measured_by_its_own_python_on_both_sides(measured: list[Target]) -> None:
+    few, many = findings(Row.ENVPOOL)
+
+    assert (few.is_met, many.is_met) == (True, True)
+    assert {each.client[0] for each in measured} == {str(HERE)}
+    assert {each.server[0] for each in measured if each.server_specs} == {str(HERE)}
+
+
+def test_without_envpool_its_python_is_not_asked(measured: list[Target]) -> None:
+    assert findings(Row.ENVPOOL, peers=[Peer.SYNC]) == []
+    assert not measured
+
+
 def test_without_dm_env_rpc_nothing_of_it_is_measured(measured: list[Target]) -> None:
     assert findings(Row.DM_ENV_RPC, peers=[Peer.SYNC]) == []
     assert not measured
@@ -150,7 +164,12 @@ def test_rows_are_those_in_which_the_chosen_peers_take_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "remedy"), [(Row.REMOTE, "make here/.ready"), (Row.CATCH, "make there/.ready")]
+    ("row", "remedy"),
+    [
+        (Row.REMOTE, "make here/.ready"),
+        (Row.CATCH, "make there/.ready"),
+        (Row.ENVPOOL, "make elsewhere/.ready"),
+    ],
 )
 def test_what_is_missing_is_said_before_anything_is_measured(
     row: Row, remedy: str, measured: list[Target]
@@ -159,6 +178,7 @@ def test_what_is_missing_is_said_before_anything_is_measured(
     missing = Installations(
         Installed("the one", nowhere, "here/.ready"),
         Installed("the other", nowhere, "there/.ready"),
+        Installed("the third", nowhere, "elsewhere/.ready"),
     )
     plan = SteppingPlan([Row.VECTOR, row], tuple(Peer))
 
@@ -171,6 +191,6 @@ def test_parts_that_are_not_needed_may_be_missing(measured: list[Target]) -> Non
     nowhere = Installed("the one", Path("nowhere/python"), "")
     plan = SteppingPlan([Row.VECTOR, Row.REMOTE], [Peer.SYNC], repetitions=1)
 
-    list(measure(plan, Installations(nowhere, nowhere), lambda _: None))
+    list(measure(plan, Installations(nowhere, nowhere, nowhere), lambda _: None))
 
     assert measured
