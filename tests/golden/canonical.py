@@ -1,5 +1,7 @@
 """Frames with everything in order: protobuf leaves that of fields and of maps to who writes."""
 
+from typing import Any
+
 from google.protobuf.message import Message
 
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as env_v1
@@ -23,10 +25,15 @@ _SCHEMAS = {
 def canonical(generation: str, frame: Frame) -> bytes:
     """Return the bytes of ``frame`` with its fields in ascending order and its maps sorted.
 
-    What the schema does not know is kept, at the end of its message.
+    What the schema does not know is kept, at the end of its message. The version of Python, which
+    the released rlmesh's handshakes say, is left out: it is that of the recording.
     """
     service, method = frame.call.split("/")
     interaction, rest = _SCHEMAS[generation, service]
     name = method + ("Request" if frame.way == ">" else "Response")
     kind: type[Message] = getattr(interaction if method == "Join" else rest, name)
-    return kind.FromString(frame.data).SerializeToString(deterministic=True)
+    message: Any = kind.FromString(frame.data)
+    if generation == "rlmesh_wire_v1" and method == "Handshake":
+        message.base.peer_info.ClearField("language_version")
+    data: bytes = message.SerializeToString(deterministic=True)
+    return data
