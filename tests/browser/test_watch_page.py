@@ -99,15 +99,14 @@ def test_nothing_is_wider_than_the_window(width: int, chromium: Any, folder: Pat
 def test_every_control_and_every_region_has_a_name(width: int, chromium: Any, folder: Path) -> None:
     with opened(chromium, many(folder), width) as view:
         for name in ("Live", "Training", "Environments", "Policies", "Recorded episodes"):
-            assert view.get_by_role("region", name=name).is_visible()
-            assert view.get_by_role("heading", name=name, exact=True).is_visible()
+            view.get_by_role("region", name=name).wait_for()
+            view.get_by_role("heading", name=name, exact=True).wait_for()
         for name in ("Session", "Lane", "Run", "Recording", "Order"):
-            assert view.get_by_role("combobox", name=name, exact=True).is_visible()
+            view.get_by_role("combobox", name=name, exact=True).wait_for()
         for name, row in (("Environments", "hills/0"), ("Policies", "hills/9")):
             table = view.get_by_role("table", name=name)
-            assert table.get_by_role("row").filter(has_text=row).first.is_visible()
-        chart = view.get_by_role("img", name="mean return over env steps")
-        assert chart.is_visible()
+            table.get_by_role("row").filter(has_text=row).first.wait_for()
+        view.get_by_role("img", name="mean return over env steps").wait_for()
         unnamed = view.locator("button, select, input, img:visible, video:visible").evaluate_all(
             "all => all.filter(e => !(e.labels?.length || e.textContent.trim() || e.alt || "
             "e.getAttribute('aria-label'))).length"
