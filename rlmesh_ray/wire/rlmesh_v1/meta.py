@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -238,7 +239,7 @@ class _MetaEncoder:
             self._fill(message.list.items.add(), item, depth + 1)
 
     def _fill_array(self, message: pb.MetaValue, array: NDArray[Any], depth: int) -> None:
-        dtype = _ARRAY_DTYPES.get(array.dtype.name)
+        _, dtype = _named(array.dtype)
         is_tagged = self._tag_arrays and array.ndim <= MAX_RANK
         item_bytes = array.itemsize if is_tagged and dtype is not None else _ENTRY_BYTES
         # tolist() allocates before the elements are charged; structured ones and texts have parts.
@@ -256,7 +257,7 @@ class _MetaEncoder:
     ) -> None:
         self._budget.affords(0, _ARRAY_NODES)
         entries = message.map.entries[ARRAY_KEY].map.entries
-        entries["dtype"].str = _OBJECT if dtype is None else array.dtype.name
+        entries["dtype"].str = _OBJECT if dtype is None else _named(array.dtype)[0]
         self._fill_list(entries["shape"], array.shape, 0)
         if dtype is None:
             self._fill_list(entries["data"], array.ravel().tolist(), depth + 2)
@@ -278,6 +279,12 @@ class _MetaEncoder:
                 0, int_repr_cost(value) if isinstance(value, int) else 0
             )
         return _as_text(value) if is_affordable else type_repr(value)
+
+
+@lru_cache(maxsize=256)
+def _named(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any] | None]:
+    """Return the name of a dtype, which NumPy takes long to make, and its form on the wire."""
+    return dtype.name, _ARRAY_DTYPES.get(dtype.name)
 
 
 def _looks_tagged(value: Mapping[Any, Any]) -> bool:
