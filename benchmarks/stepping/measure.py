@@ -29,6 +29,7 @@ from benchmarks.stepping.targets import (
     grpc_target,
     released_target,
 )
+from rlmesh_ray.errors import ConfigurationError
 
 OURS = "rlmesh-ray"
 MEMORY, TCP, MESSAGES = "shared memory", "TCP", "gRPC over TCP"
@@ -90,13 +91,17 @@ class Installations:
         """Make sure that everything is there that ``plan`` needs.
 
         Raises:
-            ConfigurationError: It is not; the message has the command that installs it.
+            ConfigurationError: It is not; the message has the command that installs it. Or a row
+                has nothing to measure without a peer that was not chosen.
         """
+        for row, peer in ((Row.ENVPOOL, Peer.ENVPOOL), (Row.DM_ENV_RPC, Peer.DM_ENV_RPC)):
+            if row in plan.rows and peer not in plan.peers:
+                raise ConfigurationError(f"--only {row} needs --vs {peer}")
         if Peer.RELEASED in plan.peers and {Row.REMOTE, Row.EVALUATION} & set(plan.rows):
             self.released.check()
         if Peer.DM_ENV_RPC in plan.peers and {Row.CATCH, Row.DM_ENV_RPC} & set(plan.rows):
             self.dm_env_rpc.check()
-        if Row.ENVPOOL in plan.rows and Peer.ENVPOOL in plan.peers:
+        if Row.ENVPOOL in plan.rows:
             self.simulators.check()
 
 
@@ -111,7 +116,7 @@ def measure(
         note: Gets every single measurement when it is made.
 
     Raises:
-        ConfigurationError: A peer is not installed; nothing has been measured then.
+        ConfigurationError: A peer is not installed, or not chosen; nothing has been measured then.
         EndpointError: A process failed.
     """
     installations.check(plan)
@@ -184,8 +189,6 @@ class _Bench:
 
         Both sides run in EnvPool's virtual environment.
         """
-        if Peer.ENVPOOL not in self._plan.peers:
-            return
         python = str(self._installations.simulators.python)
         for num_lanes in _ENVPOOL_LANES:
             case = f"CartPole of EnvPool, {num_lanes} lanes"
@@ -234,8 +237,6 @@ class _Bench:
 
     def dm_env_rpc(self) -> Iterator[Finding]:
         """The protocol's own client with our server, and ours with many lanes in one stream."""
-        if Peer.DM_ENV_RPC not in self._plan.peers:
-            return
         one, many = ServerSpec(CATCH, 1), ServerSpec(CATCH, _VECTOR_LANES)
         client_spec, peer = self._client_spec(Mode.SINGLE), self._installations.dm_env_rpc
         stock = dm_env_rpc_target(f"{OURS}, stock client", client_spec, one, peer, server="")

@@ -147,13 +147,10 @@ def test_envpool_is_measured_by_its_own_python_on_both_sides(measured: list[Targ
     assert {each.server[0] for each in measured if each.server_specs} == {str(HERE)}
 
 
-def test_without_envpool_its_python_is_not_asked(measured: list[Target]) -> None:
-    assert findings(Row.ENVPOOL, peers=[Peer.SYNC]) == []
-    assert not measured
-
-
-def test_without_dm_env_rpc_nothing_of_it_is_measured(measured: list[Target]) -> None:
-    assert findings(Row.DM_ENV_RPC, peers=[Peer.SYNC]) == []
+@pytest.mark.parametrize("row", [Row.ENVPOOL, Row.DM_ENV_RPC])
+def test_a_row_of_one_peer_is_refused_without_it(row: Row, measured: list[Target]) -> None:
+    with pytest.raises(ConfigurationError, match=f"--only {row} needs --vs {row}"):
+        findings(row, peers=[Peer.SYNC])
     assert not measured
 
 

@@ -44,7 +44,8 @@ def test_stepping_is_measured(capsys: Capture) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_every_row_of_stepping_is_measured_with_all_peers(capsys: Capture) -> None:
-    python = {name: VENVS / name / "bin" / "python" for name in ("released", "dm_env_rpc")}
+    names = ("released", "dm_env_rpc", "simulators")
+    python = {name: VENVS / name / "bin" / "python" for name in names}
     for name, path in python.items():
         assert path.exists(), f"run `make .venvs/{name}/.ready` first (`make nightly` does)"
 
@@ -67,12 +68,13 @@ def test_every_row_of_stepping_is_measured_with_all_peers(capsys: Capture) -> No
         *[in_process | grpc] * 4,
         *[released | grpc] * 5,
         in_process,
+        *[{"/ EnvPool"}] * 2,
         {"/ lockstep", "/ limit"},
         {"/ dm_env_rpc"},
         {"/ no-op server"},
         {"/ stock client, 1 lane"},
     ]
-    assert sum(finding["goal"] is not None for finding in result["findings"]) == 9
+    assert sum(finding["goal"] is not None for finding in result["findings"]) == 11
 
 
 @pytest.mark.nightly
