@@ -15,6 +15,7 @@ Array = NDArray[Any]
 # RLlib's own bounds of a squashed Gaussian's deviations, and its distance from its ends.
 _LEAST_LOG_DEVIATION, _MOST_LOG_DEVIATION = -5.0, 2.0
 _SMALL = 1e-6
+_LEAST_TIME = np.finfo(np.float32).tiny
 _LOG_SQRT_TAU = math.log(math.sqrt(2 * math.pi))
 
 
@@ -53,14 +54,14 @@ class ActionDraws:
     def _categorical(self, logits: Array) -> tuple[Array, Array | None]:
         weights = logits - logits.max(axis=-1, keepdims=True)
         logp = weights - np.log(np.exp(weights).sum(axis=-1, keepdims=True))
-        # The first of several exponential clocks to ring is each with its probability.
+        # The first of several exponential clocks to ring is each with its probability. One time of
+        # some eight million is zero, by which nothing can be divided.
         times = self._random.standard_exponential(logits.shape, dtype=logits.dtype)
-        actions = (np.exp(logp) / times).argmax(axis=-1)
+        actions = (np.exp(logp) / np.maximum(times, _LEAST_TIME)).argmax(axis=-1)
         return actions, logp[np.arange(len(logp)), actions]
 
     def _likeliest(self, values: Array) -> tuple[Array, Array | None]:
-        actions = values.argmax(axis=-1)
-        return actions, np.zeros_like(actions)
+        return values.argmax(axis=-1), np.zeros(len(values), int)
 
     def _greedy(self, values: Array) -> tuple[Array, Array | None]:
         return values.argmax(axis=-1), None
@@ -96,8 +97,7 @@ class ActionDraws:
         return mean, np.zeros_like(mean)
 
     def _noise(self, like: Array) -> Array:
-        noise: Any = self._random.standard_normal(like.shape, like.dtype)
-        return np.asarray(noise)
+        return np.asarray(self._random.standard_normal(like.shape, like.dtype))
 
 
 def _logp_of(noise: Array, log_deviation: Array) -> Array:

@@ -50,6 +50,20 @@ def test_the_likeliest_actions_are_rllibs(kind: str) -> None:
     assert logp.shape == tuple(greedy.logp(expected).shape)
 
 
+@pytest.mark.parametrize("logit", [0.0, -np.inf])
+def test_an_exponential_time_of_zero_chooses_no_masked_action(logit: float) -> None:
+    seed, row = 100_030, 18
+    times = np.random.default_rng(seed).standard_exponential((64, 2), np.float32)
+    assert times[row, 0] == 0
+    logits = np.tile(np.array([logit, 0.0], np.float32), (64, 1))
+
+    actions, logp = ActionDraws("categorical", seed).draw(logits, explore=True)
+
+    assert actions[row] == (1 if logit == -np.inf else 0)
+    assert logp is not None
+    assert np.isfinite(logp).all()
+
+
 def test_choices_fall_with_their_probabilities() -> None:
     actions, _ = ActionDraws("categorical", 2).draw(rows(), explore=True)
 
