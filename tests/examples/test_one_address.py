@@ -26,7 +26,9 @@ def make():
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "ending", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 def test_programs_use_replicas_by_one_address_and_a_token_from_a_file(
     tmp_path: Path, ending: signal.Signals
 ) -> None:

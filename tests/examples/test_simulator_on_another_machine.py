@@ -138,6 +138,7 @@ def is_one_error(done: subprocess.CompletedProcess[str], *words: str) -> bool:
 
 
 @pytest.mark.ray
+@pytest.mark.nightly
 def test_it_trains_over_the_network(
     machine: Machine, folder: Path, ray_of_programs: dict[str, str]
 ) -> None:

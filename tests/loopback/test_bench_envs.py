@@ -94,7 +94,7 @@ def test_sampling_is_measured(capsys: Capture) -> None:
     assert [each["torch_reason"] for each in result["inference"]] == [None, None]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_runner_is_profiled(capsys: Capture) -> None:
     options = ["--json", "--seconds", "0.1", "--inference", "torch"]

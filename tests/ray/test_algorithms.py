@@ -221,16 +221,9 @@ def test_an_algorithm_goes_on_from_its_checkpoint(
     assert result["training_iteration"] == former["training_iteration"] + 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("duration", "name"),
-    [
-        ("auto", "PPO"),
-        pytest.param(5, "APPO", marks=pytest.mark.nightly),
-        pytest.param("auto", "APPO", marks=pytest.mark.nightly),
-        pytest.param(5, "PPO", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("duration", ["auto", 5])
+@pytest.mark.parametrize("name", ["PPO", "APPO"])
 def test_evaluation_runs_beside_training(name: str, duration: Any) -> None:
     config = small(name, num_env_runners=1).evaluation(
         evaluation_interval=1,
@@ -283,7 +276,7 @@ def test_trials_of_tune_share_a_fleet_that_outlives_them(tmp_path: Path) -> None
         assert result.metrics["env_runners"]["episode_return_mean"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_trial_may_start_endpoints_outside_of_its_placement_group(tmp_path: Path) -> None:
     # https://github.com/ray-project/ray/issues/15879: a trial of one CPU has no room for them.
     def trial(_: dict[str, Any]) -> None:

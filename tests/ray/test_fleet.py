@@ -168,8 +168,8 @@ def test_ppo_trains_on_a_fleet_with_a_remote_runner(
     assert_trained(trained[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_env_runners", [0, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("num_env_runners", [0, 2])
 def test_ppo_trains_on_a_fleet_with_local_and_remote_runners(num_env_runners: int) -> None:
     assert_trained(progress_on_a_fleet(num_env_runners))
 

@@ -135,6 +135,7 @@ def test_a_killed_endpoint_gets_its_sessions_back_at_its_new_address(fleet: EnvF
     algo.stop()
 
 
+@pytest.mark.nightly
 def test_endpoints_for_evaluation_stay_apart_when_a_fleet_grows(fleet: EnvFleet) -> None:
     fleet.scale(2)
     config = PPOConfig().evaluation(evaluation_interval=1)

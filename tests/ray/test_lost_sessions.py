@@ -331,7 +331,7 @@ def test_killed_endpoints_never_end_the_runner_s_actor() -> None:
         ray.get(runner.stop.remote())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_recovery_is_measured_and_printed_as_json() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "recovery", "--kills", "2", "--json"],

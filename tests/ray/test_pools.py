@@ -509,7 +509,7 @@ def served(pool_name: str, address: str, endpoint_id: str) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_training_goes_on_while_endpoints_are_killed_and_others_join(
     pool: EnvPool, folder: Path

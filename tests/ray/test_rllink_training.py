@@ -136,7 +136,7 @@ def test_appo_goes_on_when_no_simulator_is_there(build: Build, simulators: Simul
     assert num_healthy == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dqn_learns_discrete_actions(build: Build) -> None:
     config = DQNConfig().env_runners(num_env_runners=0).debugging(seed=1)
     config.training(

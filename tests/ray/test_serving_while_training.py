@@ -244,8 +244,8 @@ def train_for_versions(algorithm: Algorithm, fleet: ModelFleet, count: int) -> l
     return versions
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_learners", [pytest.param(0, marks=pytest.mark.nightly), 1])
+@pytest.mark.nightly
+@pytest.mark.parametrize("num_learners", [0, 1])
 def test_what_appo_has_learnt_last_is_served(tmp_path: Path, num_learners: int) -> None:
     algorithm = appo().learners(num_learners=num_learners).build_algo()
     assert algorithm._env_runner_state_server is not None
