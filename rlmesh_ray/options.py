@@ -108,7 +108,7 @@ def require_inference(value: object) -> None:
     Raises:
         ConfigurationError: It is not.
     """
-    if value not in INFERENCES:
+    if not isinstance(value, str) or value not in INFERENCES:
         raise ConfigurationError(f"inference={value!r:.40} is not one of {', '.join(INFERENCES)}")
 
 

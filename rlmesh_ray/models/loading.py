@@ -25,7 +25,7 @@ from rlmesh_ray.models.policy import (
     traits_of,
 )
 from rlmesh_ray.models.torch.exported_programs import KINDS, load_program
-from rlmesh_ray.options import as_horizon
+from rlmesh_ray.options import as_horizon, require_inference
 from rlmesh_ray.spaces.contract import EnvContract
 
 
@@ -122,12 +122,13 @@ def as_policy(
 def _options(
     device: str | None, buckets: Sequence[int], inference: str, horizon: int | None
 ) -> _Options:
+    require_inference(inference)
     checked = None if horizon is None else as_horizon(horizon)
     return _Options(device, tuple(buckets), inference, checked)
 
 
 def load_policy(
-    checkpoint: str,
+    checkpoint: str | Path,
     *,
     explore: bool = False,
     device: str | None = None,
@@ -155,8 +156,7 @@ def load_policy(
             cannot use an option; the message has the remedy.
         PolicyError: The policy exists, and loading it failed.
     """
-    if not checkpoint.strip():  # as of a variable that is not set; a Path would be the current one
-        raise ConfigurationError(f"the name of the policy is empty; name {KINDS}")
+    checkpoint = _checked_name(checkpoint)
     path = Path(checkpoint).expanduser()
     options = _options(device, buckets, inference, horizon)
     if path.is_dir():
@@ -181,6 +181,15 @@ def load_policy(
     if _URL.match(checkpoint):
         raise ConfigurationError(f"{checkpoint} is not a local path; copy it to this machine first")
     raise ConfigurationError(f"{checkpoint} does not exist; name {KINDS}")
+
+
+def _checked_name(checkpoint: object) -> str:
+    if not isinstance(checkpoint, str | Path):
+        kind = type(checkpoint).__name__
+        raise ConfigurationError(f"a {kind} is no name of a policy; name {KINDS}")
+    if not str(checkpoint).strip():  # as of a variable that is not set; a Path would be a folder
+        raise ConfigurationError(f"the name of the policy is empty; name {KINDS}")
+    return str(checkpoint)
 
 
 def _as_policy(policy: object, options: _Options) -> Policy:

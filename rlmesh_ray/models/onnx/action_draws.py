@@ -49,6 +49,8 @@ class ActionDraws:
         Returns:
             Actions, (n,) or (n, k / 2), and log probabilities. They are NaN where an input is.
         """
+        if inputs.dtype == np.float16:
+            inputs = inputs.astype(np.float32)  # NumPy draws no halves
         return (self._explore if explore else self._exploit)(self, inputs)
 
     def _categorical(self, logits: Array) -> tuple[Array, Array | None]:

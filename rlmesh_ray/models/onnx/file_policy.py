@@ -134,7 +134,7 @@ class OnnxFilePolicy:
         metadata = self._session.metadata
         self._spaces = _spaces_in(metadata, name)
         sizes = {each.shape[0] for each in self._session.inputs if each.shape} - {None}
-        if len(sizes) > 1:
+        if len(sizes) > 1 or 0 in sizes:
             raise ConfigurationError(
                 f"{name} has inputs of {sorted(map(str, sizes))} rows; their first axis must be "
                 "that of the batch"
@@ -246,14 +246,15 @@ def _order(
         what: ``an input`` or ``an output``. There may be more outputs than leaves.
 
     Raises:
-        PolicyError: Neither names nor numbers agree.
+        PolicyError: Some names agree and others do not, or neither names nor numbers do.
     """
     for names in candidates:
         is_subset = set(names) <= set(given)
         if is_subset and (what == "an output" or len(names) == len(given)):
             return tuple(given.index(name) for name in names)
     wanted = candidates[0]
-    if len(wanted) == len(given):
+    # By their order, unless some have the names of leaves: then those of others are missing.
+    if len(wanted) == len(given) and not set(given).intersection(*map(set, candidates)):
         return tuple(range(len(given)))
     raise PolicyError(
         f"it has {what} each for {', '.join(given) or 'nothing'}, where {', '.join(wanted)} is "
@@ -280,6 +281,10 @@ def _fed(declared: OnnxValue, leaf: Leaf, column: NDArray[Any], part: PaddedBatc
             f"and the observation is {describe(column)}"
         )
     rows = column[part.rows].astype(target, copy=False)
+    if kind.kind in "iu" and not (rows == column[part.rows]).all():
+        raise PolicyError(
+            f"its input {declared.name} takes {target}, which the observation exceeds"
+        )
     if part.size == part.num_rows:
         return rows
     return np.concatenate([rows, np.zeros((part.size - part.num_rows, *leaf.shape), target)])

@@ -1,5 +1,6 @@
 """Whether a policy's module runs in torch or compiled: the option ``inference``."""
 
+import copy
 import logging
 import statistics
 import threading
@@ -74,11 +75,12 @@ class InferenceChoice:
 
     def load(self) -> None:
         """Take the module's weights as they are now; to be called after each change of them."""
-        if self._compiled is not None:
-            try:
-                self._compiled.load()
-            except ConfigurationError as error:
-                self._refuse(error)
+        with self._lock:  # or a module that is just being compiled would keep the former ones
+            if self._compiled is not None:
+                try:
+                    self._compiled.load()
+                except ConfigurationError as error:
+                    self._refuse(error)
 
     def prepare(self, *batch: Any) -> None:
         """Compile, unless that has been done or tried.
@@ -94,8 +96,9 @@ class InferenceChoice:
                 return
             try:
                 self._compiled = self._compile(*batch)
-            except ConfigurationError as error:
-                self._refuse(error)
+            except Exception as error:  # noqa: BLE001  # ONNX Runtime's have no base class
+                is_known = isinstance(error, ConfigurationError)
+                self._refuse(error if is_known else _unexpected(error))
                 return
             if self._inference == "compiled":
                 self._take()
@@ -121,16 +124,21 @@ class InferenceChoice:
         return self._compare(in_torch, compiled, *batch)
 
     def _compare(self, in_torch: Callable[..., Any], compiled: Compiled, *batch: Any) -> Any:
+        given = copy.deepcopy(batch)  # a module may take parts out of a dict
         times_s = [self._clock()]
-        output = in_torch(*batch)
+        output = in_torch(*given)
         times_s.append(self._clock())
-        found = compiled.run(*batch)
-        times_s.append(self._clock())
-        if found is None:
+        try:
+            found = compiled.run(*batch)
+            times_s.append(self._clock())
+            if found is None:
+                return output
+            difference = compiled.difference(output, *batch)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._refuse(_unexpected(error))
             return output
         for seconds, (began_s, ended_s) in zip(self._seconds, pairwise(times_s), strict=True):
             seconds.append(ended_s - began_s)
-        difference = compiled.difference(output, *batch)
         if difference > TOLERANCE:
             self._fall_back(f"compiled results differ by {difference:.1e} from torch's")
         elif len(self._seconds[0]) == _NUM_COMPARED:
@@ -148,7 +156,7 @@ class InferenceChoice:
         self.torch_reason = None
         _LOG.info("the module runs compiled")
 
-    def _refuse(self, error: ConfigurationError) -> None:
+    def _refuse(self, error: Exception) -> None:
         if self._inference == "compiled":
             raise ConfigurationError(
                 f'inference="compiled" is impossible: {error}; use "auto" or "torch"'
@@ -158,3 +166,8 @@ class InferenceChoice:
     def _fall_back(self, reason: str) -> None:
         self._inference, self._compiled, self.torch_reason = "torch", None, reason
         _LOG.info("the module runs in torch: %s", reason)
+
+
+def _unexpected(error: Exception) -> Exception:
+    (reason, *_) = str(error).splitlines() or [""]
+    return ConfigurationError(f"it fails in ONNX Runtime: {type(error).__name__}: {reason}")

@@ -6,6 +6,7 @@ A graph is made once. For other weights only its numbers are replaced.
 import contextlib
 import copy
 import functools
+import importlib.util
 import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,6 +112,11 @@ class OnnxGraph:
         """Names of the weights in the graph, and the module's names of the same."""
         return self._weights
 
+    @property
+    def operations(self) -> set[str]:
+        """ONNX's names of the operations."""
+        return {each.op_type for each in self._model.graph.node}
+
     def serialized(
         self, weights: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
     ) -> bytes:
@@ -149,7 +155,12 @@ def _declare_all(declared: Any, inputs: Mapping[str, torch.Tensor]) -> None:
 
 def _is_known(filename: str) -> bool:
     """Return whether a file is torch's or Ray's, whose branches check shapes."""
-    return bool({"torch", "ray"} & set(Path(filename).parts[:-1]))
+    specs = map(importlib.util.find_spec, ("torch", "ray"))
+    return any(
+        Path(filename).is_relative_to(folder)
+        for spec in specs
+        for folder in (spec and spec.submodule_search_locations) or ()
+    )
 
 
 @contextlib.contextmanager

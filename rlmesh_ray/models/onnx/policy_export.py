@@ -4,6 +4,7 @@ The graph goes from a batch of observations, as the environment gives them, to t
 as the environment takes them. ``file_policy`` runs such files.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -156,12 +157,13 @@ def _checked_target(file: str | Path) -> Path:
 
 
 def _write(target: Path, model: bytes) -> None:
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    part = target.with_name(f".{os.getpid()}.part")
     try:
         part.write_bytes(model)
         part.replace(target)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
         raise ConfigurationError(
             f"{target} cannot be written ({error.strerror or error}); name another file"
         ) from error
@@ -189,7 +191,10 @@ def _serialized(policy: Policy, greedy: GreedyForward, contract: EnvContract) ->
         dict(zip(input_names(observation_space), examples, strict=True)),
         output_names(observation_space, action_space),
     )
-    weights = {name: tensor.numpy() for name, tensor in weight_tensors(greedy.module).items()}
+    tensors = weight_tensors(greedy.module)
+    if any(tensor.dtype == torch.bfloat16 for tensor in tensors.values()):
+        raise ConfigurationError("it has weights of bfloat16, which NumPy does not have")
+    weights = {name: tensor.numpy() for name, tensor in tensors.items()}
     algorithm = traits_of(policy).algorithm
     return graph.serialized(weights, metadata_of(observation_space, action_space, algorithm))
 

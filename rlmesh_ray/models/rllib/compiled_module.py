@@ -112,13 +112,12 @@ class CompiledModule:
             del arrays[OUTPUT]
             if self._explore:
                 self._draws.epsilon = float(self._schedule.update(t))
-        actions, logp = self._draws.draw(inputs, explore=self._explore)
-        arrays[Columns.ACTIONS] = narrowed(actions)
+        arrays[Columns.ACTIONS], logp = self._draws.draw(inputs, explore=self._explore)
         if logp is not None:
             if self._explore and not np.isfinite(logp.sum()):
                 return None
-            arrays[Columns.ACTION_LOGP] = narrowed(logp)
-        return arrays
+            arrays[Columns.ACTION_LOGP] = logp
+        return {name: narrowed(array) for name, array in arrays.items()}
 
 
 def _names_of(outputs: Outputs, module: Any, rows: torch.Tensor) -> list[str]:

@@ -45,7 +45,8 @@ class CompiledTorchModule:
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what torch copies
-                output = call(copy.deepcopy(module), *example)
+                # A module may take parts out of a dict.
+                output = call(*copy.deepcopy((module, *example)))
         except ConfigurationError:
             raise
         except Exception as error:  # a module's own code may raise anything

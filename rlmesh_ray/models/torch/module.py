@@ -1,6 +1,7 @@
 """A torch module on its device, run with batches of few sizes."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FunctionType, SimpleNamespace
@@ -130,7 +131,7 @@ class TorchModule:
             ConfigurationError: It cannot be compiled, and ``inference`` is ``"compiled"``.
             PolicyError: The module raised; its own error is the cause.
         """
-        output = self._run(self._call, *inputs)
+        output = self._run(self._call, *copy.deepcopy(inputs))  # it may take parts out of a dict
         self._inference.prepare(*inputs)
         return output
 

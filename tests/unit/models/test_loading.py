@@ -5,7 +5,7 @@ import textwrap
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -291,6 +291,22 @@ def test_what_is_wrong_with_own_code_is_said(
 def test_a_name_that_leads_nowhere_is_refused(checkpoint: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load_policy(checkpoint)
+
+
+@pytest.mark.parametrize("policy", [len, "module"])
+@pytest.mark.parametrize("inference", ["fast", None, np.zeros(2)])
+def test_an_unknown_inference_is_refused_for_any_policy(
+    policy: Any, inference: Any, module: torch.nn.Module
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"inference=.* is not one of auto, torch"):
+        as_policy(module if policy == "module" else policy, inference=inference)
+
+
+def test_a_path_is_a_name_and_a_module_is_none(tmp_path: Path, module: torch.nn.Module) -> None:
+    with pytest.raises(ConfigurationError, match="nothing does not exist"):
+        load_policy(tmp_path / "nothing")
+    with pytest.raises(ConfigurationError, match="a Linear is no name of a policy"):
+        load_policy(cast(Any, module))
 
 
 def test_exploring_is_for_rllib_checkpoints() -> None:

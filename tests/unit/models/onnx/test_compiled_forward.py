@@ -10,6 +10,7 @@ from torch import nn
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.compiled_forward import TOLERANCE, CompiledForward
+from rlmesh_ray.models.onnx.compiled_forward import difference as measured
 from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 
 
@@ -114,3 +115,71 @@ def test_numbers_that_are_none_are_equal_where_torch_has_them_too() -> None:
     rows[1, 2] = np.nan
 
     assert difference(module, forward, rows) <= TOLERANCE
+
+
+class Masked(nn.Module):
+    """Convolutions, and RLlib's usual mask over what they choose from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = convolutional()
+
+    def forward(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.net(rows)
+        return logits + torch.log(mask).clamp(min=torch.finfo(torch.float32).min)
+
+
+def single() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(4, 16, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3))
+
+
+MASK = torch.tensor([[1.0, 0.0, 1.0]]).repeat(2, 1)
+SILENT: dict[str, tuple[Callable[[], nn.Module], list[torch.Tensor]]] = {
+    "masked numbers": (Masked, [torch.rand(2, 3, 12, 12), MASK]),
+    "an example of zeros": (single, [torch.zeros(2, 4, 12, 12)]),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_examples_that_hide_a_layer_hide_no_stale_weights(name: str) -> None:
+    make, examples = SILENT[name]
+    torch.manual_seed(7)
+    module = make().eval()
+    named = {f"input_{number}": each for number, each in enumerate(examples)}
+    forward = CompiledForward(
+        module, called, OnnxGraph(module, called, named, ["out"]), *named.values()
+    )
+    rows = [torch.rand_like(examples[0]), *examples[1:]]
+
+    with torch.no_grad():
+        expected = module(*rows).numpy()
+    (found,) = forward(*(each.numpy() for each in rows))
+
+    assert np.allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+MOST = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "is_same"),
+    [
+        ([1.0, -MOST], [500.0, -MOST], False),
+        ([1.0, -MOST], [1.0, -MOST], True),
+        ([1.0, -MOST], [1.0, MOST], False),
+        ([1.0, -np.inf], [1.0, -np.inf], True),
+        ([1.0, -np.inf], [1.0, -MOST], False),
+        ([1.0, 2.0], [1.0, np.nan], False),
+        ([1.0, 2.0], [1.0, np.inf], False),
+        ([1000.0, 0.0], [1000.0, 1e-3], True),
+        ([True, False], [True, True], False),
+        ([True, False], [True, False], True),
+    ],
+)
+def test_numbers_that_mask_others_are_no_measure_for_them(
+    expected: list[Any], found: list[Any], is_same: bool
+) -> None:
+    dtype = bool if expected[0] is True else np.float32
+    own, other = np.array(expected, dtype), np.array(found, dtype)
+
+    assert (measured(own, other) <= TOLERANCE) is is_same

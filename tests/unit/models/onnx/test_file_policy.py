@@ -135,6 +135,9 @@ def test_leaves_are_matched_by_name_or_else_by_order(inputs: Sequence[str], firs
     assert np.array_equal(actions["y"], Y)
 
 
+COPY = helper.make_node("Identity", ["y"], ["out"])
+
+
 @pytest.mark.parametrize(
     ("made", "observation", "action", "reason"),
     [
@@ -146,6 +149,12 @@ def test_leaves_are_matched_by_name_or_else_by_order(inputs: Sequence[str], firs
         (same(), box(3), PLAYER, r"an output each for out, where action\.x, action\.y is needed"),
         (same(), box(3), DiscreteSpec(2), r"returned float32 \(1, 3\) for the action; Discrete"),
         (same(), TextSpec(0, 9, ""), box(3), r"its space is text"),
+        (
+            model([("y", F, ["n", 1]), ("z", F, ["n", 2])], [("out", F, ["n", 1])], COPY),
+            PLAYER,
+            box(1),
+            r"an input each for y, z, where x, y is needed",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_contract(
@@ -329,3 +338,22 @@ def test_another_horizon_than_the_model_s_is_refused_before_it_acts(
 
     with pytest.raises(ContractMismatchError, match="the module returned float32"):
         policy.check_contract(contract(box(3), box(3)))
+
+
+def test_integers_that_the_model_s_input_cannot_hold_are_refused() -> None:
+    made = model(
+        [("obs", TensorProto.INT8, ["n", 3])],
+        [("out", F, ["n", 3])],
+        helper.make_node("Cast", ["obs"], ["out"], to=F),
+    )
+    numbers = MultiDiscreteSpec((1000, 1000, 1000), (3,))
+    policy, of_env = policy_of(made), contract(numbers, box(3))
+
+    assert act(policy, of_env, np.full((1, 3), 100), 1).tolist() == [[100.0] * 3]
+    with pytest.raises(PolicyError, match=r"takes int8, which the observation exceeds"):
+        act(policy, of_env, np.full((1, 3), 300), 1)
+
+
+def test_a_model_of_no_rows_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"policy\.onnx has inputs of \['0'\] rows"):
+        policy_of(same(rows=0))

@@ -1,6 +1,7 @@
 """The choice between torch and a compiled module, and what it says about it."""
 
 import itertools
+import threading
 from typing import Any
 
 import gymnasium
@@ -173,3 +174,84 @@ def test_numbers_that_no_action_can_be_drawn_from_are_torchs_to_refuse() -> None
     case = Choice("compiled")
 
     assert case.is_torchs(case.run(np.full_like(ROWS, np.nan)))
+
+
+class Failing:
+    """A compiled module that fails when it runs."""
+
+    def run(self, *batch: Any) -> Any:
+        raise NotImplementedError("no kernel for Conv\nwith more lines")
+
+    def difference(self, output: Any, *batch: Any) -> float:
+        return 0.0
+
+    def load(self) -> None:
+        """Do nothing."""
+
+
+def unknown(*batch: Any) -> Failing:
+    raise TypeError("BFloat16")
+
+
+@pytest.mark.parametrize(
+    ("compile", "reason"),
+    [
+        (unknown, "it fails in ONNX Runtime: TypeError: BFloat16"),
+        (lambda *batch: Failing(), "it fails in ONNX Runtime: NotImplementedError: no kernel for"),
+    ],
+    ids=["when it is compiled", "when it runs"],
+)
+def test_auto_stays_with_torch_whatever_a_compiled_module_raises(compile: Any, reason: str) -> None:
+    choice = InferenceChoice("auto", compile)
+
+    assert choice.run(lambda rows: rows + 1, 4) == 5
+    assert reason in str(choice.torch_reason)
+    assert choice.run(lambda rows: rows + 1, 4) == 5
+
+
+def test_compiled_says_what_was_raised() -> None:
+    choice = InferenceChoice("compiled", unknown)
+
+    with pytest.raises(ConfigurationError, match=r"is impossible: .*TypeError: BFloat16; use"):
+        choice.prepare(4)
+
+
+def test_weights_that_come_while_a_module_is_compiled_are_taken() -> None:
+    module = {"weights": "former"}
+
+    class Copying(Failing):
+        def __init__(self) -> None:
+            self.load()
+            module["weights"] = "new"
+            self.thread = threading.Thread(target=lambda: choice.load())
+            self.thread.start()
+            self.thread.join(0.1)  # it waits for this to end
+
+        def load(self) -> None:
+            self.weights = module["weights"]
+
+    made: list[Copying] = []
+
+    def compile(*batch: Any) -> Copying:
+        made.append(Copying())
+        return made[0]
+
+    choice = InferenceChoice("compiled", compile)
+    choice.prepare(4)
+    made[0].thread.join()
+
+    assert made[0].weights == "new"
+
+
+def test_a_module_may_take_parts_out_of_its_batch() -> None:
+    class Adding(Failing):
+        def run(self, *batch: Any) -> Any:
+            return batch[0]["x"]
+
+    choice = InferenceChoice("auto", lambda *batch: Adding(), is_timed=False)
+    batch = {"x": 3}
+    for _ in range(9):
+        assert choice.run(lambda given: given.pop("x"), batch) == 3
+
+    assert batch == {"x": 3}
+    assert choice.torch_reason is None

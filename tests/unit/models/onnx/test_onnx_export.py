@@ -1,5 +1,6 @@
 """A module as an ONNX graph: what it computes, and which of its numbers are weights."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,21 @@ def test_the_number_of_rows_is_free(num_rows: int) -> None:
 def test_a_branch_on_values_is_refused_with_its_place() -> None:
     with pytest.raises(ConfigurationError, match=r"depends on values .*test_onnx_export.py:\d+"):
         graph_of(Branching())
+
+
+def test_a_branch_is_refused_in_a_folder_that_is_called_as_torch_is(tmp_path: Path) -> None:
+    file = tmp_path / "ray" / "torch" / "net.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def forward(self, x): return x if x.sum() > 0 else -x\n"
+    )
+    code: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), code)
+
+    with pytest.raises(ConfigurationError, match=r"depends on values .*net\.py:3"):
+        graph_of(code["Net"]())
 
 
 def test_what_onnx_has_no_operation_for_is_refused_with_the_cause() -> None:

@@ -197,6 +197,7 @@ def test_a_file_that_would_act_otherwise_is_not_written(own_code: Write) -> None
     [
         ("self.net(x) if x.sum() > 0 else -self.net(x)", "depends on values that only a run has"),
         ("torch.from_numpy(self.net(x).detach().numpy())", "Module cannot be written as ONNX"),
+        ("self.bfloat16().net(x.bfloat16()).float()", "it has weights of bfloat16"),
     ],
 )
 def test_what_no_graph_can_express_is_refused(own_code: Write, body: str, reason: str) -> None:
@@ -244,3 +245,12 @@ def test_an_onnx_file_is_not_exported_again() -> None:
 def test_where_no_file_can_be_is_refused_first(own_code: Write, file: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         export_policy("no_such:policy", file)
+
+
+def test_a_name_that_the_file_system_refuses_is_one_error(own_code: Write) -> None:
+    checkpoint, of_env = own_code("self.net(x)"), contract(BOX, DiscreteSpec(4))
+
+    with pytest.raises(ConfigurationError, match=r"cannot be written \(File name too long\)"):
+        export_policy(checkpoint, f"{'a' * 300}.onnx", contract=of_env)
+
+    assert not list(Path().glob("*part"))

@@ -133,7 +133,7 @@ class Actor(TorchRLModule):
     def _forward(self, batch: Any, **kwargs: Any) -> Any:
         return {
             Columns.ACTION_DIST_INPUTS: self.net(batch[Columns.OBS]),
-            Columns.EMBEDDINGS: batch[Columns.OBS] * 2,
+            Columns.EMBEDDINGS: batch[Columns.OBS].double() * 2,
         }
 
 
@@ -164,6 +164,7 @@ def test_a_users_module_is_compiled_with_all_its_outputs() -> None:
 
     assert output is not None
     assert np.allclose(output[Columns.EMBEDDINGS], rows * 2)
+    assert output[Columns.EMBEDDINGS].dtype == np.float32  # as RLlib stores it
 
 
 @pytest.mark.parametrize(
