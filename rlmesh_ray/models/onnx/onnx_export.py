@@ -8,6 +8,7 @@ import copy
 import functools
 import importlib.util
 import io
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,11 @@ from rlmesh_ray.errors import ConfigurationError, MissingPackageError
 
 _OPSET = 17
 _PREFIX = "module."
+_CANARY = "warnings are still recorded"
+_TRIES = 5
+
+EXPORTING = threading.RLock()
+"""torch exports one module at a time, and how warnings are shown is one for the process."""
 
 Forward = Callable[..., Sequence[torch.Tensor]]
 """Calls a module: from the module and one tensor for each input to one tensor for each output."""
@@ -56,6 +62,31 @@ class OnnxGraph:
             raise MissingPackageError(
                 "models in ONNX need: pip install 'rlmesh-ray[onnx]'"
             ) from error
+        with EXPORTING:
+            tries = (self._exported(module, forward, inputs, outputs) for _ in range(_TRIES))
+            made = next(filter(None, tries), None)
+        if made is None:
+            raise ConfigurationError(
+                f"{type(module).__name__} cannot be written as ONNX: another thread changes how "
+                "warnings are shown, by which branches are found"
+            )
+        self._model = onnx.load_model_from_string(made)
+        _declare_all(self._model.graph.input, inputs)
+        known = weight_tensors(module)
+        self._weights = {
+            each.name: each.name.removeprefix(_PREFIX)
+            for each in self._model.graph.initializer
+            if each.name.removeprefix(_PREFIX) in known
+        }
+
+    def _exported(
+        self,
+        module: nn.Module,
+        forward: Forward,
+        inputs: Mapping[str, torch.Tensor],
+        outputs: Sequence[str],
+    ) -> bytes | None:
+        """Return the model; None: not all warnings have been seen."""
         name = type(module).__name__
         _register_nanmean()
         made: Any = io.BytesIO()
@@ -89,23 +120,20 @@ class OnnxGraph:
                     output_names=list(outputs),
                     dynamic_axes=axes,
                 )
+                warnings.warn(_CANARY, TracerWarning, stacklevel=1)
         except Exception as error:  # a module's own code may raise anything
             reason = (str(error).splitlines() or [""])[0]
             raise ConfigurationError(f"{name} cannot be written as ONNX: {reason}") from error
+        if not caught or str(caught.pop().message) != _CANARY:
+            return None
         for each in caught:
             if issubclass(each.category, TracerWarning) and not _is_known(each.filename):
                 raise ConfigurationError(
                     f"{name} cannot be written as ONNX: what it computes depends on values that "
                     f"only a run has ({each.filename}:{each.lineno})"
                 )
-        self._model = onnx.load_model_from_string(made.getvalue())
-        _declare_all(self._model.graph.input, inputs)
-        known = weight_tensors(module)
-        self._weights = {
-            each.name: each.name.removeprefix(_PREFIX)
-            for each in self._model.graph.initializer
-            if each.name.removeprefix(_PREFIX) in known
-        }
+        exported: bytes = made.getvalue()
+        return exported
 
     @property
     def weight_names(self) -> Mapping[str, str]:

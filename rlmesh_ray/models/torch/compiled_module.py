@@ -10,7 +10,7 @@ import torch
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.fast_path.sequential import hooks_on
 from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
-from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
+from rlmesh_ray.models.onnx.onnx_export import EXPORTING, OnnxGraph
 
 
 class CompiledTorchModule:
@@ -40,10 +40,10 @@ class CompiledTorchModule:
         self._require_unhooked()
         if not all(isinstance(leaf, torch.Tensor) for leaf in _leaves(inputs)):
             raise ConfigurationError(f"{type(module).__name__} gets something else than tensors")
-        self._pattern_in = _map(_kind, inputs)
+        self._pattern_in = _pattern(inputs)
         example = tuple(_map(_two_rows, each) for each in inputs)
         try:
-            with torch.no_grad(), warnings.catch_warnings():
+            with EXPORTING, torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what torch copies
                 # A module may take parts out of a dict.
                 output = call(*copy.deepcopy((module, *example)))
@@ -70,13 +70,19 @@ class CompiledTorchModule:
         self._is_plain = isinstance(output, torch.Tensor)
 
     def run(self, *inputs: Any) -> Any | None:
-        """Return the module's outputs; None: the inputs are nested otherwise, or other tensors."""
+        """Return the module's outputs; None: torch must be asked.
+
+        The inputs are nested otherwise, have their keys in another order, or other tensors; or the
+        module has hooks.
+        """
+        if any(self._hooks):
+            return None
         if self._is_plain and len(inputs) == 1 and isinstance(inputs[0], torch.Tensor):
             # As below, without what takes longer than the layers of a small network.
             (given,) = inputs
-            if (given.dtype, given.shape[1:]) == self._pattern_in[0]:
+            if (given.dtype, given.shape[1:]) == self._pattern_in[0][0]:
                 return torch.from_numpy(self._forward(given.numpy())[0])
-        if _map(_kind, inputs) != self._pattern_in:
+        if _pattern(inputs) != self._pattern_in:
             return None
         found = iter(self._forward(*(leaf.numpy() for leaf in _leaves(inputs))))
         return _map(lambda _: torch.from_numpy(next(found)), self._pattern)
@@ -104,10 +110,18 @@ def _two_rows(leaf: torch.Tensor) -> torch.Tensor:
     return torch.cat([leaf[:1], leaf[:1]])
 
 
-def _kind(leaf: Any) -> tuple[Any, ...]:
-    """Return what a compiled module cannot change of an input: dtype, and shape of a row."""
-    is_tensor = isinstance(leaf, torch.Tensor)
-    return (leaf.dtype, leaf.shape[1:]) if is_tensor else (type(leaf),)
+def _pattern(value: Any) -> tuple[Any, ...]:
+    """Return what a compiled module cannot change of an input: keys in their order, and leaves.
+
+    Of a tensor its dtype and the shape of a row.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape[1:]
+    if isinstance(value, Mapping):
+        return tuple((key, _pattern(part)) for key, part in value.items())
+    if isinstance(value, tuple | list):
+        return tuple((_pattern(part),) for part in value)
+    return (type(value),)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -34,7 +34,7 @@ class TorchPolicy:
     wait, so it has not.
 
     Such layers in a row are called one after the other, without torch's checks in between. Weights
-    may change and hooks be registered at any time; parts must not be replaced.
+    may change in place and hooks be registered at any time; parts must not be replaced.
 
     Args:
         module: The module; it is switched to evaluation mode.

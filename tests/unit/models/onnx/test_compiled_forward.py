@@ -75,7 +75,7 @@ def test_it_computes_what_torch_computes(name: str, num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_after_load_it_has_the_modules_new_weights(name: str) -> None:
+def test_new_weights_act_at_once_in_place_and_after_load_otherwise(name: str) -> None:
     module, forward, shape = compiled(name)
     rows = np.random.default_rng(1).random((3, *shape), np.float32)
     before = forward(rows)[0]
@@ -83,11 +83,16 @@ def test_after_load_it_has_the_modules_new_weights(name: str) -> None:
     with torch.no_grad():
         for tensor in module.parameters():
             tensor.add_(0.1 * torch.rand_like(tensor))
-    unchanged = forward(rows)[0]
+    in_place = forward(rows)[0]
+    assert not np.allclose(in_place, before, atol=1e-3)
+    assert difference(module, forward, rows) <= TOLERANCE
+
+    for parameter in module.parameters():
+        parameter.data = parameter.data + 0.1  # which no tensor counts
+    assert np.array_equal(forward(rows)[0], in_place)
     forward.load()
 
-    assert np.array_equal(unchanged, before)
-    assert not np.allclose(forward(rows)[0], before, atol=1e-3)
+    assert not np.allclose(forward(rows)[0], in_place, atol=1e-3)
     assert difference(module, forward, rows) <= TOLERANCE
 
 
@@ -107,6 +112,20 @@ def test_a_module_that_draws_numbers_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match=r"Sequential computes something else when it is"):
         CompiledForward(module, noisy, graph, example)
+
+
+class Floored(nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows // 0.5
+
+
+@pytest.mark.parametrize("module", [Floored(), nn.LogSigmoid()], ids=["floor", "log sigmoid"])
+def test_what_is_computed_otherwise_for_negative_numbers_is_refused(module: nn.Module) -> None:
+    example = torch.zeros(2, 4)
+    graph = OnnxGraph(module, called, {"obs": example}, ["out"])
+
+    with pytest.raises(ConfigurationError, match="computes something else when it is compiled"):
+        CompiledForward(module, called, graph, example)
 
 
 def test_numbers_that_are_none_are_equal_where_torch_has_them_too() -> None:

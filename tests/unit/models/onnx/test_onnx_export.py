@@ -1,5 +1,8 @@
 """A module as an ONNX graph: what it computes, and which of its numbers are weights."""
 
+import contextlib
+import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +114,41 @@ def test_a_branch_is_refused_in_a_folder_that_is_called_as_torch_is(tmp_path: Pa
 
     with pytest.raises(ConfigurationError, match=r"depends on values .*net\.py:3"):
         graph_of(code["Net"]())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_branch_is_found_although_other_threads_change_how_warnings_are_shown() -> None:
+    others = contextlib.ExitStack()
+    others.enter_context(warnings.catch_warnings())  # before the export, and left in mid-export
+
+    def disturbed(module: nn.Module, rows: torch.Tensor) -> tuple[Any]:
+        others.close()
+        return (module(rows),)
+
+    with pytest.raises(ConfigurationError, match=r"depends on values .*test_onnx_export.py:\d+"):
+        OnnxGraph(Branching().eval(), disturbed, {"obs": ROWS}, ["out"])
+
+
+def test_one_module_is_exported_at_a_time() -> None:
+    order: list[str] = []
+    others: list[threading.Thread] = []
+
+    def export(name: str) -> None:
+        def noted(module: nn.Module, rows: torch.Tensor) -> tuple[Any]:
+            if name == "first" and not others:
+                others.append(threading.Thread(target=export, args=["second"]))
+                others[0].start()
+                others[0].join(0.1)  # it waits for this to end
+            order.append(name)
+            return (module(rows),)
+
+        OnnxGraph(nn.Linear(4, 2), noted, {"obs": ROWS}, ["out"])
+
+    export("first")
+    others[0].join()
+
+    assert order == sorted(order)
+    assert set(order) == {"first", "second"}
 
 
 def test_what_onnx_has_no_operation_for_is_refused_with_the_cause() -> None:
