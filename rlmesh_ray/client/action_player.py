@@ -293,4 +293,8 @@ def _autoreset_mode(env: Any) -> str:
     mode = getattr(env, "autoreset_mode", None)  # of a contract, or a RemoteVectorEnv
     if mode is None and isinstance(env, gymnasium.vector.VectorEnv):
         mode = env.metadata.get("autoreset_mode")
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.Autoreset):
+            return AutoresetMode.NEXT_STEP.value
+        env = env.env
     return str(getattr(mode, "value", ""))

@@ -155,8 +155,8 @@ class StepObserver(Protocol):
         The columns are, over all lanes, the observations, the actions, rewards and flags.
         """
 
-    def flush(self) -> None:
-        """Hand over what has been noted: the session has ended."""
+    def hand_over(self) -> None:
+        """Give what has been noted to who outlives this process: the session has ended."""
 
     def close(self) -> None:
         """Release all resources: the process ends."""

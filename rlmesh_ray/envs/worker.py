@@ -231,9 +231,9 @@ class EnvWorker:
         """Close the environment, once."""
         if not self._is_env_closed:
             self._is_env_closed = True
+            if self._observer is not None:  # first: the environment may end the process, or hang
+                self._observer.hand_over()
             self._host.close()
-            if self._observer is not None:
-                self._observer.flush()
 
     def end(self) -> None:
         """Close what remains of the process."""
@@ -412,8 +412,10 @@ class _HostedWorker:
         self.close_descriptors()
         if self._worker is not None:
             try:
-                self._worker.close()
-                self._worker.end()
+                try:
+                    self._worker.close()
+                finally:
+                    self._worker.end()
             except BaseException:  # noqa: BLE001  # user code, whose failure must not end the others
                 traceback.print_exc()
 

@@ -63,6 +63,7 @@ class WriterHandle:
         self._changed = threading.Condition(self._lock)
         self._is_open = True
         self._is_refusing = False
+        self._is_sending = False
         self._keys = count()
 
     def new_stream(self, contract: EnvContract, endpoint: str) -> str:
@@ -102,6 +103,13 @@ class WriterHandle:
                 num_episodes,
             )
         self.num_lost += num_episodes
+
+    def hand_over(self, timeout_s: float) -> None:
+        """Wait until the process has all that is queued: it outlives this one."""
+        with self._lock:
+            self._changed.wait_for(
+                lambda: not (self._is_open and (self._queue or self._is_sending)), timeout_s
+            )
 
     def close(self, timeout_s: float) -> None:
         """Have the rest written, by the process alone if that takes longer than ``timeout_s``."""
@@ -150,10 +158,13 @@ class WriterHandle:
 
     def _next(self) -> tuple[str, Message] | None:
         with self._lock:
+            self._is_sending = False
             while not self._queue:
+                self._changed.notify_all()
                 if not self._is_open:
                     return None
                 self._changed.wait()
+            self._is_sending = True
             key, message, num_bytes = self._queue.popleft()
             self._queued_bytes -= num_bytes
             return key, message
@@ -302,6 +313,11 @@ class SessionObserver(Recorder):
     def __init__(self, options: RecordOptions, endpoint: str, contract: EnvContract) -> None:
         self._own_writer = WriterHandle(options)
         super().__init__(self._own_writer, contract, endpoint)
+
+    def hand_over(self) -> None:
+        """Give the writer's process what has been collected, which may be ended any time."""
+        self.flush()
+        self._own_writer.hand_over(_WORKER_CLOSE_S)
 
     def close(self) -> None:
         """Hand over what has been collected; the worker has little time to end."""

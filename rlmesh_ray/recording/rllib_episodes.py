@@ -104,6 +104,13 @@ class SampleRecorder:
             name = type(error).__name__
             _LOG.warning("a runner's episodes are not recorded any more: %s: %s", name, error)
 
+    def close(self) -> None:
+        """Have what is left written, when the runner stops: Ray then kills its process."""
+        if self._writer is not None:
+            atexit.unregister(self.close)
+            self._writer.close(_LAST_WRITES_S)
+            self._writer = None
+
     def _record(self, env_runner: Any, chunk: SingleAgentEpisode) -> None:
         begins = chunk.t_started == 0
         is_chosen = begins and self._choose(bool(env_runner.config.in_evaluation))
@@ -130,7 +137,7 @@ class SampleRecorder:
         observation, action = (from_gymnasium(space) for space in spaces)
         if self._writer is None:
             self._writer = self._new_writer(options)
-            atexit.register(self._writer.close, _LAST_WRITES_S)
+            atexit.register(self.close)
             contract = replace(contract, observation_space=observation, action_space=action)
             endpoint = f"env runner {env_runner.worker_index}"
             self._key = self._writer.new_stream(contract, endpoint)

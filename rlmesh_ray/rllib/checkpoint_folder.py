@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -148,12 +149,23 @@ def _progress_in(checkpoint: Path) -> list[TrainingProgress]:
 
 
 def _former(path: Path) -> list[Path]:
-    """Return the former checkpoints, damaged ones too, the newest first."""
+    """Return the former checkpoints, damaged ones too, the newest first.
+
+    Of other trainings' folders, such as ``ppo-2`` beside ``ppo``, none is named by as many digits
+    and by the iteration that it holds.
+    """
     named = {each: each.name.removeprefix(f"{path.name}-") for each in path.parent.glob("*-*")}
     found = [
-        each for each, number in named.items() if number.isdecimal() and (each / _PROGRESS).exists()
+        each
+        for each, number in named.items()
+        if re.fullmatch(r"\d{6,}", number) and (each / _PROGRESS).exists()
     ]
-    return sorted(found, key=lambda each: int(named[each]), reverse=True)
+    own = [
+        each
+        for each in found
+        if not (progress := _progress_in(each)) or progress[-1].iteration == int(named[each])
+    ]
+    return sorted(own, key=lambda each: int(named[each]), reverse=True)
 
 
 def _rename(folder: Path, place: Path) -> None:

@@ -68,7 +68,8 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
             the name, such as ``checkpoint-000010``.
         resume: A checkpoint that ``train`` has written: go on with its weights, optimizers,
             connectors, counters and progress, in a config of the same algorithm and spaces.
-            Episodes begin anew, and replay buffers are empty.
+            Episodes begin anew, replay buffers are empty, and coefficients that RLlib leaves out
+            of checkpoints (SAC's alpha, PPO's of the KL loss) are the config's.
         torch_threads: Number of torch's threads in this process, which has the local learner and
             runner. More than one pays only for large networks: a small one was 40 times slower with
             two threads than with one, on two busy cores.

@@ -52,6 +52,24 @@ class CountEnv(gymnasium.Env[Any, Any]):
         return np.float32(self._number), reward, self._num_left == 0, False, {}
 
 
+def test_lanes_that_gymnasiums_wrapper_resets_get_chunks_of_their_episode() -> None:
+    env: Any = gymnasium.wrappers.Autoreset(CountEnv())
+    rewards = []
+    with (
+        ModelServer(Counting()) as server,
+        RemoteModel(server.address) as model,
+        model.actions(env, prefetch=0) as player,
+    ):
+        observation, _ = env.reset(seed=1)
+        done = False
+        for _ in range(20):
+            is_reset = done
+            observation, reward, done, _, _ = env.step(player.act(observation, done=done))
+            rewards.append(reward == (0.0 if is_reset else 1.0))
+
+    assert all(rewards)
+
+
 def test_a_loop_gets_the_action_of_each_step() -> None:
     env = CountEnv()
     with (

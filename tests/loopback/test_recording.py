@@ -175,6 +175,32 @@ def test_an_endpoint_that_stops_hands_over_a_session_that_has_just_ended(tmp_pat
     assert loaded(tmp_path, [5]).episodes[0].terminated
 
 
+class Unclosable(Dot):
+    """Ends otherwise than it should when it is closed."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def close(self) -> None:
+        if self.how == "exits":
+            os._exit(1)
+        raise RuntimeError("the simulator does not close")
+
+
+@pytest.mark.parametrize("how", ["raises", "exits"])
+def test_an_environment_that_fails_when_it_closes_costs_no_recorded_episode(
+    how: str, tmp_path: Path
+) -> None:
+    with EnvServer(Unclosable, env_kwargs={"how": how}, record=tmp_path) as server:
+        with closing(RemoteVectorEnv(server.address)) as env:
+            env.reset(seed=5)
+            for _ in range(12):
+                env.step(np.full(1, 2))
+
+        assert eventually(lambda: bool(load(tmp_path).episodes), WRITER_S)
+
+
 def test_the_command_records_an_evaluation_episode_by_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

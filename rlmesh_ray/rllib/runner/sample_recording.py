@@ -10,6 +10,7 @@ import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
+from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 
 from rlmesh_ray.errors import ConfigurationError
@@ -70,8 +71,13 @@ class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
 
     @override(OfflineSingleAgentEnvRunner)
     def stop(self) -> None:
-        """Write the remaining rows, if the config asks for it, and close the environment."""
+        """Write the remaining rows, if the config asks for it, and close the environment.
+
+        Callbacks on samples that have a method ``close`` are closed, too.
+        """
         try:
+            for callback in force_list(self.config.callbacks_on_sample_end):
+                getattr(callback, "close", bool)()
             if self.config.output and self._samples and self._wants_rest:
                 self._write(len(self._samples))
         finally:

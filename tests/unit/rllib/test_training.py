@@ -208,6 +208,20 @@ def test_a_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert [each.iteration for each in saved_progress(tmp_path / "checkpoint")] == [1, 2, 3, 4]
 
 
+def test_trainings_in_folders_of_similar_names_are_none_of_its_own(tmp_path: Path) -> None:
+    for name in ("ppo-2", "ppo-20261127"):
+        trained(CountingAlgorithm([1.0, 2.0]), stop_iters=2, checkpoint_dir=tmp_path / name)
+    with pytest.raises(ConfigurationError, match="is no checkpoint that a training can go on from"):
+        trained(CountingAlgorithm([3.0]), stop_iters=3, resume=tmp_path / "ppo")
+
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "ppo", "checkpoint_every": 1, "keep": 1}
+    trained(CountingAlgorithm([1.0, 2.0, 3.0]), stop_iters=3, **run)
+
+    found = checkpoints(tmp_path)
+    assert found.pop("ppo-best", None) in (None, 3)
+    assert found == {"ppo": 3, "ppo-2": 2, "ppo-20261127": 2}
+
+
 def kill() -> None:
     raise KeyboardInterrupt
 
