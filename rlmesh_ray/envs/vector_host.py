@@ -322,14 +322,18 @@ class VectorHost:
 
     def _columns(self, actions: Sequence[Column], lanes: Sequence[int]) -> list[Column]:
         """Return the columns of a step over all lanes, for the observer."""
-        # An environment may have changed its own copies of the actions.
+        # An environment may have changed its own copies of the actions; texts are in no buffer.
         taken = [
-            own if isinstance(own, tuple) and not lanes else column
+            self._over_all(own, lanes) if isinstance(own, tuple) else column
             for own, column in zip(actions, self._actions, strict=True)
         ]
         results = self._lanes.results
         flags = results.terminated, results.truncated
         return [*self._lanes.observations, *taken, results.rewards, *flags]
+
+    def _over_all(self, texts: tuple[str, ...], lanes: Sequence[int]) -> tuple[str, ...]:
+        by_lane = dict(zip(lanes or self._all_lanes, texts, strict=True))
+        return tuple(by_lane.get(lane, "") for lane in self._all_lanes)
 
     def _frames(self) -> list[NDArray[np.uint8]]:
         return as_frames(self._lanes.render_lanes(self._all_lanes))

@@ -457,6 +457,39 @@ def test_warnings_of_action_and_observation_are_distinguished() -> None:
     assert [warning.side for warning in warnings] == ["action", "observation"]
 
 
+class Noted:
+    """An observer that keeps the columns of the last step."""
+
+    def reset(self, *_: Any) -> None:
+        """Note nothing."""
+
+    def step(self, columns: Any, *_: Any) -> None:
+        self.columns = columns
+
+    def hand_over(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_an_observer_sees_the_texts_of_a_step_of_some_lanes() -> None:
+    noted = Noted()
+    words = Text(3, charset="abc")
+    vector = LaneVectorEnv([EchoEnv(words), EchoEnv(words)], autoresets=False)
+    host = VectorHost(vector, ValidationMode.WARN, "a name", None, noted)
+    descriptor = create_step_buffers(host.contract)
+    host.bind_buffers(StepBuffers(descriptor, host.contract))
+    os.close(descriptor)
+    host.reset(ResetCommand())
+
+    host.step(StepCommand((("abc",),), (1,)))
+    assert noted.columns[1] == ("", "abc")
+
+    host.step(StepCommand((("a", "bc"),)))
+    assert noted.columns[1] == ("a", "bc")
+
+
 def test_each_kind_of_deviation_is_reported() -> None:
     class Wordy(EchoEnv):
         def _observation(self, digest: int) -> Any:
