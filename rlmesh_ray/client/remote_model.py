@@ -524,7 +524,8 @@ def _by_row(steps: Any, num_rows: int) -> Any:
     """
     if isinstance(steps, tuple):
         return tuple(steps[row::num_rows] for row in range(num_rows))
-    return steps.reshape(-1, num_rows, *steps.shape[1:]).swapaxes(0, 1).copy()
+    by_step = steps.reshape(len(steps) // num_rows, num_rows, *steps.shape[1:])
+    return by_step.swapaxes(0, 1).copy()
 
 
 def _all_lanes(num_lanes: int) -> tuple[PredictSlot, ...]:

@@ -39,7 +39,7 @@ def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
     shape = leaf.shape if num_lanes is None else (num_lanes, *leaf.shape)
     array = value
     if type(value) is not np.ndarray or value.dtype != leaf.dtype or value.shape != shape:
-        array = _as_array(leaf, value)
+        array = as_array(leaf, value)
         if array.shape != shape:
             reason = f"has shape {array.shape}, expected {shape}"
             raise ConformanceError("structure", leaf.name, reason)
@@ -47,7 +47,12 @@ def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
     return array[()] if num_lanes is None and isinstance(leaf.spec, DiscreteSpec) else array
 
 
-def _as_array(leaf: Leaf, value: Any) -> NDArray[Any]:
+def as_array(leaf: Leaf, value: Any) -> NDArray[Any]:
+    """Return a leaf's value as an array, without the loss of integers beyond 2**53.
+
+    Raises:
+        ConformanceError: It is no array, such as lists of unequal lengths.
+    """
     if isinstance(value, np.ndarray):
         if value.dtype != object:
             return value

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError
-from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.coercion import as_array, coerce
 from rlmesh_ray.spaces.leaves import Column, Leaf
 
 
@@ -53,9 +53,9 @@ def chunk_steps(leaf: Leaf, value: Any, num_rows: int, horizon: int) -> list[Any
     wanted = (num_rows, horizon, *leaf.shape)
     problem = ""
     try:
-        array = value if hasattr(value, "shape") else np.asarray(value)
-    except ValueError as error:  # of unequal lengths
-        problem = f"is no array: {error}"
+        array = value if hasattr(value, "shape") else as_array(leaf, value)
+    except ConformanceError as error:  # of unequal lengths
+        problem = error.reason
     else:
         if tuple(array.shape) != wanted:
             problem = f"has shape {tuple(array.shape)}"

@@ -149,6 +149,24 @@ def test_chunks_are_nested_as_the_action_space_is() -> None:
     assert first["say"] == ("0a", "1a")
 
 
+def test_chunks_of_nothing_and_of_large_integers_are_exact() -> None:
+    large = [2**63 + 1, 3]
+
+    def choose(observations: Any) -> Any:
+        rows = len(observations)
+        none = np.zeros((rows, 2, 0, 2), np.float32)
+        return {"none": none, "large": [[large, large]] * rows}
+
+    none = spaces.Box(-1, 1, (0, 2), np.float32)
+    action = spaces.Dict(none=none, large=spaces.Box(0, 2**64 - 1, (2,), np.uint64))
+    with ModelServer(choose, horizon=2) as server, RemoteModel(server.address) as model:
+        model.configure_route(contract(action))
+        chunks: Any = model.predict_chunk(OBSERVATIONS)
+
+    assert chunks["none"].shape == (2, 2, 0, 2)
+    assert chunks["large"].tolist() == [[large, large]] * 2
+
+
 def test_a_policy_of_one_action_gives_chunks_of_one() -> None:
     space = spaces.Dict({"go": spaces.Box(-99.0, 99.0, (1,)), "say": spaces.Text(9)})
 

@@ -259,7 +259,7 @@ class OpenpiSession:
         by_step = (
             np.stack([chunk[:horizon] for chunk in own], 1) for own in zip(*rows, strict=True)
         )
-        return [steps.reshape(-1, *steps.shape[2:]) for steps in by_step]
+        return [np.concatenate(list(steps)) for steps in by_step]
 
     def _configure(self, route_id: str, contract: EnvContract) -> ModelReply:
         try:
