@@ -154,6 +154,7 @@ class WriterHandle:
             with self._lock:
                 self._is_open = False
                 self._queue.clear()
+                self._changed.notify_all()
             _LOG.warning("nothing more is recorded to %s: %s", self.options.folder, error)
 
     def _next(self) -> tuple[str, Message] | None:
