@@ -76,10 +76,11 @@ class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
         Callbacks on samples that have a method ``close`` are closed, too.
         """
         try:
-            for callback in force_list(self.config.callbacks_on_sample_end):
-                getattr(callback, "close", bool)()
             if self.config.output and self._samples and self._wants_rest:
                 self._write(len(self._samples))
+            for callback in force_list(self.config.callbacks_on_sample_end):
+                if hasattr(callback, "close"):
+                    callback.close()
         finally:
             super(OfflineSingleAgentEnvRunner, self).stop()
 
