@@ -19,8 +19,9 @@ Spaces = tuple[SpaceSpec, SpaceSpec]
 class RemotePolicy:
     """Asks a server whose clients name no lanes beforehand, as openpi's do not.
 
-    Each lane of this server's routes has a lane of its own there, and all rows of a batch are asked
-    at the same time. After an error the server is dialed again with the next batch.
+    Each lane of this server's routes has a lane of its own there, with a connection of its own that
+    is opened anew with each episode. All rows of a batch are asked at the same time. After an error
+    the server is dialed again with the next batch.
 
     Args:
         address: Such as ``openpi://HOST:PORT``.
@@ -61,9 +62,11 @@ class RemotePolicy:
             PolicyError: The server has failed, or cannot be reached.
         """
         rows_of = [(route.route_key, slot) for route in rows.routes for slot in route.slots]
-        lanes = [self._lane(key, slot.env_index) for key, slot in rows_of]
-        _, ids, steps, resets = zip(*(slot for _, slot in rows_of), strict=True)
-        slots = Slots(lanes, ids, steps, resets)
+        keys = [(key, slot.env_index) for key, slot in rows_of]
+        _, ids, steps, begins = zip(*(slot for _, slot in rows_of), strict=True)
+        # Another client may have had the lane before.
+        resets = [each or key not in self._lanes for each, key in zip(begins, keys, strict=True)]
+        slots = Slots([self._lane(key) for key in keys], ids, steps, resets)
         try:
             model = self._connected()
             route_id = self._route(model, contract)
@@ -77,7 +80,7 @@ class RemotePolicy:
             raise PolicyError(f"the policy at {self._address} failed: {error}") from error
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """Free one lane of a route, or all: another one may use its connection."""
+        """Free one lane of a route, or all: another one may have its number."""
         for key in tuple(self._lanes):
             if key[0] == route_key and env_index in (None, key[1]):
                 del self._lanes[key]
@@ -97,8 +100,7 @@ class RemotePolicy:
             )
         return self._routes[spaces]
 
-    def _lane(self, route_key: str, env_index: int) -> int:
-        key = route_key, env_index
+    def _lane(self, key: tuple[str, int]) -> int:
         if key not in self._lanes:
             taken = set(self._lanes.values())
             self._lanes[key] = next(index for index in itertools.count() if index not in taken)

@@ -99,7 +99,7 @@ class RemoteModel(NotPicklable):
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
             ``tcp://``; or ``openpi://HOST:PORT``, also with a path (extra ``openpi``), where each
-            lane of a route has a connection of its own, and the server learns nothing of episodes.
+            lane of a route has a connection of its own, which is opened anew with each episode.
         token: The token that the endpoint requires, or the file that has it (``TokenFile``).
         tls: For an endpoint with TLS.
         connect_timeout_s: For the connection and the handshake.

@@ -336,7 +336,13 @@ class VectorHost:
         return tuple(by_lane.get(lane, "") for lane in self._all_lanes)
 
     def _frames(self) -> list[NDArray[np.uint8]]:
-        return as_frames(self._lanes.render_lanes(self._all_lanes))
+        """Return a frame of each lane; black for those that have never been reset."""
+        lanes = sorted(self._begun)
+        frames = as_frames(self._lanes.render_lanes(lanes))
+        if not frames or len(lanes) == len(self._all_lanes):
+            return frames
+        by_lane = dict(zip(lanes, frames, strict=True))
+        return [by_lane.get(lane, np.zeros_like(frames[0])) for lane in self._all_lanes]
 
     def _stored(self, lanes: Sequence[int]) -> list[ConformanceWarning]:
         """Write the new observations; check those of ``lanes`` (empty: all)."""

@@ -4,7 +4,8 @@ The first row has the observation and the info of the reset; its action, reward 
 nothing. Each further row is a step: the action, and what it led to.
 
 A leaf without axes is a column of numbers or strings. Others are lists of fixed size in C order;
-or, since Parquet has no small integers, binaries where they have many elements of one byte.
+or, since Parquet has no small integers, binaries where they have many elements of one byte. One
+without elements is a column of nulls.
 """
 
 from collections.abc import Sequence
@@ -24,12 +25,14 @@ _LARGEST_LIST = 64
 @lru_cache(maxsize=16)
 def schema(row_leaves: tuple[Leaf, ...]) -> pa.Schema:
     """Return the columns for the leaves of ``RecordingInfo.row_space``."""
-    fields = [pa.field("/".join(map(str, leaf.path)), _type_of(leaf)) for leaf in row_leaves]
+    fields = [pa.field(_name_of(leaf), _type_of(leaf)) for leaf in row_leaves]
     return pa.schema([*fields, pa.field("info", pa.string())])
 
 
 def arrow_array(leaf: Leaf, kind: pa.DataType, column: Column) -> pa.Array:
     """Return a leaf's column as pyarrow's array; its type is that of the ``schema``."""
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column))
     if leaf.dtype is None or not leaf.shape:
         return pa.array(column, kind)
     flat = np.ascontiguousarray(column).reshape(-1)
@@ -51,7 +54,7 @@ def read_columns(
     table = pq.read_table(path)
     columns = []
     for leaf in row_leaves:
-        array = table["/".join(map(str, leaf.path))].combine_chunks()
+        array = table[_name_of(leaf)].combine_chunks()
         columns.append(_column(leaf, array if leaf.path[0] == "observation" else array.slice(1)))
     return columns, table["info"].to_pylist()
 
@@ -59,6 +62,8 @@ def read_columns(
 def _column(leaf: Leaf, array: Any) -> Column:
     if leaf.dtype is None:
         return tuple(array.to_pylist())
+    if 0 in leaf.shape:
+        return np.zeros((len(array), *leaf.shape), leaf.dtype)
     if pa.types.is_fixed_size_binary(array.type):
         size, first = array.type.byte_width, array.offset
         data = np.frombuffer(array.buffers()[1], leaf.dtype)[first * size :][: len(array) * size]
@@ -67,9 +72,16 @@ def _column(leaf: Leaf, array: Any) -> Column:
     return np.array(data, leaf.dtype).reshape(len(array), *leaf.shape)
 
 
+def _name_of(leaf: Leaf) -> str:
+    """Return a leaf's column: its path as JSON Pointers have it, where keys may contain slashes."""
+    return "/".join(str(part).replace("~", "~0").replace("/", "~1") for part in leaf.path)
+
+
 def _type_of(leaf: Leaf) -> pa.DataType:
     if leaf.dtype is None:
         return pa.string()
+    if 0 in leaf.shape:
+        return pa.null()
     if not leaf.shape:
         return pa.from_numpy_dtype(leaf.dtype)
     if leaf.dtype.itemsize == 1 and leaf.lane_bytes > _LARGEST_LIST:

@@ -16,6 +16,12 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
+from ray.rllib.utils.spaces.space_utils import (
+    clip_action,
+    get_base_struct_from_space,
+    normalize_action,
+    unsquash_action,
+)
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import require_count
@@ -26,11 +32,11 @@ from rlmesh_ray.recording.store import Store
 from rlmesh_ray.recording.vector_steps import Segment
 from rlmesh_ray.recording.video import picture_position
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
-from rlmesh_ray.spaces.batch import flatten, leaves
+from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
 
 _LOG = logging.getLogger("rlmesh_ray.recording")
 _LAST_WRITES_S = 30.0
@@ -42,8 +48,9 @@ def record_episodes(
     """Have env runners record episodes: all of evaluation, and of training each ``every``-th.
 
     A callback takes them from each sample: what steps is not slowed, and the fast path stays.
-    Observations and actions are those that RLlib's episodes hold. Runners on other machines need
-    the same folder.
+    Observations are those that RLlib's episodes hold; actions are what the environment got, as
+    ``normalize_actions`` and ``clip_actions`` make it of them. Runners on other machines need the
+    same folder.
 
     Args:
         config: A config after ``rlmesh_ray.rllib.configure``, with one agent; changed.
@@ -141,7 +148,7 @@ class SampleRecorder:
             contract = replace(contract, observation_space=observation, action_space=action)
             endpoint = f"env runner {env_runner.worker_index}"
             self._key = self._writer.new_stream(contract, endpoint)
-        segment = _segment(chunk, observation, action, begins=begins)
+        segment = _segment(chunk, observation, action, _fit(env_runner.config), begins=begins)
         num_bytes = sum(getattr(column, "nbytes", 0) for column in segment.columns)
         if not self._writer.put(self._key, segment, num_bytes):
             self._writer.lose(1)
@@ -151,14 +158,28 @@ class SampleRecorder:
                 self._abandon(chunk.id_)
 
 
+def _fit(config: AlgorithmConfig) -> Callable[[Any, Any], Any] | None:
+    """Return what RLlib's connector ``NormalizeAndClipActions`` does to actions."""
+    fit: Callable[[Any, Any], Any] = unsquash_action if config.normalize_actions else clip_action
+    return fit if config.normalize_actions or config.clip_actions else None
+
+
 def _segment(
-    chunk: SingleAgentEpisode, observation: SpaceSpec, action: SpaceSpec, *, begins: bool
+    chunk: SingleAgentEpisode,
+    observation: SpaceSpec,
+    action: SpaceSpec,
+    fit: Callable[[Any, Any], Any] | None,
+    *,
+    begins: bool,
 ) -> Segment:
     """Return the rows of a chunk; RLlib repeats the last observation of the former one."""
     first = 0 if begins else 1
     count = len(chunk) + 1 - first
     observations = _columns(observation, chunk.get_observations(), len(chunk) + 1)
     steps = _columns(action, chunk.get_actions(), len(chunk))
+    if fit is not None:
+        actions = fit(unflatten(action, steps), get_base_struct_from_space(chunk.action_space))
+        steps = _columns(action, actions, len(chunk))
     rewards = np.asarray(chunk.get_rewards(), np.float64)
     flags = np.zeros((2, count), np.bool_)
     flags[:, -1] = chunk.is_terminated, chunk.is_truncated
@@ -196,11 +217,14 @@ def offline_data(config: AlgorithmConfig, recording: Recording) -> AlgorithmConf
 
     Args:
         config: An offline algorithm, such as BC; gets the spaces and ``offline_data(input_=...)``.
+            Where it has ``normalize_actions``, as by default, the rows have the actions in the
+            module's scale.
         recording: One whose observations and actions are an array each. The rows are written to
             ``rllib/`` in its folder.
 
     Raises:
-        ConfigurationError: The spaces have several leaves or text.
+        ConfigurationError: The spaces have several leaves or text, or number actions from another
+            number than 0; or the recording has no episode.
     """
     info = recording.info
     for space in (info.observation_space, info.action_space):
@@ -209,11 +233,16 @@ def offline_data(config: AlgorithmConfig, recording: Recording) -> AlgorithmConf
                 "RLlib's offline API reads one array an observation and an action, and "
                 f"{recording.folder} has {space!r:.80}; read it with load(), and flatten it"
             )
+    if isinstance(info.action_space, DiscreteSpec) and info.action_space.start:
+        raise ConfigurationError(
+            f"RLlib's modules number actions from 0, and {recording.folder} has "
+            f"{recording.action_space}; record the environment in a wrapper that numbers them so"
+        )
     folder = recording.folder / "rllib"
     folder.mkdir(exist_ok=True)
     writer = None
     for summary in recording.episodes:
-        table = _rows(recording, summary.id)
+        table = _rows(recording, summary.id, normalize=bool(config.normalize_actions))
         if writer is None:
             writer = pq.ParquetWriter(folder / "rows.parquet", table.schema)
         writer.write_table(table)
@@ -226,8 +255,11 @@ def offline_data(config: AlgorithmConfig, recording: Recording) -> AlgorithmConf
     return config.offline_data(input_=[str(folder.absolute())], input_read_episodes=False)
 
 
-def _rows(recording: Recording, id_: str) -> pa.Table:
+def _rows(recording: Recording, id_: str, *, normalize: bool) -> pa.Table:
     episode = recording.episode(id_)
+    actions = episode.actions
+    if normalize and isinstance(recording.info.action_space, BoxSpec):
+        actions = _normalized(actions, recording.action_space)
     count = len(episode.rewards)
     ends = np.zeros((2, count), np.bool_)
     ends[:, -1] = episode.summary.terminated, episode.summary.truncated
@@ -237,12 +269,23 @@ def _rows(recording: Recording, id_: str) -> pa.Table:
             Columns.T: np.arange(count),
             Columns.OBS: _tensor(episode.observations[:-1]),
             Columns.NEXT_OBS: _tensor(episode.observations[1:]),
-            Columns.ACTIONS: _tensor(episode.actions),
+            Columns.ACTIONS: _tensor(actions),
             Columns.REWARDS: episode.rewards,
             Columns.TERMINATEDS: ends[0],
             Columns.TRUNCATEDS: ends[1],
         }
     )
+
+
+def _normalized(actions: Any, space: Any) -> Any:
+    """Return the actions that RLlib's ``unsquash_action`` makes these of."""
+    if not space.is_bounded():
+        return actions
+    if np.issubdtype(space.dtype, np.integer):
+        return actions - space.low
+    with np.errstate(invalid="ignore"):  # 0 / 0, where there is one value only
+        normalized = np.asarray(normalize_action(actions, space), space.dtype)
+    return np.where(space.high > space.low, normalized, np.zeros_like(normalized))
 
 
 def _tensor(values: Any) -> Any:

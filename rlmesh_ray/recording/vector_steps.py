@@ -209,8 +209,7 @@ class StepCollector:
         if block.frames is not None and len(frames):
             block.frames[row] = frames
         if infos:
-            encoded = encode(infos)
-            block.infos[row] = encoded if len(encoded) <= _MOST_INFO_BYTES else encode(_TOO_LARGE)
+            block.infos[row] = _encoded(infos)
         return block, row
 
     def _new_block(self, frames: Frames) -> StepBlock:
@@ -230,7 +229,25 @@ class StepCollector:
         return StepBlock(kinds, columns, pictures, self._follows_gap)
 
 
-_TOO_LARGE = {"rlmesh_ray.recording": f"infos of more than {_MOST_INFO_BYTES} bytes are left out"}
+def _encoded(infos: Mapping[str, object]) -> bytes:
+    """Return the encoded infos of a vector; the largest are left out where all are too large."""
+    encoded = encode(infos)
+    if len(encoded) <= _MOST_INFO_BYTES:
+        return encoded
+    sizes = {key: len(encode(infos[key])) for key in infos if not _is_mask(infos, key)}
+    kept: dict[str, object] = {}
+    num_bytes = 0
+    for key in sorted(sizes, key=sizes.__getitem__):
+        num_bytes += sizes[key]
+        if num_bytes > _MOST_INFO_BYTES:
+            break
+        kept |= {name: infos[name] for name in (key, f"_{key}") if name in infos}
+    left_out = ", ".join(sorted(sizes.keys() - kept.keys()))
+    return encode({**kept, "rlmesh_ray.recording": f"too large and left out: {left_out:.200}"})
+
+
+def _is_mask(infos: Mapping[str, object], key: str) -> bool:
+    return key.startswith("_") and key[1:] in infos
 
 
 def segments(block: StepBlock) -> Iterator[Segment]:

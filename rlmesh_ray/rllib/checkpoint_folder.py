@@ -4,7 +4,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,13 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import require_count
 
 _PROGRESS = "training.json"
+_COEFFICIENTS = "coefficients.json"
+_LEARNT_COEFFICIENTS = (
+    "curr_log_alpha",  # SAC, CQL, TQC
+    "curr_kl_coeffs_per_module",  # PPO, APPO
+    "moving_avg_sqd_adv_norms_per_module",  # MARWIL
+)
+"""Attributes of RLlib's learners, by module, that they change and leave out of checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,7 @@ class CheckpointFolder:
         try:
             partial.mkdir(parents=True)
             algorithm.save_to_path(str(partial))
+            (partial / _COEFFICIENTS).write_text(json.dumps(_learnt_coefficients(algorithm)))
             (partial / _PROGRESS).write_text(json.dumps([*map(asdict, progress)]))
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -137,6 +145,50 @@ def newest_checkpoint(path: Path) -> tuple[Path, list[TrainingProgress]]:
         f"{cause or f'it has no {_PROGRESS}'}; name one that train has written, or begin anew in "
         "another folder"
     )
+
+
+def restore(algorithm: Any, checkpoint: Path, env_steps: int) -> None:
+    """Restore an algorithm from a checkpoint, with the coefficients that RLlib leaves out.
+
+    Args:
+        algorithm: An Algorithm of RLlib.
+        checkpoint: One that a ``CheckpointFolder`` has written.
+        env_steps: Steps sampled up to the checkpoint, for scheduled coefficients of the entropy.
+    """
+    algorithm.restore_from_path(str(checkpoint))
+    try:
+        saved = json.loads((checkpoint / _COEFFICIENTS).read_text())
+    except FileNotFoundError:  # of a former version
+        return
+    _foreach_learner(algorithm, lambda learner: _set_coefficients(learner, saved, env_steps))
+
+
+def _learnt_coefficients(algorithm: Any) -> dict[str, dict[str, Any]]:
+    """Return the coefficients of the first learner, by attribute and module."""
+    return next(iter(_foreach_learner(algorithm, _coefficients_of)), {})
+
+
+def _foreach_learner(algorithm: Any, function: Callable[[Any], Any]) -> list[Any]:
+    group = getattr(algorithm, "learner_group", None)  # None on RLlib's old API stack
+    return [] if group is None else [found.get() for found in group.foreach_learner(function)]
+
+
+def _coefficients_of(learner: Any) -> dict[str, dict[str, Any]]:
+    return {
+        name: {module: value.tolist() for module, value in getattr(learner, name).items()}
+        for name in _LEARNT_COEFFICIENTS
+        if hasattr(learner, name)
+    }
+
+
+def _set_coefficients(learner: Any, saved: dict[str, dict[str, Any]], env_steps: int) -> None:
+    for name in saved:
+        for module, value in saved[name].items():
+            coefficient = getattr(learner, name)[module]
+            coefficient.data.copy_(coefficient.new_tensor(value))
+    if hasattr(learner, "entropy_coeff_schedulers_per_module"):
+        for module in learner.module.keys():  # noqa: SIM118  # a MultiRLModule is no dict
+            learner.entropy_coeff_schedulers_per_module[module].update(timestep=env_steps)
 
 
 def _progress_in(checkpoint: Path) -> list[TrainingProgress]:

@@ -24,6 +24,7 @@ from rlmesh_ray.rllib.checkpoint_folder import (
     CheckpointFolder,
     TrainingProgress,
     newest_checkpoint,
+    restore,
 )
 from rlmesh_ray.rllib.runner.session_recovery import NUM_EPISODES_INTERRUPTED_LIFETIME
 
@@ -67,9 +68,10 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
         keep: How many of the newest checkpoints to keep. Former ones have their iteration behind
             the name, such as ``checkpoint-000010``.
         resume: A checkpoint that ``train`` has written: go on with its weights, optimizers,
-            connectors, counters and progress, in a config of the same algorithm and spaces.
-            Episodes begin anew, replay buffers are empty, and coefficients that RLlib leaves out
-            of checkpoints (SAC's alpha, PPO's of the KL loss) are the config's.
+            connectors, counters and progress, in a config of the same algorithm and spaces; also
+            with the coefficients that RLlib leaves out of checkpoints (SAC's alpha, that of the KL
+            loss of PPO and APPO, MARWIL's mean of advantages). Episodes begin anew, and replay
+            buffers are empty.
         torch_threads: Number of torch's threads in this process, which has the local learner and
             runner. More than one pays only for large networks: a small one was 40 times slower with
             two threads than with one, on two busy cores.
@@ -102,7 +104,7 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
     returns = _RecentReturns(last.return_mean)
     try:
         if source is not None:
-            algorithm.restore_from_path(str(source))
+            restore(algorithm, source, last.env_steps)
         start_s = time.perf_counter() - last.wall_s
         is_done = False
         while not is_done:

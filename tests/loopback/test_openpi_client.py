@@ -3,7 +3,7 @@
 import http
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -411,6 +411,48 @@ def test_a_served_remote_policy_asks_for_the_rows_of_all_clients_together() -> N
 
     assert chunks[:, :, 0].tolist() == [[2.0, 3.0, 4.0], [4.0, 5.0, 6.0]]
     assert again.tolist() == [[2.0, 2.0], [4.0, 4.0]]
+
+
+def counting() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a policy that acts with the number of its requests on a connection."""
+    own = threading.local()  # each connection has a thread
+
+    def infer(message: dict[str, Any]) -> dict[str, Any]:
+        own.number = getattr(own, "number", 0) + 1
+        return {"actions": np.full((1, 2), float(own.number))}
+
+    return infer
+
+
+def test_a_lane_has_a_new_connection_in_each_episode() -> None:
+    def slots(*resets: bool) -> Slots:
+        return Slots(range(2), ["a", "b"], [0, 0], resets)
+
+    with (
+        small_server(counting(), {}) as address,
+        RemoteModel(f"openpi://{address}") as model,
+    ):
+        model.configure_route(replace(contract_of(Arm()), num_envs=2))
+        acted = [
+            model.predict(batch(0.0, 0.0), slots=slots(*resets))[:, 0].tolist()
+            for resets in [(True, True), (False, False), (False, True), (False, False)]
+        ]
+
+    assert acted == [[1, 1], [2, 2], [3, 1], [4, 2]]
+
+
+def test_a_client_of_a_served_remote_policy_gets_no_connection_of_another() -> None:
+    acted = []
+    with (
+        small_server(counting(), {}) as address,
+        ModelServer(RemotePolicy(f"openpi://{address}")) as server,
+    ):
+        for _ in range(2):
+            with RemoteModel(server.address) as model:
+                model.configure_route(Arm())
+                acted += [model.predict(batch(0.0))[0, 0] for _ in range(2)]
+
+    assert acted == [1, 2, 1, 2]
 
 
 def test_of_a_longer_chunk_than_can_be_served_the_first_actions_are_passed_on() -> None:

@@ -458,10 +458,10 @@ def test_warnings_of_action_and_observation_are_distinguished() -> None:
 
 
 class Noted:
-    """An observer that keeps the columns of the last step."""
+    """An observer that keeps the columns of the last step, and the frames of the last reset."""
 
-    def reset(self, *_: Any) -> None:
-        """Note nothing."""
+    def reset(self, *arguments: Any) -> None:
+        self.render = arguments[-1]
 
     def step(self, columns: Any, *_: Any) -> None:
         self.columns = columns
@@ -488,6 +488,30 @@ def test_an_observer_sees_the_texts_of_a_step_of_some_lanes() -> None:
 
     host.step(StepCommand((("a", "bc"),)))
     assert noted.columns[1] == ("a", "bc")
+
+
+class Painted(EchoEnv):
+    """Renders only after a reset, as environments of ``gymnasium.make`` do."""
+
+    shade = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.shade = 7
+        return super().reset(seed=seed, options=options)
+
+    def render(self) -> Any:
+        assert self.shade
+        return np.full((2, 2, 3), self.shade, np.uint8)
+
+
+def test_an_observer_sees_lanes_black_that_have_never_been_reset() -> None:
+    noted = Noted()
+    space = Box(-1.0, 1.0, (1,), np.float32)
+    vector = LaneVectorEnv([Painted(space, render_mode="rgb_array") for _ in range(3)])
+    host = VectorHost(vector, ValidationMode.WARN, "a name", None, noted)
+    for lanes_reset, shades in (((1,), [0, 7, 0]), ((2, 0), [7, 7, 7])):
+        host.reset(ResetCommand(lanes=lanes_reset))
+        assert [frame.max() for frame in noted.render()] == shades
 
 
 def test_each_kind_of_deviation_is_reported() -> None:

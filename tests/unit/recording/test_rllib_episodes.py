@@ -1,4 +1,4 @@
-"""Of episodes whose rest does not come, nothing stays with the writer."""
+"""What is recorded of RLlib's episodes, and which rows its offline API gets of a recording."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,22 +7,30 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from ray.rllib.algorithms.bc import BCConfig
+from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
+from ray.rllib.utils.spaces.space_utils import unsquash_action
 
-from rlmesh_ray.recording import RecordOptions, load
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.recording import RecordOptions, load, offline_data
 from rlmesh_ray.recording.recorder import info_of
 from rlmesh_ray.recording.rllib_episodes import SampleRecorder
-from rlmesh_ray.recording.vector_steps import Abandoned, Message, Stream
+from rlmesh_ray.recording.store import RecordingInfo
+from rlmesh_ray.recording.vector_steps import Abandoned, Message, Segment, Stream
 from rlmesh_ray.recording.writer_process import EpisodeWriter
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from tests.unit.recording.recordings import POLE, cart_pole, written
 
 OBSERVATIONS: gymnasium.Space[Any] = gymnasium.spaces.Box(-1, 1, (2,))
 ACTIONS: gymnasium.Space[Any] = gymnasium.spaces.Discrete(2)
 SPACES = from_gymnasium(OBSERVATIONS), from_gymnasium(ACTIONS)
-RUNNER = SimpleNamespace(num_envs=2, worker_index=0, config=SimpleNamespace(in_evaluation=False))
+RUNNER = SimpleNamespace(num_envs=2, worker_index=0, config=BCConfig())
+LEVER = gymnasium.spaces.Box(np.array([-2, 0, 5], np.float32), np.array([2, 10, 5], np.float32))
 
 
 class WriterInThisProcess:
@@ -114,3 +122,86 @@ def test_episodes_that_a_runner_gives_up_are_deleted_once_its_lanes_have_others(
     record(*(stepped(lane.cut(), ends=True) for lane in lanes))
     writers[0].close(0.0)
     assert [summary.length for summary in load(tmp_path).episodes] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "actions"),
+    [
+        ({}, [[1, 10, 5], [-2, 5, 5]]),
+        ({"normalize_actions": False, "clip_actions": True}, [[0.5, 3, 5], [-2, 0, 5]]),
+        ({"normalize_actions": False}, [[0.5, 3, 0], [-7, 0, 0]]),
+    ],
+)
+def test_actions_of_a_training_are_recorded_as_the_environment_gets_them(
+    tmp_path: Path, settings: dict[str, bool], actions: list[list[float]]
+) -> None:
+    contract = EnvContract("Toy-v0", SPACES[0], from_gymnasium(LEVER), 2, AutoresetMode.NEXT_STEP)
+    writer: Any = WriterInThisProcess(RecordOptions(tmp_path))
+    recorder = SampleRecorder(RecordOptions(tmp_path), contract, 1, lambda _: writer)
+    runner = SimpleNamespace(num_envs=2, worker_index=0, config=BCConfig().environment(**settings))
+    episode = SingleAgentEpisode("a", observation_space=OBSERVATIONS, action_space=LEVER)
+    episode.add_env_reset(np.zeros(2, np.float32), {})
+    for action in ([0.5, 3, 0], [-7, 0, 0]):
+        episode.add_env_step(
+            np.ones(2, np.float32),
+            np.array(action, np.float32),
+            1.0,
+            {},
+            terminated=action[0] < 0,
+            extra_model_outputs={WEIGHTS_SEQ_NO: 0},
+        )
+
+    recorder(env_runner=runner, samples=[episode])
+    recorder.close()
+
+    recording = load(tmp_path)
+    np.testing.assert_array_equal(recording.episode("000001").actions, actions)
+
+
+def recorded(folder: Path, space: gymnasium.Space[Any], actions: Any) -> None:
+    steps = cart_pole(len(actions), seed=1)
+    first = np.zeros_like(actions[:1])
+    columns = [steps.columns[0], np.concatenate([first, actions]), *steps.columns[2:]]
+    info = RecordingInfo("Toy-v0", POLE, from_gymnasium(space), 50.0)
+    written(folder, info, Segment("a", columns, steps.infos, begins=True, ends=True))
+
+
+def rows(config: BCConfig, folder: Path) -> Any:
+    offline_data(config, load(folder))
+    column = pq.read_table(folder / "rllib")[Columns.ACTIONS].combine_chunks()
+    return np.array(column.to_pylist())
+
+
+@pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning")  # of Ray Data
+@pytest.mark.parametrize(
+    "space",
+    [
+        LEVER,
+        gymnasium.spaces.Box(np.array([-1.0, 3.0]), np.array([7.0, 4.0]), dtype=np.float64),
+        gymnasium.spaces.Box(2, 9, (2,), np.int64),
+        gymnasium.spaces.Box(-np.inf, np.inf, (2,)),
+        gymnasium.spaces.Discrete(5),
+        gymnasium.spaces.MultiDiscrete([3, 4]),
+    ],
+    ids=str,
+)
+def test_rows_for_rllib_have_the_actions_that_its_module_would_choose(
+    tmp_path: Path, space: gymnasium.Space[Any]
+) -> None:
+    space.seed(1)
+    actions = np.array([space.sample() for _ in range(20)])
+    recorded(tmp_path, space, actions)
+
+    chosen = rows(BCConfig(), tmp_path)
+    np.testing.assert_allclose(unsquash_action(chosen, space), actions, rtol=1e-6, atol=1e-6)
+    if isinstance(space, gymnasium.spaces.Box) and np.isfinite(space.low).all():
+        assert chosen.min() >= (0 if space.dtype == np.int64 else -1)
+    np.testing.assert_array_equal(
+        rows(BCConfig().environment(normalize_actions=False), tmp_path), actions
+    )
+
+
+def test_actions_that_rllib_would_number_otherwise_are_no_rows(tmp_path: Path) -> None:
+    recorded(tmp_path, gymnasium.spaces.Discrete(3, start=2), np.array([2, 4, 3]))
+    with pytest.raises(ConfigurationError, match="RLlib's modules number actions from 0"):
+        offline_data(BCConfig(), load(tmp_path))

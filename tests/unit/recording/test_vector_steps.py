@@ -191,3 +191,22 @@ def test_a_block_holds_a_bounded_number_of_bytes() -> None:
     assert is_full
     assert block is not None
     assert block.num_bytes < 2**21
+
+
+def test_of_infos_that_are_too_large_together_only_the_largest_are_left_out() -> None:
+    lanes = Lanes(2)
+    collector = StepCollector(INFO, 2, autoresets=True)
+    everyone = np.ones(2, np.bool_)
+    infos = {
+        "camera": np.zeros((2, 2**18), np.uint8),
+        "_camera": everyone,
+        "speed": np.array([1.5, 2.5]),
+        "_speed": everyone,
+    }
+    collector.add_reset(range(2), [], lanes.observations, infos)
+
+    block = collector.take()
+    assert block is not None
+    for segment, speed in zip(segments(block), (1.5, 2.5), strict=True):
+        note = "too large and left out: camera"
+        assert segment.infos == [{"speed": speed, "rlmesh_ray.recording": note}]

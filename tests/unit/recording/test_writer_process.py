@@ -104,6 +104,28 @@ def test_every_space_comes_back(tmp_path: Path) -> None:
     assert_identical(episode.actions, {"go": go[1:]})
 
 
+def test_keys_with_slashes_and_boxes_without_elements_come_back(tmp_path: Path) -> None:
+    one = BoxSpec((), "float32", bytes(4), np.float32(9).tobytes())
+    nested = DictSpec((("b", one), ("c~1d", one)))
+    names = (
+        ("a/b", one),
+        ("a", nested),
+        ("a/c~1d", one),
+        ("none", BoxSpec((0, 3), "int32", b"", b"")),
+    )
+    info = RecordingInfo("All-v0", DictSpec(names), DiscreteSpec(2), 10.0)
+    columns = [np.full(4, number, np.float32) for number in range(4)]
+    steps = cart_pole(3, seed=0)
+    part = replace(steps, columns=[*columns, np.zeros((4, 0, 3), np.int32), *steps.columns[1:]])
+
+    written(tmp_path, info, part)
+    found = load(tmp_path).episode("000001").observations
+
+    expected = {"a/b": columns[0], "a": {"b": columns[1], "c~1d": columns[2]}}
+    expected |= {"a/c~1d": columns[3], "none": np.zeros((4, 0, 3), np.int32)}
+    assert_identical(found, expected)
+
+
 def test_an_episode_may_come_in_parts(tmp_path: Path) -> None:
     whole = cart_pole(6, seed=0)
     first = replace(whole, columns=[c[:3] for c in whole.columns], infos=[{}] * 3, ends=False)

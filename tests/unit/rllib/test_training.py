@@ -9,7 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import pytest
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.marwil import MARWILConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
 from tensorboardX.proto.event_pb2 import Event
 
 from rlmesh_ray.errors import ConfigurationError
@@ -379,6 +385,66 @@ def test_a_number_below_one_is_refused(option: str, tmp_path: Path) -> None:
 def test_a_folder_that_is_no_checkpoint_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"has no training\.json; name one that train"):
         trained(CountingAlgorithm([1.0]), stop_iters=1, resume=tmp_path)
+
+
+BOX: gymnasium.Space[Any] = gymnasium.spaces.Box(-1, 1, (2,))
+
+
+def learners(algorithm: AlgorithmConfig, **settings: Any) -> Any:
+    config = algorithm.copy().learners(num_learners=0).training(**settings)
+    return config.build_learner_group(spaces={DEFAULT_MODULE_ID: (BOX, BOX)})
+
+
+def progressed(group: Any, checkpoint: Path, *, resume: bool) -> None:
+    algorithm: Any = CountingAlgorithm([1.0])
+    algorithm.learner_group = group
+    goals = {"stop_iters": 2, "resume": checkpoint} if resume else {"stop_iters": 1}
+    trained(algorithm, checkpoint_dir=checkpoint, **goals)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "coefficient"),
+    [
+        (PPOConfig(), "curr_kl_coeffs_per_module"),
+        (SACConfig(), "curr_log_alpha"),
+        (MARWILConfig(), "moving_avg_sqd_adv_norms_per_module"),
+    ],
+)
+def test_a_training_goes_on_with_the_coefficients_that_rllib_leaves_out(
+    algorithm: AlgorithmConfig, coefficient: str, tmp_path: Path
+) -> None:
+    def value(group: Any) -> Any:
+        return getattr(group._learner, coefficient)[DEFAULT_MODULE_ID]
+
+    first, second = learners(algorithm), learners(algorithm)
+    value(first).data.fill_(0.0123)
+    progressed(first, tmp_path / "checkpoint", resume=False)
+    former = value(second)
+    assert former.tolist() != value(first).tolist()
+    progressed(second, tmp_path / "checkpoint", resume=True)
+
+    assert value(second) is former  # its optimizer has this one
+    assert former.tolist() == value(first).tolist()
+
+
+def test_a_training_goes_on_where_the_schedule_of_its_entropy_was(tmp_path: Path) -> None:
+    schedule = [[0, 0.5], [200, 0.0]]
+    first, second = (learners(PPOConfig(), entropy_coeff=schedule) for _ in range(2))
+    progressed(first, tmp_path / "checkpoint", resume=False)
+    progressed(second, tmp_path / "checkpoint", resume=True)
+
+    schedulers = second._learner.entropy_coeff_schedulers_per_module
+    assert schedulers[DEFAULT_MODULE_ID].get_current_value() == pytest.approx(0.25)
+
+
+def test_a_checkpoint_without_coefficients_goes_on_with_those_of_the_config(tmp_path: Path) -> None:
+    progressed(learners(SACConfig()), tmp_path / "checkpoint", resume=False)
+    (tmp_path / "checkpoint" / "coefficients.json").unlink()
+    group = learners(SACConfig(), initial_alpha=0.5)
+    progressed(group, tmp_path / "checkpoint", resume=True)
+
+    alpha = group._learner.curr_log_alpha[DEFAULT_MODULE_ID]
+    assert alpha.exp().tolist() == pytest.approx([0.5])
 
 
 def points(*iterations: int) -> Iterator[TrainingProgress]:

@@ -1,7 +1,9 @@
 """A session with an openpi server: one connection for each lane of each route.
 
 The protocol answers one request at a time on a connection, and has neither ids nor episodes. So a
-lane has a connection of its own, and the lanes of a batch are asked at the same time.
+lane has a connection of its own, which is opened anew with each episode: what a server keeps of a
+connection, such as a recurrent state, is of one episode. The lanes of a batch are asked at the same
+time.
 """
 
 import asyncio
@@ -106,6 +108,8 @@ class _Lane:
 
     def __init__(self, connection: ClientConnection, metadata: dict[str, Any]) -> None:
         self.metadata = metadata
+        self.is_used = False
+        """Whether it has been asked."""
         self._connection = connection
 
     @classmethod
@@ -139,6 +143,7 @@ class _Lane:
         Raises:
             ConnectionClosed: The connection has failed.
         """
+        self.is_used = True
         with contextlib.suppress(ConnectionClosed):  # the server's text may have come before
             await self._connection.send(message)
         return await self._connection.recv()
@@ -229,8 +234,8 @@ class OpenpiSession:
         self, ids: Iterator[str], route_id: str, rows: Sequence[PredictSlot], observation: bytes
     ) -> list[EncodedRequest]:
         """Return the request for a prediction."""
-        request_id, lanes = next(ids), [row.env_index for row in rows]
-        work = functools.partial(self._predict, request_id, route_id, lanes, unpack(observation))
+        request_id = next(ids)
+        work = functools.partial(self._predict, request_id, route_id, rows, unpack(observation))
         return [_RouteRequest(request_id, observation, work)]
 
     def predict_chunk(
@@ -281,17 +286,19 @@ class OpenpiSession:
         self,
         request_id: str,
         route_id: str,
-        indices: Sequence[int],
+        rows: Sequence[PredictSlot],
         messages: Sequence[bytes],
         until_s: float,
     ) -> ModelReply:
-        if len(set(indices)) < len(indices):  # a connection has one request at a time
+        if len({row.env_index for row in rows}) < len(
+            rows
+        ):  # a connection has one request at a time
             message = "the slots name an env_index twice; give each row one of its own"
             failed = ModelFailed(request_id, ModelErrorCode.INVALID_REQUEST, message, True)
             return ModelReply(request_id, failed)
         route = self._routes[route_id]
         with route.lock:
-            answers = _run(self._answers(route, indices, messages, until_s))
+            answers = _run(self._answers(route, rows, messages, until_s))
         for answer in answers:
             if isinstance(answer, str):
                 text = answer.strip()[-2000:]
@@ -301,13 +308,20 @@ class OpenpiSession:
         return ModelReply(request_id, None, pack(answers), _telemetry(timing))
 
     async def _answers(
-        self, route: _Route, indices: Sequence[int], messages: Sequence[bytes], until_s: float
+        self,
+        route: _Route,
+        rows: Sequence[PredictSlot],
+        messages: Sequence[bytes],
+        until_s: float,
     ) -> list[bytes | str]:
-        for index in indices:
+        begun = [row.env_index for row in rows if row.reset and row.env_index in route.lanes]
+        used = [index for index in begun if route.lanes[index].is_used]
+        await _closed([route.lanes.pop(index) for index in used])
+        for index in (row.env_index for row in rows):
             if index not in route.lanes:
                 spare = self._spare.pop() if self._spare else None
                 route.lanes[index] = spare or await _Lane.open(self._options)
-        lanes = [route.lanes[index] for index in indices]
+        lanes = [route.lanes[row.env_index] for row in rows]
         asking = [lane.ask(message) for lane, message in zip(lanes, messages, strict=True)]
         address = self._options.address
         try:
