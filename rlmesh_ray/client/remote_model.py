@@ -205,6 +205,7 @@ class RemoteModel(NotPicklable):
         if not isinstance(route_id, str):
             raise ConfigurationError(f"route_id={route_id!r:.40} must be text")
         wanted = None if horizon is None else as_horizon(horizon)
+        self._require_chosen(wanted, horizon_of(self.answer))
         contract = contract_of(env)
         own_space, mapping = contract.observation_space, as_observation_map(observation_map)
         if mapping is not None:
@@ -221,7 +222,9 @@ class RemoteModel(NotPicklable):
             lambda ids: [self._dialect.configure(ids, route_id, contract)], self._timeout_s
         )
         known = reply.horizon or horizon_of(self.answer)
-        if wanted is not None and known is not None and wanted > known:
+        try:
+            self._require_chosen(wanted, known)
+        except ConfigurationError:
             before, dialect = self._contracts.get(route_id), self._dialect
             self._session_stream.ask(
                 lambda ids: [
@@ -233,16 +236,21 @@ class RemoteModel(NotPicklable):
             )
             if before and True in self._names[route_id]:
                 self._names[route_id][False] = route_id
-            raise ConfigurationError(
-                f"{wanted} actions at once are more than the policy of {self.address} chooses, "
-                f"which is {known}: lower the horizon (horizon=…, execution_horizon=…, "
-                "--execution-horizon) to that, or leave it out"
-            )
+            raise
         self._close_chunks(route_id)
         self._names[route_id] = {}
         self._contracts[route_id], self._horizons[route_id] = contract, wanted or known or 1
         self._columns[route_id] = to_columns
         return route_id
+
+    def _require_chosen(self, wanted: int | None, known: int | None) -> None:
+        """Require a horizon that is not above that of the policy; None: it is not known."""
+        if wanted is not None and known is not None and wanted > known:
+            raise ConfigurationError(
+                f"{wanted} actions at once are more than the policy of {self.address} chooses, "
+                f"which is {known}: lower the horizon (horizon=…, execution_horizon=…, "
+                "--execution-horizon) to that, or leave it out"
+            )
 
     def predict(
         self, observation: Any, *, route_id: str = DEFAULT_ROUTE, slots: Slots | None = None

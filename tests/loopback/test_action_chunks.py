@@ -18,6 +18,7 @@ from rlmesh_ray.errors import (
     LocalProtocolError,
     RemoteModelError,
 )
+from rlmesh_ray.models.loading import CallablePolicy
 from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS
 from rlmesh_ray.protocol.gateway_balancer import Target
 from rlmesh_ray.protocol.messages import (
@@ -212,15 +213,30 @@ def test_a_horizon_that_the_policy_has_not_is_refused_when_the_route_opens(
         model.predict_chunk(OBSERVATIONS)
 
 
-def test_an_open_route_survives_a_horizon_that_is_refused(model: RemoteModel) -> None:
-    model.configure_route(BOX, horizon=2)
-    model.predict_chunk(OBSERVATIONS)
+class Forgetful(CallablePolicy):
+    """Keeps which lanes it is told to forget."""
 
-    with pytest.raises(ConfigurationError, match="4 actions at once are more than"):
-        model.configure_route(BOX, horizon=4)
+    def __init__(self) -> None:
+        super().__init__(Counting(), horizon=HORIZON)
+        self.forgotten: list[Any] = []
 
-    assert model.predict_chunk(OBSERVATIONS).shape == (2, 2, 1)
-    assert model.predict(OBSERVATIONS).shape == (2, 1)
+    def forget(self, *lane: Any) -> None:
+        self.forgotten.append(lane)
+
+
+def test_an_open_route_is_left_alone_by_a_horizon_that_is_refused() -> None:
+    policy = Forgetful()
+    with ModelServer(policy) as server, RemoteModel(server.address) as model:
+        model.configure_route(BOX, horizon=2)
+        model.predict_chunk(OBSERVATIONS)
+        policy.forgotten.clear()
+
+        with pytest.raises(ConfigurationError, match="4 actions at once are more than"):
+            model.configure_route(BOX, horizon=4)
+
+        assert model.predict_chunk(OBSERVATIONS).shape == (2, 2, 1)
+        assert model.predict(OBSERVATIONS).shape == (2, 1)
+        assert policy.forgotten == []
 
 
 def test_clients_share_the_policy_s_batches(policy: Counting) -> None:

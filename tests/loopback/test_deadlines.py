@@ -151,9 +151,26 @@ def test_an_environment_that_misses_its_deadline_delays_no_other_session(
         assert interrupted.step_count == 1
 
 
-def test_a_session_starts_anew_where_the_process_that_it_was_to_share_is_killed() -> None:
+class Hanging(FaultyEnv):
+    """Hangs in its second step, and leaves a file that says so."""
+
+    def __init__(self, sign: Path) -> None:
+        super().__init__(Fault.HANG, at_step=2)
+        self._sign = sign
+        self._num_steps = 0
+
+    def step(self, action: Any) -> Any:
+        self._num_steps += 1
+        if self._num_steps == 2:
+            self._sign.touch()
+        return super().step(action)
+
+
+def test_a_session_starts_anew_where_the_process_that_it_was_to_share_is_killed(
+    tmp_path: Path,
+) -> None:
     server = EnvServer(
-        lambda: FaultyEnv(Fault.HANG, at_step=2), step_grace_s=0.0, sessions_per_worker=2
+        Hanging, env_kwargs={"sign": tmp_path / "hangs"}, step_grace_s=0.0, sessions_per_worker=2
     )
     with server, closing(Session(server)) as session, closing(Session(server)) as other:
         session.reset()
@@ -161,6 +178,7 @@ def test_a_session_starts_anew_where_the_process_that_it_was_to_share_is_killed(
         session.send(session.step_request(DEADLINE_MS))
         answer = session.receive_aside()
 
+        assert eventually((tmp_path / "hangs").exists)  # or the other one would join in before
         other.reset(timeout_ms=20_000)
         other.step()
 

@@ -425,8 +425,8 @@ def counting() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def test_a_lane_has_a_new_connection_in_each_episode() -> None:
-    def slots(*resets: bool) -> Slots:
-        return Slots(range(2), ["a", "b"], [0, 0], resets)
+    def slots(second: str, *resets: bool) -> Slots:
+        return Slots(range(2), ["a", second], [0, 0], resets)
 
     with (
         small_server(counting(), {}) as address,
@@ -434,11 +434,18 @@ def test_a_lane_has_a_new_connection_in_each_episode() -> None:
     ):
         model.configure_route(replace(contract_of(Arm()), num_envs=2))
         acted = [
-            model.predict(batch(0.0, 0.0), slots=slots(*resets))[:, 0].tolist()
-            for resets in [(True, True), (False, False), (False, True), (False, False)]
+            model.predict(batch(0.0, 0.0), slots=slots(*row))[:, 0].tolist()
+            for row in [
+                ("b", True, True),
+                ("b", False, False),
+                ("c", False, True),
+                ("", False, False),
+                ("c", False, False),
+                ("d", False, False),
+            ]
         ]
 
-    assert acted == [[1, 1], [2, 2], [3, 1], [4, 2]]
+    assert acted == [[1, 1], [2, 2], [3, 1], [4, 2], [5, 3], [6, 1]]
 
 
 def test_a_client_of_a_served_remote_policy_gets_no_connection_of_another() -> None:

@@ -20,6 +20,9 @@ _LARGE = 1e6
 """Such numbers, as masks put in front of actions, are compared by themselves."""
 _REARRANGED = {"Conv", "ConvTranspose"}
 """Operations whose weights the runtime rearranges, so that it sees no change of them."""
+_EXTREMES = {"MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK"}
+_NAN_DROPPED = {*_EXTREMES, "Sign"}
+"""Operations that take NaN for a small number, where torch goes on with NaN."""
 
 
 class CompiledForward:
@@ -54,6 +57,9 @@ class CompiledForward:
             for name, theirs in graph.weight_names.items()
         }
         self._is_live = _REARRANGED.isdisjoint(graph.operations)
+        self._drops_nan = not _NAN_DROPPED.isdisjoint(graph.operations)
+        self._takes_indices = "Gather" in graph.operations
+        self._has_nan = False
         self._session = OnnxSession(self._serialized(), self._arrays)
         # Tensors that were made in inference mode count no changes; nothing changes them in place.
         self._counted = [
@@ -91,6 +97,7 @@ class CompiledForward:
         tensors, names = weight_tensors(module), self._graph.weight_names
         for name, array in self._arrays.items():
             np.copyto(array, tensors[names[name]].numpy())
+        self._has_nan = self._drops_nan and any(map(_has_nan, self._arrays.values()))
         if not self._is_live:
             self._session = OnnxSession(self._serialized())
 
@@ -98,10 +105,17 @@ class CompiledForward:
         names = self._graph.weight_names
         return self._graph.serialized({names[each]: own for each, own in self._arrays.items()})
 
-    def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return the outputs, for one array for each input."""
+    def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]] | None:
+        """Return the outputs, for one array for each input; None: torch must be asked.
+
+        With NaN some operations compute something else, and torch refuses indices below 0.
+        """
         if self._versions != [each._version for each in self._counted]:
             self.load()
+        if self._has_nan or (self._drops_nan and any(map(_has_nan, inputs))):
+            return None
+        if self._takes_indices and any(map(_has_negative_integer, inputs)):
+            return None
         return self._session.run(*inputs)
 
     def difference(self, expected: Arrays, *inputs: NDArray[Any]) -> float:
@@ -136,6 +150,14 @@ def difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
     scale = max(1.0, float(sizes.max(initial=0.0, where=sizes < _LARGE)))
     apart = np.abs(other - own) / np.where(sizes < _LARGE, scale, sizes)
     return float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(initial=0.0))
+
+
+def _has_nan(array: NDArray[Any]) -> bool:
+    return array.dtype.kind == "f" and bool(np.isnan(array).any())
+
+
+def _has_negative_integer(array: NDArray[Any]) -> bool:
+    return array.dtype.kind == "i" and bool((array < 0).any())
 
 
 def _expected(

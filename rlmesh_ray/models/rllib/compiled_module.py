@@ -104,9 +104,13 @@ class CompiledModule:
             t: Environment steps of the training; exploration may depend on them.
 
         Returns:
-            None: there are numbers among the outputs from which no action can be drawn.
+            None: there are numbers among the outputs from which no action can be drawn, or
+            ``CompiledForward`` leaves it to torch.
         """
-        arrays = dict(zip(self._names, self._forward(self._as_input(rows)), strict=True))
+        outputs = self._forward(self._as_input(rows))
+        if outputs is None:
+            return None
+        arrays = dict(zip(self._names, outputs, strict=True))
         inputs = arrays[OUTPUT]
         if self._schedule is not None:  # DQN's: it chooses its actions itself
             del arrays[OUTPUT]

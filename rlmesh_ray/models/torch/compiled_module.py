@@ -72,8 +72,8 @@ class CompiledTorchModule:
     def run(self, *inputs: Any) -> Any | None:
         """Return the module's outputs; None: torch must be asked.
 
-        The inputs are nested otherwise, have their keys in another order, or other tensors; or the
-        module has hooks.
+        The inputs are nested otherwise, have their keys in another order, or other tensors, or
+        numbers for which ``CompiledForward`` leaves it to torch; or the module has hooks.
         """
         if any(self._hooks):
             return None
@@ -81,10 +81,14 @@ class CompiledTorchModule:
             # As below, without what takes longer than the layers of a small network.
             (given,) = inputs
             if (given.dtype, given.shape[1:]) == self._pattern_in[0][0]:
-                return torch.from_numpy(self._forward(given.numpy())[0])
+                outputs = self._forward(given.numpy())
+                return None if outputs is None else torch.from_numpy(outputs[0])
         if _pattern(inputs) != self._pattern_in:
             return None
-        found = iter(self._forward(*(leaf.numpy() for leaf in _leaves(inputs))))
+        outputs = self._forward(*(leaf.numpy() for leaf in _leaves(inputs)))
+        if outputs is None:
+            return None
+        found = iter(outputs)
         return _map(lambda _: torch.from_numpy(next(found)), self._pattern)
 
     def difference(self, output: Any, *inputs: Any) -> float:

@@ -110,6 +110,8 @@ class _Lane:
         self.metadata = metadata
         self.is_used = False
         """Whether it has been asked."""
+        self.episode_id = ""
+        """Of the first row."""
         self._connection = connection
 
     @classmethod
@@ -314,13 +316,13 @@ class OpenpiSession:
         messages: Sequence[bytes],
         until_s: float,
     ) -> list[bytes | str]:
-        begun = [row.env_index for row in rows if row.reset and row.env_index in route.lanes]
-        used = [index for index in begun if route.lanes[index].is_used]
-        await _closed([route.lanes.pop(index) for index in used])
-        for index in (row.env_index for row in rows):
-            if index not in route.lanes:
+        begun = [row.env_index for row in rows if _begins_anew(route.lanes.get(row.env_index), row)]
+        await _closed([route.lanes.pop(index) for index in begun])
+        for row in rows:
+            if row.env_index not in route.lanes:
                 spare = self._spare.pop() if self._spare else None
-                route.lanes[index] = spare or await _Lane.open(self._options)
+                route.lanes[row.env_index] = spare or await _Lane.open(self._options)
+                route.lanes[row.env_index].episode_id = row.episode_id
         lanes = [route.lanes[row.env_index] for row in rows]
         asking = [lane.ask(message) for lane, message in zip(lanes, messages, strict=True)]
         address = self._options.address
@@ -345,6 +347,13 @@ class OpenpiSession:
             with route.lock:
                 _run(_closed(route.lanes.values()))
         return ModelReply("")
+
+
+def _begins_anew(lane: _Lane | None, row: PredictSlot) -> bool:
+    """Return whether a lane was asked in another episode than that of a row; see ``Policy``."""
+    if lane is None or not lane.is_used:
+        return False
+    return row.reset or row.episode_id not in ("", lane.episode_id)
 
 
 async def _closed(lanes: Iterable[_Lane]) -> None:

@@ -1,7 +1,10 @@
 """A torch module compiled for nested tensors: what it takes, and when torch has to be asked."""
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
 from rlmesh_ray.models.torch.compiled_module import CompiledTorchModule
@@ -45,3 +48,70 @@ def test_hooks_and_changes_in_place_act_once_a_module_is_compiled() -> None:
 
     layer.register_forward_hook(lambda _module, _inputs, output: output * 2)
     assert torch.allclose(module.run(ARM), 2 * (before + 1.0), atol=1e-5)
+
+
+class Applied(torch.nn.Module):
+    """Calls a function on what a layer makes of the input."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.function(self.layer(rows))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda rows: torch.nn.functional.max_pool1d(rows[:, None], 2)[:, 0],
+        lambda rows: torch.nn.functional.adaptive_max_pool1d(rows[:, None], 1)[:, 0],
+        lambda rows: rows.amax(1),
+        lambda rows: rows.min(1).values,
+        lambda rows: rows.topk(2).values,
+        lambda rows: rows.argmax(1),
+        torch.sign,
+        torch.relu,
+        lambda rows: rows.clamp(-1, 1),
+        lambda rows: rows.softmax(1),
+    ],
+    ids=[
+        "max_pool",
+        "adaptive_pool",
+        "amax",
+        "min",
+        "topk",
+        "argmax",
+        "sign",
+        "relu",
+        "clamp",
+        "softmax",
+    ],
+)
+def test_nan_comes_out_as_in_torch(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    module = Applied(function).requires_grad_(False)
+    rows = torch.linspace(-2, 2, 8).reshape(2, 4)
+    compiled = CompiledTorchModule(module, rows)
+    assert compiled.run(rows) is not None
+
+    def same(batch: torch.Tensor) -> bool:
+        found = compiled.run(batch)
+        return found is None or np.allclose(found, module(batch), atol=1e-5, equal_nan=True)
+
+    broken = rows.clone()
+    broken[0, 2] = torch.nan
+    assert same(broken)
+    module.layer.bias[3] = torch.nan
+    assert same(rows)
+
+
+def test_an_index_below_zero_is_left_to_torch_which_refuses_it() -> None:
+    module = torch.nn.Embedding(5, 3).requires_grad_(False)
+    rows = torch.tensor([0, 4])
+    compiled = CompiledTorchModule(module, rows)
+
+    found = compiled.run(rows)
+    assert found is not None
+    assert torch.equal(found, module(rows))
+    assert compiled.run(torch.tensor([0, -1])) is None
