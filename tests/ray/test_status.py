@@ -15,9 +15,11 @@ import ray
 
 from rlmesh_ray import RemoteModel, RemoteVectorEnv
 from rlmesh_ray.actors import EnvServiceActor, ModelServiceActor
+from rlmesh_ray.actors.registry.cluster_endpoints import cluster_endpoints
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.server.endpoint_status import as_fields
 from rlmesh_ray.server.log_format import FORMAT_VARIABLE
 from tests.loopback.eventually import eventually
 
@@ -85,9 +87,7 @@ def test_endpoints_tell_the_registry_what_they_do(
 
     assert eventually(lambda: _now(registry, "seen/env", "steps") == 7)
     assert eventually(lambda: _now(registry, "seen/model", "items") == 1)
-    events = status()
-    shown = {each["endpoint_id"]: each for each in events if each["event"] == "endpoint"}
-    assert events[-1]["event"] == "status"
+    shown: dict[str, Any] = {each.endpoint_id: as_fields(each) for each in cluster_endpoints()}
     env_shown, model_shown = shown["seen/env"], shown["seen/model"]
     assert (env_shown["service"], env_shown["fleet"]) == ("env", "seen")
     assert (env_shown["steps"], env_shown["lane_steps"], env_shown["restarts"]) == (7, 14, 0)
@@ -96,7 +96,7 @@ def test_endpoints_tell_the_registry_what_they_do(
     assert env_shown["address"] == ray.get(env.address.remote())
     assert (model_shown["service"], model_shown["predictions"]) == ("model", 1)
     assert model_shown["sessions_lost"] == 0
-    assert TOKEN not in json.dumps(events)
+    assert TOKEN not in json.dumps(shown, default=str)
 
 
 @pytest.mark.slow
