@@ -14,7 +14,7 @@ import importlib.util
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from rlmesh_ray.errors import INSTALL_RLLIB, MissingPackageError
+from rlmesh_ray.errors import MissingPackageError, install_command
 
 if TYPE_CHECKING:
     from rlmesh_ray.actors.env_actor import EnvServiceActor
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 if importlib.util.find_spec("ray") is None:
     raise MissingPackageError(
-        f"rlmesh_ray.actors needs Ray, and ray is not installed: {INSTALL_RLLIB}"
+        f"rlmesh_ray.actors needs Ray, and ray is not installed: {install_command('rllib')}"
     )
 
 _HOMES = {

@@ -35,8 +35,10 @@ in ``args`` and survives pickling.
 
 from typing import Any
 
-INSTALL_RLLIB = "pip install '.[rllib]' in a checkout of rlmesh-ray"
-"""How to install Ray and torch: the remedy of a ``MissingPackageError``."""
+
+def install_command(extra: str) -> str:
+    """Return how to install an extra of this package: the remedy of a ``MissingPackageError``."""
+    return f"pip install '.[{extra}]' in a checkout of rlmesh-ray"
 
 
 class RlmeshError(Exception):
@@ -52,7 +54,7 @@ class ConfigurationWarning(UserWarning):
 
 
 class AddressError(ConfigurationError):
-    """An address cannot be used: malformed, in use, or not loopback without a token."""
+    """An address cannot be used: malformed, or not loopback without a token."""
 
 
 class ListenError(AddressError):
@@ -195,7 +197,7 @@ class EvaluationInterruptedError(EndpointError):
 
     Args:
         message: How far the evaluation came, what was lost and what to do about it.
-        episodes: The finished episodes, each an ``Episode``, in the order of their indices.
+        episodes: The finished episodes, each an ``EpisodeResult``, in the order of their indices.
         causes: The failure of each endpoint, in one line each.
     """
 

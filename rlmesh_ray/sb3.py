@@ -1,6 +1,6 @@
 """RemoteVecEnv: an endpoint's lanes as a vector environment of Stable-Baselines3.
 
-Importing this needs ``pip install 'rlmesh-ray[sb3]'``.
+Importing this needs the extra ``sb3``.
 """
 
 import warnings

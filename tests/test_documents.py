@@ -119,7 +119,7 @@ COMMANDS = {
     name: {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
     for name, command in typer.main.get_group(app).commands.items()
 }
-METRICS = {metric.name for metric in ALL_METRICS}
+METRICS = {metric.exported for metric in ALL_METRICS}
 
 
 def shown_commands(text: str) -> Iterator[tuple[str, set[str]]]:

@@ -85,6 +85,6 @@ def resolve_client_tls(tls: ClientTlsSource | None) -> ClientTls | None:
         return ClientTls(files.authority, files.certificate, files.private_key) if files else None
     if tls is not None and not isinstance(tls, ClientTls):
         raise ConfigurationError(
-            f"tls={tls!r} names no files: give ClientTls(authority), or RayTls()"
+            f"tls={tls!r} names no files: give ClientTls(root_ca=FILE), or RayTls()"
         )
     return tls

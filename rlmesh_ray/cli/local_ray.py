@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import is_verbose
-from rlmesh_ray.errors import INSTALL_RLLIB, MissingPackageError, RlmeshError
+from rlmesh_ray.errors import MissingPackageError, RlmeshError, install_command
 
 _PROBE_TIMEOUT_S = 5.0
 
@@ -37,7 +37,7 @@ def require_rllib(
     if missing := missing_packages(packages):
         raise MissingPackageError(
             f"{command} needs {' and '.join(missing)}, which the base install does not have: "
-            f"{INSTALL_RLLIB}{instead}"
+            f"{install_command('rllib')}{instead}"
         )
 
 

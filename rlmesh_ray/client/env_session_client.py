@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
 from rlmesh_ray.dialects.registry import Dialect, client_dialect
-from rlmesh_ray.errors import ConfigurationError, MissingPackageError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError, install_command
 from rlmesh_ray.options import allowed_transports, require_seconds
 from rlmesh_ray.polling import WakeupDescriptors, should_spin
 from rlmesh_ray.protocol.handshake import HandshakeResponse
@@ -183,6 +183,6 @@ def _lane_client(dialect: Dialect, connect_options: ConnectOptions) -> DialectEn
     except ImportError as error:
         raise MissingPackageError(
             f"{connect_options.address}: the messages of {dialect.name} are not installed "
-            f"({error}); pip install 'rlmesh-ray[{dialect.extra}]'"
+            f"({error}); {install_command(dialect.extra)}"
         ) from error
     return client

@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rlmesh_ray.errors import ConfigurationError, MissingPackageError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError, install_command
 from rlmesh_ray.options import as_names
 from rlmesh_ray.protocol.versions import PROTOCOL_V1
 
@@ -75,8 +75,7 @@ class Dialect:
         """
         if not self.is_installed:
             raise MissingPackageError(
-                f"{self.name} needs the package {self.requires}: "
-                f"pip install 'rlmesh-ray[{self.extra}]'"
+                f"{self.name} needs the package {self.requires}: {install_command(self.extra)}"
             )
 
     def load(self, module: str) -> Any:
@@ -208,7 +207,6 @@ def enabled_dialects(dialects: Collection[str] | None, able: Sequence[str]) -> f
             )
         if name in missing:
             raise ConfigurationError(
-                f"dialects names {name!r}, which is not installed: "
-                f"pip install rlmesh-ray[{missing[name]}]"
+                f"dialects names {name!r}, which is not installed: {install_command(missing[name])}"
             )
     return frozenset(names)

@@ -1,6 +1,7 @@
 """evaluate: runs episodes of an environment with a policy."""
 
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -215,6 +216,7 @@ class _Evaluation:
         writer: "WriterHandle | None",
     ) -> None:
         self._options = options
+        self._name = secrets.token_hex(4)  # several evaluations may share an open RemoteModel
         has_chunks = options.execution_horizon > 1 or getattr(model, "horizon", 1) != 1
         if callable(model) and has_chunks:
             raise ConfigurationError(
@@ -321,7 +323,7 @@ class _Evaluation:
         if attempt.model is not None:
             return RemoteActionSource(
                 self._models[attempt.model],
-                f"evaluation-{attempt.key}",
+                f"evaluation-{self._name}-{attempt.key}",
                 env,
                 mapping,
                 self._options.execution_horizon,

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlmesh_ray.errors import INSTALL_RLLIB, ConfigurationError, MissingPackageError, PolicyError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError, PolicyError, install_command
 from rlmesh_ray.models.policy import (
     Policy,
     PolicyTraits,
@@ -252,7 +252,7 @@ def _from_folder(folder: Path, explore: bool, options: _Options) -> Policy:
         from rlmesh_ray.models.rllib.checkpoint_policy import RllibPolicy
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            f"{folder} needs RLlib, and {error.name} is not installed: {INSTALL_RLLIB}"
+            f"{folder} needs RLlib, and {error.name} is not installed: {install_command('rllib')}"
         ) from error
     return RllibPolicy(
         folder.resolve(),

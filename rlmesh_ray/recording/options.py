@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlmesh_ray.errors import ConfigurationError, MissingPackageError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError, install_command
 
 AUTO, RENDER, NO_VIDEO = "auto", "render", "none"
 MAX_GB = 10.0
-INSTALL = "pip install '.[recording]' in a checkout of rlmesh-ray"
 
 
 def require_folder(name: str, value: object) -> None:
@@ -51,7 +50,7 @@ class RecordOptions:
                 f"max_gb={self.max_gb!r:.80} (--record-max-gb) must be a number above 0"
             )
         if find_spec("pyarrow") is None:
-            raise MissingPackageError(f"recording needs pyarrow: {INSTALL}")
+            raise MissingPackageError(f"recording needs pyarrow: {install_command('recording')}")
 
     @classmethod
     def of(cls, record: "str | Path | RecordOptions") -> "RecordOptions":

@@ -148,8 +148,10 @@ class SampleRecorder:
             contract = replace(contract, observation_space=observation, action_space=action)
             endpoint = f"env runner {env_runner.worker_index}"
             self._key = self._writer.new_stream(contract, endpoint)
-        segment = _segment(chunk, observation, action, _fit(env_runner.config), begins=begins)
-        num_bytes = sum(getattr(column, "nbytes", 0) for column in segment.columns)
+        fit = None if _is_random(env_runner) else _fit(env_runner.config)
+        segment = _segment(chunk, observation, action, fit, begins=begins)
+        values = [value for info in segment.infos for value in info.values()]
+        num_bytes = sum(map(_size_of, [*segment.columns, *values]))
         if not self._writer.put(self._key, segment, num_bytes):
             self._writer.lose(1)
             if begins:  # the writer has nothing of it
@@ -162,6 +164,20 @@ def _fit(config: AlgorithmConfig) -> Callable[[Any, Any], Any] | None:
     """Return what RLlib's connector ``NormalizeAndClipActions`` does to actions."""
     fit: Callable[[Any, Any], Any] = unsquash_action if config.normalize_actions else clip_action
     return fit if config.normalize_actions or config.clip_actions else None
+
+
+def _is_random(env_runner: Any) -> bool:
+    """Return whether ``sample`` draws from the action space: episodes hold these actions then."""
+    return bool(getattr(getattr(env_runner, "_call", None), "random_actions", False))
+
+
+def _size_of(value: Any) -> int:
+    """Return about how many bytes a column or the value of an info takes."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, tuple | list):
+        return sum(map(_size_of, value))
+    return int(getattr(value, "nbytes", 8))
 
 
 def _segment(

@@ -18,8 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from rlmesh_ray.errors import CodecError, ConfigurationError, MissingPackageError
-from rlmesh_ray.recording.options import INSTALL
+from rlmesh_ray.errors import CodecError, ConfigurationError, MissingPackageError, install_command
 from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, SpaceSpec
 from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_json, spec_to_json
 
@@ -237,9 +236,10 @@ class Store:
             file.write(f"{summary.to_json()}\n".encode())
 
     def summaries(self) -> list[EpisodeSummary]:
-        """Return the finished episodes: of the index, or where it is damaged, of all files."""
+        """Return the finished episodes: of the index, or where it lacks some, of all files."""
         summaries, is_intact = self._read_index()
-        return summaries if is_intact else self._rebuilt(summaries)
+        is_whole = is_intact and {summary.id for summary in summaries}.issuperset(self._ids())
+        return summaries if is_whole else self._rebuilt(summaries)
 
     def repair(self) -> int:
         """Write an index anew that lacks episodes, and delete what writers that died have left.
@@ -352,4 +352,6 @@ def require_pyarrow() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise MissingPackageError(f"recordings need pyarrow: {INSTALL}") from error
+        raise MissingPackageError(
+            f"recordings need pyarrow: {install_command('recording')}"
+        ) from error

@@ -6,6 +6,7 @@ takes the lanes apart, runs in the writer's process.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -56,9 +57,11 @@ class StepBlock:
 
     @property
     def num_bytes(self) -> int:
-        """Size of its arrays."""
+        """Size of its arrays, infos and texts."""
         arrays = [*self.columns, self.frames]
-        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+        sizes = [array.nbytes for array in arrays if isinstance(array, np.ndarray)]
+        texts = [row for column in self.columns if isinstance(column, list) for row in column]
+        return sum(sizes) + sum(map(len, self.infos.values())) + sum(map(len, chain(*texts)))
 
 
 @dataclass(slots=True)
@@ -106,7 +109,7 @@ class StepCollector:
         self._running = np.zeros(num_lanes, np.bool_)
         self._due = np.zeros(num_lanes, np.bool_)
         self._block: StepBlock | None = None
-        self._num_rows = self._num_taken = 0
+        self._num_rows = self._num_taken = self._info_bytes = 0
         self._follows_gap = False
         self.num_ended = 0
         """Episodes that have ended in the present block."""
@@ -114,7 +117,9 @@ class StepCollector:
     @property
     def is_full(self) -> bool:
         """Whether ``take`` has to be called before the next row."""
-        return self._block is not None and self._num_rows == len(self._block.kinds)
+        return self._block is not None and (
+            self._num_rows == len(self._block.kinds) or self._info_bytes > _BLOCK_BYTES
+        )
 
     def add_reset(
         self,
@@ -199,7 +204,7 @@ class StepCollector:
     ) -> tuple[StepBlock, int]:
         block = self._block
         if block is None:
-            block, self._num_rows = self._new_block(frames), 0
+            block, self._num_rows, self._info_bytes = self._new_block(frames), 0, 0
             self._block = block
         row = self._num_rows
         self._num_rows += 1
@@ -210,6 +215,7 @@ class StepCollector:
             block.frames[row] = frames
         if infos:
             block.infos[row] = _encoded(infos)
+            self._info_bytes += len(block.infos[row])
         return block, row
 
     def _new_block(self, frames: Frames) -> StepBlock:

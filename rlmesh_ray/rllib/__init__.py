@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from rlmesh_ray.errors import INSTALL_RLLIB, MissingPackageError
+from rlmesh_ray.errors import MissingPackageError, install_command
 
 try:
     from rlmesh_ray.rllib.config.configure import configure
@@ -13,7 +13,8 @@ try:
     from rlmesh_ray.rllib.weights.publisher import WeightPublisher, publish_weights
 except ModuleNotFoundError as error:
     raise MissingPackageError(
-        f"rlmesh_ray.rllib needs RLlib, and {error.name} is not installed: {INSTALL_RLLIB}"
+        f"rlmesh_ray.rllib needs RLlib, and {error.name} is not installed: "
+        f"{install_command('rllib')}"
     ) from error
 
 if TYPE_CHECKING:

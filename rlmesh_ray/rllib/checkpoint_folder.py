@@ -74,7 +74,7 @@ class CheckpointFolder:
         self._keep = keep
         self._is_evaluated = is_evaluated
         self._figure = "evaluation_return_mean" if is_evaluated else "return_mean"
-        self._best = self._path.with_name(f"{path.name}-best")
+        self._best = _best(self._path)
         replaced = _replaced(self._best)
         if replaced.exists() and not self._best.exists():  # a kill came between two renames
             replaced.rename(self._best)
@@ -127,6 +127,12 @@ class CheckpointFolder:
         return partial
 
 
+def related_checkpoints(path: Path) -> list[Path]:
+    """Return the best and former checkpoints of a training whose newest one has that path."""
+    best = _best(path.resolve())
+    return [*filter(Path.exists, (best, _replaced(best))), *_former(path.resolve())]
+
+
 def newest_checkpoint(path: Path) -> tuple[Path, list[TrainingProgress]]:
     """Return the newest checkpoint that can be read, and the progress after each iteration.
 
@@ -170,7 +176,11 @@ def _learnt_coefficients(algorithm: Any) -> dict[str, dict[str, Any]]:
 
 def _foreach_learner(algorithm: Any, function: Callable[[Any], Any]) -> list[Any]:
     group = getattr(algorithm, "learner_group", None)  # None on RLlib's old API stack
-    return [] if group is None else [found.get() for found in group.foreach_learner(function)]
+    found = [] if group is None else [each.get() for each in group.foreach_learner(function)]
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return found
 
 
 def _coefficients_of(learner: Any) -> dict[str, dict[str, Any]]:
@@ -218,6 +228,10 @@ def _former(path: Path) -> list[Path]:
         if not (progress := _progress_in(each)) or progress[-1].iteration == int(named[each])
     ]
     return sorted(own, key=lambda each: int(named[each]), reverse=True)
+
+
+def _best(path: Path) -> Path:
+    return path.with_name(f"{path.name}-best")
 
 
 def _rename(folder: Path, place: Path) -> None:

@@ -24,6 +24,7 @@ from rlmesh_ray.rllib.checkpoint_folder import (
     CheckpointFolder,
     TrainingProgress,
     newest_checkpoint,
+    related_checkpoints,
     restore,
 )
 from rlmesh_ray.rllib.runner.session_recovery import NUM_EPISODES_INTERRUPTED_LIFETIME
@@ -181,6 +182,11 @@ def _require_unused(folder: Path, resume: str | Path | None) -> None:
         raise ConfigurationError(
             f"{folder} has contents, which a checkpoint would replace; name a folder that is new "
             "or empty"
+        )
+    if others := related_checkpoints(folder):
+        raise ConfigurationError(
+            f"{', '.join(each.name for each in others)} beside {folder} are of another training, "
+            "and would be replaced; move them away, or name another folder"
         )
 
 

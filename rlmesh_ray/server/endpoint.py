@@ -219,22 +219,17 @@ class Endpoint:
             )
         return health
 
-    def begin_drain(self) -> None:
-        """Refuse new sessions from now on, for good; those that are open go on. Idempotent.
-
-        From the first refusal on, the health is that it does not serve.
-        """
-        # A blocked loop accepts no session meanwhile, and does this when it is free.
-        with contextlib.suppress(TimeoutError):
-            shared_loop().run(self._refuse_sessions(), _LATE_S)
-
     def finish_sessions(self, timeout_s: float | None = None) -> bool:
-        """Begin to drain, and block until the last session has ended; return whether it has.
+        """Refuse new sessions, and block until the last one has ended; return whether it has.
+
+        They are refused for good: from the first refusal on, the health is that it does not serve.
 
         Args:
             timeout_s: How long to wait; None: as long as it takes.
         """
-        self.begin_drain()
+        # A blocked loop accepts no session meanwhile, and does this when it is free.
+        with contextlib.suppress(TimeoutError):
+            shared_loop().run(self._refuse_sessions(), _LATE_S)
         waiting = self.sessions.wait_empty(timeout_s)
         try:
             return shared_loop().run(waiting, None if timeout_s is None else _within_s(timeout_s))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlmesh_ray.errors import AddressError, ListenError, MissingPackageError
+from rlmesh_ray.errors import AddressError, ListenError, MissingPackageError, install_command
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.server.metrics import RESTARTS, TAGS, Metric, families_of
 from rlmesh_ray.server.statistics import Statistics
@@ -78,7 +78,7 @@ def serve_metrics(address: str, measured: Measured) -> Iterator[str]:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as error:
         raise MissingPackageError(
-            "metrics need: pip install 'rlmesh-ray[prometheus]', or pip install prometheus-client"
+            f"metrics need: {install_command('prometheus')}, or pip install prometheus-client"
         ) from error
     place = parse_address(address)
     if place.path:

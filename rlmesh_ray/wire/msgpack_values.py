@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.errors import CodecError, MissingPackageError
+from rlmesh_ray.errors import CodecError, MissingPackageError, install_command
 from rlmesh_ray.spaces.spec import MAX_RANK
 
 
@@ -103,5 +103,5 @@ def _msgpack() -> Any:
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
     raise MissingPackageError(
-        "messages in msgpack need: pip install 'rlmesh-ray[openpi]', or pip install msgpack"
+        f"messages in msgpack need: {install_command('openpi')}, or pip install msgpack"
     )

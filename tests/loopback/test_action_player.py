@@ -70,27 +70,6 @@ def test_lanes_that_gymnasiums_wrapper_resets_get_chunks_of_their_episode() -> N
     assert all(rewards)
 
 
-def test_a_loop_gets_the_action_of_each_step() -> None:
-    env = CountEnv()
-    with (
-        ModelServer(Counting()) as server,
-        RemoteModel(server.address) as model,
-        model.actions(env) as player,
-    ):
-        rewards, done = [], False
-        for seed in (3, 8, 0):
-            observation, _ = env.reset(seed=seed)
-            ended = False
-            while not ended:
-                action = player.act(observation, done=done)
-                observation, reward, done, _, _ = env.step(action)
-                rewards.append(reward)
-                ended = done
-
-    assert rewards == [1.0] * (2 + 17 + 1)
-    assert player.statistics.num_actions == len(rewards)
-
-
 def test_a_vector_gets_a_batch_and_its_lanes_end_when_they_like() -> None:
     envs: gymnasium.vector.VectorEnv[Any, Any, Any] = gymnasium.vector.SyncVectorEnv([CountEnv] * 3)
     with (

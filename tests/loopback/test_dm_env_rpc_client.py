@@ -624,5 +624,5 @@ def test_without_the_extra_its_name_is_in_the_error(monkeypatch: pytest.MonkeyPa
         sys.modules, "rlmesh_ray.dialects.dm_env_rpc.client.env_session_client", None
     )
 
-    with pytest.raises(ConfigurationError, match=r"rlmesh-ray\[dm-env-rpc\]"):
+    with pytest.raises(ConfigurationError, match=r"\.\[dm-env-rpc\]"):
         RemoteEnv("dm_env_rpc://127.0.0.1:1")

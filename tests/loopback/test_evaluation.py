@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv, evaluate
+from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv, evaluate
 from rlmesh_ray.errors import ConfigurationError, RemoteModelError
 from rlmesh_ray.evaluation import EpisodeResult
 
@@ -79,6 +79,27 @@ def test_an_open_environment_that_is_named_twice_is_refused(poles: EnvServer) ->
         evaluate([env, poles.address, env], lean, episodes=3)
 
     env.close()
+
+
+class Routes(RemoteModel):
+    """Keeps the names of its routes."""
+
+    names: list[str]
+
+    def configure_route(self, env: Any, *, route_id: str = "default", **options: Any) -> str:
+        self.names = [*getattr(self, "names", []), route_id]
+        return super().configure_route(env, route_id=route_id, **options)
+
+
+def test_evaluations_that_share_an_open_model_share_no_route(pole: EnvServer) -> None:
+    with (
+        ModelServer(lambda batch: np.zeros(len(batch), np.int64)) as server,
+        Routes(server.address) as model,
+    ):
+        for _ in range(2):
+            evaluate(pole.address, model, episodes=1, seed=1)
+
+    assert len(set(model.names)) == 2
 
 
 def test_what_cannot_be_called_is_refused_before_anything_runs() -> None:

@@ -151,20 +151,6 @@ def test_the_reason_reaches_who_asks_however_long_it_is() -> None:
     served.stop()
 
 
-def test_a_probe_that_raises_reports_not_serving() -> None:
-    def probe() -> Health:
-        raise OSError("the device is gone")
-
-    served = endpoint(probe)
-
-    reported = check_health(ConnectOptions(served.address))
-
-    assert reported.status is HealthStatus.NOT_SERVING
-    assert reported.reason == "the health probe raised OSError: the device is gone"
-    assert served.health() == Health(False, reported.reason)
-    served.stop()
-
-
 @pytest.fixture
 def _frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlmesh_ray.server.health.WATCH_PERIOD_S", 0.05)

@@ -258,32 +258,6 @@ def test_what_a_policy_is_is_shown_on_request(offered: tuple[str, ...]) -> None:
     assert tuple({capabilities.POLICY} & answer.capabilities.keys()) == offered
 
 
-@pytest.mark.parametrize("metadata", [None, (("authorization", "Bearer wron"),)])
-@pytest.mark.parametrize("method", ["Handshake", "Shutdown", "Join", "NoSuchMethod"])
-@pytest.mark.parametrize("service", [ENV, MODEL])
-def test_no_call_goes_without_the_token(
-    closed_servers: dict[str, Any], service: str, method: str, metadata: Any
-) -> None:
-    with plain_channel(closed_servers[service].address) as channel:
-        if method == "Join":
-            call = channel.stream_stream(service + method)
-            answers = call(iter([RESET]), metadata=metadata, timeout=10.0)
-        else:
-            call = channel.unary_stream(service + method)
-            answers = call(b"", metadata=metadata, timeout=10.0)
-        with pytest.raises(grpc.RpcError) as caught:
-            next(answers)
-
-    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert closed_servers[ENV].num_sessions == 0
-
-
-@pytest.fixture(scope="module")
-def closed_servers() -> Iterator[dict[str, Any]]:
-    with EnvServer("CartPole-v1", token="wrong") as env, ModelServer(zeros, token="wrong") as model:
-        yield {ENV: env, MODEL: model}
-
-
 @pytest.mark.parametrize("token", ["", "schlüssel", "two\nlines", " space"])
 def test_a_token_that_no_call_can_carry_is_refused_at_once(token: str) -> None:
     with pytest.raises(ConfigurationError, match="printable ASCII"):

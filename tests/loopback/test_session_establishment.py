@@ -173,19 +173,6 @@ ACTION = [np.array([1], np.int64)]
 # --- the handshake -----------------------------------------------------------------------
 
 
-def test_a_client_that_is_refused_asks_once_and_opens_no_stream(
-    peer: Callable[..., Peer],
-) -> None:
-    server = peer(NO)
-
-    with pytest.raises(HandshakeRefusedError, match=r"not with you.*supports: 2031\.01") as caught:
-        EnvClient(ConnectOptions(server.address))
-
-    assert server.address in str(caught.value)
-    assert len(server.offers) == 1
-    assert server.join_metadata == []
-
-
 def test_what_stands_in_a_refusal_besides_the_reason_is_not_looked_at(
     peer: Callable[..., Peer],
 ) -> None:
@@ -318,25 +305,6 @@ def test_an_unknown_edition_text_is_refused_before_anything_is_dialed(
 
 def fails_on_step(failure: EnvFailed) -> Behaviour:
     return lambda request: failure if isinstance(request, Step) else obey(request)
-
-
-def test_after_an_error_that_is_not_recoverable_only_close_is_sent(
-    peer: Callable[..., Peer],
-) -> None:
-    server = peer(behave=fails_on_step(FATAL))
-    client = EnvClient(ConnectOptions(server.address))
-    client.reset()
-    with pytest.raises(RemoteEnvError, match="no such action"):
-        client.step(ACTION)
-
-    for ask in (client.reset, lambda: client.step(ACTION), client.render):
-        with pytest.raises(
-            EndpointLostError, match=r"INVALID_ACTION: no such action.*open a new one"
-        ):
-            ask()
-    client.close()
-
-    assert [type(request) for request in server.requests] == [Reset, Step, Close]
 
 
 def test_a_recoverable_error_leaves_the_session_usable(peer: Callable[..., Peer]) -> None:

@@ -74,7 +74,8 @@ if TYPE_CHECKING:
 _ALGO = "PPO"
 _DEFAULT_ITERS = 100
 _DEFAULT_LANES = 8
-_CHECKPOINT, _CURVE, _PROGRESS = "checkpoint", "learning_curve.png", "progress.csv"
+_CHECKPOINT, _BEST = "checkpoint", "checkpoint-best"
+_CURVE, _PROGRESS = "learning_curve.png", "progress.csv"
 
 
 EnvArgument = Annotated[
@@ -344,7 +345,9 @@ def _require_new(folder: Path) -> None:
         ConfigurationError: The folder has such files.
     """
     # Unlike Path.exists() it does not fail where it may not look.
-    found = [name for name in (_CHECKPOINT, _CURVE, _PROGRESS) if os.path.exists(folder / name)]
+    found = [
+        name for name in (_CHECKPOINT, _BEST, _CURVE, _PROGRESS) if os.path.exists(folder / name)
+    ]
     if found:
         raise ConfigurationError(
             f"{folder} holds another run already ({', '.join(found)}); name another "
@@ -514,7 +517,7 @@ def _show_result(
     *,
     is_interrupted: bool,
 ) -> None:
-    checkpoint, best = job.folder / _CHECKPOINT, job.folder / f"{_CHECKPOINT}-best"
+    checkpoint, best = job.folder / _CHECKPOINT, job.folder / _BEST
     target = job.stop_return
     is_reached = target is None or last.return_mean >= target
     console.event(

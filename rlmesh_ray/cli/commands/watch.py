@@ -29,7 +29,13 @@ from rlmesh_ray.cli.options.common import (
     read_token,
 )
 from rlmesh_ray.cli.register_with_pool import PoolTokenOption, pool_secret
-from rlmesh_ray.errors import AddressError, ListenError, MissingPackageError, RlmeshError
+from rlmesh_ray.errors import (
+    AddressError,
+    ListenError,
+    MissingPackageError,
+    RlmeshError,
+    install_command,
+)
 from rlmesh_ray.protocol.address import Address, looks_like_address, parse_address
 
 if TYPE_CHECKING:
@@ -92,9 +98,7 @@ def watch(  # noqa: PLR0913  # the command line; every option stands alone
     The page changes nothing, and asks endpoints only while a browser shows it.
     """
     if not (importlib.util.find_spec("starlette") and importlib.util.find_spec("uvicorn")):
-        raise MissingPackageError(
-            "watch needs starlette and uvicorn: pip install '.[watch]' in a checkout of rlmesh-ray"
-        )
+        raise MissingPackageError(f"watch needs starlette and uvicorn: {install_command('watch')}")
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.watch.live import LiveView
     from rlmesh_ray.watch.page import page

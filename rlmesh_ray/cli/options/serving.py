@@ -152,7 +152,6 @@ def dialect_option(names: Sequence[str], show_default: str) -> Any:
 
     return typer.Option(
         "--dialect",
-        "--generation",
         metavar="DIALECT",
         rich_help_panel=SERVING,
         callback=checked,

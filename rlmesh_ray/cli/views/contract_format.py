@@ -3,7 +3,7 @@
 import math
 
 from rlmesh_ray.cli.local_ray import missing_packages
-from rlmesh_ray.errors import INSTALL_RLLIB
+from rlmesh_ray.errors import install_command
 from rlmesh_ray.protocol.capabilities import MULTI_AGENT
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.multi_agent import OBSERVATIONS, agents_from_metadata
@@ -87,7 +87,9 @@ def training_fact(contract: EnvContract, address: str, options: str = "") -> dic
     if not missing:
         return {}
     elsewhere = f"from another environment: rlmesh-ray train {address}{options}"
-    return {"to train": f"{elsewhere}\n(it needs {' and '.join(missing)}: {INSTALL_RLLIB})"}
+    return {
+        "to train": f"{elsewhere}\n(it needs {' and '.join(missing)}: {install_command('rllib')})"
+    }
 
 
 def _is_trainable(contract: EnvContract) -> bool:

@@ -58,8 +58,8 @@ class CompiledForward:
         }
         self._is_live = _REARRANGED.isdisjoint(graph.operations)
         self._drops_nan = not _NAN_DROPPED.isdisjoint(graph.operations)
-        self._takes_indices = "Gather" in graph.operations
-        self._has_nan = False
+        self._takes_indices = graph.takes_indices
+        self._is_broken = False
         self._session = OnnxSession(self._serialized(), self._arrays)
         # Tensors that were made in inference mode count no changes; nothing changes them in place.
         self._counted = [
@@ -97,7 +97,7 @@ class CompiledForward:
         tensors, names = weight_tensors(module), self._graph.weight_names
         for name, array in self._arrays.items():
             np.copyto(array, tensors[names[name]].numpy())
-        self._has_nan = self._drops_nan and any(map(_has_nan, self._arrays.values()))
+        self._is_broken = self._drops_nan and any(map(_is_not_finite, self._arrays.values()))
         if not self._is_live:
             self._session = OnnxSession(self._serialized())
 
@@ -108,13 +108,14 @@ class CompiledForward:
     def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]] | None:
         """Return the outputs, for one array for each input; None: torch must be asked.
 
-        With NaN some operations compute something else, and torch refuses indices below 0.
+        Of NaN, which infinity may lead to, some operations make numbers; and torch refuses indices
+        below 0.
         """
         if self._versions != [each._version for each in self._counted]:
             self.load()
-        if self._has_nan or (self._drops_nan and any(map(_has_nan, inputs))):
+        if self._is_broken or (self._drops_nan and any(map(_is_not_finite, inputs))):
             return None
-        if self._takes_indices and any(map(_has_negative_integer, inputs)):
+        if self._takes_indices and any((each < 0).any() for each in inputs):
             return None
         return self._session.run(*inputs)
 
@@ -152,12 +153,8 @@ def difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
     return float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
-def _has_nan(array: NDArray[Any]) -> bool:
-    return array.dtype.kind == "f" and bool(np.isnan(array).any())
-
-
-def _has_negative_integer(array: NDArray[Any]) -> bool:
-    return array.dtype.kind == "i" and bool((array < 0).any())
+def _is_not_finite(array: NDArray[Any]) -> bool:
+    return array.dtype.kind == "f" and not np.isfinite(array).all()
 
 
 def _expected(

@@ -20,12 +20,17 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.jit._trace import TracerWarning
 
-from rlmesh_ray.errors import ConfigurationError, MissingPackageError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError, install_command
 
 _OPSET = 17
 _PREFIX = "module."
 _CANARY = "warnings are still recorded"
 _TRIES = 5
+_LOOKUPS = {"Gather", "GatherElements", "GatherND"}
+_MOVING = {"Cast", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"}
+"""Operations that hand on numbers of their first input."""
+_COUNTING = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
+"""Operations that give no numbers below 0; so does the second output of TopK."""
 
 EXPORTING = threading.RLock()
 """torch exports one module at a time, and how warnings are shown is one for the process."""
@@ -59,9 +64,7 @@ class OnnxGraph:
         try:
             import onnx
         except ImportError as error:
-            raise MissingPackageError(
-                "models in ONNX need: pip install 'rlmesh-ray[onnx]'"
-            ) from error
+            raise MissingPackageError(f"models in ONNX need: {install_command('onnx')}") from error
         with EXPORTING:
             tries = (self._exported(module, forward, inputs, outputs) for _ in range(_TRIES))
             made = next(filter(None, tries), None)
@@ -144,6 +147,28 @@ class OnnxGraph:
     def operations(self) -> set[str]:
         """ONNX's names of the operations."""
         return {each.op_type for each in self._model.graph.node}
+
+    @property
+    def takes_indices(self) -> bool:
+        """Whether rows are looked up by numbers of the input.
+
+        Raises:
+            ConfigurationError: Or by numbers that are computed of it, which may be below 0: ONNX
+                counts these from the end, and torch refuses them.
+        """
+        # Values that depend on the input, and those of them that are numbers of the input itself.
+        computed = {each.name for each in self._model.graph.input}
+        given, takes_indices = set(computed), False
+        for node in self._model.graph.node:
+            index = node.input[1] if node.op_type in _LOOKUPS else ""
+            if index in computed - given:
+                raise ConfigurationError("it looks up rows by numbers that it computes")
+            takes_indices = takes_indices or index in given
+            if node.op_type not in _COUNTING and computed.intersection(node.input):
+                computed.update(node.output[:1] if node.op_type == "TopK" else node.output)
+            if node.op_type in _MOVING and node.input[0] in given:
+                given.update(node.output)
+        return takes_indices
 
     def serialized(
         self, weights: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.errors import ConfigurationError, MissingPackageError, PolicyError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError, PolicyError, install_command
 from rlmesh_ray.spaces.spec import DTYPES
 
 Arrays = Sequence[NDArray[Any]]
@@ -44,7 +44,7 @@ class OnnxSession:
             import onnxruntime
         except ImportError as error:
             raise MissingPackageError(
-                "running ONNX models needs: pip install 'rlmesh-ray[onnx]'"
+                f"running ONNX models needs: {install_command('onnx')}"
             ) from error
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors: it warns of weights that an optimisation left over
@@ -106,7 +106,7 @@ def check_model(model: bytes, name: str) -> bool:
         import onnx
     except ImportError as error:
         raise MissingPackageError(
-            f"{name}, an ONNX model, needs: pip install 'rlmesh-ray[onnx]'"
+            f"{name}, an ONNX model, needs: {install_command('onnx')}"
         ) from error
     parsed = onnx.ModelProto()
     try:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
 from ray.rllib.core.columns import Columns
 
 from rlmesh_ray.errors import ConfigurationError
@@ -22,6 +21,7 @@ from rlmesh_ray.models.rllib.exported_module import (
     bare_forward,
     distribution_inputs,
     distribution_of,
+    is_epsilon_greedy,
 )
 
 Outputs = Callable[[Any, torch.Tensor], dict[str, torch.Tensor]]
@@ -54,10 +54,8 @@ class CompiledModule:
         self._hooks = hooks_on(module)
         example = batch_of(np.concatenate([rows[:1], rows[:1]]), None)[Columns.OBS]
         self._dtype = example.numpy().dtype
-        self._draws = ActionDraws(distribution_of(module), seed)
-        self._schedule = (
-            module.epsilon_schedule if isinstance(module, DefaultDQNTorchRLModule) else None
-        )
+        self._draws = ActionDraws(distribution_of(module, explore=explore), seed)
+        self._schedule = module.epsilon_schedule if is_epsilon_greedy(module) else None
         was_training = module.training
         module.eval()
         try:
@@ -144,7 +142,7 @@ def _outputs_of(module: Any, explore: bool) -> Outputs:
         ConfigurationError: Later, by what is returned: the outputs are not what actions are drawn
             from.
     """
-    if isinstance(module, DefaultDQNTorchRLModule):
+    if is_epsilon_greedy(module):
         return lambda called, rows: {OUTPUT: distribution_inputs(called, rows)}
     name, forward = type(module).__name__, bare_forward(module, explore=explore)
 

@@ -20,6 +20,13 @@ from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 
 OUTPUT = Columns.ACTION_DIST_INPUTS
 """The graph's output: what actions are drawn from."""
+_DQN = DefaultDQNTorchRLModule
+_CHOOSING = (
+    "_forward_exploration",
+    "_forward_inference",
+    "get_exploration_action_dist_cls",
+    "get_inference_action_dist_cls",
+)
 _KINDS: dict[type[Any], str] = {
     TorchCategorical: "categorical",
     TorchDiagGaussian: "diag_gaussian",
@@ -27,15 +34,28 @@ _KINDS: dict[type[Any], str] = {
 }
 
 
-def distribution_of(module: RLModule) -> str:
+def is_epsilon_greedy(module: RLModule) -> bool:
+    """Return whether a module chooses its actions as RLlib's DQN does, by its Q-values."""
+    return (
+        isinstance(module, DefaultDQNTorchRLModule)
+        and is_switched_as_usual(module)
+        and all(getattr(type(module), each) is getattr(_DQN, each) for each in _CHOOSING)
+    )
+
+
+def distribution_of(module: RLModule, *, explore: bool = True) -> str:
     """Return what actions are drawn from, by its name in ``action_draws.KINDS``.
 
     Raises:
         ConfigurationError: It is none of these.
     """
-    if isinstance(module, DefaultDQNTorchRLModule):
+    if is_epsilon_greedy(module):
         return "epsilon_greedy"
-    kind = module.get_exploration_action_dist_cls()
+    kind = (
+        module.get_exploration_action_dist_cls()
+        if explore
+        else module.get_inference_action_dist_cls()
+    )
     if kind not in _KINDS:
         raise ConfigurationError(
             f"actions of {kind.__name__} can be drawn by torch only; use a module with one of "
@@ -47,11 +67,14 @@ def distribution_of(module: RLModule) -> str:
 def distribution_inputs(module: Any, obs: torch.Tensor) -> torch.Tensor:
     """Return what actions are drawn from, for observations as the space has them."""
     batch = {Columns.OBS: obs.to(torch.float32)}
-    if isinstance(module, DefaultDQNTorchRLModule):
+    if is_epsilon_greedy(module):
         # Its exploration draws, and gives actions only.
         values: torch.Tensor = module.compute_q_values(batch)["qf_preds"]
         return values
-    inputs: torch.Tensor = module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS]
+    outputs = module.forward_exploration(batch)
+    if OUTPUT not in outputs:
+        raise ConfigurationError(f"{type(module).__name__} chooses its actions itself")
+    inputs: torch.Tensor = outputs[OUTPUT]
     return inputs
 
 

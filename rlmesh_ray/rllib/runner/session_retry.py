@@ -29,8 +29,8 @@ class RetryPolicy:
     """Decides when to try again, and when to give up.
 
     An endpoint that is away is tried again for some time, at growing intervals; the first attempt
-    is made at once. An environment that raises is tried ten times until it finishes an episode: an
-    attempt makes a new environment, which may work, or the environment may be broken for good. An
+    is made at once. An environment that raises is tried again ten times until it finishes an
+    episode: an attempt makes a new environment, which may work, or it may be broken for good. An
     error ends the episodes of all lanes; episodes that end lane by lane count just as much.
 
     Args:

@@ -44,7 +44,7 @@ class SlotRunner(EnvRunner):
     episodes nor in their mean return. A new session is opened, at the endpoint's new address if it
     has restarted, while the other sessions go on. Where all endpoints are away, ``sample`` returns
     what it has after half of ``sample_timeout_s``. It raises only when an environment has failed
-    ten times without finishing an episode, when all endpoints have been away for two minutes, or
+    eleven times without finishing an episode, when all endpoints have been away for two minutes, or
     when another attempt would be pointless; RLlib ends the actor then.
 
     A session that the registry asks to move, since the fleet grows or shrinks, is opened elsewhere

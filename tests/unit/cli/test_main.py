@@ -88,9 +88,7 @@ def test_choices_are_listed_in_the_help(capsys: Capture, monkeypatch: pytest.Mon
     serving_bench = capsys.readouterr().out
 
     for text in (serving, serving_policies):
-        assert re.search(
-            r"--dialect,--generation +DIALECT +.*: rlmesh.protocol.v1, rlmesh-wire-v1", text
-        )
+        assert re.search(r"--dialect +DIALECT +.*: rlmesh.protocol.v1, rlmesh-wire-v1", text)
     assert re.search(r"--autoreset +next_step\|disabled ", serving)
     assert re.search(r"--vs +NAME +.* One of noop, noop-uvloop, .*ray-serve\.", serving_bench)
 

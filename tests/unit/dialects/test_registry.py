@@ -53,7 +53,7 @@ def test_a_dialect_with_a_port_of_its_own_is_enabled_by_that_port(
         registry.enabled_dialects(["openpi"], registry.model_dialects())
 
     monkeypatch.setattr(util, "find_spec", lambda _: None)
-    with pytest.raises(ImportError, match=r"websockets: pip install 'rlmesh-ray\[openpi\]'"):
+    with pytest.raises(ImportError, match=r"websockets: pip install '\.\[openpi\]'"):
         registry.model_port("openpi")
 
 

@@ -124,6 +124,35 @@ def test_episodes_that_a_runner_gives_up_are_deleted_once_its_lanes_have_others(
     assert [summary.length for summary in load(tmp_path).episodes] == [2, 2]
 
 
+def test_a_sample_of_random_actions_holds_the_environments_already() -> None:
+    episode = SingleAgentEpisode("a", observation_space=OBSERVATIONS, action_space=LEVER)
+    episode.add_env_reset(np.zeros(2, np.float32), {})
+    episode.add_env_step(
+        np.ones(2, np.float32),
+        np.array([1, 3, 5], np.float32),
+        1.0,
+        {"note": "x" * 5000},
+        extra_model_outputs={WEIGHTS_SEQ_NO: 0},
+    )
+    put = []
+
+    def noted(key: str, segment: Segment, num_bytes: int) -> bool:
+        put.append((segment, num_bytes))
+        return True
+
+    contract = EnvContract("Toy-v0", SPACES[0], from_gymnasium(LEVER), 2, AutoresetMode.NEXT_STEP)
+    writer: Any = SimpleNamespace(put=noted, new_stream=lambda *_: "0", close=lambda _: None)
+    recorder = SampleRecorder(RecordOptions("unused"), contract, 1, lambda _: writer)
+    call = SimpleNamespace(random_actions=True)
+    runner = SimpleNamespace(num_envs=2, worker_index=0, config=BCConfig(), _call=call)
+    recorder(env_runner=runner, samples=[episode])
+    recorder.close()
+
+    ((segment, num_bytes),) = put
+    np.testing.assert_array_equal(segment.columns[1][1], [1, 3, 5])
+    assert num_bytes > 5000
+
+
 @pytest.mark.parametrize(
     ("settings", "actions"),
     [

@@ -131,15 +131,21 @@ def test_a_damaged_index_is_put_together_from_the_files(tmp_path: Path, damage: 
     assert list(load(tmp_path).episodes) == whole
 
 
-def test_an_episode_that_the_index_lacks_is_added_by_the_next_writer(tmp_path: Path) -> None:
+def test_an_episode_that_the_index_lacks_is_read_and_added_by_the_next_writer(
+    tmp_path: Path,
+) -> None:
     cart_poles(tmp_path, num_episodes=3)
     index = tmp_path / "index.jsonl"
     lines = index.read_bytes().splitlines(keepends=True)
     index.write_bytes(b"".join(lines[:2]))
+    ids = ["000001", "000002", "000003"]
 
+    assert [each.id for each in load(tmp_path).episodes] == ids
+    assert index.read_bytes().count(b"\n") == 2  # reading writes nothing
     Store(tmp_path).repair()
 
-    assert [each.id for each in load(tmp_path).episodes] == ["000001", "000002", "000003"]
+    assert index.read_bytes().count(b"\n") == 3
+    assert [each.id for each in load(tmp_path).episodes] == ids
 
 
 def test_ids_go_on_where_the_recording_ended(tmp_path: Path) -> None:

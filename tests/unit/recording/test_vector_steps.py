@@ -193,6 +193,22 @@ def test_a_block_holds_a_bounded_number_of_bytes() -> None:
     assert block.num_bytes < 2**21
 
 
+def test_infos_and_texts_count_among_the_bytes_of_a_block() -> None:
+    lanes = Lanes(2)
+    collector = StepCollector(INFO, 2, autoresets=True)
+    mask = np.ones(2, np.bool_)
+    infos = {"log": np.array(["x" * 100_000] * 2, object), "_log": mask}
+    collector.add_reset(range(2), [], lanes.observations, infos)
+    num_rows = 1
+    while not collector.is_full:
+        collector.add_step(lanes.advance(), infos)
+        num_rows += 1
+
+    block = collector.take()
+    assert block is not None
+    assert 100_000 * num_rows < block.num_bytes < 3 * 2**20
+
+
 def test_of_infos_that_are_too_large_together_only_the_largest_are_left_out() -> None:
     lanes = Lanes(2)
     collector = StepCollector(INFO, 2, autoresets=True)

@@ -228,6 +228,22 @@ def test_trainings_in_folders_of_similar_names_are_none_of_its_own(tmp_path: Pat
     assert found == {"ppo": 3, "ppo-2": 2, "ppo-20261127": 2}
 
 
+def test_a_new_training_leaves_the_checkpoints_of_a_former_one_alone(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "ppo", "checkpoint_every": 1, "keep": 3}
+    trained(CountingAlgorithm([1.0, 9.0, 3.0]), stop_iters=3, **run)
+    (tmp_path / "ppo").rename(tmp_path / "final")
+    before = checkpoints(tmp_path)
+
+    with pytest.raises(ConfigurationError, match=r"ppo-best.* beside .* are of another training"):
+        trained(CountingAlgorithm([4.0]), stop_iters=1, checkpoint_dir=tmp_path / "ppo")
+
+    assert (
+        checkpoints(tmp_path)
+        == before
+        == {"final": 3, "ppo-000001": 1, "ppo-000002": 2, "ppo-best": 2}
+    )
+
+
 def kill() -> None:
     raise KeyboardInterrupt
 
@@ -435,6 +451,17 @@ def test_a_training_goes_on_where_the_schedule_of_its_entropy_was(tmp_path: Path
 
     schedulers = second._learner.entropy_coeff_schedulers_per_module
     assert schedulers[DEFAULT_MODULE_ID].get_current_value() == pytest.approx(0.25)
+
+
+def test_a_learner_that_cannot_take_its_coefficients_ends_the_training(tmp_path: Path) -> None:
+    class Broken:
+        def foreach_learner(self, function: Any) -> list[Any]:
+            error = RuntimeError("no memory is left on the GPU")
+            return [SimpleNamespace(get=lambda: error)]  # as Ray hands errors over
+
+    progressed(learners(SACConfig()), tmp_path / "checkpoint", resume=False)
+    with pytest.raises(RuntimeError, match="no memory is left"):
+        progressed(Broken(), tmp_path / "checkpoint", resume=True)
 
 
 def test_a_checkpoint_without_coefficients_goes_on_with_those_of_the_config(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     RemoteEnvError,
     RemoteProtocolError,
+    install_command,
 )
 from rlmesh_ray.grpc_setup import grpc
 
@@ -119,7 +120,7 @@ class WorldStream:
             return error
         return EndpointUnreachableError(
             "something listens there, but does not speak dm_env_rpc; an endpoint of this package "
-            "does where it is installed with its extra: pip install 'rlmesh-ray[dm-env-rpc]'; "
+            f"does where it is installed with its extra: {install_command('dm-env-rpc')}; "
             "without it, leave out dm_env_rpc://",
             self._address,
         )

@@ -370,6 +370,9 @@ class _Connect(connect):
 
 # In an event loop, not by the library's blocking client, which reads and writes in two threads:
 # Python's ssl module does not allow that, and about one connection in fifty hung with TLS.
+_STARTING = threading.Lock()
+
+
 @functools.cache
 def _loop(_pid: int) -> asyncio.AbstractEventLoop:
     """Return the loop of this process's openpi clients, in a thread of its own."""
@@ -380,7 +383,9 @@ def _loop(_pid: int) -> asyncio.AbstractEventLoop:
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` in the loop; return its result."""
-    return asyncio.run_coroutine_threadsafe(work, _loop(os.getpid())).result()
+    with _STARTING:  # the cache alone would let two threads start one each
+        loop = _loop(os.getpid())
+    return asyncio.run_coroutine_threadsafe(work, loop).result()
 
 
 async def _connection(options: ConnectOptions) -> ClientConnection:

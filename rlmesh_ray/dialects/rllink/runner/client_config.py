@@ -6,12 +6,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
 
 from rlmesh_ray.dialects.rllink.runner.listen_plan import RLLINK_KEY, RLlinkPlan
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.models.rllib.exported_module import OUTPUT, distribution_of
+from rlmesh_ray.models.rllib.exported_module import OUTPUT, distribution_of, is_epsilon_greedy
 
 
 def client_config(
@@ -33,7 +32,7 @@ def client_config(
             "explore": bool(config.explore),
             "observation_space": _described(spaces.observation),
             "action_space": _described(spaces.action),
-            "action_distribution": distribution_of(module),
+            "action_distribution": distribution_of(module, explore=bool(config.explore)),
             "normalize_actions": bool(config.normalize_actions),
             "clip_actions": bool(config.clip_actions),
             "model_input": plan.model_input,
@@ -45,7 +44,7 @@ def client_config(
 
 def weights_extras(module: Any, num_env_steps: int) -> m.Extras:
     """Return what changes with training beside the weights: how much is left to chance."""
-    if not isinstance(module, DefaultDQNTorchRLModule):
+    if not is_epsilon_greedy(module):
         return {}
     module.epsilon_schedule.update(num_env_steps)
     return {"epsilon": float(module.epsilon_schedule.get_current_value())}

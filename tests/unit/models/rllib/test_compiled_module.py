@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.distribution.torch.torch_distribution import TorchCategorical
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 
@@ -178,6 +180,48 @@ def test_a_users_module_is_compiled_with_all_its_outputs() -> None:
 def test_what_cannot_be_compiled_is_refused_with_the_reason(kind: Any, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         compiled(own(kind), VECTOR, explore=True)
+
+
+class Cautious(DefaultDQNTorchRLModule):
+    """A DQN of a user's own, which never takes the last action."""
+
+    def _forward_inference(self, batch: Any, **kwargs: Any) -> Any:
+        values = self.compute_q_values(batch)["qf_preds"]
+        return {Columns.ACTIONS: values[:, :-1].argmax(-1)}
+
+
+class Heated(DefaultDQNTorchRLModule):
+    def _forward_exploration(self, batch: Any, t: Any = 0, **kwargs: Any) -> Any:
+        return {Columns.ACTIONS: self.compute_q_values(batch)["qf_preds"].softmax(-1).argmax(-1)}
+
+
+@pytest.mark.parametrize(("kind", "explore"), [(Cautious, False), (Heated, True)])
+def test_a_dqn_that_chooses_otherwise_is_refused(kind: Any, explore: bool) -> None:
+    config = DQNConfig().rl_module(rl_module_spec=RLModuleSpec(module_class=kind))
+
+    with pytest.raises(ConfigurationError, match=f"{kind.__name__} chooses its actions itself"):
+        compiled(built(config, VECTOR, CHOICE), VECTOR, explore=explore)
+
+
+class Second(TorchCategorical):
+    """Is greedy for the second best."""
+
+    def to_deterministic(self) -> Any:
+        raise NotImplementedError
+
+
+class Picky(Actor):
+    def get_exploration_action_dist_cls(self) -> Any:
+        return TorchCategorical
+
+    def get_inference_action_dist_cls(self) -> Any:
+        return Second
+
+
+def test_greedy_actions_are_those_of_the_distribution_for_inference() -> None:
+    assert compiled(own(Picky), VECTOR, explore=True).run(rows_of(VECTOR, 2), 0) is not None
+    with pytest.raises(ConfigurationError, match="actions of Second can be drawn by torch only"):
+        compiled(own(Picky), VECTOR, explore=False)
 
 
 def test_hooks_are_noticed_whenever_they_are_registered() -> None:

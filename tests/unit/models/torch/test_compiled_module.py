@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.torch.compiled_module import CompiledTorchModule
 from rlmesh_ray.models.torch.module import TorchModule
 
@@ -99,19 +100,55 @@ def test_nan_comes_out_as_in_torch(function: Callable[[torch.Tensor], torch.Tens
         found = compiled.run(batch)
         return found is None or np.allclose(found, module(batch), atol=1e-5, equal_nan=True)
 
-    broken = rows.clone()
-    broken[0, 2] = torch.nan
-    assert same(broken)
+    for number in (torch.nan, torch.inf, -torch.inf):
+        broken = rows.clone()
+        broken[0, 2] = number
+        assert same(broken)
     module.layer.bias[3] = torch.nan
     assert same(rows)
 
 
-def test_an_index_below_zero_is_left_to_torch_which_refuses_it() -> None:
-    module = torch.nn.Embedding(5, 3).requires_grad_(False)
-    rows = torch.tensor([0, 4])
-    compiled = CompiledTorchModule(module, rows)
+class Looked(torch.nn.Module):
+    """Looks up rows by what a function makes of the input."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(5, 3).requires_grad_(False)
+        self.function = function
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.table(self.function(rows))
+        return found
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Looked(lambda rows: rows[:, 0]),
+        Looked(lambda rows: rows[:, 0].float().long()),
+        Applied(lambda rows: rows.gather(1, rows.argmax(1)[:, None])),
+    ],
+    ids=["integers", "floats", "gathered"],
+)
+def test_an_index_below_zero_is_left_to_torch_which_refuses_it(module: torch.nn.Module) -> None:
+    rows = torch.tensor([[0, 2], [4, 1]])
+    if isinstance(module, Applied):
+        rows = torch.rand(2, 4, generator=torch.Generator().manual_seed(1))
+    compiled = CompiledTorchModule(module.requires_grad_(False), rows)
 
     found = compiled.run(rows)
     assert found is not None
-    assert torch.equal(found, module(rows))
-    assert compiled.run(torch.tensor([0, -1])) is None
+    assert torch.allclose(found, module(rows), atol=1e-6)
+    assert (compiled.run(-rows) is None) == isinstance(module, Looked)
+
+
+def test_indices_that_a_module_computes_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="looks up rows by numbers that it computes"):
+        CompiledTorchModule(Looked(lambda rows: rows[:, 0] - 1), torch.tensor([[1, 2], [4, 1]]))
+
+
+def test_slices_of_signed_numbers_are_no_lookup() -> None:
+    module = Applied(lambda rows: rows[:, 1:3] + rows[:, [0, 2]]).requires_grad_(False)
+    rows = torch.linspace(-2, 2, 8).reshape(2, 4)
+
+    assert CompiledTorchModule(module, rows).run(rows) is not None

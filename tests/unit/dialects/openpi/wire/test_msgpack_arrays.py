@@ -147,5 +147,5 @@ def test_the_package_of_the_library_is_named_where_it_is_missing(
 
     monkeypatch.setattr(importlib, "import_module", missing)
 
-    with pytest.raises(ImportError, match=r"pip install 'rlmesh-ray\[openpi\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[openpi\]'"):
         pack({})
