@@ -54,7 +54,7 @@ from rlmesh_ray.cli.options.training_run import (
     ResumeOption,
     Tracker,
     TrackOption,
-    require_writable,
+    claimed,
     resumed_run,
     write_run,
 )
@@ -372,9 +372,9 @@ def _run(console: Console, job: _TrainOptions) -> int:
     # What can be refused is refused before Ray starts, which takes long.
     require_goal_ahead(former, job.stop_return, job.stop_iters)
     config = _config(job)
-    require_writable(job.folder)
     endpoints = 0 if looks_like_address(job.env) else job.num_endpoints or job.num_env_runners or 1
-    with connected_ray(console, num_cpus=endpoints + job.num_env_runners + 1):
+    num_cpus = endpoints + job.num_env_runners + 1
+    with claimed(job.folder), connected_ray(console, num_cpus=num_cpus):
         if endpoints:
             console.say(f"starting {endpoints} endpoint(s) of {job.env} …")
         _configure(config, job, num_done=len(former))

@@ -4,7 +4,7 @@ import enum
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any
@@ -96,19 +96,36 @@ def write_run(folder: Path, options: Mapping[str, Any]) -> None:
             partial.unlink(missing_ok=True)
 
 
-def require_writable(folder: Path) -> None:
-    """Require that a training can write into its folder; one that is not there yet is not left.
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Keep other trainings from writing into a folder; a new one is not left if it stays empty.
 
     Raises:
-        ConfigurationError: It cannot.
+        ConfigurationError: It cannot be written, or another training writes into it.
     """
+    import fcntl  # late: Windows has none, and no Ray to train with
+
     is_new = not os.path.exists(folder)
     with _written_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with _written_to(folder), TemporaryFile(dir=folder):
             pass
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"another training writes into {folder}; wait for its end, or name another folder"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
         if is_new:
-            folder.rmdir()
+            with suppress(OSError):
+                folder.rmdir()
 
 
 @contextmanager

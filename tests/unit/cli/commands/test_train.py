@@ -7,7 +7,7 @@ import pytest
 
 from rlmesh_ray.cli import local_ray
 from rlmesh_ray.cli.main import main
-from rlmesh_ray.cli.options.training_run import require_writable, write_run
+from rlmesh_ray.cli.options.training_run import claimed, write_run
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
 from tests.unit.cli.full_disks import room_for
@@ -189,9 +189,21 @@ def test_a_folder_that_cannot_be_written_is_refused_before_ray_is_started(
 
 
 def test_a_folder_is_not_left_where_no_training_begins(tmp_path: Path) -> None:
-    require_writable(tmp_path / "runs" / "made")
+    with claimed(tmp_path / "runs" / "made"):
+        assert (tmp_path / "runs" / "made").is_dir()
 
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_folder_into_which_a_training_writes_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with claimed(tmp_path):
+        error = refused(capsys, "CartPole-v1", "--checkpoint-dir", str(tmp_path))
+
+    assert "another training writes into" in error
+    with claimed(tmp_path):  # it has ended
+        assert tmp_path.is_dir()
 
 
 def test_a_full_disk_leaves_the_options_of_the_run(tmp_path: Path) -> None:
