@@ -147,8 +147,8 @@ class RemoteActionSource:
             raise
 
     def close(self) -> None:
-        """Close the route, unless it has failed, and give the session back."""
-        if self.failure is None:
+        """Close the route, unless the session has broken, and give the session back."""
+        if self.failure is None or isinstance(self.failure, RemoteError):
             with contextlib.suppress(RlmeshError):
                 self._model.close_route(self._route_id)
         self._source.release(self._model)

@@ -54,7 +54,10 @@ def read_columns(
     table = pq.read_table(path)
     columns = []
     for leaf in row_leaves:
-        array = table[_name_of(leaf)].combine_chunks()
+        name = _name_of(leaf)
+        if name not in table.column_names:  # as it was written before keys could have slashes
+            name = "/".join(map(str, leaf.path))
+        array = table[name].combine_chunks()
         columns.append(_column(leaf, array if leaf.path[0] == "observation" else array.slice(1)))
     return columns, table["info"].to_pylist()
 

@@ -2,7 +2,7 @@
 
 import atexit
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ray.data.extensions import ArrowTensorArray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.connectors.module_to_env import NormalizeAndClipActions
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils import force_list
@@ -148,10 +149,9 @@ class SampleRecorder:
             contract = replace(contract, observation_space=observation, action_space=action)
             endpoint = f"env runner {env_runner.worker_index}"
             self._key = self._writer.new_stream(contract, endpoint)
-        fit = None if _is_random(env_runner) else _fit(env_runner.config)
+        fit = None if _is_random(env_runner) else _fit(env_runner)
         segment = _segment(chunk, observation, action, fit, begins=begins)
-        values = [value for info in segment.infos for value in info.values()]
-        num_bytes = sum(map(_size_of, [*segment.columns, *values]))
+        num_bytes = sum(map(_size_of, [*segment.columns, *segment.infos]))
         if not self._writer.put(self._key, segment, num_bytes):
             self._writer.lose(1)
             if begins:  # the writer has nothing of it
@@ -160,10 +160,15 @@ class SampleRecorder:
                 self._abandon(chunk.id_)
 
 
-def _fit(config: AlgorithmConfig) -> Callable[[Any, Any], Any] | None:
-    """Return what RLlib's connector ``NormalizeAndClipActions`` does to actions."""
-    fit: Callable[[Any, Any], Any] = unsquash_action if config.normalize_actions else clip_action
-    return fit if config.normalize_actions or config.clip_actions else None
+def _fit(env_runner: Any) -> Callable[[Any, Any], Any] | None:
+    """Return what RLlib's connector ``NormalizeAndClipActions`` does to actions, if it is there."""
+    pieces = getattr(env_runner._module_to_env, "connectors", ())
+    for piece in pieces:
+        if isinstance(piece, NormalizeAndClipActions):
+            fit: Callable[[Any, Any], Any]
+            fit = unsquash_action if piece.normalize_actions else clip_action
+            return fit if piece.normalize_actions or piece.clip_actions else None
+    return None
 
 
 def _is_random(env_runner: Any) -> bool:
@@ -175,6 +180,8 @@ def _size_of(value: Any) -> int:
     """Return about how many bytes a column or the value of an info takes."""
     if isinstance(value, str | bytes):
         return len(value)
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
     if isinstance(value, tuple | list):
         return sum(map(_size_of, value))
     return int(getattr(value, "nbytes", 8))

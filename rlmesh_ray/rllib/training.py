@@ -183,7 +183,8 @@ def _require_unused(folder: Path, resume: str | Path | None) -> None:
             f"{folder} has contents, which a checkpoint would replace; name a folder that is new "
             "or empty"
         )
-    if others := related_checkpoints(folder):
+    others = related_checkpoints(folder)
+    if others and (resume is None or Path(resume).resolve() not in others):
         raise ConfigurationError(
             f"{', '.join(each.name for each in others)} beside {folder} are of another training, "
             "and would be replaced; move them away, or name another folder"

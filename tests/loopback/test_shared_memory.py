@@ -84,8 +84,8 @@ def test_a_worker_that_was_given_a_direct_connection_too_late_goes_on_without_it
 
         assert [array(client.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
         assert client.reset().infos["pid"] == pid
-        client.step(NOTHING)
-        assert has_direct_connection(client)
+        # On busy cores its first try may come too late, and the next one after a pause.
+        assert eventually(lambda: bool(client.step(NOTHING)) and has_direct_connection(client))
         client.close()
 
 

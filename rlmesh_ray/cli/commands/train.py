@@ -1,5 +1,6 @@
 """``rlmesh-ray train``: trains an RLlib algorithm on endpoints."""
 
+import glob
 import json
 import math
 import os
@@ -345,9 +346,9 @@ def _require_new(folder: Path) -> None:
         ConfigurationError: The folder has such files.
     """
     # Unlike Path.exists() it does not fail where it may not look.
-    found = [
-        name for name in (_CHECKPOINT, _BEST, _CURVE, _PROGRESS) if os.path.exists(folder / name)
-    ]
+    names = (_CHECKPOINT, _CURVE, _PROGRESS)
+    found = [name for name in names if os.path.exists(folder / name)]
+    found += sorted(glob.glob(f"{_CHECKPOINT}-*", root_dir=folder))
     if found:
         raise ConfigurationError(
             f"{folder} holds another run already ({', '.join(found)}); name another "
@@ -356,10 +357,16 @@ def _require_new(folder: Path) -> None:
 
 
 def _run(console: Console, job: _TrainOptions) -> int:
-    from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
+    from rlmesh_ray.cli.local_ray import require_rllib
 
     require_rllib("train")
     _check_env(job)
+    with claimed(job.folder):
+        return _run_claimed(console, job)
+
+
+def _run_claimed(console: Console, job: _TrainOptions) -> int:
+    from rlmesh_ray.cli.local_ray import connected_ray
     from rlmesh_ray.cli.views.training_view import TrainingView
     from rlmesh_ray.models.torch.threads import limit_torch_threads
     from rlmesh_ray.rllib.tracking import tracked
@@ -374,7 +381,7 @@ def _run(console: Console, job: _TrainOptions) -> int:
     config = _config(job)
     endpoints = 0 if looks_like_address(job.env) else job.num_endpoints or job.num_env_runners or 1
     num_cpus = endpoints + job.num_env_runners + 1
-    with claimed(job.folder), connected_ray(console, num_cpus=num_cpus):
+    with connected_ray(console, num_cpus=num_cpus):
         if endpoints:
             console.say(f"starting {endpoints} endpoint(s) of {job.env} …")
         _configure(config, job, num_done=len(former))

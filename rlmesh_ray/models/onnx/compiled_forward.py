@@ -58,7 +58,7 @@ class CompiledForward:
         }
         self._is_live = _REARRANGED.isdisjoint(graph.operations)
         self._drops_nan = not _NAN_DROPPED.isdisjoint(graph.operations)
-        self._takes_indices = graph.takes_indices
+        self._indices = graph.index_inputs()
         self._is_broken = False
         self._session = OnnxSession(self._serialized(), self._arrays)
         # Tensors that were made in inference mode count no changes; nothing changes them in place.
@@ -115,7 +115,7 @@ class CompiledForward:
             self.load()
         if self._is_broken or (self._drops_nan and any(map(_is_not_finite, inputs))):
             return None
-        if self._takes_indices and any((each < 0).any() for each in inputs):
+        if any((inputs[position] < 0).any() for position in self._indices):
             return None
         return self._session.run(*inputs)
 

@@ -26,9 +26,16 @@ _OPSET = 17
 _PREFIX = "module."
 _CANARY = "warnings are still recorded"
 _TRIES = 5
-_LOOKUPS = {"Gather", "GatherElements", "GatherND"}
-_MOVING = {"Cast", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"}
-"""Operations that hand on numbers of their first input."""
+_INDICES = {
+    **dict.fromkeys(("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"), 1),
+    "OneHot": 0,
+}
+"""Operations that look up rows, and which of their inputs has the indices."""
+_MOVING = {
+    *("Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split"),
+    *("Squeeze", "Tile", "Transpose", "Unsqueeze"),
+}
+"""Operations that hand on numbers as they are."""
 _COUNTING = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
 """Operations that give no numbers below 0; so does the second output of TopK."""
 
@@ -146,29 +153,33 @@ class OnnxGraph:
     @property
     def operations(self) -> set[str]:
         """ONNX's names of the operations."""
-        return {each.op_type for each in self._model.graph.node}
+        return {each.op_type for each in _nodes(self._model.graph)}
 
-    @property
-    def takes_indices(self) -> bool:
-        """Whether rows are looked up by numbers of the input.
+    def index_inputs(self) -> list[int]:
+        """Return the positions of the inputs by whose numbers rows are looked up.
 
         Raises:
-            ConfigurationError: Or by numbers that are computed of it, which may be below 0: ONNX
-                counts these from the end, and torch refuses them.
+            ConfigurationError: Rows are looked up by numbers that are computed, which may be below
+                0: ONNX counts these from the end, and torch refuses them.
         """
-        # Values that depend on the input, and those of them that are numbers of the input itself.
-        computed = {each.name for each in self._model.graph.input}
-        given, takes_indices = set(computed), False
+        names = [each.name for each in self._model.graph.input]
+        # What depends on the input; and of which inputs, where it is their numbers themselves.
+        computed, given = set(names), {name: {name} for name in names}
+        found: set[str] = set()
         for node in self._model.graph.node:
-            index = node.input[1] if node.op_type in _LOOKUPS else ""
-            if index in computed - given:
+            position = _INDICES.get(node.op_type)
+            index = "" if position is None else node.input[position]
+            is_hidden = any(part.op_type in _INDICES for part in _nodes(*_subgraphs(node)))
+            if is_hidden or (index in computed and index not in given):
                 raise ConfigurationError("it looks up rows by numbers that it computes")
-            takes_indices = takes_indices or index in given
-            if node.op_type not in _COUNTING and computed.intersection(node.input):
+            found |= given.get(index, set())
+            sources = computed.intersection(node.input)
+            if sources and node.op_type not in _COUNTING:
                 computed.update(node.output[:1] if node.op_type == "TopK" else node.output)
-            if node.op_type in _MOVING and node.input[0] in given:
-                given.update(node.output)
-        return takes_indices
+            if node.op_type in _MOVING and sources and sources <= given.keys():
+                origins = set().union(*(given[each] for each in sources))
+                given |= dict.fromkeys(node.output, origins)
+        return [names.index(name) for name in found]
 
     def serialized(
         self, weights: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
@@ -188,6 +199,17 @@ class OnnxGraph:
         helper.set_model_props(self._model, dict(metadata or {}))
         serialized: bytes = self._model.SerializeToString()
         return serialized
+
+
+def _subgraphs(node: Any) -> list[Any]:
+    return [each.g for each in node.attribute if each.HasField("g")]
+
+
+def _nodes(*graphs: Any) -> Iterator[Any]:
+    """Yield the nodes of graphs, and of the branches and loops in them."""
+    for node in (each for graph in graphs for each in graph.node):
+        yield node
+        yield from _nodes(*_subgraphs(node))
 
 
 def _declare_all(declared: Any, inputs: Mapping[str, torch.Tensor]) -> None:

@@ -19,9 +19,9 @@ from rlmesh_ray.models.onnx.onnx_export import Forward, OnnxGraph
 from rlmesh_ray.models.rllib.exported_module import (
     OUTPUT,
     bare_forward,
-    distribution_inputs,
     distribution_of,
     is_epsilon_greedy,
+    q_values,
 )
 
 Outputs = Callable[[Any, torch.Tensor], dict[str, torch.Tensor]]
@@ -55,7 +55,8 @@ class CompiledModule:
         example = batch_of(np.concatenate([rows[:1], rows[:1]]), None)[Columns.OBS]
         self._dtype = example.numpy().dtype
         self._draws = ActionDraws(distribution_of(module, explore=explore), seed)
-        self._schedule = module.epsilon_schedule if is_epsilon_greedy(module) else None
+        is_greedy = is_epsilon_greedy(module, explore=explore)
+        self._schedule = module.epsilon_schedule if is_greedy else None
         was_training = module.training
         module.eval()
         try:
@@ -84,7 +85,7 @@ class CompiledModule:
             expected = [output[name] for name in self._names]
         else:  # DQN's output does not have what its actions were chosen by
             with torch.no_grad():
-                expected = [distribution_inputs(self._module, torch.from_numpy(rows)).numpy()]
+                expected = [q_values(self._module, torch.from_numpy(rows)).numpy()]
         return self._forward.difference(expected, rows)
 
     def _require_unhooked(self) -> None:
@@ -142,8 +143,8 @@ def _outputs_of(module: Any, explore: bool) -> Outputs:
         ConfigurationError: Later, by what is returned: the outputs are not what actions are drawn
             from.
     """
-    if is_epsilon_greedy(module):
-        return lambda called, rows: {OUTPUT: distribution_inputs(called, rows)}
+    if is_epsilon_greedy(module, explore=explore):
+        return lambda called, rows: {OUTPUT: q_values(called, rows)}
     name, forward = type(module).__name__, bare_forward(module, explore=explore)
 
     def run(called: Any, rows: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -21,12 +21,6 @@ from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 OUTPUT = Columns.ACTION_DIST_INPUTS
 """The graph's output: what actions are drawn from."""
 _DQN = DefaultDQNTorchRLModule
-_CHOOSING = (
-    "_forward_exploration",
-    "_forward_inference",
-    "get_exploration_action_dist_cls",
-    "get_inference_action_dist_cls",
-)
 _KINDS: dict[type[Any], str] = {
     TorchCategorical: "categorical",
     TorchDiagGaussian: "diag_gaussian",
@@ -34,12 +28,14 @@ _KINDS: dict[type[Any], str] = {
 }
 
 
-def is_epsilon_greedy(module: RLModule) -> bool:
+def is_epsilon_greedy(module: RLModule, *, explore: bool = True) -> bool:
     """Return whether a module chooses its actions as RLlib's DQN does, by its Q-values."""
+    mode = "exploration" if explore else "inference"
+    own = (f"_forward_{mode}", f"get_{mode}_action_dist_cls")
     return (
         isinstance(module, DefaultDQNTorchRLModule)
         and is_switched_as_usual(module)
-        and all(getattr(type(module), each) is getattr(_DQN, each) for each in _CHOOSING)
+        and all(getattr(type(module), each) is getattr(_DQN, each) for each in own)
     )
 
 
@@ -49,7 +45,7 @@ def distribution_of(module: RLModule, *, explore: bool = True) -> str:
     Raises:
         ConfigurationError: It is none of these.
     """
-    if is_epsilon_greedy(module):
+    if is_epsilon_greedy(module, explore=explore):
         return "epsilon_greedy"
     kind = (
         module.get_exploration_action_dist_cls()
@@ -64,13 +60,17 @@ def distribution_of(module: RLModule, *, explore: bool = True) -> str:
     return _KINDS[kind]
 
 
+def q_values(module: Any, obs: torch.Tensor) -> torch.Tensor:
+    """Return what an epsilon-greedy module chooses by."""
+    values: torch.Tensor = module.compute_q_values({Columns.OBS: obs.to(torch.float32)})["qf_preds"]
+    return values
+
+
 def distribution_inputs(module: Any, obs: torch.Tensor) -> torch.Tensor:
     """Return what actions are drawn from, for observations as the space has them."""
     batch = {Columns.OBS: obs.to(torch.float32)}
     if is_epsilon_greedy(module):
-        # Its exploration draws, and gives actions only.
-        values: torch.Tensor = module.compute_q_values(batch)["qf_preds"]
-        return values
+        return q_values(module, obs)  # its exploration draws, and gives actions only
     outputs = module.forward_exploration(batch)
     if OUTPUT not in outputs:
         raise ConfigurationError(f"{type(module).__name__} chooses its actions itself")

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from ray.rllib.algorithms.bc import BCConfig
+from ray.rllib.connectors.module_to_env import NormalizeAndClipActions
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
@@ -29,7 +30,21 @@ from tests.unit.recording.recordings import POLE, cart_pole, written
 OBSERVATIONS: gymnasium.Space[Any] = gymnasium.spaces.Box(-1, 1, (2,))
 ACTIONS: gymnasium.Space[Any] = gymnasium.spaces.Discrete(2)
 SPACES = from_gymnasium(OBSERVATIONS), from_gymnasium(ACTIONS)
-RUNNER = SimpleNamespace(num_envs=2, worker_index=0, config=BCConfig())
+
+
+def runner_of(normalizes: bool | None = True, clips: bool = False, **attributes: Any) -> Any:
+    """Return what a recorder asks of an env runner; None: its pipeline leaves actions alone."""
+    piece = NormalizeAndClipActions(normalize_actions=bool(normalizes), clip_actions=clips)
+    pipeline = SimpleNamespace(connectors=[] if normalizes is None else [piece])
+    return SimpleNamespace(
+        num_envs=2,
+        worker_index=0,
+        config=BCConfig(),
+        _module_to_env=pipeline,
+        **attributes,
+    )
+
+
 LEVER = gymnasium.spaces.Box(np.array([-2, 0, 5], np.float32), np.array([2, 10, 5], np.float32))
 
 
@@ -73,7 +88,7 @@ def _record(tmp_path: Path, writers: list[WriterInThisProcess]) -> Callable[...,
 
     contract = EnvContract("Toy-v0", *SPACES, 2, AutoresetMode.NEXT_STEP)
     recorder = SampleRecorder(RecordOptions(tmp_path), contract, 1, new_writer)
-    return lambda *chunks: recorder(env_runner=RUNNER, samples=chunks)
+    return lambda *chunks: recorder(env_runner=runner_of(), samples=chunks)
 
 
 def begun(name: str) -> SingleAgentEpisode:
@@ -144,7 +159,7 @@ def test_a_sample_of_random_actions_holds_the_environments_already() -> None:
     writer: Any = SimpleNamespace(put=noted, new_stream=lambda *_: "0", close=lambda _: None)
     recorder = SampleRecorder(RecordOptions("unused"), contract, 1, lambda _: writer)
     call = SimpleNamespace(random_actions=True)
-    runner = SimpleNamespace(num_envs=2, worker_index=0, config=BCConfig(), _call=call)
+    runner = runner_of(_call=call)
     recorder(env_runner=runner, samples=[episode])
     recorder.close()
 
@@ -154,20 +169,21 @@ def test_a_sample_of_random_actions_holds_the_environments_already() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "actions"),
+    ("runner", "actions"),
     [
-        ({}, [[1, 10, 5], [-2, 5, 5]]),
-        ({"normalize_actions": False, "clip_actions": True}, [[0.5, 3, 5], [-2, 0, 5]]),
-        ({"normalize_actions": False}, [[0.5, 3, 0], [-7, 0, 0]]),
+        (runner_of(), [[1, 10, 5], [-2, 5, 5]]),
+        (runner_of(normalizes=False, clips=True), [[0.5, 3, 5], [-2, 0, 5]]),
+        (runner_of(normalizes=False), [[0.5, 3, 0], [-7, 0, 0]]),
+        (runner_of(normalizes=None), [[0.5, 3, 0], [-7, 0, 0]]),
     ],
+    ids=["normalized", "clipped", "neither", "no connector"],
 )
 def test_actions_of_a_training_are_recorded_as_the_environment_gets_them(
-    tmp_path: Path, settings: dict[str, bool], actions: list[list[float]]
+    tmp_path: Path, runner: Any, actions: list[list[float]]
 ) -> None:
     contract = EnvContract("Toy-v0", SPACES[0], from_gymnasium(LEVER), 2, AutoresetMode.NEXT_STEP)
     writer: Any = WriterInThisProcess(RecordOptions(tmp_path))
     recorder = SampleRecorder(RecordOptions(tmp_path), contract, 1, lambda _: writer)
-    runner = SimpleNamespace(num_envs=2, worker_index=0, config=BCConfig().environment(**settings))
     episode = SingleAgentEpisode("a", observation_space=OBSERVATIONS, action_space=LEVER)
     episode.add_env_reset(np.zeros(2, np.float32), {})
     for action in ([0.5, 3, 0], [-7, 0, 0]):

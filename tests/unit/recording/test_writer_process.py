@@ -9,6 +9,7 @@ from typing import Any
 
 import av
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
@@ -124,6 +125,20 @@ def test_keys_with_slashes_and_boxes_without_elements_come_back(tmp_path: Path) 
     expected = {"a/b": columns[0], "a": {"b": columns[1], "c~1d": columns[2]}}
     expected |= {"a/c~1d": columns[3], "none": np.zeros((4, 0, 3), np.int32)}
     assert_identical(found, expected)
+
+
+def test_columns_named_as_before_are_read(tmp_path: Path) -> None:
+    one = BoxSpec((), "float32", bytes(4), np.float32(9).tobytes())
+    info = RecordingInfo("All-v0", DictSpec((("a/b", one),)), DiscreteSpec(2), 10.0)
+    steps = cart_pole(3, seed=0)
+    written(tmp_path, info, replace(steps, columns=[np.ones(4, np.float32), *steps.columns[1:]]))
+    path = tmp_path / "episodes" / "000001.parquet"
+    table = pq.read_table(path)
+    pq.write_table(
+        table.rename_columns([name.replace("~1", "/") for name in table.column_names]), path
+    )
+
+    assert load(tmp_path).episode("000001").observations["a/b"].tolist() == [1.0] * 4
 
 
 def test_an_episode_may_come_in_parts(tmp_path: Path) -> None:

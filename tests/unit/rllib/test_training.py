@@ -3,6 +3,7 @@ import errno
 import itertools
 import math
 import os
+import shutil
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -242,6 +243,17 @@ def test_a_new_training_leaves_the_checkpoints_of_a_former_one_alone(tmp_path: P
         == before
         == {"final": 3, "ppo-000001": 1, "ppo-000002": 2, "ppo-best": 2}
     )
+
+
+def test_a_training_goes_back_to_its_best_checkpoint(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "ppo", "checkpoint_every": 1}
+    trained(CountingAlgorithm([1.0, 9.0, 3.0]), stop_iters=3, **run)
+    shutil.rmtree(tmp_path / "ppo")
+
+    again = trained(CountingAlgorithm([5.0]), stop_iters=3, resume=tmp_path / "ppo-best", **run)
+
+    assert [each.iteration for each in again] == [3]
+    assert checkpoints(tmp_path) == {"ppo": 3, "ppo-best": 2}
 
 
 def kill() -> None:

@@ -76,6 +76,8 @@ T = TypeVar("T")
 
 _SCHEME = "openpi://"
 _CLOSE_S = 1.0
+_MOST_OPENING = 16
+"""Lanes that connect at a time: servers limit handshakes that are not complete."""
 _ANY_HORIZON = 2**16
 """Of servers whose metadata does not say it: clients get the chunks as they come."""
 _DENIED = (401, 403)
@@ -136,6 +138,9 @@ class _Lane:
             reason = "the server sends no metadata, as openpi servers do; check the address"
         except (ConnectionClosed, OSError) as error:
             reason = f"the server has closed the connection ({error})"
+        except asyncio.CancelledError:
+            connection.transport.abort()
+            raise
         connection.transport.abort()
         raise EndpointUnreachableError(reason, address)
 
@@ -316,18 +321,12 @@ class OpenpiSession:
         messages: Sequence[bytes],
         until_s: float,
     ) -> list[bytes | str]:
-        begun = [row.env_index for row in rows if _begins_anew(route.lanes.get(row.env_index), row)]
-        await _closed([route.lanes.pop(index) for index in begun])
-        for row in rows:
-            if row.env_index not in route.lanes:
-                spare = self._spare.pop() if self._spare else None
-                route.lanes[row.env_index] = spare or await _Lane.open(self._options)
-                route.lanes[row.env_index].episode_id = row.episode_id
-        lanes = [route.lanes[row.env_index] for row in rows]
-        asking = [lane.ask(message) for lane, message in zip(lanes, messages, strict=True)]
         address = self._options.address
         try:
             async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
+                await self._open_lanes(route, rows)
+                lanes = [route.lanes[row.env_index] for row in rows]
+                asking = [lane.ask(message) for lane, message in zip(lanes, messages, strict=True)]
                 return await asyncio.gather(*asking)
         except TimeoutError as error:
             raise EndpointTimeoutError("no answer in time", address) from error
@@ -340,6 +339,23 @@ class OpenpiSession:
                     "max_message_bytes=… or --max-message-bytes"
                 )
             raise EndpointLostError(f"the session broke ({error}){reason}", address) from error
+
+    async def _open_lanes(self, route: _Route, rows: Sequence[PredictSlot]) -> None:
+        """Connect the lanes that have no connection, or that begin another episode."""
+        begun = [row.env_index for row in rows if _begins_anew(route.lanes.get(row.env_index), row)]
+        await _closed([route.lanes.pop(index) for index in begun])
+        turns = asyncio.Semaphore(_MOST_OPENING)
+
+        async def connect(row: PredictSlot) -> None:
+            async with turns:
+                lane = self._spare.pop() if self._spare else await _Lane.open(self._options)
+            lane.episode_id = row.episode_id
+            route.lanes[row.env_index] = lane
+
+        missing = [connect(row) for row in rows if row.env_index not in route.lanes]
+        for error in await asyncio.gather(*missing, return_exceptions=True):
+            if isinstance(error, BaseException):
+                raise error
 
     def _release(self, route_id: str) -> ModelReply:
         route = self._routes.pop(route_id, None)
@@ -368,11 +384,11 @@ class _Connect(connect):
         return exc
 
 
-# In an event loop, not by the library's blocking client, which reads and writes in two threads:
-# Python's ssl module does not allow that, and about one connection in fifty hung with TLS.
 _STARTING = threading.Lock()
 
 
+# In an event loop, not by the library's blocking client, which reads and writes in two threads:
+# Python's ssl module does not allow that, and about one connection in fifty hung with TLS.
 @functools.cache
 def _loop(_pid: int) -> asyncio.AbstractEventLoop:
     """Return the loop of this process's openpi clients, in a thread of its own."""

@@ -32,7 +32,7 @@ def client_config(
             "explore": bool(config.explore),
             "observation_space": _described(spaces.observation),
             "action_space": _described(spaces.action),
-            "action_distribution": distribution_of(module, explore=bool(config.explore)),
+            "action_distribution": distribution_of(module),
             "normalize_actions": bool(config.normalize_actions),
             "clip_actions": bool(config.clip_actions),
             "model_input": plan.model_input,

@@ -199,8 +199,10 @@ class Heated(DefaultDQNTorchRLModule):
 def test_a_dqn_that_chooses_otherwise_is_refused(kind: Any, explore: bool) -> None:
     config = DQNConfig().rl_module(rl_module_spec=RLModuleSpec(module_class=kind))
 
+    module = built(config, VECTOR, CHOICE)
     with pytest.raises(ConfigurationError, match=f"{kind.__name__} chooses its actions itself"):
-        compiled(built(config, VECTOR, CHOICE), VECTOR, explore=explore)
+        compiled(module, VECTOR, explore=explore)
+    assert compiled(module, VECTOR, explore=not explore).run(rows_of(VECTOR, 2), 0) is not None
 
 
 class Second(TorchCategorical):

@@ -126,9 +126,11 @@ class Looked(torch.nn.Module):
     [
         Looked(lambda rows: rows[:, 0]),
         Looked(lambda rows: rows[:, 0].float().long()),
+        Looked(lambda rows: rows.unbind(1)[1]),
+        Looked(lambda rows: torch.stack([rows[:, 1], rows[:, 0]])[1]),
         Applied(lambda rows: rows.gather(1, rows.argmax(1)[:, None])),
     ],
-    ids=["integers", "floats", "gathered"],
+    ids=["integers", "floats", "unbound", "stacked", "gathered"],
 )
 def test_an_index_below_zero_is_left_to_torch_which_refuses_it(module: torch.nn.Module) -> None:
     rows = torch.tensor([[0, 2], [4, 1]])
@@ -145,6 +147,22 @@ def test_an_index_below_zero_is_left_to_torch_which_refuses_it(module: torch.nn.
 def test_indices_that_a_module_computes_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="looks up rows by numbers that it computes"):
         CompiledTorchModule(Looked(lambda rows: rows[:, 0] - 1), torch.tensor([[1, 2], [4, 1]]))
+
+
+class OneHot(torch.nn.Module):
+    """Marks places by an index, beside signed numbers."""
+
+    def forward(self, observations: Any) -> torch.Tensor:
+        marks = torch.nn.functional.one_hot(observations["index"], 5)
+        return torch.cat([marks.float(), observations["speed"]], 1)
+
+
+def test_signed_numbers_beside_an_index_are_none() -> None:
+    index, speed = torch.tensor([0, 4]), torch.tensor([[-1.0], [2.0]])
+    compiled = CompiledTorchModule(OneHot(), {"index": index, "speed": speed})
+
+    assert compiled.run({"index": index, "speed": speed}) is not None
+    assert compiled.run({"index": index - 1, "speed": speed}) is None
 
 
 def test_slices_of_signed_numbers_are_no_lookup() -> None:
