@@ -214,7 +214,7 @@ def test_a_horizon_that_the_policy_has_not_is_refused_when_the_route_opens(
 
 
 class Forgetful(CallablePolicy):
-    """Keeps which lanes it is told to forget."""
+    """Records the lanes that are passed to ``forget``."""
 
     def __init__(self) -> None:
         super().__init__(Counting(), horizon=HORIZON)

@@ -176,8 +176,10 @@ class OnnxGraph:
             sources = computed.intersection(node.input)
             if sources and node.op_type not in _COUNTING:
                 computed.update(node.output[:1] if node.op_type == "TopK" else node.output)
-            if node.op_type in _MOVING and sources and sources <= given.keys():
-                origins = set().union(*(given[each] for each in sources))
+            # What is looked up in a table is the table's, whatever the index was.
+            moved = sources & {*(node.input if node.op_type == "Concat" else node.input[:1])}
+            if node.op_type in _MOVING and moved and moved <= given.keys():
+                origins = set().union(*(given[each] for each in moved))
                 given |= dict.fromkeys(node.output, origins)
         return [names.index(name) for name in found]
 

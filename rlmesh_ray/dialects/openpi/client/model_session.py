@@ -297,9 +297,8 @@ class OpenpiSession:
         messages: Sequence[bytes],
         until_s: float,
     ) -> ModelReply:
-        if len({row.env_index for row in rows}) < len(
-            rows
-        ):  # a connection has one request at a time
+        # A connection has one request at a time.
+        if len({row.env_index for row in rows}) < len(rows):
             message = "the slots name an env_index twice; give each row one of its own"
             failed = ModelFailed(request_id, ModelErrorCode.INVALID_REQUEST, message, True)
             return ModelReply(request_id, failed)

@@ -147,6 +147,13 @@ def test_an_index_below_zero_is_left_to_torch_which_refuses_it(module: torch.nn.
 def test_indices_that_a_module_computes_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="looks up rows by numbers that it computes"):
         CompiledTorchModule(Looked(lambda rows: rows[:, 0] - 1), torch.tensor([[1, 2], [4, 1]]))
+    table = torch.nn.Embedding(5, 1).requires_grad_(False)
+    table.weight.copy_(torch.arange(5.0)[:, None] - 1)
+    with pytest.raises(ConfigurationError, match="looks up rows by numbers that it computes"):
+        CompiledTorchModule(
+            torch.nn.Sequential(table, Looked(lambda rows: rows[:, 0].long())),
+            torch.tensor([1, 2]),
+        )
 
 
 class OneHot(torch.nn.Module):
