@@ -9,7 +9,6 @@ without elements is a column of nulls.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from rlmesh_ray.spaces.leaves import Column, Leaf
 _LARGEST_LIST = 64
 
 
-@lru_cache(maxsize=16)
 def schema(row_leaves: tuple[Leaf, ...]) -> pa.Schema:
     """Return the columns for the leaves of ``RecordingInfo.row_space``."""
     fields = [pa.field(_name_of(leaf), _type_of(leaf)) for leaf in row_leaves]

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,8 +71,7 @@ class EpisodeSummary:
 
     def to_json(self) -> str:
         """Return one line of JSON; a return that is not finite becomes null."""
-        values: dict[str, object] = {each.name: getattr(self, each.name) for each in fields(self)}
-        del values["return_"]
+        values = {name: getattr(self, name) for name in _KINDS if name != "return"}
         values["return"] = self.return_ if math.isfinite(self.return_) else None
         return json.dumps(values | {"video": self.video is not None})
 

@@ -106,8 +106,8 @@ class StepCollector:
         self._leaves = leaves(info.row_space)
         self._num_lanes = num_lanes
         self._autoresets = autoresets
-        self._running = np.zeros(num_lanes, np.bool_)
-        self._due = np.zeros(num_lanes, np.bool_)
+        self._next = np.full(num_lanes, IGNORED, np.uint8)
+        """What the next row is for each lane: STEP while an episode runs, FIRST where it resets."""
         self._block: StepBlock | None = None
         self._num_rows = self._num_taken = self._info_bytes = 0
         self._follows_gap = False
@@ -138,10 +138,9 @@ class StepCollector:
             infos: Infos of the vector.
             frames: Frames of all lanes.
         """
-        kinds = np.zeros(self._num_lanes, np.uint8)
+        kinds = np.full(self._num_lanes, IGNORED, np.uint8)
         kinds[list(lanes)] = FIRST
-        self._running[list(lanes)] = True
-        self._due[list(lanes)] = False
+        self._next[list(lanes)] = STEP
         block, row = self._add(kinds, observations, infos, frames)
         for lane, seed in zip(lanes, seeds, strict=False):
             if seed is not None:
@@ -162,20 +161,17 @@ class StepCollector:
             frames: Frames of all lanes.
             lanes: The stepped lanes; empty: all.
         """
-        kinds = self._running.astype(np.uint8)
-        kinds[self._due] = FIRST
-        self._running |= self._due
-        stepped: Any = slice(None)
+        kinds = self._next
+        ended: Any = columns[-2] | columns[-1]  # type: ignore[operator]  # no text
         if lanes:
-            stepped = list(lanes)
-            kinds[np.setdiff1d(np.arange(self._num_lanes), stepped)] = IGNORED
+            stepped = np.zeros(self._num_lanes, np.bool_)
+            stepped[list(lanes)] = True
+            kinds = np.where(stepped, kinds, np.uint8(IGNORED))
+            ended &= stepped
         self._add(kinds, columns, infos, frames)
-        ended = np.zeros(self._num_lanes, np.bool_)
-        ended[stepped] = (columns[-2] | columns[-1])[stepped]  # type: ignore[operator]  # no text
-        self.num_ended += int(np.count_nonzero(ended & self._running))
-        self._running &= ~ended
-        if self._autoresets:
-            self._due = ended
+        self._next[kinds == FIRST] = STEP
+        self.num_ended += int(np.count_nonzero(self._next[ended]))
+        self._next[ended] = FIRST if self._autoresets else IGNORED
 
     def take(self) -> StepBlock | None:
         """Return the present block; the next row begins a new one."""
@@ -190,8 +186,9 @@ class StepCollector:
 
     def lose(self) -> int:
         """Forget the episodes of the block that was taken last; return their number."""
-        num_lost = self._num_taken + int(self._running.sum())
-        self._running[:] = False
+        running = self._next == STEP
+        self._next[running] = IGNORED
+        num_lost = self._num_taken + int(np.count_nonzero(running))
         self._follows_gap = True
         return num_lost
 
@@ -269,7 +266,7 @@ def segments(block: StepBlock) -> Iterator[Segment]:
             yield Segment(
                 lane,
                 [_rows(column, part, lane) for column in block.columns],
-                [lane_info(infos.get(row, {}), lane) for row in part.tolist()],
+                [lane_info(infos[row], lane) if row in infos else {} for row in part.tolist()],
                 begins=bool(block.kinds[first, lane] == FIRST),
                 ends=bool(ended[last, lane] and block.kinds[last, lane] == STEP),
                 seed=block.seeds.get((first, lane)),

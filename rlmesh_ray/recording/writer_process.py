@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,28 @@ from rlmesh_ray.recording.recorder import TAKE_ALL
 from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store, removed_on_error
 from rlmesh_ray.recording.vector_steps import Abandoned, Message, Segment, Stream, segments
 from rlmesh_ray.recording.video import VideoFile, picture_position
-from rlmesh_ray.spaces.batch import leaves
+from rlmesh_ray.spaces.leaves import Leaf, leaves
 
 _LOG = logging.getLogger("rlmesh_ray.recording")
 _LONGEST_INFO, _LARGEST_ARRAY = 4096, 256
 _RESCAN_SHARE = 0.01
 _NICENESS = 19  # a fiftieth of a processor that a simulator or a learner wants
-_BUSY, _REST = 0.7, 4.0
-"""On a machine whose processors are so busy, the writer rests for four fifths of the time: also a
+_BUSY, _REST = 0.7, 9.0
+"""On a machine whose processors are so busy, the writer rests for nine tenths of the time: also a
 processor that seems to be free may share its core with one that steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """How the episodes of a stream are written."""
+
+    endpoint: str
+    leaves: tuple[Leaf, ...]
+    """Of a row."""
+    schema: pa.Schema
+    picture: int | None
+    """Position of the leaf that the videos show; None: they show what ``render`` returned."""
+    fps: float
 
 
 class EpisodeFiles:
@@ -49,11 +62,10 @@ class EpisodeFiles:
         first: Its first segment.
     """
 
-    def __init__(self, store: Store, stream: Stream, first: Segment) -> None:
+    def __init__(self, store: Store, stream: StreamFormat, first: Segment) -> None:
         self._store = store
         self._stream = stream
         self._first = first
-        self._leaves = leaves(stream.info.row_space)
         self._path = store.temporary_path()
         # Small episodes are many: to open the file by its path, dictionaries and statistics would
         # take as long again.
@@ -61,7 +73,7 @@ class EpisodeFiles:
             self._file = pa.OSFile(str(self._path), "wb")
             self._parquet = pq.ParquetWriter(
                 self._file,
-                schema(self._leaves),
+                stream.schema,
                 compression="zstd",
                 compression_level=1,
                 use_dictionary=False,
@@ -75,9 +87,9 @@ class EpisodeFiles:
 
     def add(self, segment: Segment, infos: list[str | None]) -> None:
         """Add rows with their infos as JSON."""
-        kinds = self._parquet.schema.types
-        arrays = map(arrow_array, self._leaves, kinds, segment.columns)
-        batch = pa.record_batch([*arrays, pa.array(infos, pa.string())], self._parquet.schema)
+        stream = self._stream
+        arrays = map(arrow_array, stream.leaves, stream.schema.types, segment.columns)
+        batch = pa.record_batch([*arrays, pa.array(infos, pa.string())], stream.schema)
         self._parquet.write_batch(batch)
         self._num_rows += batch.num_rows
         self._return += float(segment.columns[-3][int(segment.begins) :].sum())
@@ -145,8 +157,7 @@ class EpisodeWriter:
     def __init__(self, folder: str | Path, max_gb: float) -> None:
         self._store = Store(folder)
         self._max_bytes = max_gb * 1e9
-        self._streams: dict[str, tuple[Stream, int | None]] = {}
-        """With the position of the leaf that its videos show."""
+        self._streams: dict[str, StreamFormat] = {}
         self._open: dict[tuple[str, int | str], EpisodeFiles] = {}
         self._logged: set[str] = set()
         self._number = 0
@@ -179,7 +190,7 @@ class EpisodeWriter:
 
     def _begin(self, key: str, stream: Stream) -> None:
         try:
-            position = picture_position(stream.video, stream.info.observation_space)
+            picture = picture_position(stream.video, stream.info.observation_space)
             self._store.require(stream.info)
             self._number = max(self._number, self._store.repair() + 1)
             self._known_bytes, self._new_bytes = self._store.size_bytes(), 0
@@ -188,10 +199,13 @@ class EpisodeWriter:
         except (ConfigurationError, OSError) as error:
             self._log_once("stream", "nothing is recorded: %s", error)
             return
-        self._streams[key] = stream, position
+        row_leaves = leaves(stream.info.row_space)
+        self._streams[key] = StreamFormat(
+            stream.endpoint, row_leaves, schema(row_leaves), picture, stream.info.fps
+        )
 
     def _add(self, key: str, segment: Segment) -> None:
-        stream, position = self._streams[key]
+        stream = self._streams[key]
         episode = key, segment.episode
         try:
             if segment.begins:
@@ -205,9 +219,10 @@ class EpisodeWriter:
                 self._drop(episode)
                 return
             files.add(segment, [self._info_text(info) for info in segment.infos])
-            frames = segment.frames if position is None else segment.columns[position]
+            picture = stream.picture
+            frames = segment.frames if picture is None else segment.columns[picture]
             if frames is not None and len(frames):
-                self._add_frames(files, frames, stream.info.fps, begins=segment.begins)
+                self._add_frames(files, frames, stream.fps, begins=segment.begins)
             self._count(files, files.size_bytes)
             if segment.ends:
                 self._finish(files, segment)

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.recording.store import RecordingInfo
-from rlmesh_ray.recording.vector_steps import Segment, StepBlock, StepCollector, segments
+from rlmesh_ray.recording.vector_steps import (
+    FIRST,
+    IGNORED,
+    STEP,
+    Segment,
+    StepBlock,
+    StepCollector,
+    segments,
+)
 from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, DiscreteSpec, TextSpec
 
 SPACE = DictSpec(
@@ -155,6 +163,19 @@ def test_lanes_that_are_not_stepped_have_no_row() -> None:
 
     assert [len(column(episode, 0)) for episode in found[0]] == [3]
     assert 1 not in found
+
+
+def test_a_lane_that_is_due_for_its_reset_begins_with_the_step_that_it_takes_part_in() -> None:
+    collector = StepCollector(INFO, 2, autoresets=True)
+    lanes = Lanes(2)
+    collector.add_reset([0, 1], [], lanes.observations, {})
+    for _ in range(2):  # the episode of lane 0 ends
+        collector.add_step(lanes.advance(), {})
+    collector.add_step([*lanes.advance()[:-2], np.zeros(2, bool), np.zeros(2, bool)], {}, lanes=[1])
+    collector.add_step(lanes.advance(), {}, lanes=[0, 1])
+    block = collector.take()
+    assert block is not None
+    assert block.kinds[:, 0].tolist() == [FIRST, STEP, STEP, IGNORED, FIRST]
 
 
 def test_the_loss_of_a_block_costs_the_episodes_that_it_is_part_of_and_no_others() -> None:
