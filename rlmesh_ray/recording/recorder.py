@@ -217,6 +217,7 @@ class Recorder:
         policy_version: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._policy_version = policy_version
+        self._version: int | None = None
         self._writer = writer
         self._contract = contract
         self._endpoint = endpoint
@@ -259,6 +260,10 @@ class Recorder:
         lanes: Sequence[int] = (),
     ) -> None:
         """Record a step; see ``StepCollector.add_step``."""
+        version = self._policy_version()
+        if version != self._version:  # a block has one
+            self.flush()
+            self._version = version
         add = self._collector.add_step
         self._record(lambda frames: add(columns, infos, frames, lanes), render)
 
@@ -268,7 +273,7 @@ class Recorder:
         block = self._collector.take()
         if block is None:
             return
-        block.policy_version = self._policy_version()
+        block.policy_version = self._version
         assert self._key is not None, "set before the first row"
         if not self._writer.put(self._key, block, block.num_bytes):
             self._writer.lose(self._collector.lose())

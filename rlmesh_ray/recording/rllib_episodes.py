@@ -26,7 +26,7 @@ from ray.rllib.utils.spaces.space_utils import (
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import require_count
-from rlmesh_ray.recording.options import RecordOptions
+from rlmesh_ray.recording.options import AUTO, RENDER, RecordOptions
 from rlmesh_ray.recording.reader import Recording
 from rlmesh_ray.recording.recorder import WriterHandle, info_of
 from rlmesh_ray.recording.store import Store
@@ -51,7 +51,8 @@ def record_episodes(
     A callback takes them from each sample: what steps is not slowed, and the fast path stays.
     Observations are those that RLlib's episodes hold; actions are what the environment got, as
     ``normalize_actions`` and ``clip_actions`` make it of them. Runners on other machines need the
-    same folder.
+    same folder. Where connectors change the observations' space, a folder with episodes of another
+    space is refused by the writer, which logs it.
 
     Args:
         config: A config after ``rlmesh_ray.rllib.configure``, with one agent; changed.
@@ -68,12 +69,30 @@ def record_episodes(
         raise ConfigurationError("record_episodes comes after rlmesh_ray.rllib.configure")
     options = RecordOptions.of(record)
     options = replace(options, folder=Path(options.folder).absolute())
-    picture_position(options.video, plan.contract.observation_space)  # refuses a wrong name
-    Store(options.folder).require(info_of(plan.contract))
+    _check_video(options.video, plan.contract)
+    store = Store(options.folder)
+    store.prepare()
+    if config._env_to_module_connector is None:  # others may change the spaces of episodes
+        store.require(info_of(plan.contract))
     callbacks = force_list(config.callbacks_on_sample_end)
     recorder = SampleRecorder(options, plan.contract, every)
     config.callbacks(on_sample_end=[*callbacks, recorder])
     return config
+
+
+def _check_video(video: str, contract: EnvContract) -> None:
+    """Refuse a wrong name, and frames of ``render``, of which RLlib's episodes have none."""
+    is_leaf = picture_position(video, contract.observation_space) is not None
+    if video == RENDER:
+        raise ConfigurationError(
+            "video='render' (--record-video): a training's episodes hold no frames of render; "
+            "name an image of the observations, or record at the endpoint (serve-env --record)"
+        )
+    if video == AUTO and contract.render_mode == "rgb_array" and not is_leaf:
+        _LOG.warning(
+            "no videos are recorded: a training's episodes hold no frames of render; for those "
+            "record at the endpoint (serve-env --record)"
+        )
 
 
 class SampleRecorder:
@@ -147,7 +166,8 @@ class SampleRecorder:
             self._writer = self._new_writer(options)
             atexit.register(self.close)
             contract = replace(contract, observation_space=observation, action_space=action)
-            endpoint = f"env runner {env_runner.worker_index}"
+            role = "evaluation runner" if env_runner.config.in_evaluation else "env runner"
+            endpoint = f"{role} {env_runner.worker_index}"
             self._key = self._writer.new_stream(contract, endpoint)
         fit = None if _is_random(env_runner) else _fit(env_runner)
         segment = _segment(chunk, observation, action, fit, begins=begins)

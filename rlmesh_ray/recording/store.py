@@ -177,21 +177,31 @@ class Store:
                 f"{path} cannot be read ({error}); restore it, or use the rlmesh-ray that wrote it"
             ) from error
 
+    def prepare(self) -> None:
+        """Create the folder.
+
+        Raises:
+            ConfigurationError: It cannot be written.
+        """
+        with self._refused():
+            self._episodes.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                pass
+
     def require(self, info: RecordingInfo) -> None:
         """Check that episodes of such an environment can be written; create the folder.
 
         Raises:
             ConfigurationError: The folder cannot be written, or it is of another environment.
         """
-        try:
+        with self._refused():
             own = self.create(info)
-        except OSError as error:
-            raise ConfigurationError(
-                f"{self.folder} cannot be written ({error}); name another folder (--record)"
-            ) from error
         if replace(own, fps=0.0) != replace(info, fps=0.0):
             raise ConfigurationError(
-                f"{self.folder} has episodes of {own.env_id} and its spaces, and these are of "
+                f"{self.folder} has episodes of {own.env_id} with other spaces; name another "
+                "folder (--record)"
+                if own.env_id == info.env_id
+                else f"{self.folder} has episodes of {own.env_id}, and these are of "
                 f"{info.env_id}; name another folder (--record)"
             )
 
@@ -320,6 +330,16 @@ class Store:
                 stem, suffix = os.path.splitext(name)
                 if suffix == ".parquet" and _is_id(stem):
                     yield stem
+
+    @contextlib.contextmanager
+    def _refused(self) -> Iterator[None]:
+        """Make an OSError the user's."""
+        try:
+            yield
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self.folder} cannot be written ({error}); name another folder (--record)"
+            ) from error
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

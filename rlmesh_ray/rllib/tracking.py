@@ -1,14 +1,16 @@
 """tracked(): write the progress of a training into files that other programs read."""
 
 import csv
+import logging
 import math
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
 
+_LOG = logging.getLogger(__name__)
 _COLUMNS = [field.name for field in fields(TrainingProgress) if field.name != "first_failure"]
 
 
@@ -22,7 +24,8 @@ def tracked(
     """Write the progress of a training into files, and yield it.
 
     ``progress.csv`` has a row for each iteration, ``nan`` where a number is not known, and is
-    flushed before the progress is yielded. ``run`` is closed when this ends or is closed.
+    flushed before the progress is yielded. ``run`` is closed when this ends or is closed. What
+    cannot be written, as on a full disk, is logged once; the training goes on without it.
 
     Args:
         run: What ``train`` returned.
@@ -34,14 +37,26 @@ def tracked(
     with ExitStack() as stack:
         if isinstance(run, Generator):
             stack.callback(run.close)
-        writers: list[_CsvWriter | _EventWriter] = []
+        writers: list[_CsvWriter | _EventWriter] | None = None
         for progress in run:
-            if not writers:  # a training that fails before leaves no file
-                kinds = (_CsvWriter, _EventWriter) if tensorboard else (_CsvWriter,)
-                writers = [stack.enter_context(closing(kind(folder, former))) for kind in kinds]
-            for writer in writers:
-                writer.write(progress)
+            try:
+                if writers is None:  # a training that fails before leaves no file
+                    writers = []
+                    kinds = (_CsvWriter, _EventWriter) if tensorboard else (_CsvWriter,)
+                    for kind in kinds:
+                        writers.append(kind(folder, former))
+                        stack.callback(_close, writers[-1])
+                for writer in writers:
+                    writer.write(progress)
+            except OSError as error:
+                writers = []
+                _LOG.warning("the training's progress is not written any more: %s", error)
             yield progress
+
+
+def _close(writer: "_CsvWriter | _EventWriter") -> None:
+    with suppress(OSError):  # what it still holds finds no room, either
+        writer.close()
 
 
 class _CsvWriter:

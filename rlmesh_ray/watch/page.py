@@ -24,7 +24,7 @@ from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.watch.live import PICTURE_SHARE, PICTURES_PER_S, LiveView, Picture
 from rlmesh_ray.watch.runs import RunFolder
 
-COOKIE = "rlmesh_ray_watch"
+_COOKIE = "rlmesh_ray_watch"
 _MOST_LOGINS = 64
 _LONGEST_TOKEN = 4096
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -68,7 +68,7 @@ def page(live: LiveView, runs: RunFolder, token: TokenSource | None = None) -> A
         if session is None:
             return PlainTextResponse("this token is not the page's", 401)
         accepted = Response(status_code=204)
-        accepted.set_cookie(COOKIE, session, httponly=True, samesite="strict")
+        accepted.set_cookie(_cookie(request), session, httponly=True, samesite="strict")
         return accepted
 
     static = StaticFiles(directory=str(files("rlmesh_ray.watch") / "static"), html=True)
@@ -114,6 +114,11 @@ def _answers(live: LiveView, runs: RunFolder) -> dict[str, Callable[[QueryParams
     }
 
 
+def _cookie(request: Request) -> str:
+    """Return the name of the page's cookie: those of a host's other ports come with it."""
+    return f"{_COOKIE}_{request.url.port}"
+
+
 class Logins:
     """Browsers that have shown the page's token; the oldest is forgotten where there are many.
 
@@ -139,7 +144,7 @@ class Logins:
         """Return whether a request shows the token, or a login whose token is still valid."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         shown = token.encode() if scheme.lower() == "bearer" else None
-        shown = shown or self._tokens.get(request.cookies.get(COOKIE, ""))
+        shown = shown or self._tokens.get(request.cookies.get(_cookie(request), ""))
         return shown is not None and self._store.role_of(shown) is not None
 
 

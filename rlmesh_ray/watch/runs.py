@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
+from rlmesh_ray.watch.live import SharedAnswer
 
 if TYPE_CHECKING:
     from rlmesh_ray.recording import EpisodeSummary, Recording
@@ -47,8 +48,7 @@ class RunFolder:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
-        self._clock = clock
-        self._scan_due_s = -1.0
+        self._scanned = SharedAnswer[None](clock)
         self._problem = ""
         self._runs: dict[str, Path] = {}
         self._recordings: dict[str, Path] = {}
@@ -59,9 +59,7 @@ class RunFolder:
 
         The problem says that there are too many folders to look through all.
         """
-        if self._clock() >= self._scan_due_s:
-            self._scan()
-            self._scan_due_s = self._clock() + _SCAN_PERIOD_S
+        self._scanned.ask(self._scan, lambda took_s: max(_SCAN_PERIOD_S, took_s))
         now_s = time.time()
         written = {name: _stamp(path)[0] / 1e9 for name, path in self._runs.items()}
         return {

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.watching.cart_pole import DrawnCartPole
 from benchmarks.watching.samples import ManyEndpoints, record, write_progress, write_recording
 from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.server.endpoint_status import EndpointStatus
 from rlmesh_ray.watch.live import LiveView
 from rlmesh_ray.watch.page import page
 from rlmesh_ray.watch.runs import RunFolder
@@ -130,6 +132,42 @@ def test_states_are_words_and_trouble_says_what_it_is(chromium: Any, folder: Pat
         stale.get_by_text("stale").wait_for()
         stale.get_by_text("nothing answers there").wait_for()
         assert "many endpoints: 100 endpoints" in view.get_by_role("status").inner_text()
+
+
+class BehindAGateway(ManyEndpoints):
+    """Three endpoints, and a gateway that comes first."""
+
+    def endpoints(self) -> list[EndpointStatus]:
+        found = super().endpoints()
+        fleet = "gateway/hills"
+        return [replace(found[0], fleet=fleet, endpoint_id=f"{fleet}/0", sighting=None), *found]
+
+
+def test_gateways_have_a_table_of_their_own_and_an_environment_is_chosen(
+    chromium: Any, folder: Path
+) -> None:
+    with opened(chromium, page(LiveView(BehindAGateway(3)), RunFolder(folder))) as view:
+        view.get_by_role("region", name="Live").get_by_text("hills/0", exact=True).wait_for()
+        gateways = view.get_by_role("region", name="Gateways")
+
+        gateways.get_by_role("button", name="Show gateway/hills/0").click()
+
+        view.get_by_text("A gateway has no lanes to show.").wait_for()
+
+
+def test_a_focused_episode_stays_while_newer_ones_come_before_it(
+    chromium: Any, tmp_path: Path
+) -> None:
+    write_recording(tmp_path / "kept", 3)
+    with opened(chromium, many(tmp_path)) as view:
+        view.get_by_role("button", name="Replay episode 000002").focus()
+        write_recording(tmp_path / "kept", 5)
+        view.get_by_role("button", name="Replay episode 000004").wait_for()
+
+        focused = view.evaluate("document.activeElement.getAttribute('aria-label')")
+        assert focused == "Replay episode 000002"
+        rows = view.locator("#episodes tbody tr button").all_inner_texts()
+        assert rows == ["000004", "000003", "000002", "000001", "000000"]
 
 
 def test_a_lane_is_seen_live_with_the_rate_that_the_page_names(

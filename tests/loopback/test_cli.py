@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,7 @@ from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.model_handshake import policy_of
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.handshake import HandshakeResponse
+from rlmesh_ray.recording import load
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
@@ -135,13 +137,15 @@ def test_serve_env_serves_what_it_says_until_a_signal_ends_it(folder: Path) -> N
     arguments = [
         "--num-envs", "3", "--env-kwargs", '{"render_mode": "rgb_array"}',
         "--autoreset", "disabled", "--dialect", "rlmesh.protocol.v1", "--dialect", "dm_env_rpc.v1",
-        "--address", "0.0.0.0:0", "--no-token",
+        "--address", "0.0.0.0:0", "--no-token", "--record", "recorded", "--record-video", "none",
     ]  # fmt: skip
     with (
         started("serve-env", "CartPole-v1", *arguments, folder=folder) as (process, serving),
         contextlib.closing(RemoteVectorEnv(serving["address"])) as env,
     ):
         observation, _ = env.reset(seed=0)
+        for _ in range(12):  # each episode ends: the pole falls within 11 steps
+            env.step(np.zeros(3, np.int64))
         with pytest.raises(grpc.RpcError, match="does not speak rlmesh-wire-v1"):
             ReleasedJoin(serving["address"])
         output, wall_s = ended_by(process, signal.SIGTERM)
@@ -157,6 +161,7 @@ def test_serve_env_serves_what_it_says_until_a_signal_ends_it(folder: Path) -> N
     assert process.returncode == 0
     assert events(output) == [{"event": "stopped", "address": serving["address"]}]
     assert wall_s < 10.0, "although a session was open"
+    assert len(load(folder / "recorded").episodes) == 3
 
 
 def ended_by(process: subprocess.Popen[str], number: signal.Signals) -> tuple[str, float]:
@@ -772,6 +777,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Event], Path
         [*COMMAND, "train", "CartPole-v1", "--num-endpoints", "2", "--num-envs", "4",
          "--stop-iters", "2", "--stop-return", "1000", "--seed", "1",
          "--set", "train_batch_size_per_learner=256",
+         "--record", "recorded", "--record-every", "3", "--evaluate-every", "2",
+         "--checkpoint-every", "1", "--keep", "2", "--track", "tensorboard",
          "--checkpoint-dir", "made", "--json"],
         capture_output=True, text=True, timeout=280, cwd=folder, check=False,
         # A Ray that runs on this machine is not the test's.
@@ -843,6 +850,23 @@ def rows(folder: Path) -> list[dict[str, str]]:
     """Return the iterations of a training in its ``progress.csv``."""
     with (folder / "progress.csv").open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_train_evaluates_records_and_keeps_what_its_options_ask_for(
+    trained: tuple[list[Event], Path],
+) -> None:
+    _, folder = trained
+
+    runners = Counter(each.endpoint for each in load(folder.parent / "recorded").episodes)
+    first, second = rows(folder)
+    assert runners["evaluation runner 0"] == 10
+    assert 1 < runners["env runner 0"] < (int(first["episodes"]) + int(second["episodes"])) / 2
+    evaluated = [row["evaluation_return_mean"] != "nan" for row in (first, second)]
+    assert evaluated == [False, True]
+    assert list(folder.glob("events.out.tfevents.*"))
+    assert len(list(folder.glob("checkpoint-*"))) == 2
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """``rlmesh-ray compare``, with real endpoints."""
 
+import itertools
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,6 +148,24 @@ def test_the_pairs_before_a_failure_are_compared(
     assert (unfinished["event"], unfinished["episodes"]) == ("unfinished", 4)
     assert (comparison["event"], comparison["differences"]) == ("comparison", [0.0] * 4)
     assert "its file of weights is empty" in error["message"]
+
+
+def test_the_episodes_before_a_failure_are_drawn(
+    env: EnvServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = itertools.count()
+
+    def fall_for_a_while(observations: Any) -> Any:
+        if next(steps) > 13:
+            raise RuntimeError("its file of weights is empty")
+        return fall()(observations)
+
+    plot = tmp_path / "returns.png"
+    with ModelServer(fall_for_a_while) as model:
+        at = ("--env", env.address, "--model", model.address, "--episodes", "8")
+        command(capsys, "evaluate", *at, "--plot", str(plot), code=1)
+
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_policy_that_does_not_exist_is_named(

@@ -1,6 +1,6 @@
 """Trainings are recorded as they sample, and RLlib trains on what was recorded."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from ray.rllib.algorithms.bc import BCConfig
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.connectors.env_to_module import FlattenObservations, MeanStdFilter
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray import EnvServer, ModelServer, evaluate
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.loading import load_policy
-from rlmesh_ray.recording import load, offline_data, record_episodes
+from rlmesh_ray.recording import RecordOptions, load, offline_data, record_episodes
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.training import train
 
@@ -90,6 +91,39 @@ def test_every_nth_episode_of_training_is_recorded_and_all_of_evaluation(
 
     for name, num_episodes in (("training", 3), ("evaluation", 7)):
         assert len(load(folders[name]).episodes) == num_episodes
+
+
+@pytest.mark.parametrize("connector", [MeanStdFilter, FlattenObservations])
+def test_observations_are_recorded_as_connectors_leave_them(
+    cart_poles_address: str, tmp_path: Path, connector: Callable[..., Any]
+) -> None:
+    config = ppo(
+        cart_poles_address,
+        batch_mode="complete_episodes",
+        env_to_module_connector=lambda *_, **__: connector(),
+    )
+    runner = RLMeshEnvRunner(
+        config=record_episodes(config, tmp_path), worker_index=0, num_workers=0
+    )
+    try:
+        sampled = runner.sample(num_episodes=2)
+    finally:
+        runner.stop()
+
+    recorded = load(tmp_path)
+    assert recorded.observation_space == sampled[0].observation_space
+    found = [recorded.episode(each.id).observations for each in recorded.episodes]
+    assert len(found) == len(sampled)
+    for episode in sampled:
+        assert any(np.array_equal(each, episode.get_observations()) for each in found)
+
+
+def test_frames_of_render_are_no_part_of_a_training(
+    cart_poles_address: str, tmp_path: Path
+) -> None:
+    options = RecordOptions(tmp_path, video="render")
+    with pytest.raises(ConfigurationError, match="record at the endpoint"):
+        record_episodes(ppo(cart_poles_address), options)
 
 
 def test_a_config_without_endpoints_is_refused(tmp_path: Path) -> None:

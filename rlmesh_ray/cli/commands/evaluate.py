@@ -54,7 +54,7 @@ from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
-    from rlmesh_ray.evaluation import EpisodeResult, EvaluationResult
+    from rlmesh_ray.evaluation import EpisodeResult
     from rlmesh_ray.server.env_server import EnvServer
     from rlmesh_ray.server.model_server import ModelServer
     from rlmesh_ray.spaces.observation_map import ObservationMap
@@ -291,27 +291,31 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
         models = [
             stack.enter_context(served_model(each, inference, served_map)) for each in policies
         ]
-        result = run_and_show(
-            console,
-            envs,
-            models,
-            episodes,
-            file,
-            seed=seed,
-            env_timeout_s=env_timeout,
-            model_timeout_s=model_timeout,
-            reconnect_timeout_s=reconnect_timeout,
-            observation_map=route_map,
-            execution_horizon=execution_horizon,
-            image_codec=image_codec,
-            resize=resize,
-            record=record_options(record, record_max_gb, record_video),
-        )
-    if plot is not None:
-        from rlmesh_ray.evaluation.plot import plot_evaluation
+        finished: list[EpisodeResult] = []
+        try:
+            run_and_show(
+                console,
+                envs,
+                models,
+                episodes,
+                file,
+                finished,
+                seed=seed,
+                env_timeout_s=env_timeout,
+                model_timeout_s=model_timeout,
+                reconnect_timeout_s=reconnect_timeout,
+                observation_map=route_map,
+                execution_horizon=execution_horizon,
+                image_codec=image_codec,
+                resize=resize,
+                record=record_options(record, record_max_gb, record_video),
+            )
+        finally:
+            if plot is not None and finished:  # also after Ctrl-C: they may have taken hours
+                from rlmesh_ray.evaluation.plot import plot_evaluation
 
-        plot_evaluation(result.episodes, plot, ", ".join(model))
-        console.say(f"plot: {plot}")
+                plot_evaluation(finished, plot, ", ".join(model))
+                console.say(f"plot: {plot}")
 
 
 def run_and_show(
@@ -322,7 +326,7 @@ def run_and_show(
     file: EpisodesFile | None = None,
     finished: "list[EpisodeResult] | None" = None,
     **options: Any,
-) -> "EvaluationResult":
+) -> None:
     """Run episodes, show them as they end, then their summary; also of those before an error.
 
     Each is added to ``finished``; ``options`` are further arguments of ``evaluation.evaluate``.
@@ -343,7 +347,6 @@ def run_and_show(
             name_options(error, addresses[1])
         raise
     show_result(console, result, episodes, *addresses)
-    return result
 
 
 def _require_addresses(names: list[str], edition_text: str | None, option: str) -> None:

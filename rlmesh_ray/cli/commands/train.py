@@ -406,7 +406,10 @@ def _run_claimed(console: Console, job: _TrainOptions) -> int:
             history = [*former, *view.follow(progress)]
         curve = job.folder / _CURVE
         title = f"{job.algo} on {job.env}, over endpoints"
-        learning_curve(history, curve, title=title, goal=job.stop_return)
+        try:
+            learning_curve(history, curve, title=title, goal=job.stop_return)
+        except OSError as error:  # a full disk: the checkpoint is there
+            console.say(f"{curve} cannot be written: {error}", style="bold red")
         _show_result(console, job, history[-1], curve, is_interrupted=is_interrupted())
     return INTERRUPTED if is_interrupted() else 0
 

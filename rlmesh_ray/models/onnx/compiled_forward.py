@@ -91,7 +91,15 @@ class CompiledForward:
     def load(self) -> None:
         """Take the module's weights as they are now."""
         self._versions = [each._version for each in self._counted]
-        self._load(self._module)
+        if self._is_live or self._has_changed():  # a new session takes long
+            self._load(self._module)
+
+    def _has_changed(self) -> bool:
+        tensors, names = weight_tensors(self._module), self._graph.weight_names
+        return any(
+            array.tobytes() != tensors[names[name]].numpy().tobytes()
+            for name, array in self._arrays.items()
+        )
 
     def _load(self, module: nn.Module) -> None:
         tensors, names = weight_tensors(module), self._graph.weight_names

@@ -20,6 +20,10 @@ async function get(path, values) {
   return response.json();
 }
 
+function showProblem(error) {
+  put($("status"), error instanceof Refused ? error.message : "no connection to the page's server; it tries again");
+}
+
 // Runs a task now and after each pause, one at a time; a hidden page asks for nothing.
 function repeat(task, pauseMs) {
   let timer = 0, isRunning = false, isAgain = false;
@@ -30,9 +34,7 @@ function repeat(task, pauseMs) {
     let pause = pauseMs;
     try {
       if (!document.hidden && !$("main").hidden) pause = (await task()) ?? pauseMs;
-    } catch (error) {
-      put($("status"), error instanceof Refused ? error.message : "no connection to the page's server; it tries again");
-    }
+    } catch (error) { showProblem(error); }
     isRunning = false;
     timer = setTimeout(run, isAgain ? 0 : pause);
     isAgain = false;
@@ -67,9 +69,9 @@ function add(parent, kind, text, properties = {}) {
   return parent.appendChild(Object.assign(document.createElement(kind), { textContent: text, ...properties }));
 }
 
-// Fills a table. Rows stay where they are, so that the keyboard's focus does, too; the first cell of
-// each is a button. A column is: header, class, text of a row, class of a row.
-function fill(table, columns, rows, { isChosen, choose, name, empty }) {
+// Fills a table. A row keeps its line while it is there, and with it the keyboard's focus; the first
+// cell of each is a button. A column is: header, class, text of a row, class of a row.
+function fill(table, columns, rows, { key, isChosen, choose, name, empty }) {
   if (!table.tHead) {
     const head = table.createTHead().insertRow();
     for (const [label, className] of columns) add(head, "th", label, { scope: "col", className });
@@ -79,9 +81,14 @@ function fill(table, columns, rows, { isChosen, choose, name, empty }) {
   put(table.caption, rows.length ? "" : empty);
   table.tHead.hidden = !rows.length;
   const body = table.tBodies[0];
-  while (body.rows.length > rows.length) body.deleteRow(-1);
+  const lines = new Map([...body.rows].map((line) => [line.dataset.key, line]));
+  rows.forEach((row) => lines.delete(key(row)));
+  for (const line of lines.values()) line.remove();
+  const kept = new Map([...body.rows].map((line) => [line.dataset.key, line]));
   rows.forEach((row, index) => {
-    const line = body.rows[index] ?? body.insertRow();
+    const line = kept.get(key(row)) ?? document.createElement("tr");
+    if (body.rows[index] !== line) body.insertBefore(line, body.rows[index] ?? null);
+    line.dataset.key = key(row);
     columns.forEach(([, className, text, classOf = () => ""], at) => {
       const cell = line.cells[at] ?? line.insertCell();
       if (at) { put(cell, text(row), `${className} ${classOf(row)}`.trim()); return; }
@@ -168,13 +175,17 @@ const MODELS = [NAME, STATE, num("version", (row) => round(row.policy_version)),
   num("predictions/s", (row) => round(row.predictions_per_s)), wide("sessions", (row) => round(row.sessions)),
   wide("rows a batch", (row) => round(row.rows_per_batch)), wide("queue p50, p99", (row) => times(row, "queue")),
   wide("forward p50, p99", (row) => times(row, "forward")), RESTARTS, TROUBLE];
+const GATEWAYS = [NAME, STATE, num("address", (row) => row.address), RESTARTS, TROUBLE];
 
 function showEndpoints() {
-  const table = { isChosen: (row) => row.key === chosen.endpoint, choose: chooseEndpoint };
+  const table = { key: (row) => row.key, isChosen: (row) => row.key === chosen.endpoint, choose: chooseEndpoint };
   fill($("envs"), ENVS, endpoints.filter((row) => row.service === "env" || row.service === ""),
     { ...table, name: (row) => `Watch ${row.endpoint_id}`, empty: "No environment is served here." });
   fill($("models"), MODELS, endpoints.filter((row) => row.service === "model"),
     { ...table, name: (row) => `Show ${row.endpoint_id}`, empty: "No policy is served here." });
+  const gateways = endpoints.filter((row) => row.service === "gateway");
+  $("gateways-part").hidden = !gateways.length;
+  fill($("gateways"), GATEWAYS, gateways, { ...table, name: (row) => `Show ${row.endpoint_id}`, empty: "" });
 }
 
 function chooseEndpoint(row) {
@@ -189,7 +200,8 @@ function chooseEndpoint(row) {
 const refreshEndpoints = repeat(async () => {
   pace = await get("endpoints");
   endpoints = pace.endpoints;
-  const first = endpoints.find((row) => row.service === "env" && row.sessions) ?? endpoints[0];
+  const isOf = (service) => (row) => row.service === service;
+  const first = endpoints.find((row) => row.service === "env" && row.sessions) ?? endpoints.find(isOf("env")) ?? endpoints[0];
   if (first && !endpoints.some((row) => row.key === chosen.endpoint)) chooseEndpoint(first);
   showEndpoints();
   const count = `${endpoints.length} endpoint${endpoints.length === 1 ? "" : "s"}`;
@@ -203,8 +215,8 @@ let wanted = "", shown = { key: "", times: [] };
 const refreshSessions = repeat(async () => {
   const endpoint = endpoints.find((row) => row.key === chosen.endpoint);
   if (!endpoint) return;
-  const isPolicy = endpoint.service === "model";
-  const { sessions, problem } = isPolicy ? { sessions: [] } : await get("sessions", { endpoint: endpoint.key });
+  const isPolicy = endpoint.service === "model", hasNone = isPolicy || endpoint.service === "gateway";
+  const { sessions, problem } = hasNone ? { sessions: [] } : await get("sessions", { endpoint: endpoint.key });
   if (endpoint.key !== chosen.endpoint) return;
   offer($("session"), sessions.map((each) => [each.name, `${each.name}, ${each.peer}`]), "none is open");
   const session = sessions.find((each) => each.name === $("session").value);
@@ -213,11 +225,15 @@ const refreshSessions = repeat(async () => {
   const lane = Number($("lane").value);
   facts($("session-facts"), {
     endpoint: endpoint.endpoint_id, address: endpoint.address, node: endpoint.node, up: duration(endpoint.uptime_s),
-    ...(isPolicy && { "policy version": `${endpoint.policy_version}`, batches: short(endpoint.batches) }),
+    restarts: endpoint.restarts ? round(endpoint.restarts) : "", trouble: trouble(endpoint),
+    ...(isPolicy && { "policy version": `${endpoint.policy_version}`, batches: short(endpoint.batches),
+      "rows a batch": round(endpoint.rows_per_batch), "queue p50, p99": times(endpoint, "queue"),
+      "forward p50, p99": times(endpoint, "forward") }),
+    ...(!hasNone && { "step p50, p99": times(endpoint, "step") }),
     ...(session && { transport: session.transport, steps: short(session.num_steps), episodes: short(session.num_episodes),
       "lane's step": round(steps[lane]), "lane's return": round(session.cumulative_rewards[lane]) }),
   });
-  const nothing = isPolicy ? "A policy has no lanes to show." : "No session is open: nothing steps here now.";
+  const nothing = hasNone ? `A ${isPolicy ? "policy" : "gateway"} has no lanes to show.` : "No session is open: nothing steps here now.";
   if (!session) showPicture(null, problem || nothing);
   if (wanted !== picked()) { wanted = picked(); refreshPicture(); }
 }, SESSIONS_MS);
@@ -288,8 +304,8 @@ async function showEpisodes() {
   const { total, episodes } = recording ? await get("episodes", { recording, order: $("order").value, first })
     : { total: 0, episodes: [] };
   if (recording !== $("recording").value) return;  // another one was chosen meanwhile
-  fill($("episodes"), EPISODES, episodes, { isChosen: (row) => row.id === chosen.episode,
-    choose: (row) => replay(row.id), name: (row) => `Replay episode ${row.id}`, empty: "No episode is recorded here." });
+  fill($("episodes"), EPISODES, episodes, { key: (row) => row.id, isChosen: (row) => row.id === chosen.episode,
+    choose: (row) => replay(row.id).catch(showProblem), name: (row) => `Replay episode ${row.id}`, empty: "No episode is recorded here." });
   $("previous").parentElement.hidden = total <= episodes.length;
   $("previous").disabled = !first;
   $("next").disabled = first + episodes.length >= total;

@@ -519,6 +519,17 @@ def test_a_training_that_fails_at_once_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_ends_the_file_and_not_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "progress.csv.partial").symlink_to("/dev/full")
+
+    assert len(list(tracked(points(1, 2, 3), tmp_path))) == 3
+
+    (record,) = caplog.records
+    assert "is not written any more" in record.getMessage()
+
+
 def test_a_tracked_training_is_closed_with_what_reads_it(tmp_path: Path) -> None:
     run = points(1, 2)
     reader = tracked(run, tmp_path)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.watching.samples import ManyEndpoints, write_progress
 from rlmesh_ray.watch.live import LiveView
-from rlmesh_ray.watch.page import COOKIE, page
+from rlmesh_ray.watch.page import page
 from rlmesh_ray.watch.runs import RunFolder
 from tests.watched import LOCAL, fetch
 
@@ -74,7 +74,12 @@ def test_a_browser_logs_in_and_its_cookie_does_not_hold_the_token(tmp_path: Path
     assert "SameSite=strict" in cookie
     shown = {**ELSEWHERE, "cookie": cookie.partition(";")[0]}
     assert fetch(app, "/api/runs", headers=shown).status == 200
-    assert fetch(app, "/api/runs", headers={**ELSEWHERE, "cookie": f"{COOKIE}=x"}).status == 401
+    name = cookie.partition("=")[0]
+    assert fetch(app, "/api/runs", headers={**ELSEWHERE, "cookie": f"{name}=x"}).status == 401
+    # Cookies ignore ports: another page of the host has another name.
+    other = {"host": f"{ELSEWHERE['host'].partition(':')[0]}:7081"}
+    beside = fetch(app, "/login", headers=other, method="POST", body=TOKEN.encode())
+    assert beside.headers["set-cookie"].partition("=")[0] != name
 
 
 @pytest.mark.parametrize("body", [b"", b"wrong", b"x" * 5000])
