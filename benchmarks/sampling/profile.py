@@ -64,12 +64,13 @@ def main() -> None:
 def _own_times(sample: Callable[[float], Any], seconds: float) -> tuple[str, Counter[str]]:
     """Return what functions took by themselves, and which tool says so: py-spy, if it can be used.
 
-    It looks at the stack of the main thread from outside, and so slows nothing down.
+    It looks at the stack of the main thread from outside, native frames included.
     """
     with tempfile.TemporaryDirectory() as folder:
         stacks = Path(folder, "stacks")
         options = (
-            f"--rate 500 --threads --function --format raw --duration {max(1, round(seconds))}"
+            "--rate 500 --threads --native --function --format raw "
+            f"--duration {max(1, round(seconds))}"
         )
         command = f"py-spy record --pid {os.getpid()} {options} --output {stacks}"
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

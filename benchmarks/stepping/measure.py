@@ -74,9 +74,9 @@ _ONE_LANE_REACH = _Reach(_RELEASED, 7.0)
 _EVALUATION_REACH = _Reach(_RELEASED, 2.0)
 _FRAMES_REACH = _Reach(_SYNC, 0.92)
 _ENVPOOL_REACH = _Reach(_ENVPOOL, 0.85)
-_STRAGGLERS_REACH = _Reach(_LOCKSTEP, 2.0)
-_DM_ENV_RPC_REACH = _Reach(_NOOP, 0.75)
-_BATCHED_REACH = _Reach(_STOCK, 15.0)
+_STRAGGLERS_REACH = _Reach(_LOCKSTEP, 3.0)
+_DM_ENV_RPC_REACH = _Reach(_NOOP, 0.8)
+_BATCHED_REACH = _Reach(_STOCK, 40.0)
 
 
 @dataclass(frozen=True, slots=True)
