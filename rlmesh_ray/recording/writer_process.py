@@ -35,9 +35,10 @@ _LOG = logging.getLogger("rlmesh_ray.recording")
 _LONGEST_INFO, _LARGEST_ARRAY = 4096, 256
 _RESCAN_SHARE = 0.01
 _NICENESS = 19  # a fiftieth of a processor that a simulator or a learner wants
-_BUSY, _REST = 0.7, 9.0
-"""On a machine whose processors are so busy, the writer rests for nine tenths of the time: also a
-processor that seems to be free may share its core with one that steps."""
+_REST = 9.0
+"""Where not half of the processors are free, the writer rests for nine tenths of the time: the
+others may share their cores with those that step. It does not rest while it makes videos: of
+pictures only few fit into the queue, and they come slowly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,8 @@ class EpisodeWriter:
         self._store = Store(folder)
         self._max_bytes = max_gb * 1e9
         self._streams: dict[str, StreamFormat] = {}
+        self.filmed: set[str] = set()
+        """Keys of the streams that have videos."""
         self._open: dict[tuple[str, int | str], EpisodeFiles] = {}
         self._logged: set[str] = set()
         self._number = 0
@@ -222,7 +225,7 @@ class EpisodeWriter:
             picture = stream.picture
             frames = segment.frames if picture is None else segment.columns[picture]
             if frames is not None and len(frames):
-                self._add_frames(files, frames, stream.fps, begins=segment.begins)
+                self._add_frames(key, files, frames, begins=segment.begins)
             self._count(files, files.size_bytes)
             if segment.ends:
                 self._finish(files, segment)
@@ -247,14 +250,15 @@ class EpisodeWriter:
         self._new_bytes += num_bytes - files.counted_bytes
         files.counted_bytes = num_bytes
 
-    def _add_frames(self, files: EpisodeFiles, frames: Any, fps: float, *, begins: bool) -> None:
+    def _add_frames(self, key: str, files: EpisodeFiles, frames: Any, *, begins: bool) -> None:
         try:
             if begins:
                 path = self._store.temporary_path()
                 with removed_on_error(path):
-                    files.video = VideoFile(path, fps)
+                    files.video = VideoFile(path, self._streams[key].fps)
             if files.video is not None:
                 files.video.add(frames)
+                self.filmed.add(key)
         except Exception as error:  # noqa: BLE001  # PyAV raises errors of many kinds
             files.discard_video()
             kind = type(error).__name__
@@ -315,6 +319,10 @@ def _plain(value: object) -> object:
     raise TypeError(f"it is a {type(value).__name__}, or holds one")
 
 
+def _are_processors_busy() -> bool:
+    return os.getloadavg()[0] + 1.0 > (os.cpu_count() or 1) / 2
+
+
 def main() -> None:
     """Write until the last message, None, or until the pipe ends."""
     folder, max_gb = sys.argv[1:]
@@ -333,7 +341,7 @@ def main() -> None:
                 continue
             began_s = time.process_time()
             writer.handle(*received)
-            if os.getloadavg()[0] > _BUSY * (os.cpu_count() or 1):
+            if received[0] not in writer.filmed and _are_processors_busy():
                 is_hurried.wait(_REST * (time.process_time() - began_s))
     for message in waiting:
         writer.handle(*message)
