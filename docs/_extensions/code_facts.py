@@ -30,6 +30,7 @@ from rlmesh_ray.server.metrics import ALL_METRICS
 
 _LOG = logging.getLogger(__name__)
 ROOT = Path(__file__).parents[2]
+_TESTING = ("catch", "envs", "equality", "probe_env", "strategies")
 PUBLIC_MODULES = (
     "rlmesh_ray",
     "rlmesh_ray.actors",
@@ -38,6 +39,7 @@ PUBLIC_MODULES = (
     "rlmesh_ray.recording",
     "rlmesh_ray.rllib",
     "rlmesh_ray.sb3",
+    *(f"rlmesh_ray.testing.{name}" for name in _TESTING),
 )
 _NO_COLON = "\ue000"
 _NOT_INSTALLED = ["stable_baselines3"]
@@ -55,10 +57,18 @@ def public_names() -> Iterator[str]:
         own = (
             name
             for name, value in vars(module).items()
-            if inspect.isclass(value) and value.__module__ == module_name
+            if _is_public(name, value) and value.__module__ == module_name
         )
         for name in getattr(module, "__all__", own):
             yield f"{module_name}.{name}"
+
+
+def _is_public(name: str, value: Any) -> bool:
+    """Return whether a module without ``__all__`` exports it: a class, or a helper for tests."""
+    if inspect.isclass(value):
+        return True
+    is_helper = inspect.isfunction(value) and value.__module__.startswith("rlmesh_ray.testing.")
+    return is_helper and not name.startswith("_")
 
 
 def _value(name: str) -> Any:

@@ -1,1 +1,1 @@
-"""Test helpers: environments, strategies, a reference session, and frame mutation."""
+"""Environments, comparisons and strategies for tests, also for those of users."""

@@ -1,4 +1,4 @@
-"""Unit tests touch no network, no Ray and no clock."""
+"""Unit tests touch no network, no running Ray and no clock."""
 
 import socket
 import threading
