@@ -52,10 +52,11 @@ def record_episodes(
     Observations are those that RLlib's episodes hold; actions are what the environment got, as
     ``normalize_actions`` and ``clip_actions`` make it of them. Runners on other machines need the
     same folder. Where connectors change the observations' space, a folder with episodes of another
-    space is refused by the writer, which logs it.
+    one is refused by the writer, which logs it.
 
     Args:
-        config: A config after ``rlmesh_ray.rllib.configure``, with one agent; changed.
+        config: A config after ``rlmesh_ray.rllib.configure``, with one agent and its connectors;
+            changed.
         record: The folder, or options.
         every: Which episodes of training each runner records: the first one, and so on.
 
@@ -70,10 +71,11 @@ def record_episodes(
     options = RecordOptions.of(record)
     options = replace(options, folder=Path(options.folder).absolute())
     _check_video(options.video, plan.contract)
-    store = Store(options.folder)
-    store.prepare()
-    if config._env_to_module_connector is None:  # others may change the spaces of episodes
-        store.require(info_of(plan.contract))
+    store, info = Store(options.folder), info_of(plan.contract)
+    if config._env_to_module_connector is None:
+        store.require(info)
+    else:  # it may change the observations of episodes
+        store.prepare(info)
     callbacks = force_list(config.callbacks_on_sample_end)
     recorder = SampleRecorder(options, plan.contract, every)
     config.callbacks(on_sample_end=[*callbacks, recorder])

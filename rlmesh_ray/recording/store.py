@@ -177,16 +177,19 @@ class Store:
                 f"{path} cannot be read ({error}); restore it, or use the rlmesh-ray that wrote it"
             ) from error
 
-    def prepare(self) -> None:
-        """Create the folder.
+    def prepare(self, info: RecordingInfo) -> None:
+        """Create the folder, for episodes whose observations may have another space than ``info``.
 
         Raises:
-            ConfigurationError: It cannot be written.
+            ConfigurationError: The folder cannot be written, or it is of another environment.
         """
         with self._refused():
             self._episodes.mkdir(parents=True, exist_ok=True)
             with self._locked():
                 pass
+        if (self.folder / _INFO).exists():
+            own = self.info()
+            self._require_same(replace(own, observation_space=info.observation_space), info)
 
     def require(self, info: RecordingInfo) -> None:
         """Check that episodes of such an environment can be written; create the folder.
@@ -196,6 +199,9 @@ class Store:
         """
         with self._refused():
             own = self.create(info)
+        self._require_same(own, info)
+
+    def _require_same(self, own: RecordingInfo, info: RecordingInfo) -> None:
         if replace(own, fps=0.0) != replace(info, fps=0.0):
             raise ConfigurationError(
                 f"{self.folder} has episodes of {own.env_id} with other spaces; name another "

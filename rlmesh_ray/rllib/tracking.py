@@ -37,20 +37,20 @@ def tracked(
     with ExitStack() as stack:
         if isinstance(run, Generator):
             stack.callback(run.close)
-        writers: list[_CsvWriter | _EventWriter] | None = None
+        kinds: list[type[_CsvWriter | _EventWriter]] = [_CsvWriter]
+        if tensorboard:
+            kinds.append(_EventWriter)
+        writers: dict[type[_CsvWriter | _EventWriter], _CsvWriter | _EventWriter] = {}
         for progress in run:
-            try:
-                if writers is None:  # a training that fails before leaves no file
-                    writers = []
-                    kinds = (_CsvWriter, _EventWriter) if tensorboard else (_CsvWriter,)
-                    for kind in kinds:
-                        writers.append(kind(folder, former))
-                        stack.callback(_close, writers[-1])
-                for writer in writers:
-                    writer.write(progress)
-            except OSError as error:
-                writers = []
-                _LOG.warning("the training's progress is not written any more: %s", error)
+            for kind in kinds:
+                try:
+                    if kind not in writers:  # a training that fails before leaves no file
+                        writers[kind] = kind(folder, former)
+                        stack.callback(_close, writers[kind])
+                    writers[kind].write(progress)
+                except OSError as error:
+                    kinds = [each for each in kinds if each is not kind]
+                    _LOG.warning("%s is not written any more: %s", kind.files, error)
             yield progress
 
 
@@ -60,6 +60,8 @@ def _close(writer: "_CsvWriter | _EventWriter") -> None:
 
 
 class _CsvWriter:
+    files = "progress.csv"
+
     def __init__(self, folder: str | Path, former: Sequence[TrainingProgress]) -> None:
         partial = Path(folder, "progress.csv.partial")
         self._file = partial.open("w", newline="")
@@ -78,6 +80,8 @@ class _CsvWriter:
 
 
 class _EventWriter:
+    files = "TensorBoard's event file"
+
     def __init__(self, folder: str | Path, former: Sequence[TrainingProgress]) -> None:
         from tensorboardX import SummaryWriter
 

@@ -60,13 +60,13 @@ class RunFolder:
         The problem says that there are too many folders to look through all.
         """
         self._scanned.ask(self._scan, lambda took_s: max(_SCAN_PERIOD_S, took_s))
-        now_s = time.time()
-        written = {name: _stamp(path)[0] / 1e9 for name, path in self._runs.items()}
+        now_s, runs = time.time(), self._runs  # a scan replaces them
+        written = {name: _stamp(path)[0] / 1e9 for name, path in runs.items()}
         return {
             "folder": str(self._folder),
             "runs": [
                 {"name": name, "is_running": now_s - written[name] < _RUNNING_S}
-                for name in sorted(self._runs, key=lambda name: -written[name])
+                for name in sorted(runs, key=lambda name: -written[name])
             ],
             "recordings": sorted(self._recordings),
             "problem": self._problem,

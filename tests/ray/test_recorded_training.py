@@ -118,6 +118,17 @@ def test_observations_are_recorded_as_connectors_leave_them(
         assert any(np.array_equal(each, episode.get_observations()) for each in found)
 
 
+def test_a_folder_of_another_environment_is_refused_whatever_connectors_change(
+    cart_poles_address: str, tmp_path: Path
+) -> None:
+    with EnvServer("MountainCar-v0") as server:
+        record_episodes(ppo(server.address), tmp_path)
+    config = ppo(cart_poles_address, env_to_module_connector=lambda *_, **__: MeanStdFilter())
+
+    with pytest.raises(ConfigurationError, match="has episodes of MountainCar-v0"):
+        record_episodes(config, tmp_path)
+
+
 def test_frames_of_render_are_no_part_of_a_training(
     cart_poles_address: str, tmp_path: Path
 ) -> None:

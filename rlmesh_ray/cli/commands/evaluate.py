@@ -48,7 +48,7 @@ from rlmesh_ray.cli.options.recording import (
 )
 from rlmesh_ray.cli.views.episodes_file import EpisodesFile, episodes_file
 from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options, show_result
-from rlmesh_ray.errors import AccessDeniedError, ContractMismatchError, EndpointError
+from rlmesh_ray.errors import AccessDeniedError, ContractMismatchError, EndpointError, RlmeshError
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.protocol.address import looks_like_address
 
@@ -310,12 +310,21 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
                 resize=resize,
                 record=record_options(record, record_max_gb, record_video),
             )
-        finally:
-            if plot is not None and finished:  # also after Ctrl-C: they may have taken hours
-                from rlmesh_ray.evaluation.plot import plot_evaluation
+        except BaseException:  # also after Ctrl-C: the finished episodes may have taken hours
+            with contextlib.suppress(RlmeshError):  # the error is the first one
+                _draw(console, finished, plot, model)
+            raise
+        _draw(console, finished, plot, model)
 
-                plot_evaluation(finished, plot, ", ".join(model))
-                console.say(f"plot: {plot}")
+
+def _draw(
+    console: Console, finished: "list[EpisodeResult]", plot: Path | None, model: list[str]
+) -> None:
+    if plot is not None and finished:
+        from rlmesh_ray.evaluation.plot import plot_evaluation
+
+        plot_evaluation(finished, plot, ", ".join(model))
+        console.say(f"plot: {plot}")
 
 
 def run_and_show(

@@ -404,12 +404,13 @@ def _run_claimed(console: Console, job: _TrainOptions) -> int:
             tensorboard = Tracker.TENSORBOARD in job.track
             progress = tracked(progress, job.folder, former=former, tensorboard=tensorboard)
             history = [*former, *view.follow(progress)]
-        curve = job.folder / _CURVE
+        file, curve = job.folder / _CURVE, None
         title = f"{job.algo} on {job.env}, over endpoints"
         try:
-            learning_curve(history, curve, title=title, goal=job.stop_return)
+            learning_curve(history, file, title=title, goal=job.stop_return)
+            curve = file
         except OSError as error:  # a full disk: the checkpoint is there
-            console.say(f"{curve} cannot be written: {error}", style="bold red")
+            console.say(f"{file} cannot be written: {error}", style="yellow")
         _show_result(console, job, history[-1], curve, is_interrupted=is_interrupted())
     return INTERRUPTED if is_interrupted() else 0
 
@@ -523,7 +524,7 @@ def _show_result(
     console: Console,
     job: _TrainOptions,
     last: "TrainingProgress",
-    curve: Path,
+    curve: Path | None,
     *,
     is_interrupted: bool,
 ) -> None:
@@ -555,7 +556,7 @@ def _show_result(
             "time": format_duration(last.wall_s),
             "checkpoint": checkpoint,
             **({"best checkpoint": best} if best.exists() else {}),
-            "learning curve": curve,
+            **({"learning curve": curve} if curve is not None else {}),
         },
         [
             *([f"train --resume {job.folder}{job.connection}"] if is_interrupted else []),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,8 @@ class CompiledForward:
         self._indices = graph.index_inputs()
         self._is_broken = False
         self._session = OnnxSession(self._serialized(), self._arrays)
+        self._digest = b""
+        """Of the weights of a session that was made for them alone."""
         # Tensors that were made in inference mode count no changes; nothing changes them in place.
         self._counted = [
             each for each in weight_tensors(module).values() if not each.is_inference()
@@ -91,23 +94,23 @@ class CompiledForward:
     def load(self) -> None:
         """Take the module's weights as they are now."""
         self._versions = [each._version for each in self._counted]
-        if self._is_live or self._has_changed():  # a new session takes long
-            self._load(self._module)
-
-    def _has_changed(self) -> bool:
-        tensors, names = weight_tensors(self._module), self._graph.weight_names
-        return any(
-            array.tobytes() != tensors[names[name]].numpy().tobytes()
-            for name, array in self._arrays.items()
-        )
+        self._load(self._module)
 
     def _load(self, module: nn.Module) -> None:
         tensors, names = weight_tensors(module), self._graph.weight_names
+        weights = {name: tensors[names[name]].numpy() for name in self._arrays}
+        if not self._is_live:
+            digest = sha256()
+            for array in weights.values():
+                digest.update(array.tobytes())
+            if self._digest == digest.digest():  # a new session takes long
+                return
         for name, array in self._arrays.items():
-            np.copyto(array, tensors[names[name]].numpy())
+            np.copyto(array, weights[name])
         self._is_broken = self._drops_nan and any(map(_is_not_finite, self._arrays.values()))
         if not self._is_live:
-            self._session = OnnxSession(self._serialized())
+            # Both at once, for other threads; and neither, where the session cannot be made.
+            self._session, self._digest = OnnxSession(self._serialized()), digest.digest()
 
     def _serialized(self) -> bytes:
         names = self._graph.weight_names

@@ -227,9 +227,9 @@ const refreshSessions = repeat(async () => {
     endpoint: endpoint.endpoint_id, address: endpoint.address, node: endpoint.node, up: duration(endpoint.uptime_s),
     restarts: endpoint.restarts ? round(endpoint.restarts) : "", trouble: trouble(endpoint),
     ...(isPolicy && { "policy version": `${endpoint.policy_version}`, batches: short(endpoint.batches),
-      "rows a batch": round(endpoint.rows_per_batch), "queue p50, p99": times(endpoint, "queue"),
+      sessions: round(endpoint.sessions), "rows a batch": round(endpoint.rows_per_batch), "queue p50, p99": times(endpoint, "queue"),
       "forward p50, p99": times(endpoint, "forward") }),
-    ...(!hasNone && { "step p50, p99": times(endpoint, "step") }),
+    ...(!hasNone && { "step p50, p99": times(endpoint, "step"), "all episodes": short(endpoint.episodes) }),
     ...(session && { transport: session.transport, steps: short(session.num_steps), episodes: short(session.num_episodes),
       "lane's step": round(steps[lane]), "lane's return": round(session.cumulative_rewards[lane]) }),
   });

@@ -527,7 +527,7 @@ def test_a_full_disk_ends_the_file_and_not_the_training(
     assert len(list(tracked(points(1, 2, 3), tmp_path))) == 3
 
     (record,) = caplog.records
-    assert "is not written any more" in record.getMessage()
+    assert "progress.csv is not written any more" in record.getMessage()
 
 
 def test_a_tracked_training_is_closed_with_what_reads_it(tmp_path: Path) -> None:
