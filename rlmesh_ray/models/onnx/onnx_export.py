@@ -176,7 +176,7 @@ class OnnxGraph:
             sources = computed.intersection(node.input)
             if sources and node.op_type not in _COUNTING:
                 computed.update(node.output[:1] if node.op_type == "TopK" else node.output)
-            # What is looked up in a table is the table's, whatever the index was.
+            # A lookup takes its elements from the first input, the table; the index only chooses.
             moved = sources & {*(node.input if node.op_type == "Concat" else node.input[:1])}
             if node.op_type in _MOVING and moved and moved <= given.keys():
                 origins = set().union(*(given[each] for each in moved))

@@ -200,8 +200,8 @@ function chooseEndpoint(row) {
 const refreshEndpoints = repeat(async () => {
   pace = await get("endpoints");
   endpoints = pace.endpoints;
-  const isOf = (service) => (row) => row.service === service;
-  const first = endpoints.find((row) => row.service === "env" && row.sessions) ?? endpoints.find(isOf("env")) ?? endpoints[0];
+  const envs = endpoints.filter((row) => row.service === "env");
+  const first = envs.find((row) => row.sessions) ?? envs[0] ?? endpoints[0];
   if (first && !endpoints.some((row) => row.key === chosen.endpoint)) chooseEndpoint(first);
   showEndpoints();
   const count = `${endpoints.length} endpoint${endpoints.length === 1 ? "" : "s"}`;
