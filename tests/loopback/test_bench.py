@@ -62,7 +62,9 @@ def test_rows_are_measured_and_reported_as_json(capsys: Capture) -> None:
     (finding,) = [each for each in result["findings"] if each["workload"] == "rows"]
     ours, noop = finding["sides"]["rlmesh-ray"], finding["sides"]["noop"]
     assert finding["comparisons"]["/ noop"]["values"] == [ours["values"][0] / noop["values"][0]]
-    assert finding["is_met"] == (ours["median"] >= 100_000)
+    # It names the released server, which was not measured.
+    assert finding["goal"] == "/ released >= 2.5"
+    assert finding["is_met"] is None
     assert result["settings"]["seconds"] == 0.05
     assert result["machine"]["cores"] >= 1
 
