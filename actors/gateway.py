@@ -96,7 +96,7 @@ class Gateway:
         # DEFAULT: not in the placement group of the caller.
         options = {"scheduling_strategy": "DEFAULT", **options}
         actor_class: Any = GatewayActor
-        self._actor = actor_class.options(**options).remote(
+        self.actor = actor_class.options(**options).remote(
             query_for(fleet),
             address,
             token,
@@ -104,7 +104,8 @@ class Gateway:
             endpoint_tls or getattr(fleet, "endpoint_tls", RayTls()),
             no_token,
         )
-        starting = self._actor.address.remote()
+        """None after ``stop``."""
+        starting = self.actor.address.remote()
         try:
             if not ray.wait([starting], timeout=start_timeout_s)[0]:
                 raise CapacityError(
@@ -127,14 +128,14 @@ class Gateway:
         Raises:
             EndpointUnreachableError: The gateway is restarting, or has been stopped.
         """
-        if self._actor is None:
+        if self.actor is None:
             raise EndpointUnreachableError("the gateway has been stopped", self._address)
-        found: Health = get_result(self._actor.health.remote(), _ASK_TIMEOUT_S)
+        found: Health = get_result(self.actor.health.remote(), _ASK_TIMEOUT_S)
         return found
 
     def stop(self) -> None:
         """End all calls through it and stop listening; the endpoints go on. Idempotent."""
-        actor, self._actor = self._actor, None
+        actor, self.actor = self.actor, None
         if actor is not None:
             stop_actor(actor, _ASK_TIMEOUT_S)
 

@@ -149,12 +149,12 @@ def _work(load: Load, routes: Sequence[OpenRoute], answers: Answers) -> ClientRe
     rate_per_s = (load.arrivals_per_s or 0.0) / len(routes)
     arrivals = schedule(routes, rate_per_s=rate_per_s, seconds=seconds, seed=load.seed)
     first_s = now_s()
-    _ask((one for one in arrivals if one.after_s < load.warm_up_s), first_s, answers)
+    ask((one for one in arrivals if one.after_s < load.warm_up_s), first_s, answers)
     answers.wait_until(first_s + load.warm_up_s)
     tally.begin()
     began_s, cpu_s = now_s(), time.process_time()
     say(begun=True)
-    _ask((one for one in arrivals if one.after_s >= load.warm_up_s), first_s, answers)
+    ask((one for one in arrivals if one.after_s >= load.warm_up_s), first_s, answers)
     answers.wait_until(first_s + seconds)
     ended_s = now_s()
     latencies_us = tuple(tally.latencies_us)
@@ -169,7 +169,8 @@ def _work(load: Load, routes: Sequence[OpenRoute], answers: Answers) -> ClientRe
     )
 
 
-def _ask(arrivals: Iterable[Arrival], first_s: float, answers: Answers) -> None:
+def ask(arrivals: Iterable[Arrival], first_s: float, answers: Answers) -> None:
+    """Send each request when it is due, and note how late it was."""
     for arrival in arrivals:
         due_s = first_s + arrival.after_s
         answers.wait_until(due_s)

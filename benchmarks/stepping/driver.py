@@ -12,6 +12,7 @@ from benchmarks.serving.frames import JOIN
 from benchmarks.stepping.environments import local_vector
 from benchmarks.stepping.specs import ClientSpec, Mode
 from benchmarks.stepping.stopwatch import Step, time_in_bulk, time_steps, time_threads
+from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.remote_env import RemoteEnv
@@ -123,9 +124,8 @@ def _single_step(env: gymnasium.Env[Any, Any]) -> Step:
 
 def _echo(client_spec: ClientSpec) -> Step:
     connect_options = ConnectOptions(client_spec.addresses[0], timeout_s=_PATIENCE_S)
-    stream = JoinStream(
-        connect_options.open(), JOIN, connect_options.metadata, connect_options.address
-    )
+    call = open_call(connect_options.open(), JOIN, connect_options.metadata)
+    stream = JoinStream(call, connect_options.address)
     frame = pack_step(messages.Step("1", bytes(client_spec.num_envs * _ACTION_BYTES), 1000))
 
     def step() -> int:

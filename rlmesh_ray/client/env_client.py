@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions, Metadata, translate_grpc_error
 from rlmesh_ray.client.env_handshake import connect, shake_hands
 from rlmesh_ray.client.env_session_stream import EnvSessionStream
@@ -182,16 +183,16 @@ class EnvClient:
         images: ImageOptions = AS_THEY_ARE,
     ) -> None:
         self._connect_options = connect_options
-        self._timeout_s = step_timeout_s
+        self.timeout_s = step_timeout_s
         self._start_timeout_s = start_timeout_s
         connection = connect(connect_options, images)
         self.answer, self.contract = connection.answer, connection.contract
-        self._dialect = connection.dialect
-        self._channel, self._session_id = connection.channel, connection.session_id
+        self.dialect = connection.dialect
+        self._channel, self.session_id = connection.channel, connection.session_id
         try:
-            self._direct_connector = DirectConnector(
+            self.direct_connector = DirectConnector(
                 self.answer.capabilities,
-                self._session_id,
+                self.session_id,
                 self.contract,
                 self._server_timeout_ms,
                 connect_options.address,
@@ -215,17 +216,16 @@ class EnvClient:
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
         self._next_stream_check_s = 0.0
-        self._stream = JoinStream(
-            self._channel, _JOIN, connection.metadata, connect_options.address
-        )
-        self._session = EnvClientSession(
+        call = open_call(self._channel, _JOIN, connection.metadata)
+        self.stream = JoinStream(call, connect_options.address)
+        self.session = EnvClientSession(
             self.contract.num_envs, self.answer.capabilities, connect_options.address
         )
-        self._session_stream = EnvSessionStream(
-            self._stream,
+        self.session_stream = EnvSessionStream(
+            self.stream,
             self._channel,
-            self._dialect.frames,
-            self._session,
+            self.dialect.frames,
+            self.session,
             connect_options.address,
         )
         self._configure()
@@ -269,24 +269,24 @@ class EnvClient:
     ) -> str:
         """Start new episodes without waiting; return the request's id."""
         self._settle()
-        request = self._dialect.reset(
-            self._session_stream.next_id,
+        request = self.dialect.reset(
+            self.session_stream.next_id,
             seeds=seeds,
             options=options or {},
             timeout_ms=self._server_timeout_ms,
-            lanes=self._session.lanes_to_reset(lanes),
+            lanes=self.session.lanes_to_reset(lanes),
         )
-        self._session_stream.send(request)
+        self.session_stream.send(request)
         return request.request_id
 
     def receive_reset(self, request_id: str) -> ResetResult:
         """Wait for the result of the oldest request that was sent, a reset."""
-        done = self._session_stream.receive(request_id, ResetDone, self._timeout_s)
-        self._direct_connector.on_lanes_reset()
+        done = self.session_stream.receive(request_id, ResetDone, self.timeout_s)
+        self.direct_connector.on_lanes_reset()
         try:
-            result = self._dialect.reset_result(done)
+            result = self.dialect.reset_result(done)
         except CodecError as error:
-            raise self._session.broken(_MISFIT.format(error), request_id) from error
+            raise self.session.broken(_MISFIT.format(error), request_id) from error
         self._episode_ids = result.episode_ids
         return result
 
@@ -303,11 +303,11 @@ class EnvClient:
                 sent on the stream: after a direct step, the next request would wait for its answer.
         """
         self._settle()
-        self._session_stream.require_open()
+        self.session_stream.require_open()
         # Requests still on the stream come first; a direct step would overtake them.
-        is_alone = is_last and not self._session.has_unanswered
+        is_alone = is_last and not self.session.has_unanswered
         direct = self._direct_connection() if is_alone else None
-        request_id = self._session_stream.next_id
+        request_id = self.session_stream.next_id
         if direct is None:
             self._send_on_stream(request_id, action)
         else:
@@ -319,26 +319,26 @@ class EnvClient:
         now_s = time.monotonic()
         if now_s >= self._next_stream_check_s:
             self._next_stream_check_s = now_s + _STREAM_PERIOD_S
-            if self._stream.has_ended():
-                self._direct_connector.close()
-        return self._direct_connector.connection()
+            if self.stream.has_ended():
+                self.direct_connector.close()
+        return self.direct_connector.connection()
 
     def _send_direct(
         self, request_id: str, action: Sequence[Column], direct: DirectConnection
     ) -> None:
         try:
             direct.send(int(request_id), action, self._server_timeout_ms)
-            self._session_stream.numbers.sent_direct()
+            self.session_stream.numbers.sent_direct()
             self._in_flight_direct = request_id, direct
         except BaseException as error:
-            self._session.fail_if_interrupted(error)
+            self.session.fail_if_interrupted(error)
             raise
 
     def _send_on_stream(
         self, request_id: str, action: Sequence[Column], timeout_ms: int = 0
     ) -> None:
         timeout_ms = timeout_ms or self._server_timeout_ms
-        self._session_stream.send(self._dialect.step(request_id, action, timeout_ms))
+        self.session_stream.send(self.dialect.step(request_id, action, timeout_ms))
 
     def receive_step(self, request_id: str) -> StepResult:
         """Wait for the result of the oldest request that was sent, a step.
@@ -351,19 +351,19 @@ class EnvClient:
         self._settle()
         if request_id in self._kept:
             return _result_or_raise(self._kept.pop(request_id))
-        return self._receive_step(request_id, self._timeout_s)
+        return self._receive_step(request_id, self.timeout_s)
 
     def _receive_step(self, request_id: str, timeout_s: float) -> StepResult:
         """Wait for the result of a step that was sent on the stream."""
         try:
-            done = self._session_stream.receive(request_id, StepDone, timeout_s)
+            done = self.session_stream.receive(request_id, StepDone, timeout_s)
         except RemoteEnvError:
-            self._direct_connector.on_lanes_lost()
+            self.direct_connector.on_lanes_lost()
             raise
         try:
-            result = self._dialect.step_result(done)
+            result = self.dialect.step_result(done)
         except CodecError as error:
-            raise self._session.broken(_MISFIT.format(error), request_id) from error
+            raise self.session.broken(_MISFIT.format(error), request_id) from error
         self._episode_ids = result.episode_ids
         return result
 
@@ -372,37 +372,37 @@ class EnvClient:
         with self._settling:
             if self._in_flight_direct is None:
                 return
-            self._session_stream.require_own()
+            self.session_stream.require_own()
             (request_id, direct), self._in_flight_direct = self._in_flight_direct, None
             try:
                 self._kept[request_id] = self._receive_direct(request_id, direct)
             except RlmeshError as error:
                 self._kept[request_id] = error
             except BaseException as error:
-                self._session.fail_if_interrupted(error)
+                self.session.fail_if_interrupted(error)
                 raise
 
     def _receive_direct(self, request_id: str, direct: DirectConnection) -> StepResult:
-        end_s = time.monotonic() + self._timeout_s
-        frame = direct.receive(_DIRECT_TIMEOUT_SHARE * self._timeout_s)
-        numbers = self._session_stream.numbers
+        end_s = time.monotonic() + self.timeout_s
+        frame = direct.receive(_DIRECT_TIMEOUT_SHARE * self.timeout_s)
+        numbers = self.session_stream.numbers
         if frame is None:
             # The step keeps its deadline; only the endpoint knows whether it has begun.
-            left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * self._timeout_s)
+            left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * self.timeout_s)
             timeout_ms = endpoint_timeout_ms(left_s)
             self._send_on_stream(str(numbers.fall_back_to_join()), direct.action, timeout_ms)
-            patience_s = left_s + min(_LONGEST_ALLOWANCE_S, self._timeout_s)
+            patience_s = left_s + min(_LONGEST_ALLOWANCE_S, self.timeout_s)
             try:
-                with with_timeout_limit(self._timeout_s, self.address):
+                with with_timeout_limit(self.timeout_s, self.address):
                     return self._receive_step(request_id, patience_s)
             except RemoteEnvError as error:
-                error.message = with_client_timeout(error.message, timeout_ms, self._timeout_s)
+                error.message = with_client_timeout(error.message, timeout_ms, self.timeout_s)
                 raise
         numbers.direct_answered(int(request_id))
         completed: tuple[EpisodeRecord, ...] = ()
         infos: Infos = {}
         if frame:
-            done = self._session_stream.read(frame, request_id, StepDone)
+            done = self.session_stream.read(frame, request_id, StepDone)
             completed, infos, self._episode_ids = (
                 done.completed_episodes,
                 done.infos,
@@ -426,9 +426,9 @@ class EnvClient:
     def render(self) -> bytes | None:
         """Return a PNG, or None where the render mode gives no picture."""
         self._settle()
-        request = Render(self._session_stream.next_id, timeout_ms=self._server_timeout_ms)
-        self._session_stream.send(request)
-        return self._session_stream.receive(request.request_id, Rendered, self._timeout_s).png
+        request = Render(self.session_stream.next_id, timeout_ms=self._server_timeout_ms)
+        self.session_stream.send(request)
+        return self.session_stream.receive(request.request_id, Rendered, self.timeout_s).png
 
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of the environment of each lane, or read an attribute that is none.
@@ -457,10 +457,10 @@ class EnvClient:
                 the next step is answered with an error, and a Reset starts over.
             EndpointError: The session broke.
         """
-        self._session_stream.require_own()
+        self.session_stream.require_own()
         self._settle()
-        self._session_stream.require_open()
-        if not self._session.require_call(name):
+        self.session_stream.require_open()
+        if not self.session.require_call(name):
             # It changes nothing, but its reply says that there is a session, or why there is none.
             self.render()
         return self._when_started(lambda: self._call(name, arguments, tuple(lanes)))
@@ -468,22 +468,22 @@ class EnvClient:
     def _call(
         self, name: str, arguments: tuple[object, ...], lanes: tuple[int, ...]
     ) -> tuple[Any, ...]:
-        numbers = self._session_stream.numbers
+        numbers = self.session_stream.numbers
         is_numbered = capabilities.NUMBERED_REQUESTS in self.answer.capabilities
-        num_before = numbers.next_number - 1 if is_numbered else self._session.num_sent
+        num_before = numbers.next_number - 1 if is_numbered else self.session.num_sent
         call = LaneCall(name, arguments, lanes, num_before, self._server_timeout_ms)
         try:
-            results = call_lanes(self._channel, call, self._metadata, self.address, self._timeout_s)
+            results = call_lanes(self._channel, call, self.metadata, self.address, self.timeout_s)
         except (CodecError, AccessDeniedError):
             raise  # the call has not reached the session
         except RemoteEnvError:
             numbers.sent()
             raise
         except (EndpointError, RemoteProtocolError) as error:
-            self._session.fail(error)  # it may or may not have been executed
+            self.session.fail(error)  # it may or may not have been executed
             raise
         except BaseException as error:
-            self._session.fail_if_interrupted(error)
+            self.session.fail_if_interrupted(error)
             raise
         numbers.sent()
         return results
@@ -504,32 +504,32 @@ class EnvClient:
     def close(self) -> None:
         """End the session. Idempotent; a broken session gets no Close request."""
         # First: a thread that waits for a direct answer must not go on with the stream.
-        self._session.close()
-        if self._session_stream.is_own:
-            self._direct_connector.close()
-        self._session_stream.close()
+        self.session.close()
+        if self.session_stream.is_own:
+            self.direct_connector.close()
+        self.session_stream.close()
 
     @property
-    def _metadata(self) -> Metadata:
+    def metadata(self) -> Metadata:
         """The metadata of a call into the session; the token may have been replaced meanwhile."""
         return self._connect_options.metadata + self._own_metadata
 
     @property
     def _own_metadata(self) -> Metadata:
-        return ((capabilities.SESSION_METADATA_KEY, self._session_id),) if self._session_id else ()
+        return ((capabilities.SESSION_METADATA_KEY, self.session_id),) if self.session_id else ()
 
     @property
     def _server_timeout_ms(self) -> int:
-        return endpoint_timeout_ms(self._timeout_s)
+        return endpoint_timeout_ms(self.timeout_s)
 
     def _configure(self) -> None:
         """Send Configure with the edition, where the dialect requires it as the first request."""
-        if not self._dialect.edition:
+        if not self.dialect.edition:
             return
-        request = Configure(self._session_stream.next_id, self._dialect.edition)
+        request = Configure(self.session_stream.next_id, self.dialect.edition)
         try:
-            self._session_stream.send(request)
-            self._session_stream.receive(
+            self.session_stream.send(request)
+            self.session_stream.receive(
                 request.request_id, Configured, self._connect_options.timeout_s
             )
         except RemoteEnvError as error:

@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Self
 
-from rlmesh_ray.client.bidi_call import BidiCall, open_call
-from rlmesh_ray.client.channel import Metadata, translate_grpc_error
+from rlmesh_ray.client.bidi_call import BidiCall
+from rlmesh_ray.client.channel import translate_grpc_error
 from rlmesh_ray.errors import EndpointClosedError, EndpointLostError, EndpointTimeoutError
 from rlmesh_ray.grpc_setup import grpc
 
@@ -44,19 +44,17 @@ class JoinStream:
     """A bidirectional stream of raw frames; one thread sends, one receives.
 
     Args:
-        channel: To the endpoint.
-        path: Of the RPC.
-        metadata: What the call carries.
+        call: From ``open_call``.
         address: For error messages.
     """
 
-    def __init__(self, channel: grpc.Channel, path: str, metadata: Metadata, address: str) -> None:
+    def __init__(self, call: BidiCall, address: str) -> None:
         self._address = address
         self._is_closed = False
         self._has_answered = False
-        self._call = open_call(channel, path, metadata)
+        self._call = call
         # gRPC keeps a call that was dropped, and with it the connection.
-        weakref.finalize(self, _close_call, self._call, os.getpid()).atexit = False
+        weakref.finalize(self, _close_call, call, os.getpid()).atexit = False
 
     def send(self, frame: bytes) -> None:
         """Queue ``frame``; it leaves at once, or as soon as those before it have.

@@ -50,6 +50,11 @@ class ModelSessionStream:
         """Whether this process has opened it; a fork cannot even close it."""
         return self._process.is_owner
 
+    @property
+    def num_unanswered(self) -> int:
+        """How many requests wait for their answers."""
+        return len(self._awaited)
+
     def ask(self, make: Make, timeout_s: float) -> ModelReply:
         """Send requests, each when the one before it was answered; return the last answer.
 

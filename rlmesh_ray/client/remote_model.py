@@ -12,6 +12,7 @@ import numpy as np
 
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.image_route import route_images
@@ -151,9 +152,8 @@ class RemoteModel(NotPicklable):
         # Every context names its session; rlmesh 0.1.0b3 gives no id and refuses an empty one.
         self._session_id = given_id or uuid.uuid4().hex
         self._dialect = dialect = variant.make_dialect(self._session_id)
-        self._stream = JoinStream(
-            self._channel, _JOIN, self._connect_options.metadata + own, address
-        )
+        call = open_call(self._channel, _JOIN, self._connect_options.metadata + own)
+        self._stream = JoinStream(call, address)
         self._session_stream = ModelSessionStream(self._stream, dialect, address)
 
     @property

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from google.protobuf.message import DecodeError
 
 from rlmesh_ray import __version__
+from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.compliance.checks import ClauseBroken, require
@@ -128,9 +129,8 @@ def joined(
         session_id = answer.capabilities.get(capabilities.SESSION, "")
         has_id = bool(session_id) and not is_bare
         own = ((capabilities.SESSION_METADATA_KEY, session_id),) if has_id else ()
-        stream = JoinStream(
-            channel, service + "Join", connect_options.metadata + own, connect_options.address
-        )
+        call = open_call(channel, service + "Join", connect_options.metadata + own)
+        stream = JoinStream(call, connect_options.address)
         try:
             yield stream
         finally:

@@ -110,7 +110,7 @@ class EnvSession:
         steps_subsets: bool = False,
     ) -> None:
         self._all_lanes = range(num_lanes)
-        self._tracker = EpisodeTracker(num_lanes, new_id, counters)
+        self.tracker = EpisodeTracker(num_lanes, new_id, counters)
         self._rules = rules
         self._validator = RequestValidator(num_lanes, rules, steps_subsets=steps_subsets)
         self._tracks_autoresets = autoresets and rules.tracks_autoresets
@@ -118,7 +118,7 @@ class EnvSession:
         self._pending: EnvRequest | None = None
         self._autoreset_lanes: tuple[int, ...] = ()
         # The lanes that have been reset since the session's start or since their loss.
-        self._begun: set[int] = set()
+        self.begun_lanes: set[int] = set()
         self._superseded = SupersededEpisodes(max(_MAX_SUPERSEDED, num_lanes))
 
     @property
@@ -139,12 +139,12 @@ class EnvSession:
     @property
     def episode_ids(self) -> tuple[str, ...]:
         """Id of each lane's tracked episode; empty where there is none."""
-        return self._tracker.episode_ids
+        return self.tracker.episode_ids
 
     @property
     def episodes(self) -> tuple[EpisodeStart | None, ...]:
         """The latest episode of each lane; None: its record has been returned."""
-        return self._tracker.episodes
+        return self.tracker.episodes
 
     def receive(self, request: EnvRequest | MalformedRequest, now_ns: int) -> EnvResponse | None:
         """Process the next message of the stream, in arrival order.
@@ -165,7 +165,7 @@ class EnvSession:
             return self._refuse(request, EnvErrorCode.INVALID_ACTION, request.reason)
         if type(request) not in self._rules.requests[self._state]:
             return self._illegal(request)
-        error = self._validator.check(request, self._begun)
+        error = self._validator.check(request, self.begun_lanes)
         if error is not None:
             return self._reject(request, error, now_ns)
         if isinstance(request, (Close, Configure)):
@@ -226,15 +226,15 @@ class EnvSession:
         if self._rules.reports_superseded:
             self._superseded.add(self._cut_off(lanes, now_ns, is_before=True))
         ids = request.episode_ids if self._rules.client_mints_ids else ()
-        self._tracker.begin(lanes, request.seeds, now_ns, ids)
-        self._begun.update(lanes)
+        self.tracker.begin(lanes, request.seeds, now_ns, ids)
+        self.begun_lanes.update(lanes)
         return ResetDone(
             request.request_id, outcome.observation, outcome.infos, self._ids_of(request)
         )
 
     def _step(self, request: Step, outcome: StepOutcome, now_ns: int) -> EnvResponse:
         lanes = request.env_indices or self._all_lanes
-        completed = self._tracker.completed(
+        completed = self.tracker.completed(
             outcome.terminated,
             outcome.truncated,
             outcome.final_infos,
@@ -244,7 +244,7 @@ class EnvSession:
         if self._autoreset_lanes:
             given = zip(lanes, request.episode_ids, strict=False)
             ids = [episode_id for lane, episode_id in given if lane in self._autoreset_lanes]
-            self._tracker.begin(self._autoreset_lanes, (), now_ns, ids)
+            self.tracker.begin(self._autoreset_lanes, (), now_ns, ids)
         if self._rules.reports_superseded:
             completed = (*self._superseded.take(lanes), *completed)
         return StepDone(
@@ -267,8 +267,8 @@ class EnvSession:
             )
         lanes = consequence.effect.interrupted_lanes(_named(request), self._all_lanes)
         interrupted = self._cut_off(lanes, now_ns)
-        self._begun.difference_update(lanes)
-        if not self._begun:
+        self.begun_lanes.difference_update(lanes)
+        if not self.begun_lanes:
             self._state = SessionState.AWAIT_RESET
         return EnvFailed(
             request.request_id,
@@ -326,16 +326,14 @@ class EnvSession:
 
     def _due(self, lanes: Sequence[int]) -> tuple[int, ...]:
         """Return the lanes among ``lanes`` whose episode has ended."""
-        tracked = self._tracker.episode_ids
+        tracked = self.tracker.episode_ids
         return tuple(lane for lane in lanes if not tracked[lane])
 
     def _cut_off(
         self, lanes: Iterable[int], now_ns: int, *, is_before: bool = False
     ) -> tuple[EpisodeRecord, ...]:
         is_truncated = self._rules.truncates_interrupted
-        return self._tracker.interrupt(
-            lanes, now_ns, is_truncated=is_truncated, is_before=is_before
-        )
+        return self.tracker.interrupt(lanes, now_ns, is_truncated=is_truncated, is_before=is_before)
 
     def _all_cut_off(self, now_ns: int, *, is_before: bool = False) -> tuple[EpisodeRecord, ...]:
         """End all episodes; return their records, after those that no Step has taken."""
@@ -343,7 +341,7 @@ class EnvSession:
         return (*superseded, *self._cut_off(self._all_lanes, now_ns, is_before=is_before))
 
     def _ids_of(self, request: Reset | Step) -> tuple[str, ...]:
-        ids = self._tracker.episode_ids
+        ids = self.tracker.episode_ids
         if request.env_indices and self._rules.narrows_replies:
             return tuple(ids[lane] for lane in request.env_indices)
         return ids

@@ -80,7 +80,7 @@ class EpisodeTracker:
         # The latest episode of each lane, until its record has been returned.
         self._episodes: list[EpisodeStart | None] = [None] * num_lanes
         self._all_lanes = range(num_lanes)
-        self._counters = counters
+        self.counters = counters
         self._new_id = new_id
 
     @property
@@ -89,7 +89,7 @@ class EpisodeTracker:
         return tuple(
             episode.episode_id if is_tracked and episode else ""
             for episode, is_tracked in zip(
-                self._episodes, self._counters.now.is_tracked, strict=True
+                self._episodes, self.counters.now.is_tracked, strict=True
             )
         )
 
@@ -140,7 +140,7 @@ class EpisodeTracker:
             now_ns: Time since the epoch.
             lanes: The stepped lanes; empty: all.
         """
-        now, before = self._counters.now, self._counters.before
+        now, before = self.counters.now, self.counters.before
         records = []
         for position, lane in enumerate(lanes or self._all_lanes):
             if not (terminated[position] or truncated[position]):
@@ -168,7 +168,7 @@ class EpisodeTracker:
             is_truncated: The records' ``truncated`` flag.
             is_before: Whether the counts before the last request apply: it ended the episodes.
         """
-        counts = self._counters.before if is_before else self._counters.now
+        counts = self.counters.before if is_before else self.counters.now
         records = []
         for lane in lanes:
             if counts.is_tracked[lane]:

@@ -60,7 +60,7 @@ class SessionEpisodeCounters:
 
     def __init__(self, progress: SessionProgress, endpoint: EndpointSide) -> None:
         self.progress = progress
-        self._endpoint = endpoint
+        self.endpoint = endpoint
 
     @property
     def now(self) -> EpisodeCounts:
@@ -88,7 +88,7 @@ class SessionEpisodeCounters:
 
     def after(self, number: int) -> EpisodeCounts:
         """Return the counts after request ``number``, or the last one before that counts."""
-        return self.progress.counts_after(self._endpoint.last_counted(number))
+        return self.progress.counts_after(self.endpoint.last_counted(number))
 
 
 class WorkerSupervisor:

@@ -55,10 +55,12 @@ class DirectConnection:
         contract: EnvContract,
         spin: bool | None = None,
     ) -> None:
-        self._worker = worker
+        self.worker_socket = worker
+        """This end of the connection."""
         self._buffers = buffers
         self._contract = contract
-        self._number = 0
+        self.number = 0
+        """Number of the last step that was sent."""
         is_shared = worker.transport == SHARED_MEMORY
         # Without shared memory the arrays are sent after the headers.
         self._actions, self._results = (_NOTHING, _NOTHING) if is_shared else buffers.sent_parts
@@ -72,7 +74,7 @@ class DirectConnection:
     @property
     def transport(self) -> str:
         """Transport of the steps: ``"shared_memory"`` or ``"tcp"``."""
-        return self._worker.transport
+        return self.worker_socket.transport
 
     @classmethod
     def open_shared_memory(
@@ -154,7 +156,7 @@ class DirectConnection:
     @property
     def wakeup(self) -> WakeupDescriptors | None:
         """Descriptors to poll for the answer; None: the connection has ended."""
-        return self._worker.wakeup
+        return self.worker_socket.wakeup
 
     def send(self, number: int, action: Sequence[Column], timeout_ms: int) -> None:
         """Send a step; ``receive`` reports a connection error.
@@ -163,11 +165,11 @@ class DirectConnection:
             CodecError: A column of ``action`` does not fit its leaf; nothing was sent.
         """
         self._write(action)
-        self._number = number
+        self.number = number
         header = frames.pack_request(number, timeout_ms, self._actions.nbytes)
         try:
             with self._receiving:
-                self._worker.send(header, self._actions)
+                self.worker_socket.send(header, self._actions)
         except OSError:
             self.close()
 
@@ -190,9 +192,9 @@ class DirectConnection:
         end_s = time.monotonic() + timeout_s
         try:
             number, kind, size = self._receive_frame(end_s)
-            if kind == frames.DONE and number == self._number:
+            if kind == frames.DONE and number == self.number:
                 return self._receive(size, end_s)
-            if kind == frames.FALL_BACK and number == self._number:
+            if kind == frames.FALL_BACK and number == self.number:
                 return None
         except OSError:  # or TimeoutError
             pass  # the worker died, or the endpoint disconnected: the Join stream has the reason
@@ -216,13 +218,13 @@ class DirectConnection:
     @property
     def is_open(self) -> bool:
         """Whether this end is open."""
-        return self._worker.is_open
+        return self.worker_socket.is_open
 
     def close(self) -> None:
         """Close the connection; a thread that waits for an answer gets none. Idempotent."""
-        self._worker.hang_up()
+        self.worker_socket.hang_up()
         with self._receiving:
-            self._worker.close()
+            self.worker_socket.close()
 
     def _write(self, action: Sequence[Column]) -> None:
         targets = self._buffers.actions
@@ -254,15 +256,15 @@ class DirectConnection:
         if not self._incoming.num_received:
             # Before reading: later data sets the eventfd again. It may still be set for an earlier
             # answer, which was read before the worker had written to the eventfd.
-            self._worker.clear()
+            self.worker_socket.clear()
         try:
-            self._incoming.receive(self._worker.connection)
+            self._incoming.receive(self.worker_socket.connection)
         except BlockingIOError:
             self._wait_for_more(end_s)
 
     def _wait_for_more(self, end_s: float) -> None:
         wakeup = None if self._incoming.num_received else self.wakeup
-        descriptor = self._worker.connection.fileno() if wakeup is None else wakeup.eventfd
+        descriptor = self.worker_socket.connection.fileno() if wakeup is None else wakeup.eventfd
         peers = () if wakeup is None else (wakeup.peer,)
         left_s = max(0.0, end_s - time.monotonic())
         if not self._poller.wait_readable(descriptor, peers=peers, timeout_s=left_s):
@@ -275,7 +277,7 @@ class DirectConnection:
             TimeoutError: They have not arrived by ``end_s`` of the monotonic clock.
             OSError: Either end is closed.
         """
-        connection = self._worker.connection
+        connection = self.worker_socket.connection
         parts: list[bytes] = []
         while size:
             try:

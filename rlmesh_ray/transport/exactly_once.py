@@ -64,44 +64,44 @@ class WorkerSide:
     """
 
     def __init__(self, numbers: RequestNumbers) -> None:
-        self._numbers = numbers
-        self._is_direct_open = False
+        self.numbers = numbers
+        self.is_direct_open = False
 
     def decide(self, number: int) -> ExecutionDecision:
         """Return what to do with a request that the endpoint has forwarded."""
-        if number == self._numbers.begun + 1:
+        if number == self.numbers.begun + 1:
             return ExecutionDecision.EXECUTE
         return (
             ExecutionDecision.RESEND_ANSWER
-            if number == self._numbers.begun
+            if number == self.numbers.begun
             else ExecutionDecision.REFUSE
         )
 
     def executes_direct(self, number: int) -> bool:
         """Return whether to execute a step from the direct connection; else answer FALL_BACK."""
-        return self._is_direct_open and number == self._numbers.begun + 1
+        return self.is_direct_open and number == self.numbers.begun + 1
 
     def begin(self, number: int, timeout_ms: int = 0) -> None:
         """Note the request with this number as begun."""
-        self._numbers.begin(number, timeout_ms)
+        self.numbers.begin(number, timeout_ms)
 
     def end(self) -> None:
         """Note the begun request as done."""
-        self._numbers.end()
+        self.numbers.end()
 
     def skip(self, number: int) -> None:
         """Note a request that the endpoint has answered itself as done, without execution."""
-        if number == self._numbers.begun + 1:
-            self._numbers.begin(number, 0)
-            self._numbers.end()
+        if number == self.numbers.begun + 1:
+            self.numbers.begin(number, 0)
+            self.numbers.end()
 
     def accept_direct(self) -> None:
         """Execute steps from the direct connection from now on."""
-        self._is_direct_open = True
+        self.is_direct_open = True
 
     def refuse_direct(self) -> None:
         """Answer all steps from the direct connection with FALL_BACK, until ``accept_direct``."""
-        self._is_direct_open = False
+        self.is_direct_open = False
 
 
 class EndpointSide:
@@ -112,7 +112,7 @@ class EndpointSide:
     """
 
     def __init__(self, numbers: RequestNumbers) -> None:
-        self._numbers = numbers
+        self.numbers = numbers
         self._last_forwarded = self._last_skipped = self._failed = self._overdue = 0
         # Numbers that the worker has to skip, before the skip is sent.
         self._skipped: frozenset[int] = frozenset()
@@ -128,7 +128,7 @@ class EndpointSide:
     @property
     def _reached(self) -> int:
         """The last number that a worker has, over either transport."""
-        return max(self._last_forwarded, self._numbers.begun)
+        return max(self._last_forwarded, self.numbers.begun)
 
     def may_start(self, number: int) -> bool:
         """Return whether a new worker may start with this number, beyond all former ones."""
@@ -136,7 +136,7 @@ class EndpointSide:
 
     def start(self, number: int, numbers: RequestNumbers) -> None:
         """Note that a new worker, with these ``numbers``, starts with request ``number``."""
-        self._numbers = numbers
+        self.numbers = numbers
         self._last_skipped = self._failed = 0
         self._skipped = frozenset(one for one in self._skipped if one >= number)
 
@@ -163,7 +163,7 @@ class EndpointSide:
         """
         if not self._skipped or not self._is_idle:
             return ()
-        first = last = max(self._numbers.done, self._last_skipped)
+        first = last = max(self.numbers.done, self._last_skipped)
         while last + 1 in self._skipped:
             last += 1
         if last > first:
@@ -183,7 +183,7 @@ class EndpointSide:
 
     def last_counted(self, number: int) -> int:
         """Return the last request up to ``number`` that is done and has not failed."""
-        done = self._numbers.done
+        done = self.numbers.done
         if self._failed and done <= self._failed:
             number = min(number, self._failed - 1)
         return min(number, done)
@@ -225,7 +225,7 @@ class EndpointSide:
             before, and answers it again when the client sends it on the Join stream.
         """
         self._is_at_rest = False
-        if self._numbers.done >= number:
+        if self.numbers.done >= number:
             return False
         self._overdue = self._failed = number
         return True

@@ -43,7 +43,7 @@ class SessionProgress:
     """
 
     def __init__(self, memory: memoryview, num_lanes: int) -> None:
-        self._memory = memory
+        self.memory = memory
         self._fields = memory[:_STEPS_AT].cast("q")
         self.steps = HistogramCounter(DURATION_BOUNDS_NS, memory[_STEPS_AT:_COUNTS_AT].cast("q"))
         """Durations in ns of the successful steps in the worker."""
@@ -140,7 +140,7 @@ class SessionProgress:
 
     def start(self, number: int, counts: EpisodeCounts | None = None) -> None:
         """Start a session with request ``number`` + 1, and with the counts of a former worker."""
-        self._memory[:] = bytes(len(self._memory))
+        self.memory[:] = bytes(len(self.memory))
         self._num_tracked = -1
         self._fields[_BEGUN] = self._fields[_DONE] = number
         if counts is not None:

@@ -144,7 +144,7 @@ def test_the_delay_of_the_client_itself_is_reported_and_counts_as_waiting(
     answers, sent = open_loop_client.Answers(), list[bytes]()
     route = open_route(sent)
 
-    open_loop_client._ask([Arrival(1.0, route), Arrival(1.001, route)], 9.0, answers)
+    open_loop_client.ask([Arrival(1.0, route), Arrival(1.001, route)], 9.0, answers)
 
     assert answers.tally.lags_us == [3000, 2000]
     assert route.unanswered() == (10.0, pytest.approx(10.001))

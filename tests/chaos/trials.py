@@ -76,7 +76,7 @@ class OpenDirectConnections:
 
     def num_sent(self) -> dict[DirectConnection, int]:
         """Return the number of the last step that each open one has sent."""
-        return {direct: direct._number for direct in list(self._known) if direct.is_open}
+        return {direct: direct.number for direct in list(self._known) if direct.is_open}
 
     def are_used(self, since: Mapping[DirectConnection, int]) -> bool:
         """Tell whether a step was sent over any since ``num_sent`` was asked."""
@@ -85,7 +85,7 @@ class OpenDirectConnections:
     def cut(self) -> None:
         """Cut them all, as the endpoint does, also while their clients are at work."""
         for direct in list(self._known):
-            direct._worker.hang_up()
+            direct.worker_socket.hang_up()
 
 
 class Trials:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from rlmesh_ray import EnvServer
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult
-from tests.loopback.client_internals import transport_of
 
 NOTHING = [np.zeros(1, np.int64)]
 
@@ -37,7 +36,7 @@ def session(
 
 
 def has_direct_connection(client: EnvClient) -> bool:
-    return transport_of(client) != "grpc"
+    return client.direct_connector.transport != "grpc"
 
 
 def array(result: ResetResult | StepResult) -> NDArray[Any]:

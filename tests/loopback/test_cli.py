@@ -70,16 +70,18 @@ def environment(token: str = "") -> dict[str, str]:
 
 
 @pytest.fixture
-def here(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def here(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Run]:
     """Like ``run``, in this process and in ``folder``: without the seconds that a start takes."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder
     monkeypatch.delitem(sys.modules, "own_policy", raising=False)
     monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
-    for name in ("rlmesh_ray", "grpc", "ray.rllib"):
-        logger = logging.getLogger(name)
-        monkeypatch.setattr(logger, "handlers", [*logger.handlers])
-        monkeypatch.setattr(logger, "level", logger.level)
+    loggers = [logging.getLogger(name) for name in ("rlmesh_ray", "grpc", "ray.rllib")]
+    before = [(logger.handlers, logger.level) for logger in loggers]
+    for logger in loggers:
+        logger.handlers = [*logger.handlers]
 
     def command(*arguments: str, token: str = "", code: int = 0) -> Done:
         monkeypatch.setenv("RLMESH_RAY_TOKEN", token)
@@ -89,7 +91,9 @@ def here(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         assert actual == code, output.err
         return subprocess.CompletedProcess(arguments, actual, output.out, output.err)
 
-    return command
+    yield command
+    for logger, (handlers, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.level = handlers, level
 
 
 def run(*arguments: str, folder: Path, token: str = "", code: int = 0) -> Done:

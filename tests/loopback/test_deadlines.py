@@ -19,6 +19,7 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer
+from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.join_stream import JoinStream
@@ -60,7 +61,7 @@ class Session:
         self._contract = server.contract
         self._channel = ConnectOptions(server.address).open()
         path = "/rlmesh.env.v1.EnvService/Join"
-        self._stream = JoinStream(self._channel, path, (), server.address)
+        self._stream = JoinStream(open_call(self._channel, path, ()), server.address)
         self.elapsed_s = 0.0
 
     def send(self, request: EnvRequest) -> None:

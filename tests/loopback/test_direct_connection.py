@@ -38,17 +38,15 @@ from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import exactly_once
 from rlmesh_ray.transport.direct_connection import DirectConnection
+from rlmesh_ray.transport.exactly_once import ClientSide
 from tests.loopback.client_internals import (
     direct_connection,
     endpoints_give_up_after,
     hang_up,
     join_stream,
-    leave_direct_connection,
-    num_messages,
     num_unanswered,
     step_timeout,
     vanish,
-    worker_socket,
 )
 from tests.loopback.direct_sessions import (
     NOTHING,
@@ -120,11 +118,11 @@ def gate(gated: tuple[EnvServer, Path]) -> Iterator[Path]:
 @over_both
 def test_steps_send_no_messages(transport: str, cartpoles: EnvServer) -> None:
     with session(cartpoles, transport) as client:
-        before = num_messages(client)
+        before = client.session.num_sent
         for _ in range(10):
             client.step([np.zeros(3, np.int64)])
 
-        assert num_messages(client) == before
+        assert client.session.num_sent == before
         assert has_direct_connection(client)
 
 
@@ -310,7 +308,7 @@ def test_statistics_show_when_a_client_has_left_its_direct_connection(
     with session(stumbling, transport) as client:
         client.step(NOTHING)
         assert stumbling.statistics().transports == {transport: 1}
-        leave_direct_connection(client)
+        client.direct_connector.close()
 
         assert eventually(lambda: stumbling.statistics().transports == {"grpc": 1})
 
@@ -402,10 +400,10 @@ def test_a_call_that_raises_leaves_the_direct_connection_open(
         client.step(NOTHING)
         with pytest.raises(RemoteEnvError, match="nothing"):
             client.call("nothing")
-        before = num_messages(client)
+        before = client.session.num_sent
 
         assert [array(client.step(NOTHING)).item() for _ in range(3)] == [2, 3, 4]
-        assert num_messages(client) == before
+        assert client.session.num_sent == before
 
 
 def test_a_lost_direct_connection_is_replaced_but_not_for_ever(
@@ -545,7 +543,7 @@ def test_a_step_that_was_executed_is_answered_again_for_who_repeats_it(
     with session(stumbling, transport) as client:
         step = client.send_step(NOTHING)
         first = client.receive_step(step)
-        client._send_on_stream(step, NOTHING)
+        client.session_stream.send(client.dialect.step(step, NOTHING, 60_000))
 
         again = client.receive_step(step)
 
@@ -563,8 +561,11 @@ def test_a_client_that_counts_wrong_loses_its_session(
     with session(stumbling, transport) as client:
         for _ in range(3):
             client.step(NOTHING)
-        client._session_stream.numbers._last += num_skipped
-        leave_direct_connection(client)
+        wrong = ClientSide()
+        for _ in range(client.session_stream.numbers.next_number - 1 + num_skipped):
+            wrong.sent()
+        client.session_stream.numbers = wrong
+        client.direct_connector.close()
 
         with pytest.raises(RemoteEnvError, match="out of order") as caught:
             client.step(NOTHING)
@@ -775,7 +776,7 @@ def test_nonsense_on_a_direct_connection_costs_its_sender_s_session_at_most(
 ) -> None:
     with session(stumbling, transport) as client:
         client.step(NOTHING)
-        worker = worker_socket(client)
+        worker = direct_connection(client).worker_socket
         worker.send(b"\xff" * 16)  # a number beyond every other, and no deadline
         worker.send(b"nonsense")
         worker.connection.shutdown(socket.SHUT_WR)

@@ -36,7 +36,7 @@ from rlmesh_ray.transport.direct_step_server import DirectStepServer
 from rlmesh_ray.transport.session_progress import SessionProgress
 from rlmesh_ray.transport.step_buffers import StepBuffers
 from tests.loopback.certificates import Authority, needs_openssl
-from tests.loopback.client_internals import env_client, session_id, transport_of, vanish
+from tests.loopback.client_internals import env_client, vanish
 from tests.loopback.direct_sessions import NOTHING, array
 from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Lifelike
@@ -49,7 +49,7 @@ def port_of(server: EnvServer) -> int:
 
 def ticket_for(client: EnvClient, *shown: tuple[str, str]) -> tickets.Ticket:
     """Request a ticket for the worker of a client's session, with more metadata."""
-    session = (capabilities.SESSION_METADATA_KEY, session_id(client))
+    session = (capabilities.SESSION_METADATA_KEY, client.session_id)
     with plain_channel(client.address) as channel:
         return request_ticket(
             ConnectOptions(client.address), channel, (session, *shown), 1000, 30.0
@@ -59,7 +59,7 @@ def ticket_for(client: EnvClient, *shown: tuple[str, str]) -> tickets.Ticket:
 def steps_directly(client: EnvClient) -> bool:
     """Tell whether a step takes a TCP connection; it counts on for as long as none does."""
     client.step(NOTHING)
-    return transport_of(client) == "tcp"
+    return client.direct_connector.transport == "tcp"
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_values_larger_than_the_kernel_s_buffers_arrive_as_they_are() -> None:
                 np.testing.assert_array_equal(ours[name], theirs[name])
             action = np.full((2, 300_000), count / 8, np.float32)
             theirs, ours = own.step(action)[0], env.step(action)[0]
-        assert transport_of(env_client(env)) == "tcp"
+        assert env_client(env).direct_connector.transport == "tcp"
         env.close()
     own.close()
 
@@ -293,7 +293,7 @@ def assert_steps_are_messages(client: EnvClient, caplog: pytest.LogCaptureFixtur
         assert eventually(has_reported)
         client.reset()
         client.step(NOTHING)
-    assert transport_of(client) == "grpc"
+    assert client.direct_connector.transport == "grpc"
     (message,) = caplog.messages
     client.close()
     return message

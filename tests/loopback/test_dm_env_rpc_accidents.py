@@ -52,7 +52,7 @@ def client(peer: Peer, num_envs: int = 2, *, wait_s: float = 10.0, **more: Any) 
 
 
 def streams_of(env: WorldClient) -> list[JoinStream]:
-    return [agent.open_stream._stream for agent in env._joiner.agents]
+    return [agent.open_stream.stream for agent in env.joiner.agents]
 
 
 def moves(*each: int) -> list[Any]:

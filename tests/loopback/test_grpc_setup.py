@@ -51,6 +51,7 @@ print(wakes, {name: value for name, value in os.environ.items() if name.startswi
 CLIENT = """
 import ctypes, sys
 
+from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.grpc_setup import grpc
 
@@ -61,7 +62,7 @@ options = [
     ("grpc.http2.max_pings_without_data", 0),
 ]
 address = sys.argv[1]
-stream = JoinStream(grpc.insecure_channel(address, options), "/s/Join", (), address)
+stream = JoinStream(open_call(grpc.insecure_channel(address, options), "/s/Join", ()), address)
 stream.send(b"before")
 print(stream.receive(20.0).decode())
 ctypes.PyDLL(None).sleep(4)

@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from grpc._channel import _SingleThreadedRendezvous
 
-from rlmesh_ray.client import bidi_call
-from rlmesh_ray.client.bidi_call import QueuedCall
+from rlmesh_ray.client.bidi_call import QueuedCall, open_call
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.single_threaded_call import SingleThreadedCall
 from rlmesh_ray.errors import (
@@ -59,23 +60,18 @@ def listen() -> Iterator[Listen]:
 
 
 @pytest.fixture(
-    params=[SingleThreadedCall, QueuedCall],
+    params=[SingleThreadedCall.begin, QueuedCall],
     ids=["direct", "queued"],
 )
-def serve(
-    listen: Listen, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Serve]:
+def serve(listen: Listen, request: pytest.FixtureRequest) -> Iterator[Serve]:
     """Start a server with the given handler and return a stream to it."""
-    if request.param is QueuedCall:
-        monkeypatch.setattr(bidi_call, "_begin_single_threaded", lambda: None)
     streams: list[JoinStream] = []
     channels: list[grpc.Channel] = []
 
     def start(handler: Handler) -> JoinStream:
         address = listen(handler)
         channels.append(plain_channel(address))
-        streams.append(JoinStream(channels[-1], PATH, (), address))
-        assert type(streams[-1]._call) is request.param
+        streams.append(JoinStream(request.param(channels[-1], PATH, ()), address))
         return streams[-1]
 
     yield start
@@ -230,7 +226,7 @@ def test_a_closed_stream_refuses_to_send(serve: Serve) -> None:
 @pytest.mark.usefixtures("serve")
 def test_a_stream_keeps_its_channel(listen: Listen) -> None:
     address = listen(echo)
-    stream = JoinStream(plain_channel(address), PATH, (), address)
+    stream = JoinStream(open_call(plain_channel(address), PATH, ()), address)
     gc.collect()
 
     stream.send(b"a")
@@ -297,8 +293,17 @@ def test_a_stream_that_is_closed_while_another_thread_waits_ends_there(serve: Se
     assert [type(error) for error in errors] == [EndpointLostError]
 
 
+@pytest.mark.parametrize(
+    ("serve", "waits_in"),
+    [
+        (SingleThreadedCall.begin, (_SingleThreadedRendezvous, "_consume_next_event")),
+        (QueuedCall, (grpc._common, "wait")),
+    ],
+    indirect=["serve"],
+    ids=["direct", "queued"],
+)
 def test_ctrl_c_while_a_stream_is_read_ends_it_and_nothing_hangs(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, waits_in: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mute(_requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         is_gone = Event()
@@ -307,14 +312,7 @@ def test_ctrl_c_while_a_stream_is_read_ends_it_and_nothing_hangs(
         yield from ()
 
     stream = serve(mute)
-    call: Any = stream._call
-    # The innermost that each kind of call waits in.
-    owner, name = (
-        (call, "_consume_next_event")
-        if type(call) is SingleThreadedCall
-        else (call._call._state.condition, "wait")
-    )
-    is_waiting = entered(monkeypatch, owner, name, by=threading.main_thread())
+    is_waiting = entered(monkeypatch, *waits_in, by=threading.main_thread())
 
     def interrupt() -> None:
         if is_waiting.wait(20.0):
@@ -340,7 +338,7 @@ def test_ctrl_c_while_a_stream_is_read_ends_it_and_nothing_hangs(
 
 
 class Interrupted:
-    """A gRPC call; what it is asked for next is interrupted by Ctrl-C, before or after."""
+    """A call inside gRPC; what it is asked for next is interrupted by Ctrl-C, before or after."""
 
     def __init__(self, call: Any, *, is_asked: bool) -> None:
         self._call = call
@@ -355,21 +353,40 @@ class Interrupted:
         return getattr(self._call, name)
 
 
-@pytest.mark.parametrize("is_asked", [False, True])
+class InterruptedBefore(SingleThreadedCall):
+    """A call that Ctrl-C interrupts before gRPC does what it is asked for."""
+
+    is_asked = False
+
+    def __init__(self, state: Any, call: Any, *more: Any) -> None:
+        super().__init__(state, Interrupted(call, is_asked=self.is_asked), *more)
+
+
+class InterruptedAfter(InterruptedBefore):
+    """A call that Ctrl-C interrupts after gRPC has done what it is asked for."""
+
+    is_asked = True
+
+
 @pytest.mark.parametrize("request_", ["send", "receive", "poll"])
-@pytest.mark.parametrize("serve", [SingleThreadedCall], indirect=True, ids=["direct"])
+@pytest.mark.parametrize(
+    "serve",
+    [InterruptedBefore.begin, InterruptedAfter.begin],
+    indirect=True,
+    ids=["before", "after"],
+)
 def test_a_stream_that_ctrl_c_has_interrupted_anywhere_can_be_closed(
-    serve: Serve, request_: str, is_asked: bool
+    serve: Serve, request_: str
 ) -> None:
     stream = serve(echo)
-    call: Any = stream._call
-    call._call = Interrupted(call._call, is_asked=is_asked)
 
     with pytest.raises(KeyboardInterrupt):
         stream.send(b"a") if request_ == "send" else getattr(stream, request_)()
 
-    stream.close()
-    assert not call._state.due
+    closing = threading.Thread(target=stream.close)
+    closing.start()
+    closing.join(20.0)
+    assert not closing.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -380,11 +397,11 @@ def test_ctrl_c_while_grpc_locks_a_channel_does_not_leave_it_locked(
 ) -> None:
     address = listen(echo)
     channel = plain_channel(address)
-    stream = JoinStream(channel, PATH, (), address)
+    stream = JoinStream(open_call(channel, PATH, ()), address)
     answers = []
 
     def live() -> None:
-        other = JoinStream(channel, PATH, (), address)
+        other = JoinStream(open_call(channel, PATH, ()), address)
         other.send(b"a")
         answers.append(other.receive())
         other.close()
@@ -412,7 +429,7 @@ def test_nothing_is_left_of_streams_that_were_closed_or_dropped(
 
     def come_and_go() -> None:
         channel = plain_channel(address)
-        passing = JoinStream(channel, PATH, (), address)
+        passing = JoinStream(open_call(channel, PATH, ()), address)
         passing.send(b"a")
         passing.receive(5.0)
         passing.send(b"never read")
@@ -433,18 +450,25 @@ def test_nothing_is_left_of_streams_that_were_closed_or_dropped(
     assert eventually(lambda: num_descriptors() <= before + 4)
 
 
+class ChangedChannel:
+    """A channel of a gRPC whose private parts have changed."""
+
+    def __init__(self, channel: grpc.Channel, error: type[Exception]) -> None:
+        def changed(*_: object) -> None:
+            raise error("changed")
+
+        self.stream_stream = channel.stream_stream
+        self._channel = SimpleNamespace(segregated_call=changed)
+
+
 @pytest.mark.parametrize("error", [AttributeError, TypeError, ValueError])
-def test_a_grpc_that_has_changed_inside_is_used_as_everybody_does(
-    error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def begin(*_: object) -> None:
-        raise error("changed")
-
-    monkeypatch.setattr(SingleThreadedCall, "begin", begin)
+def test_a_grpc_that_has_changed_inside_is_used_as_everybody_does(error: type[Exception]) -> None:
     with plain_channel("127.0.0.1:1") as channel:
-        stream = JoinStream(channel, PATH, (), "127.0.0.1:1")
+        changed: Any = ChangedChannel(channel, error)
+        call = open_call(changed, PATH, ())
+        stream = JoinStream(call, "127.0.0.1:1")
 
-        assert type(stream._call) is QueuedCall
+        assert type(call) is QueuedCall
         with pytest.raises(EndpointUnreachableError):
             stream.receive(20.0)
         stream.close()
@@ -454,8 +478,8 @@ def test_a_grpc_that_has_changed_inside_is_used_as_everybody_does(
 def test_a_fork_does_not_close_what_its_parent_uses(
     listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = JoinStream(plain_channel(listen(echo)), PATH, (), "")
-    call, pid = stream._call, os.getpid()
+    call, pid = open_call(plain_channel(listen(echo)), PATH, ()), os.getpid()
+    stream = JoinStream(call, "")
 
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)
     del stream

@@ -35,8 +35,6 @@ from tests.loopback.client_internals import (
     endpoints_give_up_after,
     env_client,
     join_stream,
-    session_metadata,
-    transport_of,
     vanish,
 )
 from tests.loopback.ports import plain_channel
@@ -242,7 +240,7 @@ def test_what_is_not_allowed_is_not_sent(client: EnvClient) -> None:
 
 def raw_call(client: EnvClient, call: LaneCall, *metadata: tuple[str, str]) -> Any:
     """Call without the checks that a client of ours makes."""
-    shown = metadata or session_metadata(client)
+    shown = metadata or client.metadata
     with plain_channel(client.address) as channel:
         method = channel.unary_unary(wire.CALL)
         return wire.parse_response(method(wire.pack_call(call), metadata=shown, timeout=20.0))
@@ -261,7 +259,7 @@ def test_no_client_gets_round_the_list(client: EnvClient, name: str) -> None:
 
 def test_no_client_reaches_the_lanes_of_another(client: EnvClient) -> None:
     client.reset()
-    token = session_metadata(client)[0]
+    token = client.metadata[0]
 
     for stranger in ("", "0" * 32):
         with pytest.raises(grpc.RpcError) as caught:
@@ -271,7 +269,7 @@ def test_no_client_reaches_the_lanes_of_another(client: EnvClient) -> None:
 
 def test_a_call_wants_the_token(client: EnvClient) -> None:
     client.reset()
-    session = session_metadata(client)[1]
+    session = client.metadata[1]
 
     for shown in ((), (("authorization", "Bearer other"),)):
         with pytest.raises(grpc.RpcError) as caught:
@@ -285,7 +283,7 @@ def test_garbage_is_refused_and_costs_nothing(client: EnvClient) -> None:
     with plain_channel(client.address) as channel:
         method = channel.unary_unary(wire.CALL)
         with pytest.raises(grpc.RpcError) as caught:
-            method(b"\xff", metadata=session_metadata(client), timeout=20.0)
+            method(b"\xff", metadata=client.metadata, timeout=20.0)
 
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert tasks(client) == [0, 0, 0]
@@ -295,7 +293,7 @@ def test_a_closed_session_is_not_called(client: EnvClient) -> None:
     client.reset()
     another = EnvClient(ConnectOptions(client.address, "secret"))
     another.reset()
-    shown = session_metadata(another)
+    shown = another.metadata
     another.close()
 
     with pytest.raises(EndpointClosedError):
@@ -370,7 +368,7 @@ def test_after_a_call_that_was_late_no_new_direct_connection_lets_a_step_pass(
 
         client.reset()
         assert list(client.step(actions(0)).observation[0]) == [0]
-        assert transport_of(client) == "shared_memory"
+        assert client.direct_connector.transport == "shared_memory"
         client.close()
 
 

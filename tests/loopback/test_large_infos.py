@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer
+from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.protocol.messages import EnvRequest, Reset, Step
@@ -64,7 +65,7 @@ class Raw:
         )
         self._channel = ConnectOptions(server.address).open()
         path = "/rlmesh.env.v1.EnvService/Join"
-        self._stream = JoinStream(self._channel, path, (), server.address)
+        self._stream = JoinStream(open_call(self._channel, path, ()), server.address)
 
     def ask(self, request: EnvRequest) -> bytes:
         self._stream.send(wire.pack_request(request))

@@ -36,7 +36,7 @@ from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.testing.envs import EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.wire import observe_v1 as wire
-from tests.loopback.client_internals import direct_connection, session_id, step_timeout, vanish
+from tests.loopback.client_internals import direct_connection, step_timeout, vanish
 from tests.loopback.direct_sessions import NOTHING, array, session
 from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Lifelike
@@ -248,9 +248,9 @@ def test_a_list_tells_nothing_that_opens_a_session(drawn: EnvServer) -> None:
             reported = channel.unary_unary(wire.LIST)(b"", timeout=60.0)
         (seen,) = wire.parse_sessions(reported)
 
-        assert len(session_id(client)) > len(seen.name) > 0
-        assert session_id(client).encode() not in reported
-        assert seen.name not in session_id(client)
+        assert len(client.session_id) > len(seen.name) > 0
+        assert client.session_id.encode() not in reported
+        assert seen.name not in client.session_id
 
 
 def test_through_a_gateway_the_sessions_of_an_endpoint_are_seen(drawn: EnvServer) -> None:

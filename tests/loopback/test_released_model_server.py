@@ -494,11 +494,8 @@ def test_an_adapter_s_name_is_not_kept_however_long_it_is(runtime: Runtime) -> N
     assert len(refusal.message) < 1000
 
 
-def test_adapters_without_end_are_refused(
-    monkeypatch: pytest.MonkeyPatch, runtime: Runtime
-) -> None:
-    monkeypatch.setattr(model_routes, "MAX_ROUTES", 2)
-    for env in "ab":
+def test_adapters_without_end_are_refused(runtime: Runtime) -> None:
+    for env in ("a", *map(str, range(model_routes.MAX_ROUTES - 1))):
         runtime.resolve(env)
 
     assert code_of(runtime.resolve("c")) is ModelErrorCode.BUSY

@@ -254,12 +254,11 @@ def test_each_route_s_answers_keep_its_order_in_all_batches() -> None:
     assert max(map(len, gate.batches)) <= 3
 
 
-def test_a_client_may_not_open_routes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_routes, "MAX_ROUTES", 2)
+def test_a_client_may_not_open_routes_without_end() -> None:
     with ModelServer(Gate(is_open=True)) as server, RemoteModel(server.address) as model:
-        for route in "ab":
+        for route in ("a", "b", *map(str, range(model_routes.MAX_ROUTES - 2))):
             model.configure_route(CONTRACT, route_id=route)
-        with pytest.raises(RemoteModelError, match="2 routes, which is the limit") as caught:
+        with pytest.raises(RemoteModelError, match="1024 routes, which is the limit") as caught:
             model.configure_route(CONTRACT, route_id="c")
         model.configure_route(CONTRACT, route_id="b")  # anew, which takes no more room
         model.close_route("a")
@@ -523,26 +522,25 @@ def test_a_route_begins_fresh_though_one_of_its_name_has_just_ended_beside_a_run
 
 
 def test_a_client_that_opens_and_closes_routes_for_ever_waits_for_a_busy_policy(
-    gate: Gate, policy: Remembering, monkeypatch: pytest.MonkeyPatch
+    gate: Gate, policy: Remembering
 ) -> None:
-    monkeypatch.setattr(model_routes, "MAX_ROUTES", 3)
     with (
         ModelServer(policy) as server,
         ThreadPoolExecutor() as aside,
         busy(server, gate),
         RemoteModel(server.address) as flood,
     ):
-        for _ in range(3):
+        for _ in range(model_routes.MAX_ROUTES):
             flood.configure_route(CONTRACT)
             flood.close_route()
-        fourth = aside.submit(flood.configure_route, CONTRACT)
-        assert eventually(lambda: num_unanswered(flood) == 1 or fourth.done())
-        for _ in range(2):  # by the second answer, that of the fourth would have come
+        one_too_many = aside.submit(flood.configure_route, CONTRACT)
+        assert eventually(lambda: num_unanswered(flood) == 1 or one_too_many.done())
+        for _ in range(2):  # by the second answer, that of the one_too_many would have come
             with pytest.raises(RemoteModelError, match="not configured"):
                 flood.close_route("nowhere")
-        assert not fourth.done()
+        assert not one_too_many.done()
         gate.may_pass.set()
-        assert fourth.result(PATIENCE_S) == "default"
+        assert one_too_many.result(PATIENCE_S) == "default"
 
 
 # --- faults of this package ------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rlmesh_ray import EnvServer, RemoteEnv
+from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.client.join_stream import JoinStream
@@ -27,11 +28,6 @@ from rlmesh_ray.transport import connection_broker
 from rlmesh_ray.transport import shared_memory as wire
 from rlmesh_ray.transport.step_buffers import StepBuffers
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
-from tests.loopback.client_internals import (
-    session_id,
-    session_metadata,
-    transport_of,
-)
 from tests.loopback.direct_sessions import NOTHING, array, has_direct_connection, session
 from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Lifelike
@@ -62,7 +58,7 @@ def test_a_client_that_leaves_before_its_direct_connection_leaves_nothing_to_the
         first = EnvClient(ConnectOptions(server.address))
         pid: Any = first.reset().infos["pid"]
         assert [array(first.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
-        assert transport_of(first) != "shared_memory"
+        assert first.direct_connector.transport != "shared_memory"
         assert num_left == 0
         first.close()
 
@@ -137,7 +133,7 @@ from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.errors import ConfigurationError
 client = EnvClient(ConnectOptions(sys.argv[1]))
 client.reset()
-print(client.step([np.zeros(1, np.int64)]).rewards.tolist(), client._direct_connector.is_open)
+print(client.step([np.zeros(1, np.int64)]).rewards.tolist(), client.direct_connector.is_open)
 client.close()
 try:
     EnvClient(ConnectOptions(sys.argv[1]), transport="shared_memory")
@@ -184,7 +180,7 @@ def test_the_block_is_sealed() -> None:
 
 def greet(server: EnvServer, client: EnvClient, timeout_ms: int = 1000) -> tuple[bytes, list[int]]:
     """Come to the endpoint's broker as ``client`` would."""
-    return come(server, wire.ClientHello(session_id(client), timeout_ms).pack())
+    return come(server, wire.ClientHello(client.session_id, timeout_ms).pack())
 
 
 def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:
@@ -229,8 +225,8 @@ def test_who_joins_with_the_session_id_of_another_takes_nothing_from_it(
     lifelike: EnvServer,
 ) -> None:
     with session(lifelike) as client:
-        channel, metadata = plain_channel(client.address), session_metadata(client)
-        replay = JoinStream(channel, "/rlmesh.env.v1.EnvService/Join", metadata, "")
+        channel, metadata = plain_channel(client.address), client.metadata
+        replay = JoinStream(open_call(channel, "/rlmesh.env.v1.EnvService/Join", metadata), "")
         replay.send(env_wire.pack_request(Close("1")))
         replay.receive(20.0)
         replay.close()

@@ -15,13 +15,12 @@ from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVec
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.errors import CapacityError, ConfigurationError, RemoteEnvError, RemoteModelError
+from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.server.log_context import ContextFilter, short_name
 from rlmesh_ray.server.log_format import JsonFormatter
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from tests.loopback.client_internals import (
     endpoints_give_up_after,
-    leave_direct_connection,
-    session_id,
     vanish,
 )
 from tests.loopback.direct_sessions import has_direct_connection
@@ -34,7 +33,7 @@ TRANSPORTS = ["grpc", "shared_memory", pytest.param("tcp", marks=pytest.mark.nig
 
 def leave(client: EnvClient) -> None:
     """End a session as a client does that is killed."""
-    leave_direct_connection(client)
+    client.direct_connector.close()
     vanish(client)
 
 
@@ -299,7 +298,7 @@ def test_a_session_s_begin_and_end_are_logged_with_both_names(log: Lines) -> Non
         client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0)
         client.reset()
         client.step([np.zeros(1, np.int64)])
-        secret = session_id(client)
+        secret = client.session_id
         client.close()
         with RemoteEnv(server.address) as env:
             env.reset()
@@ -357,7 +356,7 @@ def test_a_policy_that_fails_is_logged_for_the_session_that_asked(log: Lines) ->
             model.configure_route(Ends())
             with pytest.raises(RemoteModelError):
                 model.predict(np.full((1, 1), 10 + number, np.float32))
-        names = [short_name(session_id(model)) for model in models]
+        names = [short_name(model.answer.capabilities[capabilities.SESSION]) for model in models]
         for model in models:
             model.close()
 

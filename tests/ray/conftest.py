@@ -57,8 +57,8 @@ def fleets_of_configs_end() -> Iterator[None]:
     """End the fleets that ``configure`` keeps for as long as the process lives: they take CPUs."""
     yield
     endpoints = sys.modules.get("rlmesh_ray.rllib.config.endpoint_sources")
-    while endpoints is not None and endpoints._FLEETS:
-        endpoints._FLEETS.pop().stop()
+    while endpoints is not None and endpoints.KEPT_FLEETS:
+        endpoints.KEPT_FLEETS.pop().stop()
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ class Board:
     """Endpoints whose sessions are asked to move."""
     claimed: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    faults: list[Exception] = field(default_factory=list)
+    """What ``assign`` raises, one a call."""
 
     def __deepcopy__(self, _memo: object) -> "Board":
         return self  # RLlib copies configs
@@ -45,6 +47,8 @@ class Board:
         return address
 
     def assign(self, session: str, index: int, _node_id: str) -> Assignment:
+        if self.faults:
+            raise self.faults.pop()
         self.claimed.append(session)
         index = self.redirected.get(index, index)
         return Assignment(self.address(index), str(index))

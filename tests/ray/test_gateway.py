@@ -91,7 +91,7 @@ def test_the_collector_leaves_alone_what_endpoints_and_gateways_have_loaded(
         EnvFleet("CartPole-v1", num_cpus=0.1) as simulators,
         Gateway(policies, free_address()) as gateway,
     ):
-        for actor in (*policies.actors, *simulators.actors, gateway._actor):
+        for actor in (*policies.actors, *simulators.actors, gateway.actor):
             assert ray.get(actor.__ray_call__.remote(lambda _: gc.get_freeze_count())) > 10_000
 
 

@@ -123,19 +123,12 @@ def _sample_for_ever(runner: Any) -> None:
 
 
 def test_a_defect_while_a_session_is_reopened_is_raised_by_sample(
-    fleets: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+    fleets: Callable[..., Fleet],
 ) -> None:
     fleet = fleets(Stairs, Stairs)
     runner = fleet.runner()
     runner.sample(num_timesteps=4)
-    assign, faults = fleet.board.assign, [KeyError("a defect")]
-
-    def claim_at_last(*arguments: Any) -> Any:
-        if faults:
-            raise faults.pop()
-        return assign(*arguments)
-
-    monkeypatch.setattr(fleet.board, "assign", claim_at_last)
+    fleet.board.faults.append(KeyError("a defect"))
     fleet.lose(0)
     fleet.bring_back(0)
     with pytest.raises(KeyError, match="a defect"):

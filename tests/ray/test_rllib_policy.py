@@ -30,6 +30,7 @@ from ray.rllib.connectors.env_to_module import (
 from ray.rllib.core.distribution.torch.torch_distribution import TorchCategorical
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.filter import RunningStat
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -309,21 +310,18 @@ def test_what_is_remembered_does_not_grow_with_the_episode(
     policy = exact_policy(run.checkpoint)
     slots = [PredictSlot(0, "", 0, reset=False)]
     rows = Rows(run.lanes[0][0].observation[None], [RouteRows("r", slots)])
-    actor: Any = policy._actor
 
-    most = 0
     for _ in range(100):
         policy.predict(run.contract, rows)
-        (lane,) = actor._lanes.of(rows)
-        most = max(most, len(lane.episode.observations.data))
 
-    assert lane.episode.t == 99
-    assert most < 25
+    episodes = [each for each in gc.get_objects() if isinstance(each, SingleAgentEpisode)]
+    (kept,) = [len(each.observations.data) for each in episodes if each.t == 99]
+    assert kept < 25
 
 
 def first_steps(run: Trained) -> list[tuple[Event, ...]]:
     """Vector steps until the served episodes have been cut twice."""
-    return list(zip(*run.lanes, strict=True))[: 2 * inference._STEPS_BETWEEN_CUTS + 3]
+    return list(zip(*run.lanes, strict=True))[: 2 * inference.STEPS_BETWEEN_CUTS + 3]
 
 
 @pytest.mark.parametrize(

@@ -319,7 +319,7 @@ def test_an_action_for_an_episode_that_has_gone_meanwhile_is_nobodys() -> None:
         recorder.decide(ChosenAction(ZEROS[0], np.zeros(()), {}, 0))
 
         assert not recorder.is_acting
-        assert intake._inflight.num_expected(lambda _: True) == 0
+        assert intake.inflight.num_expected(lambda _: True) == 0
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing(listen: Listen) -> None:

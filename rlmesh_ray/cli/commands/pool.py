@@ -107,7 +107,7 @@ def pool(  # noqa: PLR0913  # the command line; every option stands alone
         ) as started:
             _announce(console, started, is_protected=secret is not None)
             announce_metrics()
-            _follow(console, started)
+            follow(console, started)
 
 
 def _announce(console: Console, pool: "EnvPool", *, is_protected: bool) -> None:
@@ -132,7 +132,7 @@ def _announce(console: Console, pool: "EnvPool", *, is_protected: bool) -> None:
     )
 
 
-def _follow(console: Console, pool: "EnvPool") -> None:
+def follow(console: Console, pool: "EnvPool") -> None:
     """Report each endpoint that registers or leaves, for ever."""
     known: dict[str, EndpointRecord] = {}
     while True:
@@ -160,7 +160,7 @@ def _measured(fleet: str) -> Iterator[MeasuredEndpoint]:
     try:
         overview = call_registry("overview")
     except EndpointError:
-        return  # ``_follow`` says so; metrics that are missing are gaps in the dashboard
+        return  # ``follow`` says so; metrics that are missing are gaps in the dashboard
     for each in overview:
         record, pair = each.record, each.statistics
         if record.fleet == fleet and each.lease_left_s > 0 and isinstance(pair, StatisticsPair):

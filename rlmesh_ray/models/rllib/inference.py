@@ -25,7 +25,7 @@ from rlmesh_ray.models.rllib.forward import BucketedForward
 from rlmesh_ray.models.rllib.weights import RllibWeights
 
 # Episodes grow by one step a row; cutting costs as much as a few steps.
-_STEPS_BETWEEN_CUTS = 16
+STEPS_BETWEEN_CUTS = 16
 # The columns of a module's output that become actions, or state.
 _ACTED_ON = {
     Columns.ACTION_DIST_INPUTS,
@@ -146,7 +146,7 @@ class _LaneEpisode:
     def keep(self, action: Any, outputs: dict[str, Any], lookback: int) -> None:
         """Store the action for the latest observation."""
         self.action, self.outputs = action, outputs
-        if len(self.episode) >= _STEPS_BETWEEN_CUTS:
+        if len(self.episode) >= STEPS_BETWEEN_CUTS:
             self.episode = self.episode.cut(len_lookback_buffer=lookback)
         self.num_kept = len(self.episode)
 

@@ -35,7 +35,7 @@ RolloutSource = Rollouts | Sequence[Rollouts] | Callable[[], Any]
 
 # References that keep fleets alive as long as the driver: a config has the addresses of endpoints,
 # not the fleet, which ends its endpoints when its last handle goes. So do pools and registrars.
-_FLEETS: list[EnvFleet | EnvPool] = []
+KEPT_FLEETS: list[EnvFleet | EnvPool] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class EndpointSet:
 
     def keep(self) -> None:
         """Let the fleets and pools live as long as this process."""
-        _FLEETS.extend(self.fleets)
+        KEPT_FLEETS.extend(self.fleets)
 
 
 def find_endpoints(

@@ -1,8 +1,8 @@
 """Recording of samples: ``config.offline_data(output=...)`` for runners of this package."""
 
+import importlib.util
 import inspect
 import logging
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ def require_recordable(config: AlgorithmConfig, *, is_multi_agent: bool = False)
             f"offline_data(output={config.output!r}) is of RLlib's old API stack; give a "
             "directory or URI where runners write files"
         )
-    if config.output_write_episodes and find_spec("msgpack_numpy") is None:
+    if config.output_write_episodes and importlib.util.find_spec("msgpack_numpy") is None:
         raise ConfigurationError(
             "offline_data(output=...) records whole episodes, for which RLlib needs the package "
             "msgpack-numpy; install it, or set output_write_episodes=False"

@@ -63,9 +63,10 @@ class MovableFleet:
         self.actors: list[FakeActor] = []
         places = iter((HERE, THERE))
 
-        def start(*_arguments: object, **_options: object) -> FakeActor:
-            self.actors.append(FakeActor(next(places), announced))
-            return self.actors[-1]
+        class Owner(EndpointOwner):
+            def _actor(_self, *_arguments: object, **_options: object) -> FakeActor:
+                self.actors.append(FakeActor(next(places), announced))
+                return self.actors[-1]
 
         def kill(actor: FakeActor) -> None:
             actor.is_alive = False
@@ -75,8 +76,7 @@ class MovableFleet:
         monkeypatch.setattr(endpoint_owner, "ray", ray)
         monkeypatch.setattr(endpoint_moves, "ray", ray)
         monkeypatch.setattr(endpoint_moves, "available_resources_per_node", dict)
-        monkeypatch.setattr(EndpointOwner, "_actor", start)
-        self.manager = EndpointOwner("fleet", SerializedEnv(b""), {})
+        self.manager = Owner("fleet", SerializedEnv(b""), {})
 
     async def start(self) -> None:
         await self.manager.start([EndpointSpec("fleet-0", {}, "token", is_movable=True)])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.auth import token_file
-from rlmesh_ray.auth.token_file import TokenFile, TokenStore
+from rlmesh_ray.auth.token_file import FileStamp, TokenFile, TokenStore
 from rlmesh_ray.auth.tokens import TokenRole
 from rlmesh_ray.errors import ConfigurationError
 
@@ -165,15 +165,15 @@ def test_the_file_is_looked_at_once_a_second_at_most(
     file: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(file, "s3cret")
-    known = TokenStore(TokenFile(file), clock=clock)
     looks: list[TokenFile] = []
-    stamp = TokenFile.stamp
 
-    def counted(self: TokenFile) -> object:
-        looks.append(self)
-        return stamp(self)
+    class Counting(TokenFile):
+        def stamp(self) -> FileStamp | None:
+            looks.append(self)
+            return super().stamp()
 
-    monkeypatch.setattr(TokenFile, "stamp", counted)
+    known = TokenStore(Counting(file), clock=clock)
+    looks.clear()
 
     for _ in range(1000):
         clock.now_s += 0.01

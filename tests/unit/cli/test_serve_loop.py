@@ -1,5 +1,6 @@
 """Main loop of the commands that serve."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -40,7 +41,8 @@ def test_the_heap_is_frozen_before_the_address_is_announced(
 ) -> None:
     story: list[str] = []
     monkeypatch.setattr(serve_loop, "show_log", lambda log_format: None)
-    monkeypatch.setattr(serve_loop, "freeze_heap", lambda: story.append("settles"))
+    monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
+    monkeypatch.setattr(gc, "freeze", lambda: story.append("settles"))
 
     serve_loop.serve(Console(), ServerLifecycle(story), lambda: story.append("announces"))
 

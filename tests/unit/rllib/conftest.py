@@ -2,9 +2,7 @@
 
 import pytest
 
-from rlmesh_ray.rllib.config import learner_threads
-
 
 @pytest.fixture(autouse=True)
-def every_core_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learner_threads, "idle_cores", lambda cores, *, enough: cores)
+def threads_were_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.server import batch_collector, model_host, policy_executor, policy_health
+from rlmesh_ray.server import batch_collector, policy_executor, policy_health
 from rlmesh_ray.server.batch_collector import BatchCollector
 from rlmesh_ray.server.batch_schema import Actions, BatchSchema, PredictionRequest
 from rlmesh_ray.server.model_host import ModelHost
@@ -445,14 +445,14 @@ def test_a_refused_environment_is_checked_again() -> None:
     play(scenario)
 
 
-def test_the_number_of_remembered_environments_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_host, "_MAX_ACCEPTED", 2)
+def test_the_number_of_remembered_environments_is_limited() -> None:
+    upwards = range(1, 66)
 
     async def scenario(stage: Stage) -> None:
-        for width in (1, 2, 3, 3, 2, 1):
+        for width in (*upwards, 65, 2, 1):
             await stage.host.configure(replace(CONTRACT, num_envs=width))
 
-    assert [width for _, width in play(scenario).policy.checked] == [1, 2, 3, 1]
+    assert [width for _, width in play(scenario).policy.checked] == [*upwards, 1]
 
 
 # --- a policy that has held the serving loop -------------------------------------------

@@ -56,6 +56,7 @@ from tests.unit.transport.worker_model import (
     Chain,
     Order,
     Reply,
+    counted_bytes,
 )
 
 if TYPE_CHECKING:
@@ -142,22 +143,22 @@ class EndpointModel:
         other.world = world
         other.side = shallow_copy(self.side)
         other.counting = shallow_copy(self.counting)
-        other.counting._endpoint = other.side
+        other.counting.endpoint = other.side
         other.session = session = shallow_copy(self.session)
-        session._begun = set(session._begun)
-        session._tracker = ledger = shallow_copy(session._tracker)
-        ledger._episodes = list(ledger._episodes)
-        ledger._counters = other.counting
+        session.begun_lanes = set(session.begun_lanes)
+        session.tracker = tracker = shallow_copy(session.tracker)
+        tracker.set_episodes(tracker.episodes)
+        tracker.counters = other.counting
         return other
 
     @property
     def key(self) -> Hashable:
         session = self.session
         return (
-            *(value for name, value in vars(self.side).items() if name != "_numbers"),
+            *(value for name, value in vars(self.side).items() if name != "numbers"),
             self._counted,
             session.state,
-            frozenset(session._begun),
+            frozenset(session.begun_lanes),
             tuple(one is not None for one in session.episodes),
             self.turn,
             self.at_once,
@@ -180,7 +181,7 @@ class EndpointModel:
         own = self.progress
         if own is self.world.worker.progress:
             return None
-        return own.done, own._halves[0].tobytes(), own._halves[1].tobytes()
+        return own.done, *counted_bytes(own)
 
     @property
     def progress(self) -> SessionProgress:
@@ -189,7 +190,7 @@ class EndpointModel:
 
     @progress.setter
     def progress(self, progress: SessionProgress) -> None:
-        self.counting.progress = self.side._numbers = progress
+        self.counting.progress = self.side.numbers = progress
 
     # --- what can happen ------------------------------------------------------------------
 

@@ -58,6 +58,15 @@ class Doing(NamedTuple):
 REFUSED = Reply("", "the endpoint has answered it")
 
 
+def counted_bytes(progress: SessionProgress) -> Iterator[bytes]:
+    """Yield what ``progress`` counts of episodes, after the last request and before it."""
+    for number in (0, 1):
+        counts = progress.counts_after(number)
+        yield counts.is_tracked.tobytes()
+        yield counts.step_counts.tobytes()
+        yield counts.cumulative_rewards.tobytes()
+
+
 class WorkerModel:
     """One process at a time.
 
@@ -94,8 +103,8 @@ class WorkerModel:
         return (
             self.is_alive,
             self.process,
-            (own.begun, own.done, own._halves[0].tobytes(), own._halves[1].tobytes()),
-            self.side._is_direct_open,
+            (own.begun, own.done, *counted_bytes(own)),
+            self.side.is_direct_open,
             self.buffers,
             self.own_block,
             self.direct,
@@ -128,10 +137,10 @@ class WorkerModel:
     def writable_progress(self) -> SessionProgress:
         """Return its progress, which no other world shares."""
         mine = SessionProgress.local(NUM_LANES)
-        mine._memory[:] = self.progress._memory
+        mine.memory[:] = self.progress.memory
         if self.world.endpoint.progress is self.progress:
             self.world.endpoint.progress = mine
-        self.progress = self.side._numbers = mine
+        self.progress = self.side.numbers = mine
         return mine
 
     # --- what it does ---------------------------------------------------------------------

@@ -81,7 +81,7 @@ class WorldClient:
         self._settings = settings
         with with_timeout_limit(connect_options.timeout_s, connect_options.address):
             opened = open_world(connect_options, settings)
-        self._joiner, self._transport = opened.joiner, opened.transport
+        self.joiner, self._transport = opened.joiner, opened.transport
         self._seed, self._is_ours = opened.seed, opened.is_ours
         self.contract = opened.contract
         self._values = ValueCheck(
@@ -268,11 +268,11 @@ class WorldClient:
         if sys.is_finalizing():
             return  # gRPC's threads have ended; the end of the process closes the streams
         if isinstance(self._end, EndpointError):
-            self._joiner.drop()
+            self.joiner.drop()
             return
         # In a thread of its own: Ctrl-C in the middle of a call can leave gRPC's lock held, and the
         # next call would wait for ever.
-        goodbye = threading.Thread(target=self._joiner.leave, name="rlmesh-ray-close", daemon=True)
+        goodbye = threading.Thread(target=self.joiner.leave, name="rlmesh-ray-close", daemon=True)
         goodbye.start()
         goodbye.join(_GOODBYE_TIMEOUT_S)
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 
+from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
@@ -35,9 +36,8 @@ class WorldStream:
 
     def __init__(self, connect_options: ConnectOptions) -> None:
         self._channel = connect_options.open()
-        self._stream = JoinStream(
-            self._channel, _PROCESS, connect_options.metadata, connect_options.address
-        )
+        call = open_call(self._channel, _PROCESS, connect_options.metadata)
+        self.stream = JoinStream(call, connect_options.address)
         self._address = connect_options.address
         # Two counts, since two threads change them.
         self._num_sent = 0
@@ -60,7 +60,7 @@ class WorldStream:
         self._check_for_surplus()
         # First: a thread that closes the session meanwhile counts the answer as an expected one.
         self._num_sent += 1
-        self._stream.send(frame)
+        self.stream.send(frame)
 
     def receive(self, kind: RequestKind, end_s: float) -> WorldResponse:
         """Wait for the answer to the oldest request.
@@ -111,7 +111,7 @@ class WorldStream:
 
     def close(self) -> None:
         """Close the stream and its connection. Idempotent."""
-        self._stream.close()
+        self.stream.close()
         self._channel.close()
 
     def _explained(self, error: EndpointUnreachableError) -> EndpointUnreachableError:
@@ -134,7 +134,7 @@ class WorldStream:
             if self._arrived:
                 frame = self._arrived.popleft()
             else:
-                frame = self._stream.receive(max(0.0, end_s - time.monotonic()))
+                frame = self.stream.receive(max(0.0, end_s - time.monotonic()))
             self._num_received += 1
         except EndpointUnreachableError as error:
             raise self._explained(error) from error.__cause__
@@ -147,8 +147,8 @@ class WorldStream:
         if self._surplus is not None or not self._receiving.acquire(blocking=False):
             return  # another thread waits for an answer, so that none is left over
         try:
-            while self._num_here <= self._num_sent and self._stream.poll():
-                self._arrived.append(self._stream.receive())
+            while self._num_here <= self._num_sent and self.stream.poll():
+                self._arrived.append(self.stream.receive())
         except EndpointError:
             return  # ``receive`` raises it
         finally:

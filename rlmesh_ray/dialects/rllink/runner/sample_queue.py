@@ -156,7 +156,7 @@ class SampleQueue:
         self._chunks = ChunkQueue()
         self._wanted: tuple[int | None, int | None] | None = None
         self._waiting = PendingReplies()
-        self._inflight = InflightSteps()
+        self.inflight = InflightSteps()
         self._finished: list[FinishedEpisode] = []
         self._num_stale_steps = 0
         self._num_abandoned = 0
@@ -266,15 +266,15 @@ class SampleQueue:
 
     def begin_rollout(self, owner: object, num_steps: int, seq_no: int) -> None:
         """Note that a simulator begins to step; see ``InflightSteps.begin``. Under the lock."""
-        self._inflight.begin(owner, num_steps, seq_no)
+        self.inflight.begin(owner, num_steps, seq_no)
 
     def note_received(self, owner: object, num_steps: int) -> None:
         """Note that it has brought some of them; under the lock."""
-        self._inflight.note_received(owner, num_steps)
+        self.inflight.note_received(owner, num_steps)
 
     def end_rollout(self, owner: object) -> None:
         """Note that it has brought them, or never will; under the lock."""
-        self._inflight.end(owner)
+        self.inflight.end(owner)
         self.lock.notify_all()
 
     def finish(self, progress: EpisodeProgress) -> None:
@@ -322,7 +322,7 @@ class SampleQueue:
         num_steps, _ = self._wanted
         if num_steps is None:
             return _ANY
-        coming = self._inflight.num_expected(self.is_fresh)
+        coming = self.inflight.num_expected(self.is_fresh)
         return max(0, num_steps - self._num_steps() - coming)
 
     # --- under the lock ------------------------------------------------------------------

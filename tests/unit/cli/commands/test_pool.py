@@ -36,7 +36,7 @@ def test_a_registry_that_does_not_answer_does_not_end_the_pool(
     pool: Any = Pool(there, EndpointUnreachableError("an actor is restarting"), there, ())
 
     with pytest.raises(KeyboardInterrupt):
-        command._follow(Console(is_json=True), pool)
+        command.follow(Console(is_json=True), pool)
 
     said = capsys.readouterr()
     assert [json.loads(line)["event"] for line in said.out.splitlines()] == ["came", "left"]

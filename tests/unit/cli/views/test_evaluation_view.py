@@ -1,5 +1,6 @@
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -157,14 +158,23 @@ def test_a_file_that_is_removed_meanwhile_does_not_fail_the_command(
     assert main([*COMMAND, "--episodes", "1", "--output", str(path)]) == 0
 
 
-def test_an_interrupt_while_an_episode_is_recorded_comes_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Console, "event", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+class FailingConsole(Console):
+    """A console whose events fail in some way."""
+
+    def __init__(self, fail: Callable[[], None]) -> None:
+        super().__init__()
+        self._fail = fail
+
+    def event(self, *_: object, **__: object) -> None:
+        self._fail()
+
+
+def test_an_interrupt_while_an_episode_is_recorded_comes_afterwards(tmp_path: Path) -> None:
+    console = FailingConsole(lambda: signal.raise_signal(signal.SIGINT))
 
     with (
         episodes_file(tmp_path / "episodes.jsonl") as file,
-        EvaluationView(Console(), 9, file) as meter,
+        EvaluationView(console, 9, file) as meter,
     ):
         with pytest.raises(KeyboardInterrupt) as interrupt:
             meter.advance(episode(0))
@@ -177,13 +187,12 @@ def test_an_interrupt_while_an_episode_is_recorded_comes_afterwards(
 
 @pytest.mark.parametrize("failure", [RlmeshError("the disk is full"), KeyboardInterrupt()])
 def test_an_error_while_the_last_episodes_are_shown_costs_no_summary(
-    failure: BaseException, monkeypatch: pytest.MonkeyPatch
+    failure: BaseException,
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
+    def fail() -> None:
         raise failure
 
-    monkeypatch.setattr(Console, "event", fail)
-    with EvaluationView(Console(), 9, None) as meter:
+    with EvaluationView(FailingConsole(fail), 9, None) as meter:
         seen = meter.so_far(EvaluationInterruptedError("gone", (episode(0), episode(1))))
 
     assert seen is not None

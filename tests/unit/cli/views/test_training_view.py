@@ -106,13 +106,15 @@ def test_an_interrupted_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             closed.append(True)
 
-    def interrupt(_progress: object) -> None:
-        raise KeyboardInterrupt
+    class InterruptedView(TrainingView):
+        def update(self, _progress: object) -> None:
+            raise KeyboardInterrupt
 
     generator = run()
-    with TrainingView(Console(), StopCriteria(stop_iters=3)) as view:
-        monkeypatch.setattr(view, "update", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            view.follow(generator)
+    with (
+        InterruptedView(Console(), StopCriteria(stop_iters=3)) as view,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        view.follow(generator)
 
     assert closed == [True]

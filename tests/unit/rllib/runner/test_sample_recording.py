@@ -56,7 +56,7 @@ def test_several_agents_are_not_recorded() -> None:
 
 
 def test_a_package_that_rllib_lacks_for_episodes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlmesh_ray.rllib.runner.sample_recording.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
     with pytest.raises(ConfigurationError, match="msgpack-numpy; install it, or set output_write_"):
         require_recordable(recorded())
