@@ -75,6 +75,8 @@ def model_statistics(batches: int, uptime_s: float) -> ModelStatistics:
         batch_rows=histogram(_ROWS, 8.0, batches),
         queue_s=histogram(_BOUNDS_S, 0.0004, 4 * batches),
         forward_s=histogram(_BOUNDS_S, 0.002, batches),
+        inference="torch",
+        torch_reason="a batch takes 2140 us compiled, and 2000 us in torch",
     )
 
 

@@ -1,6 +1,6 @@
 """The interface of a policy that a ModelServer runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -116,6 +116,9 @@ class PolicyTraits:
     checks_concurrently: bool = False
     """``check_contract`` may be called in another thread than ``predict``, also while that runs.
     If not, the first route for an environment of a new kind waits for the running batch."""
+    torch_reason: Callable[[], str | None] | None = None
+    """Returns why its module runs in torch now, or None where it runs compiled; is called from any
+    thread. Left out by policies without this choice, such as functions."""
 
 
 def traits_of(policy: object) -> PolicyTraits:

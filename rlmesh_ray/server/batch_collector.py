@@ -105,7 +105,9 @@ class BatchCollector:
         """Counters besides those of the queue of predictions."""
         self._policy = policy
         self._name = name
-        self._latency_gate = LatencyGate(only_computes=traits_of(policy).only_computes)
+        traits = traits_of(policy)
+        self._latency_gate = LatencyGate(only_computes=traits.only_computes)
+        self._torch_reason = traits.torch_reason
         self._inbox: list[tuple[Callable[[bytes], None], bytes]] = []
         self._num_new = 0
         """Predictions since the last flush."""
@@ -134,7 +136,10 @@ class BatchCollector:
         if self.executor.is_busy:  # with a request that did not pass the queue, too
             queue = replace(queue, is_busy=True)
         return self.counts.statistics(
-            queue, routes=self.num_routes, policy_version=self.policy_version
+            queue,
+            routes=self.num_routes,
+            policy_version=self.policy_version,
+            torch_reason=self._torch_reason,
         )
 
     def submit(self, take: Callable[[bytes], None], data: bytes) -> None:

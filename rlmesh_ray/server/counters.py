@@ -7,6 +7,7 @@ from any thread. Counters that must change together are changed and summed up un
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlmesh_ray import __version__
@@ -221,7 +222,12 @@ class ModelCounters:
         self._forward.add(forward_ns)
 
     def statistics(
-        self, queue: BatchQueueStatistics, *, routes: int, policy_version: int
+        self,
+        queue: BatchQueueStatistics,
+        *,
+        routes: int,
+        policy_version: int,
+        torch_reason: Callable[[], str | None] | None = None,
     ) -> ModelStatistics:
         """Return the counters. From any thread.
 
@@ -229,7 +235,12 @@ class ModelCounters:
             queue: The counters of the queue of predictions.
             routes: How many are open.
             policy_version: The version of the present weights.
+            torch_reason: See ``PolicyTraits``.
         """
+        inference, reason = "", None
+        if torch_reason is not None:
+            reason = torch_reason()
+            inference = "compiled" if reason is None else "torch"
         return ModelStatistics(
             **{name: getattr(queue, name) for name in BatchQueueStatistics.__slots__},
             version=__version__,
@@ -241,4 +252,6 @@ class ModelCounters:
             batch_rows=histogram_of(BATCH_BOUNDS_ROWS, [self._batch_rows.read()]),
             queue_s=histogram_of(DURATION_BOUNDS_NS, [self._queue.read()], NS_PER_S),
             forward_s=histogram_of(DURATION_BOUNDS_NS, [self._forward.read()], NS_PER_S),
+            inference=inference,
+            torch_reason=reason or "",
         )

@@ -123,6 +123,9 @@ def _model_fields(sighting: StatisticsPair, now: ModelStatistics) -> dict[str, o
         "waiting": now.items_waiting,
         "routes": now.routes,
         "policy_version": now.policy_version,
+        # What an older version has pickled has not even the attributes.
+        "inference": getattr(now, "inference", "") or None,
+        "torch_reason": getattr(now, "torch_reason", "") or None,
         "predictions_per_s": _rate(sighting, "items"),
         "rows_per_batch": _recent(sighting, "batch_rows").mean,
         "queue_p50_s": queue.quantile(0.5),

@@ -185,6 +185,14 @@ ROUTES = _gauge("routes", "Open routes.", lambda statistics: statistics.routes)
 POLICY_VERSION = _gauge(
     "policy_version", "Of the weights that act.", lambda statistics: statistics.policy_version
 )
+COMPILED_INFERENCE = Metric(
+    f"{PREFIX}_compiled_inference",
+    MetricKind.GAUGE,
+    "1 where the policy's module runs compiled, 0 in torch; functions have none.",
+    lambda statistics: (
+        {"": float(statistics.inference == "compiled")} if statistics.inference else {}
+    ),
+)
 BATCH_ROWS = _histogram("batch_rows", "Rows of a batch", lambda statistics: statistics.batch_rows)
 QUEUE_SECONDS = _histogram(
     "queue_seconds",
@@ -222,6 +230,7 @@ _OF_MODELS = (
     WAITING,
     ROUTES,
     POLICY_VERSION,
+    COMPILED_INFERENCE,
     BATCH_ROWS,
     QUEUE_SECONDS,
     FORWARD_SECONDS,

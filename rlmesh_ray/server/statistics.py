@@ -79,6 +79,12 @@ class ModelStatistics(BatchQueueStatistics):
     """How long each prediction waited for its batch."""
     forward_s: Histogram
     """How long the policy took for each batch."""
+    # Last, and with defaults: an endpoint of an older version says nothing of them.
+    inference: str = ""
+    """How the policy's module runs now: ``"compiled"`` or ``"torch"``; empty: the policy has no
+    such choice, or the endpoint does not say."""
+    torch_reason: str = ""
+    """Why it runs in torch."""
 
 
 Statistics = EnvStatistics | ModelStatistics

@@ -1,6 +1,6 @@
 """Statistics in frames: the report of an endpoint to its pool, and what observers receive."""
 
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any, get_type_hints
 
 from rlmesh_ray.errors import CodecError
@@ -18,6 +18,7 @@ from rlmesh_ray.wire.protobuf import as_utf8, parse
 _BOUNDS_S = tuple(bound / NS_PER_S for bound in DURATION_BOUNDS_NS)
 _MOST_NAMES = 64
 _LONGEST_NAME = 64
+_LONGEST_TEXT = 400
 _MOST = 2**53
 """Larger counts are refused; a float holds all smaller ones exactly."""
 
@@ -41,8 +42,10 @@ def statistics_of(observed: EndpointStatistics) -> Statistics | None:
     if kind is None:
         return None
     try:
-        hints = get_type_hints(kind)
-        return kind(**{name: _field(observed.counters[name], hints[name]) for name in hints})
+        hints, raw = get_type_hints(kind), observed.counters
+        # An endpoint of an older version leaves out what has a default.
+        names = [each.name for each in fields(kind) if each.default is MISSING or each.name in raw]
+        return kind(**{name: _field(raw[name], hints[name]) for name in names})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         version = observed.counters.get("version")
         raise CodecError(
@@ -59,7 +62,7 @@ def _field(value: Any, hint: Any) -> Any:
     if hint is SessionStatistics:
         return SessionStatistics(**{each.name: _number(value[each.name]) for each in fields(hint)})
     if hint is str:
-        return str(value)[:_LONGEST_NAME]
+        return str(value)[:_LONGEST_TEXT]
     if hint in (bool, int, float):
         return _number(value)
     return {str(name): _number(count) for name, count in value.items()}

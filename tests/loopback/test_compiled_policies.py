@@ -184,3 +184,7 @@ def test_a_server_answers_alike_however_it_runs_the_module(inference: str) -> No
         model.configure_route(CONTRACT)
         for _ in range(10):
             assert np.allclose(model.predict(OBSERVATIONS), expected, atol=1e-5)
+        statistics = server.statistics()
+
+    assert statistics.inference in (["compiled", "torch"] if inference == "auto" else [inference])
+    assert bool(statistics.torch_reason) is (statistics.inference == "torch")

@@ -52,7 +52,10 @@ def measured(prefix: str) -> list[MeasuredEndpoint]:
     queue = BatchQueueStatistics(1, 1, False, 5, 6, 7, 0, 0.1, 0.1, 0.1)
     return [
         MeasuredEndpoint(f"{prefix}-env", env.statistics(), "games", restarts=1),
-        MeasuredEndpoint(f"{prefix}-model", model.statistics(queue, routes=2, policy_version=9)),
+        MeasuredEndpoint(
+            f"{prefix}-model",
+            model.statistics(queue, routes=2, policy_version=9, torch_reason=lambda: None),
+        ),
     ]
 
 

@@ -162,6 +162,10 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel("Predictions waiting", (Query(_now(metrics.WAITING), _BY_ENDPOINT),)),
             Panel("Version of the policy", (Query(_now(metrics.POLICY_VERSION), _BY_ENDPOINT),)),
             Panel("Routes", (Query(_now(metrics.ROUTES), _BY_ENDPOINT),)),
+            Panel(
+                "Compiled (1) or in torch (0)",
+                (Query(_now(metrics.COMPILED_INFERENCE), _BY_ENDPOINT),),
+            ),
         ),
     ),
 )

@@ -151,6 +151,7 @@ class OnnxFilePolicy:
             algorithm=metadata.get(_ALGORITHM, ""),
             checks_concurrently=True,
             horizon=horizon,
+            torch_reason=lambda: None,
         )
 
     def check_contract(self, contract: EnvContract) -> None:

@@ -46,6 +46,8 @@ class InferenceChoice:
             ConfigurationError with the reason where that is impossible.
         is_timed: Whether ``"auto"`` takes the compiled module only if it is the faster one. With
             False the choice depends on results alone, so that it is the same in each run.
+        device: Torch's type of the module's device. Only on a CPU ``compile`` is used; elsewhere
+            the caller has torch compile the module, for ``"compiled"`` alone.
         clock: Returns seconds.
     """
 
@@ -55,22 +57,29 @@ class InferenceChoice:
         compile: Callable[..., Compiled],
         *,
         is_timed: bool = True,
+        device: str = "cpu",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._inference = inference
         self._compile, self._is_timed, self._clock = compile, is_timed, clock
+        self._device = device
         self._compiled: Compiled | None = None
         # Contracts are checked in several threads.
         self._lock = threading.Lock()
         self._asked = inference
         self._seconds: tuple[list[float], list[float]] = ([], [])
-        self.torch_reason: str | None = "nothing has been computed yet"
+        self.torch_reason: str | None = "the first batches decide"
         """Why the module runs in torch; None: it runs compiled."""
         if inference == "torch":
             self._fall_back('inference="torch" says so')
+        elif device != "cpu" and inference == "auto":
+            self._fall_back(f'inference="auto" is torch on {device}')
+        elif device != "cpu":
+            self._inference = "torch"
+            self._take()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(InferenceChoice, is_timed=self._is_timed)
+        make = partial(InferenceChoice, is_timed=self._is_timed, device=self._device)
         return make, (self._asked, self._compile)
 
     def load(self) -> None:

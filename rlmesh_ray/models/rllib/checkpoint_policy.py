@@ -135,6 +135,7 @@ class RllibPolicy:
             algorithm=parts.algorithm,
             checks_concurrently=True,
             horizon=self._horizon,
+            torch_reason=self._forward.torch_reason,
         )
 
     def check_contract(self, contract: EnvContract) -> None:

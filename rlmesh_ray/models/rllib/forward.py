@@ -52,8 +52,7 @@ class BucketedForward:
         self._explore = explore
         self._buckets = buckets
         self._env_steps = 0
-        is_on_cpu = device.type == "cpu"
-        if inference == "compiled" and not is_on_cpu:
+        if inference == "compiled" and device.type != "cpu":
             named = module.forward_exploration if explore else module.forward_inference
             if _gives_logits(module, explore):
                 named = partial(_logits, module)
@@ -64,8 +63,12 @@ class BucketedForward:
             bare = FastForward(module)
             self._torch = bare.explore if explore else bare.infer
         self._inference = InferenceChoice(
-            inference if is_on_cpu else "torch", partial(_compiled, module, explore)
+            inference, partial(_compiled, module, explore), device=device.type
         )
+
+    def torch_reason(self) -> str | None:
+        """Return why the module runs in torch; None: it runs compiled."""
+        return self._inference.torch_reason
 
     def load(self) -> None:
         """Take the module's weights as they are now; to be called after each change of them."""

@@ -60,8 +60,7 @@ class TorchModule:
         first = next(iter([*module.parameters(), *module.buffers()]), None)
         self.device = torch.device(device or "cpu") if first is None else first.device
         """The device to which inputs are moved."""
-        is_on_cpu = self.device.type == "cpu"
-        is_torchs = inference == "compiled" and not is_on_cpu
+        is_torchs = inference == "compiled" and self.device.type != "cpu"
         self.only_computes = not is_torchs and only_computes(module, self.device)
         """Whether a run waits for nothing but the processor, see ``trusted_code``."""
         self.kind = _kind(module)
@@ -71,16 +70,20 @@ class TorchModule:
         self._call: Callable[..., Any] = (
             SequentialFastPath(module) if is_sequential(module) else module
         )
-        self._inference = InferenceChoice(
-            inference if is_on_cpu else "torch", partial(CompiledTorchModule, module)
-        )
         if is_torchs:
             if isinstance(module, torch.jit.ScriptModule):
                 raise ConfigurationError(
                     'TorchScript is compiled already; on CUDA inference is "torch" for it'
                 )
             self._call = compiled(module, self.device, self._buckets)
+        self._inference = InferenceChoice(
+            inference, partial(CompiledTorchModule, module), device=self.device.type
+        )
         self._chosen = partial(self._inference.run, self._call)
+
+    def torch_reason(self) -> str | None:
+        """Return why the module runs in torch; None: it runs compiled."""
+        return self._inference.torch_reason
 
     def parts(self, num_rows: int) -> list[PaddedBatch]:
         """Return the parts of a batch of ``num_rows``, each of which runs at once."""

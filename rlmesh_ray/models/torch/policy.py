@@ -70,6 +70,7 @@ class TorchPolicy:
             checks_concurrently=only_computes,
             kind=self._module.kind,
             horizon=horizon,
+            torch_reason=self._module.torch_reason,
         )
 
     def check_contract(self, contract: EnvContract) -> None:

@@ -226,7 +226,8 @@ const refreshSessions = repeat(async () => {
   facts($("session-facts"), {
     endpoint: endpoint.endpoint_id, address: endpoint.address, node: endpoint.node, up: duration(endpoint.uptime_s),
     restarts: endpoint.restarts ? round(endpoint.restarts) : "", trouble: trouble(endpoint),
-    ...(isPolicy && { "policy version": `${endpoint.policy_version}`, batches: short(endpoint.batches),
+    ...(isPolicy && { "policy version": `${endpoint.policy_version}`,
+      inference: [endpoint.inference, endpoint.torch_reason].filter(Boolean).join(": "), batches: short(endpoint.batches),
       sessions: round(endpoint.sessions), "rows a batch": round(endpoint.rows_per_batch), "queue p50, p99": times(endpoint, "queue"),
       "forward p50, p99": times(endpoint, "forward") }),
     ...(!hasNone && { "step p50, p99": times(endpoint, "step"), "all episodes": short(endpoint.episodes) }),

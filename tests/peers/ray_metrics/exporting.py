@@ -50,7 +50,9 @@ class Metered:
         self._lanes = lanes
         self._env, self._look_at_env = EndpointMetrics(RECORD), env.statistics
         self._model = EndpointMetrics(replace(RECORD, endpoint_id="seen/metered-model"))
-        self._model_statistics = model.statistics(queue, routes=2, policy_version=9)
+        self._model_statistics = model.statistics(
+            queue, routes=2, policy_version=9, torch_reason=lambda: None
+        )
 
     def beat(self, num_steps: int) -> None:
         """Look after as many steps of 30 microseconds, of four lanes, of which one ends.

@@ -1,4 +1,5 @@
 import pickle
+from collections.abc import Callable
 
 import pytest
 
@@ -85,3 +86,22 @@ def test_a_policy_s_batches_are_counted_by_rows_and_by_time() -> None:
     assert statistics.forward_s.total == pytest.approx(0.003)
     assert (statistics.routes, statistics.policy_version, statistics.sessions.open) == (2, 7, 1)
     assert pickle.loads(pickle.dumps(statistics)) == statistics
+
+
+@pytest.mark.parametrize(
+    ("torch_reason", "expected"),
+    [
+        (None, ("", "")),
+        (lambda: None, ("compiled", "")),
+        (lambda: "it has hooks", ("torch", "it has hooks")),
+        (lambda: "", ("torch", "")),
+    ],
+)
+def test_a_policy_runs_compiled_where_it_has_no_reason_for_torch(
+    torch_reason: Callable[[], str | None] | None, expected: tuple[str, str]
+) -> None:
+    statistics = ModelCounters().statistics(
+        BatchQueue(max_rows=1).statistics(), routes=0, policy_version=0, torch_reason=torch_reason
+    )
+
+    assert (statistics.inference, statistics.torch_reason) == expected

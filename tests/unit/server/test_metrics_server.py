@@ -1,6 +1,6 @@
 """What ``/metrics`` says of endpoints, in Prometheus' text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,7 +17,7 @@ from rlmesh_ray.server.metrics_server import (
     StatisticsCollector,
     serve_metrics,
 )
-from rlmesh_ray.server.statistics import EnvStatistics
+from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics
 from tests.lane_counts import note_step
 
 Samples = dict[tuple[str, str, str], float]
@@ -56,13 +56,18 @@ def env_statistics(num_steps: int = 5) -> EnvStatistics:
     return counters.statistics()
 
 
-def endpoints() -> Sequence[MeasuredEndpoint]:
+def model_statistics(torch_reason: Callable[[], str | None] | None) -> ModelStatistics:
+    """Statistics after one batch of a policy, which says why it runs in torch."""
     model = ModelCounters()
     model.note_batch(16, 1_500_000)
     queue = BatchQueueStatistics(1, 1, False, 5, 6, 7, 0, 0.1, 0.1, 0.1)
+    return model.statistics(queue, routes=2, policy_version=9, torch_reason=torch_reason)
+
+
+def endpoints() -> Sequence[MeasuredEndpoint]:
     return [
         MeasuredEndpoint("env-1", env_statistics(), "games", restarts=2),
-        MeasuredEndpoint("model-1", model.statistics(queue, routes=2, policy_version=9)),
+        MeasuredEndpoint("model-1", model_statistics(lambda: None)),
     ]
 
 
@@ -86,6 +91,23 @@ def test_what_an_environment_counts_is_there_with_its_labels() -> None:
     assert found["model-1", metrics.POLICY_VERSION.exported, ""] == 9
     assert ("model-1", metrics.ENV_STEPS.exported, "") not in found
     assert ("model-1", metrics.RESTARTS.exported, "") not in found
+
+
+def test_a_policy_runs_compiled_or_in_torch_or_has_no_such_choice() -> None:
+    reasons = {"compiled": lambda: None, "torch": lambda: 'it has "hooks"\n}', "function": None}
+
+    text = text_of(
+        lambda: [
+            MeasuredEndpoint(name, model_statistics(reason)) for name, reason in reasons.items()
+        ]
+    )
+
+    lines = [line for line in text.splitlines() if line.startswith("rlmesh_ray_compiled_inference")]
+    assert lines == [
+        'rlmesh_ray_compiled_inference{endpoint_id="compiled",fleet=""} 1.0',
+        'rlmesh_ray_compiled_inference{endpoint_id="torch",fleet=""} 0.0',
+    ]
+    assert "hooks" not in text
 
 
 def test_a_histogram_is_one_with_its_empty_buckets() -> None:

@@ -12,7 +12,7 @@ from benchmarks.watching.samples import model_statistics
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.histogram import DURATION_BOUNDS_NS, NS_PER_S, Histogram
 from rlmesh_ray.server.counters import EnvCounters
-from rlmesh_ray.server.statistics import EnvStatistics, SessionStatistics
+from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics, SessionStatistics
 from rlmesh_ray.server.statistics_report import (
     observed_statistics,
     pack_report,
@@ -114,6 +114,32 @@ def test_observers_receive_those_of_a_policy_too() -> None:
 
     assert observed.service == "model"
     assert statistics_of(observed) == statistics
+
+
+def test_an_older_endpoint_does_not_say_how_its_policy_runs() -> None:
+    statistics = model_statistics(5, 60.0)
+    observed = observed_statistics(statistics)
+
+    older = {
+        name: value
+        for name, value in observed.counters.items()
+        if name not in {"inference", "torch_reason"}
+    }
+
+    assert statistics_of(replace(observed, counters=older)) == replace(
+        statistics, inference="", torch_reason=""
+    )
+
+
+def test_a_reason_of_any_length_and_wording_is_taken_and_cut() -> None:
+    reason = '"}\n{' * 1000
+    statistics = replace(model_statistics(5, 60.0), torch_reason=reason)
+
+    (observed,) = parse_statistics(pack_statistics([observed_statistics(statistics)]))
+
+    found = statistics_of(observed)
+    assert isinstance(found, ModelStatistics)
+    assert found.torch_reason == reason[:400]
 
 
 def test_an_endpoint_that_has_not_reported_has_no_statistics() -> None:

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -94,6 +94,19 @@ def test_a_policy_has_statistics_of_its_batches() -> None:
     assert fields["rows_per_batch"] == pytest.approx(5.5)
     assert fields["policy_version"] == 5
     assert fields["queue_p50_s"] is None
+
+
+def test_a_policy_says_how_it_runs_and_an_older_one_does_not() -> None:
+    torch = replace(model(1, [1], 1.0), inference="torch", torch_reason="it has hooks")
+    older: Any = object.__new__(ModelStatistics)
+    # As unpickled here: an older version has no values for the last two fields.
+    older.__setstate__([getattr(torch, each.name) for each in fields(torch)][:-2])
+
+    shown, unknown = (as_fields(endpoint(StatisticsPair(each))) for each in (torch, older))
+
+    assert (shown["inference"], shown["torch_reason"]) == ("torch", "it has hooks")
+    assert (unknown["inference"], unknown["torch_reason"]) == (None, None)
+    assert unknown["policy_version"] == 5
 
 
 def test_fleets_have_tables_of_their_own_and_policies_come_last() -> None:

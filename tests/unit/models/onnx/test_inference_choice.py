@@ -1,6 +1,7 @@
 """The choice between torch and a compiled module, and what it says about it."""
 
 import itertools
+import pickle
 import threading
 from typing import Any
 
@@ -214,6 +215,24 @@ def test_compiled_says_what_was_raised() -> None:
 
     with pytest.raises(ConfigurationError, match=r"is impossible: .*TypeError: BFloat16; use"):
         choice.prepare(4)
+
+
+@pytest.mark.parametrize(
+    ("inference", "reason"),
+    [
+        ("auto", 'inference="auto" is torch on cuda'),
+        ("torch", 'inference="torch" says so'),
+        ("compiled", None),
+    ],
+)
+def test_elsewhere_than_on_a_cpu_the_caller_s_module_runs(
+    inference: str, reason: str | None
+) -> None:
+    choice = InferenceChoice(inference, unknown, device="cuda")
+
+    assert choice.run(lambda rows: rows + 1, 4) == 5
+    assert choice.torch_reason == reason
+    assert pickle.loads(pickle.dumps(choice)).torch_reason == reason
 
 
 def test_weights_that_come_while_a_module_is_compiled_are_taken() -> None:

@@ -12,7 +12,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.models.loading import load_policy
-from rlmesh_ray.models.policy import RouteRows, Rows
+from rlmesh_ray.models.policy import RouteRows, Rows, traits_of
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -96,6 +96,21 @@ def test_of_a_module_s_logits_the_largest_wins_at_each_step(tmp_path: Path) -> N
     actions = act(policy, CHOICE, 0, 3)
 
     assert np.asarray(actions).tolist() == [[0, 1, 2], [3, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("inference", "reason"), [("compiled", None), ("torch", 'inference="torch" says so')]
+)
+def test_a_policy_says_why_it_runs_in_torch(
+    inference: str, reason: str | None, tmp_path: Path
+) -> None:
+    policy = load_policy(saved(Chunks, TORQUE, tmp_path), inference=inference)
+    act(policy, TORQUE, 1, 2)
+
+    torch_reason = traits_of(policy).torch_reason
+
+    assert torch_reason is not None
+    assert torch_reason() == reason
 
 
 def test_a_row_of_nan_is_an_error_of_its_batch(tmp_path: Path) -> None:

@@ -479,3 +479,12 @@ def test_a_contract_shows_whether_the_module_returns_chunks(
 
     with pytest.raises(ContractMismatchError, match=wanted):
         policy.check_contract(replace(contract(box(3), actions), num_envs=1))
+
+
+def test_auto_elsewhere_than_on_a_cpu_is_torch() -> None:
+    policy = TorchPolicy(torch.nn.Linear(3, 3, device="meta"), inference="auto")
+
+    torch_reason = policy.traits.torch_reason
+
+    assert torch_reason is not None
+    assert torch_reason() == 'inference="auto" is torch on meta'
