@@ -4,11 +4,13 @@ An assignment is the endpoint where a session *should* be. Runners report where 
 *are*, by ``rebalance``, and get the names of those that have to move.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
+from rlmesh_ray.server.endpoint_status import RunnerStatus
 
 _FORGET_AFTER_S = 600.0
 """Assignments that no runner has reported for this long belong to runners that are gone."""
@@ -16,6 +18,8 @@ _LEEWAY = 8
 """How many sessions more than the emptiest an endpoint may have to get those planned for it."""
 QUIET_S = 5.0
 """Time without new sessions before sessions move to balance the load: new ones balance it."""
+_SESSION = re.compile(r".*/(train|eval)/(\d+)/\d+@(.*)")
+"""Name of a runner's session; see ``rllib.runner.assignment_requests.session_names``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,27 @@ class AssignmentTable:
         return all(
             assigned.seen_s < now_s - _FORGET_AFTER_S for assigned in self._assigned.values()
         )
+
+    def runners(self, fleet: str, now_s: float) -> list[RunnerStatus]:
+        """Return the env runners whose sessions are assigned, with the ids of their nodes."""
+        sessions: dict[tuple[str, str], list[_AssignedSession]] = {}
+        for name, assigned in self._assigned.items():
+            if found := _SESSION.fullmatch(name):
+                group, index, runner_id = found.groups()
+                kind = "evaluation" if group == "eval" else "training"
+                sessions.setdefault((f"{kind} runner {index}", runner_id), []).append(assigned)
+        return [
+            RunnerStatus(
+                fleet,
+                name,
+                runner_id,
+                max(each.node_id for each in own),
+                tuple(sorted({each.endpoint_id for each in own})),
+                len(own),
+                now_s - max(each.seen_s for each in own),
+            )
+            for (name, runner_id), own in sorted(sessions.items())
+        ]
 
     def assign(  # all times and members come in as arguments
         self,

@@ -1,6 +1,8 @@
 """The endpoints of the cluster's registry, for programs that show and observe them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
 
 import ray
 
@@ -13,7 +15,7 @@ from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.auth.tokens import derive_token
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool
-from rlmesh_ray.server.endpoint_status import EndpointStatus
+from rlmesh_ray.server.endpoint_status import EndpointStatus, RunnerStatus
 from rlmesh_ray.server.statistics import StatisticsPair
 
 _TIMEOUT_S = 30.0
@@ -26,11 +28,7 @@ def cluster_endpoints() -> list[EndpointStatus]:
     Raises:
         EndpointError: The registry does not answer.
     """
-    try:
-        registry = find_registry()
-    except ValueError:
-        return []
-    names = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    overview, names = _ask_registry("overview"), _node_names()
     return [
         EndpointStatus(
             fleet=each.record.fleet,
@@ -43,8 +41,22 @@ def cluster_endpoints() -> list[EndpointStatus]:
             num_assigned=each.num_assigned,
             sighting=each.statistics if isinstance(each.statistics, StatisticsPair) else None,
         )
-        for each in get_result(registry.overview.remote(), _TIMEOUT_S)
+        for each in overview
     ]
+
+
+def _ask_registry(question: str) -> Sequence[Any]:
+    """Return the registry's answer; nothing where there is no registry."""
+    try:
+        registry = find_registry()
+    except ValueError:
+        return ()
+    answer: Sequence[Any] = get_result(getattr(registry, question).remote(), _TIMEOUT_S)
+    return answer
+
+
+def _node_names() -> dict[str, str]:
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
 
 
 class ClusterEndpoints:
@@ -76,6 +88,19 @@ class ClusterEndpoints:
         present = {each.endpoint_id for each in found}
         self._known = {name: each for name, each in self._known.items() if name in present}
         return [each for each in found if not self._fleets or each.fleet in self._fleets]
+
+    def runners(self) -> list[RunnerStatus]:
+        """Return the env runners that use them.
+
+        Raises:
+            EndpointError: The registry does not answer.
+        """
+        found, names = _ask_registry("runners"), _node_names()
+        return [
+            replace(each, node=names.get(each.node, each.node))
+            for each in found
+            if not self._fleets or each.fleet in self._fleets
+        ]
 
     def connect_options(self, endpoint: EndpointStatus) -> ConnectOptions:
         """Return how to connect to an endpoint, with the token that its fleet or pool has for it.

@@ -20,6 +20,7 @@ from rlmesh_ray.actors.registry.lease_table import (
     EndpointRecord,
     LeaseTable,
 )
+from rlmesh_ray.server.endpoint_status import RunnerStatus
 
 REGISTRY_NAME = "registry"
 REGISTRY_NAMESPACE = "rlmesh_ray"
@@ -128,6 +129,15 @@ class EndpointRegistry:
             else each
             for each in self._leases.entries(time.monotonic())
         )
+
+    def runners(self) -> list[RunnerStatus]:
+        """Return the env runners of all fleets, with the ids of their nodes."""
+        now_s = time.monotonic()
+        return [
+            each
+            for fleet, table in sorted(self._assignments.items())
+            for each in table.runners(fleet, now_s)
+        ]
 
 
 def shared_registry() -> Any:

@@ -14,7 +14,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.errors import EndpointUnreachableError
 from rlmesh_ray.histogram import BATCH_BOUNDS_ROWS, DURATION_BOUNDS_NS, NS_PER_S, Histogram
 from rlmesh_ray.recording.store import EpisodeSummary, RecordingInfo, Store
-from rlmesh_ray.server.endpoint_status import EndpointStatus
+from rlmesh_ray.server.endpoint_status import EndpointStatus, RunnerStatus
 from rlmesh_ray.server.statistics import (
     EnvStatistics,
     ModelStatistics,
@@ -95,6 +95,14 @@ class ManyEndpoints:
     def endpoints(self) -> list[EndpointStatus]:
         """Return them, with statistics of two moments."""
         return [self._endpoint(number) for number in range(self._num_endpoints)]
+
+    def runners(self) -> list[RunnerStatus]:
+        """Return two runners of one training."""
+        of_three = "hills/0", "hills/3", "hills/5"
+        return [
+            RunnerStatus("hills", "evaluation runner 1", "b", "10.0.0.5", of_three[:1], 1, 0.4),
+            RunnerStatus("hills", "training runner 1", "a", "10.0.0.4", of_three[1:], 4, 1.8),
+        ]
 
     def connect_options(self, endpoint: EndpointStatus) -> ConnectOptions:
         """Raise an error: there is nothing to connect to."""

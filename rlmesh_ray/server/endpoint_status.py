@@ -1,4 +1,4 @@
-"""The state of one endpoint: what the registry knows of it, and its statistics as rates."""
+"""The states of endpoints and env runners: what the registry knows, and statistics as rates."""
 
 import re
 from dataclasses import dataclass
@@ -50,6 +50,23 @@ class EndpointStatus:
             case StatisticsPair(ModelStatistics()):
                 return "model"
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerStatus:
+    """One env runner, as the registry knows it."""
+
+    fleet: str
+    """Fleet or pool whose endpoints it uses."""
+    name: str
+    """Such as ``"training runner 1"``, with RLlib's index."""
+    runner_id: str
+    node: str
+    """Empty: not known."""
+    endpoint_ids: tuple[str, ...]
+    num_sessions: int
+    silent_s: float
+    """Seconds since it has asked for its assignments."""
 
 
 def in_order(endpoint: EndpointStatus) -> tuple[str, list[tuple[int, str]]]:

@@ -116,17 +116,17 @@ class LiveView:
         self._clock = clock
         self._lock = threading.Lock()
         self._known: dict[str, EndpointStatus] = {}
-        self._endpoints = SharedAnswer[list[dict[str, Any]]](clock)
+        self._found = SharedAnswer[dict[str, Any]](clock)
         self._kept: OrderedDict[tuple[object, ...], Any] = OrderedDict()
 
     def endpoints(self) -> dict[str, Any]:
-        """Return all endpoints, with the fields of ``as_fields``, a key and a problem each."""
-        self._endpoints.ask(self._read, lambda took_s: max(STATISTICS_PERIOD_S, took_s))
-        return {
-            "source": self._source.title,
-            "endpoints": self._endpoints.value or [],
-            "problem": self._endpoints.problem,
-        }
+        """Return all endpoints, with the fields of ``as_fields``, a key and a problem each.
+
+        With the env runners that use them, as far as the source knows.
+        """
+        self._found.ask(self._read, lambda took_s: max(STATISTICS_PERIOD_S, took_s))
+        found = self._found.value or {"endpoints": [], "runners": []}
+        return {"source": self._source.title, "problem": self._found.problem, **found}
 
     def sessions(self, key: str) -> dict[str, Any] | None:
         """Return the open sessions of an endpoint; None: there is no such endpoint."""
@@ -169,13 +169,14 @@ class LiveView:
         png = None if answer.problem or drawn.lane != lane else drawn.png
         return Picture(png, answer.problem, answer.wait_s, drawn.took_s)
 
-    def _read(self) -> list[dict[str, Any]]:
+    def _read(self) -> dict[str, Any]:
         found = sorted(self._source.endpoints(), key=in_order)
         self._known = {f"{each.fleet} {each.endpoint_id}": each for each in found}
-        return [
+        endpoints = [
             {**as_fields(each), "key": key, "problem": each.problem}
             for key, each in self._known.items()
         ]
+        return {"endpoints": endpoints, "runners": list(map(asdict, self._source.runners()))}
 
     def _observer(self, purpose: str, endpoint: EndpointStatus) -> EndpointObserver:
         """Return a connection for one purpose, for a question that one thread at a time asks."""

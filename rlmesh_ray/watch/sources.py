@@ -11,7 +11,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.observer import EndpointObserver, EndpointStatistics
 from rlmesh_ray.errors import EndpointLostError, RlmeshError
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool
-from rlmesh_ray.server.endpoint_status import EndpointStatus
+from rlmesh_ray.server.endpoint_status import EndpointStatus, RunnerStatus
 from rlmesh_ray.server.statistics import StatisticsPair
 from rlmesh_ray.server.statistics_report import statistics_of
 
@@ -29,6 +29,13 @@ class EndpointSource(Protocol):
 
     def endpoints(self) -> Sequence[EndpointStatus]:
         """Return the present endpoints; no two have the same fleet and id.
+
+        Raises:
+            RlmeshError: They are not known now.
+        """
+
+    def runners(self) -> Sequence[RunnerStatus]:
+        """Return the env runners that use them, as far as the source knows.
 
         Raises:
             RlmeshError: They are not known now.
@@ -96,6 +103,10 @@ class AddressSource:
         self._seen = {(each.fleet, each.endpoint_id): (each, target) for each, target in found}
         self._answered_s = {key: at for key, at in self._answered_s.items() if key in self._seen}
         return [each for each, _ in self._seen.values()]
+
+    def runners(self) -> tuple[()]:
+        """Return nothing: an endpoint knows sessions, and not their runners."""
+        return ()
 
     def connect_options(self, endpoint: EndpointStatus) -> ConnectOptions:
         """Return how to connect to an endpoint.

@@ -156,6 +156,19 @@ def test_gateways_have_a_table_of_their_own_and_an_environment_is_chosen(
 
 
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+def test_a_runner_leads_to_an_environment_that_it_steps(
+    width: int, chromium: Any, folder: Path
+) -> None:
+    with opened(chromium, many(folder), width) as view:
+        row = view.get_by_role("region", name="Env runners").get_by_role("row").nth(2)
+        assert row.inner_text().split("\t")[1:3] == ["4", "hills/3, hills/5"]
+        row.get_by_role("button", name="Watch training runner 1").click()
+
+        view.get_by_role("region", name="Live").get_by_text("hills/3", exact=True).wait_for()
+        assert view.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
 def test_a_policy_says_why_it_runs_in_torch(width: int, chromium: Any, folder: Path) -> None:
     with opened(chromium, many(folder), width) as view:
         view.get_by_role("button", name="Show hills/9").first.click()

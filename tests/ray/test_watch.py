@@ -143,6 +143,9 @@ def test_a_training_of_the_command_line_is_watched_while_it_runs(
         assert eventually(lambda: answer(url, "picture", **values))
         picture = answer(url, "picture", **values)
 
-        assert endpoint()["sessions"] == 1
+        (runner,) = json.loads(answer(url, "endpoints"))["runners"]
+        assert runner["name"].startswith("training runner ")
+        assert runner["endpoint_ids"] == [endpoint()["endpoint_id"]]
+        assert endpoint()["sessions"] == runner["num_sessions"] == 1
         assert session["num_lane_steps"] > 0
         assert picture.startswith(b"\x89PNG")

@@ -175,6 +175,9 @@ const MODELS = [NAME, STATE, num("version", (row) => round(row.policy_version)),
   num("predictions/s", (row) => round(row.predictions_per_s)), wide("sessions", (row) => round(row.sessions)),
   wide("rows a batch", (row) => round(row.rows_per_batch)), wide("queue p50, p99", (row) => times(row, "queue")),
   wide("forward p50, p99", (row) => times(row, "forward")), RESTARTS, TROUBLE];
+const RUNNERS = [["runner", "", (row) => row.name], num("sessions", (row) => round(row.num_sessions)),
+  ["endpoints", "", (row) => row.endpoint_ids.join(", ")], wide("node", (row) => row.node || DASH),
+  num("last heard", (row) => `${duration(Math.max(1, Math.round(row.silent_s)))} ago`)];
 const GATEWAYS = [NAME, STATE, num("address", (row) => row.address), RESTARTS, TROUBLE];
 
 function showEndpoints() {
@@ -183,9 +186,17 @@ function showEndpoints() {
     { ...table, name: (row) => `Watch ${row.endpoint_id}`, empty: "No environment is served here." });
   fill($("models"), MODELS, endpoints.filter((row) => row.service === "model"),
     { ...table, name: (row) => `Show ${row.endpoint_id}`, empty: "No policy is served here." });
+  $("runners-part").hidden = !pace.runners?.length;
+  fill($("runners"), RUNNERS, pace.runners ?? [], { key: (row) => `${row.fleet} ${row.name} ${row.runner_id}`,
+    isChosen: () => false, choose: chooseRunner, name: (row) => `Watch ${row.name}`, empty: "" });
   const gateways = endpoints.filter((row) => row.service === "gateway");
   $("gateways-part").hidden = !gateways.length;
   fill($("gateways"), GATEWAYS, gateways, { ...table, name: (row) => `Show ${row.endpoint_id}`, empty: "" });
+}
+
+function chooseRunner({ fleet, endpoint_ids }) {
+  const row = endpoints.find((each) => each.fleet === fleet && each.endpoint_id === endpoint_ids[0]);
+  if (row) chooseEndpoint(row);
 }
 
 function chooseEndpoint(row) {

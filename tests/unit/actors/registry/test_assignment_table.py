@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from rlmesh_ray.actors.registry.assignment_table import Assignment, AssignmentTable
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
+from rlmesh_ray.rllib.runner.assignment_requests import session_names
+from rlmesh_ray.server.endpoint_status import RunnerStatus
 
 LATER_S = 60.0
 """A time without new sessions for a while."""
@@ -284,3 +286,19 @@ def test_a_table_is_dropped_when_no_runner_has_reported_for_long() -> None:
 
     assert not table.is_forgotten(600.0)
     assert table.is_forgotten(601.0)
+
+
+def test_runners_are_known_by_the_names_of_their_sessions() -> None:
+    table, members = AssignmentTable(), endpoints("ab")
+    training = session_names("plan", 2, 3, in_evaluation=False, runner="r")
+    evaluation = session_names("plan", 1, 1, in_evaluation=True, runner="e")
+    for number, name in enumerate(training):
+        table.assign(name, "ab"[number % 2], "node", members, (), 1.0)
+    table.assign(evaluation[0], "b", "", members, (), 2.0)
+    table.assign("another program's", "a", "node", members, (), 2.0)
+    table.rebalance({training[0]: "a"}, (), (), 4.0)
+
+    assert table.runners("hills", 5.0) == [
+        RunnerStatus("hills", "evaluation runner 1", "e", "", ("b",), 1, 3.0),
+        RunnerStatus("hills", "training runner 2", "r", "node", ("a", "b"), 3, 1.0),
+    ]
