@@ -230,7 +230,7 @@ def main() -> int:
     reads = private_reads(files, private_names(modules))
     limits = (
         Limit("modules", len(modules), 522),
-        Limit("lines", lines.total(), 82_879),
+        Limit("lines", lines.total(), 82_882),
         Limit("public class names in several modules", len(again), 0),
         Limit("words such as whoever, somebody, nobody", riddles, 5),
         Limit("modules under 40 lines with one importer", len(small), 2),
