@@ -30,8 +30,18 @@ def fetch(
     headers: Mapping[str, str] = LOCAL,
     method: str = "GET",
     body: bytes = b"",
+    goes: bool = False,
 ) -> Reply:
-    """Send a request to an ASGI application; return the answer."""
+    """Send a request to an ASGI application; return the answer.
+
+    Args:
+        app: The application.
+        path: Path and query.
+        headers: Names in lower case.
+        method: Method of the request.
+        body: Its body.
+        goes: Whether the client goes away when it has sent ``body``, which is not all.
+    """
     bare, _, query = path.partition("?")
     scope = {
         "type": "http",
@@ -48,9 +58,11 @@ def fetch(
     }
     messages: list[Any] = []
 
-    requests = [{"type": "http.request", "body": body, "more_body": False}]
+    requests = [{"type": "http.request", "body": body, "more_body": goes}]
 
     async def receive() -> Any:
+        if not requests and goes:
+            return {"type": "http.disconnect"}
         if not requests:
             await asyncio.Event().wait()  # the client stays
         return requests.pop()

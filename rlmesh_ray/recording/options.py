@@ -35,7 +35,7 @@ class RecordOptions:
 
     Raises:
         ConfigurationError: A value is not possible.
-        MissingPackageError: pyarrow is not installed.
+        MissingPackageError: pyarrow is not installed; or, for a named video, PyAV.
     """
 
     folder: str | Path
@@ -51,6 +51,8 @@ class RecordOptions:
             )
         if find_spec("pyarrow") is None:
             raise MissingPackageError(f"recording needs pyarrow: {install_command('recording')}")
+        if self.video not in (AUTO, NO_VIDEO) and find_spec("av") is None:
+            raise MissingPackageError(f"videos need PyAV: {install_command('recording')}")
 
     @classmethod
     def of(cls, record: "str | Path | RecordOptions") -> "RecordOptions":

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError, install_command
 from rlmesh_ray.recording.options import AUTO, NO_VIDEO, RENDER
 from rlmesh_ray.spaces.leaves import Leaf, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
@@ -75,16 +75,28 @@ class VideoFile:
     Args:
         path: Its path.
         fps: Frames a second.
+
+    Raises:
+        MissingPackageError: PyAV is not installed, or has no encoder for H.264.
     """
 
     def __init__(self, path: Path, fps: float) -> None:
-        import av
-
+        try:
+            import av
+        except ImportError as error:
+            needed = f"videos need PyAV: {install_command('recording')} ({error})"
+            raise MissingPackageError(needed) from error
         self.path = path
         self._frame_from = av.VideoFrame.from_ndarray
         self._container = av.open(str(path), "w", format="mp4")
         rate = Fraction(fps).limit_denominator(1000)
-        self._stream: Any = self._container.add_stream("libx264", rate=rate, options=_OPTIONS)
+        try:
+            self._stream: Any = self._container.add_stream("libx264", rate=rate, options=_OPTIONS)
+        except av.codec.codec.UnknownCodecError as error:
+            raise MissingPackageError(
+                "this PyAV has no libx264 (H.264), which PyAV's wheels have: pip install "
+                "--force-reinstall --only-binary av av"
+            ) from error
         self._stream.pix_fmt = "yuv420p"
         self._num_frames = 0
 

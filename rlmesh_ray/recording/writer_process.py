@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -102,7 +101,7 @@ class EpisodeFiles:
         return int(self._file.tell()) + video
 
     def finish(self, last: Segment, number: int) -> EpisodeSummary:
-        """Complete the files, publish them under the first free id from ``number`` on."""
+        """Complete the Parquet file, publish all under the first free id from ``number`` on."""
         summary = EpisodeSummary(
             id=str(number),
             length=self._num_rows - 1,
@@ -119,8 +118,6 @@ class EpisodeFiles:
         self._parquet.add_key_value_metadata({SUMMARY_KEY: summary.to_json()})
         self._parquet.close()
         self._file.close()
-        if self.video is not None:
-            self.video.close()
         former = None if self.video is None else self.video.path
         number = self._store.publish(self._path, former, number)
         id_ = f"{number:06}"
@@ -222,10 +219,7 @@ class EpisodeWriter:
                 self._drop(episode)
                 return
             files.add(segment, [self._info_text(info) for info in segment.infos])
-            picture = stream.picture
-            frames = segment.frames if picture is None else segment.columns[picture]
-            if frames is not None and len(frames):
-                self._add_frames(key, files, frames, begins=segment.begins)
+            self._film(key, files, segment)
             self._count(files, files.size_bytes)
             if segment.ends:
                 self._finish(files, segment)
@@ -250,15 +244,20 @@ class EpisodeWriter:
         self._new_bytes += num_bytes - files.counted_bytes
         files.counted_bytes = num_bytes
 
-    def _add_frames(self, key: str, files: EpisodeFiles, frames: Any, *, begins: bool) -> None:
+    def _film(self, key: str, files: EpisodeFiles, segment: Segment) -> None:
+        stream = self._streams[key]
+        frames = segment.frames if stream.picture is None else segment.columns[stream.picture]
         try:
-            if begins:
-                path = self._store.temporary_path()
-                with removed_on_error(path):
-                    files.video = VideoFile(path, self._streams[key].fps)
-            if files.video is not None:
-                files.video.add(frames)
-                self.filmed.add(key)
+            if frames is not None and len(frames):
+                if segment.begins:
+                    path = self._store.temporary_path()
+                    with removed_on_error(path):
+                        files.video = VideoFile(path, stream.fps)
+                if files.video is not None:
+                    files.video.add(frames)
+                    self.filmed.add(key)
+            if segment.ends and files.video is not None:
+                files.video.close()  # which tells whether the disk had room for the last frames
         except Exception as error:  # noqa: BLE001  # PyAV raises errors of many kinds
             files.discard_video()
             kind = type(error).__name__

@@ -3,6 +3,8 @@
 import csv
 import logging
 import math
+import socket
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, fields
@@ -23,7 +25,7 @@ def tracked(
 ) -> Iterator[TrainingProgress]:
     """Write the progress of a training into files, and yield it.
 
-    ``progress.csv`` has a row for each iteration, ``nan`` where a number is not known, and is
+    ``progress.csv`` has a row for each iteration, ``nan`` where a number is not known. Files are
     flushed before the progress is yielded. ``run`` is closed when this ends or is closed. What
     cannot be written, as on a full disk, is logged once; the training goes on without it.
 
@@ -83,16 +85,29 @@ class _EventWriter:
     files = "TensorBoard's event file"
 
     def __init__(self, folder: str | Path, former: Sequence[TrainingProgress]) -> None:
-        from tensorboardX import SummaryWriter
+        # Its SummaryWriter writes in a thread, which dies of a full disk; the training would then
+        # wait for that thread for ever.
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.record_writer import RecordWriter
 
-        # TensorBoard drops what an earlier process wrote of later steps.
-        purge_step = former[-1].env_steps + 1 if former else None
-        self._events = SummaryWriter(str(folder), purge_step=purge_step)
+        self._event, self._summary = Event, Summary
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+        self._events = RecordWriter(str(Path(folder, name)))
         self.close = self._events.close
+        self._add(file_version="brain.Event:2")
+        if former:  # TensorBoard drops what an earlier process wrote of later steps
+            start = SessionLog(status=SessionLog.START)
+            self._add(step=former[-1].env_steps + 1, session_log=start)
 
     def write(self, progress: TrainingProgress) -> None:
-        for name in _COLUMNS:
-            value = getattr(progress, name)
-            if name != "env_steps" and not math.isnan(value):
-                self._events.add_scalar(name, value, progress.env_steps)
+        values = [
+            self._summary.Value(tag=name, simple_value=getattr(progress, name))
+            for name in _COLUMNS
+            if name != "env_steps" and not math.isnan(getattr(progress, name))
+        ]
+        self._add(step=progress.env_steps, summary=self._summary(value=values))
         self._events.flush()
+
+    def _add(self, **content: object) -> None:
+        self._events.write(self._event(wall_time=time.time(), **content).SerializeToString())

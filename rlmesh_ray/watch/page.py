@@ -9,11 +9,12 @@ import json
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.resources import files
 
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -209,10 +210,12 @@ def _json(value: object) -> Response:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body, as far as a token can be long."""
+    """Return the body; nothing if no token is that long, or the browser goes away meanwhile."""
     data = b""
-    async for part in request.stream():
-        data += part
-        if len(data) > _LONGEST_TOKEN:
-            return b""
-    return data.strip()
+    with suppress(ClientDisconnect):
+        async for part in request.stream():
+            data += part
+            if len(data) > _LONGEST_TOKEN:
+                return b""
+        return data.strip()
+    return b""

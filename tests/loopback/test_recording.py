@@ -241,6 +241,20 @@ def test_an_environment_that_fails_to_render_is_recorded_without_a_video(
     assert capfd.readouterr().err.count("videos are not recorded: RuntimeError: no display") == 1
 
 
+def test_a_writer_without_pyav_records_without_videos_and_says_so_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "av.py").write_text("raise ImportError('no FFmpeg')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with EnvServer(Dot, num_envs=2, record=tmp_path / "recorded") as server:
+        evaluate(server.address, draw, episodes=4, seed=1)
+
+    recording = loaded(tmp_path / "recorded", range(1, 5))
+    assert {summary.video for summary in recording.episodes} == {None}
+    said = capfd.readouterr().err
+    assert said.count("videos are not recorded: ") == said.count("need PyAV: pip install") == 1
+
+
 def same_step() -> Any:
     mode = gymnasium.vector.AutoresetMode.SAME_STEP
     return gymnasium.vector.SyncVectorEnv([Dot, Dot], autoreset_mode=mode)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -12,12 +13,15 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
@@ -28,6 +32,8 @@ from rlmesh_ray.auth.pool_tokens import endpoint_token
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.endpoint_registration import RegistrarOptions, Registration
+from rlmesh_ray.client.observer import EndpointObserver
+from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.server.pool_admission import Registrar
 from rlmesh_ray.testing.envs import EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
@@ -36,7 +42,9 @@ from rlmesh_ray.watch.page import page
 from rlmesh_ray.watch.runs import RunFolder
 from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 from tests.loopback.eventually import eventually
+from tests.loopback.test_observers import Drawn, begun
 from tests.loopback.test_registration import SECRET, Book
+from tests.unit.recording.recordings import INFO, cart_pole, written
 from tests.watched import Reply, fetch
 
 NUM_LANES = 3
@@ -285,6 +293,110 @@ def test_ctrl_c_ends_it_quietly_while_a_request_waits(command: list[str]) -> Non
 
     assert process.returncode == 0
     assert text.endswith("╯\n")  # of what it has said at its start
+
+
+class Site:
+    """A page that a process of its own serves.
+
+    Args:
+        process: The process.
+    """
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        self._address = urllib.parse.urlsplit(url).netloc
+        self._process = psutil.Process(process.pid)
+
+    def ask(self, path: str, **values: object) -> Reply:
+        """Return the answer to a request."""
+        target = f"http://{self._address}/api/{path}?{urllib.parse.urlencode(values)}"
+        try:
+            reply: Any = urllib.request.urlopen(target, timeout=60.0)
+        except urllib.error.HTTPError as error:
+            reply = error
+        with reply:
+            return Reply(reply.status, dict(reply.headers), reply.read())
+
+    def begin(self, path: str, **values: object) -> socket.socket:
+        """Return the connection of a browser that has sent a request."""
+        host, _, port = self._address.partition(":")
+        browser = socket.create_connection((host, int(port)), 60.0)
+        line = f"GET /api/{path}?{urllib.parse.urlencode(values)} HTTP/1.1"
+        browser.sendall(f"{line}\r\nHost: {self._address}\r\n\r\n".encode())
+        return browser
+
+    def has_open(self, path: Path) -> bool:
+        """Return whether the process has a file open."""
+        return str(path) in {each.path for each in self._process.open_files()}
+
+
+@contextlib.contextmanager
+def site(command: list[str], *arguments: str) -> Iterator[Site]:
+    """Serve a page, whose process says nothing more than at its start."""
+    process = subprocess.Popen(
+        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield Site(process)
+    finally:
+        process.terminate()
+        _, text = process.communicate(timeout=60.0)
+    assert process.returncode == 0
+    assert text.endswith("╯\n")
+
+
+PNG = b"\x89PNG"
+
+
+def test_a_browser_that_goes_while_a_picture_is_drawn_leaves_it_to_the_others(
+    command: list[str], tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+
+    def is_drawn_for(observer: EndpointObserver) -> bool:
+        with contextlib.suppress(CapacityError):  # after a long picture there is a pause
+            return observer.render(of["session"]).startswith(PNG)
+        return False
+
+    with (
+        EnvServer(lambda: Drawn(str(gate))) as server,
+        contextlib.closing(_reset(server)) as envs,
+        site(command, server.address) as shown,
+    ):
+        of = {"endpoint": shown.ask("endpoints").json["endpoints"][0]["key"]}
+        of["session"] = shown.ask("sessions", **of).json["sessions"][0]["name"]
+        with shown.begin("picture", **of):
+            assert eventually(begun(gate).exists)
+
+        assert shown.ask("endpoints").status == 200
+        assert shown.ask("picture", **of).status != 200  # one at a time
+        gate.touch()
+        assert eventually(lambda: shown.ask("picture", **of).body.startswith(PNG))
+        envs.step(np.zeros(1, np.int64))
+        with EndpointObserver(server.address) as observer:
+            assert eventually(lambda: is_drawn_for(observer))
+
+
+def test_a_browser_that_goes_in_the_midst_of_a_video_leaves_it_to_the_others(
+    command: list[str], tmp_path: Path
+) -> None:
+    frames = np.zeros((4, 16, 16, 3), np.uint8)
+    written(tmp_path / "recorded", INFO, replace(cart_pole(3, seed=0), frames=frames))
+    video = tmp_path / "recorded" / "episodes" / "000001.mp4"
+    whole = video.read_bytes()
+    os.truncate(video, 2**26)  # more than sockets hold
+    of = {"recording": "recorded", "episode": "000001"}
+    with site(command, "127.0.0.1:1", "--folder", str(tmp_path)) as shown:
+        assert shown.ask("runs").json["recordings"] == ["recorded"]
+        with shown.begin("video", **of) as browser:
+            assert browser.recv(64).startswith(b"HTTP/1.1 200")
+            assert eventually(lambda: shown.has_open(video))
+            assert shown.ask("episode", **of).json["length"] == 3
+
+        assert eventually(lambda: not shown.has_open(video))
+        os.truncate(video, len(whole))
+        assert shown.ask("video", **of).body == whole
 
 
 @pytest.mark.parametrize(

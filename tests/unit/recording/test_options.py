@@ -1,11 +1,12 @@
 """Options of a recording."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, MissingPackageError
 from rlmesh_ray.recording import RecordOptions
 
 
@@ -31,3 +32,15 @@ def test_a_folder_stands_for_the_defaults() -> None:
 def test_a_wrong_value_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="must be"):
         RecordOptions(**wrong)
+
+
+def test_a_video_that_is_asked_for_is_refused_where_pyav_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+
+    for video in ("render", "camera.front", ""):
+        with pytest.raises(MissingPackageError, match="videos need PyAV: pip install"):
+            RecordOptions("there", video=video)
+    for video in ("auto", "none"):
+        RecordOptions("there", video=video)

@@ -1,10 +1,12 @@
 """What the writer gets is what a reader finds; what it cannot write it says once."""
 
 import logging
-import resource
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -28,6 +30,7 @@ from rlmesh_ray.spaces.spec import (
     TupleSpec,
 )
 from rlmesh_ray.testing.equality import assert_identical
+from tests.unit.cli.full_disks import room_for
 from tests.unit.recording.recordings import INFO, cart_pole, cart_poles, written
 
 IMAGE = BoxSpec((32, 48, 3), "uint8", b"\0", b"\xff")
@@ -252,6 +255,63 @@ def test_a_frame_that_the_codec_refuses_costs_the_video_alone(
     assert sorted(path.suffix for path in (tmp_path / "episodes").iterdir()) == [".parquet"] * 2
 
 
+def no_pyav(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(sys.modules, "av", None)
+
+
+def no_libx264(patch: pytest.MonkeyPatch) -> None:
+    def add_stream(name: str, **_: object) -> Any:
+        return av.codec.Codec(f"{name} of another FFmpeg", "w")  # which fails
+
+    patch.setattr(av, "open", lambda *_, **__: SimpleNamespace(add_stream=add_stream))
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [(no_pyav, r"need PyAV: pip install .*\(.*av"), (no_libx264, "no libx264.*pip install")],
+)
+def test_a_missing_codec_costs_the_videos_alone_and_is_said_once_with_its_remedy(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    missing: Callable[[pytest.MonkeyPatch], None],
+    words: str,
+) -> None:
+    missing(monkeypatch)
+
+    written(tmp_path, CAMERA, camera(3), camera(4))
+
+    recording = load(tmp_path)
+    assert [(each.length, each.video) for each in recording.episodes] == [(3, None), (4, None)]
+    assert recording.episode("000002").observations.shape == (5, *IMAGE.shape)
+    (record,) = caplog.records
+    assert re.match(f"videos are not recorded: .*{words}", record.getMessage())
+    assert sorted(path.suffix for path in (tmp_path / "episodes").iterdir()) == [".parquet"] * 2
+
+
+def test_a_disk_that_is_full_in_the_midst_of_a_video_costs_the_video_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    noise = np.random.default_rng(1).integers(256, size=(11, 64, 96, 3), dtype=np.uint8)
+    part = replace(cart_pole(10, seed=0), frames=noise)  # 3 kB, and 31 kB of video
+    writer = EpisodeWriter(tmp_path, 1.0)
+    writer.handle("0", Stream(INFO, "", "auto"))
+
+    with room_for(10_000):
+        writer.handle("0", part)
+        writer.handle("0", part)
+    writer.handle("0", part)
+    writer.close()
+
+    recording = load(tmp_path)
+    assert [each.video is None for each in recording.episodes] == [True, True, False]
+    assert recording.episode("000001").summary.length == 10
+    assert len(decoded(tmp_path / "episodes" / "000003.mp4")) == 11
+    (record,) = caplog.records
+    assert "videos are not recorded: OSError: " in record.getMessage()
+    assert not list((tmp_path / "episodes").glob(".*"))
+
+
 def test_recording_stops_at_its_size_and_deletes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -397,15 +457,11 @@ def test_a_full_disk_leaves_no_rests_of_files(
 ) -> None:
     writer = EpisodeWriter(tmp_path, 1.0)
     writer.handle("0", Stream(CAMERA, "", "auto"))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
+    with room_for(size):
         writer.handle("0", camera(3))
         with pytest.raises(ConfigurationError, match="cannot be written"):
             Store(tmp_path).require(CAMERA)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     writer.close()
 
     assert list((tmp_path / "episodes").iterdir()) == []

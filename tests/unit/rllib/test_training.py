@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import struct
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from ray.rllib.algorithms.marwil import MARWILConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
@@ -29,6 +30,7 @@ from rlmesh_ray.rllib.training import (
     saved_progress,
     train,
 )
+from tests.unit.cli.full_disks import room_for
 
 
 class CountingAlgorithm:
@@ -540,25 +542,55 @@ def test_a_tracked_training_is_closed_with_what_reads_it(tmp_path: Path) -> None
     assert list(run) == []
 
 
-def scalars(file: Path) -> Iterator[tuple[str, int, float]]:
-    """Yield name, step and value of each scalar in an event file of TensorBoard."""
+def events(folder: Path) -> Iterator[Any]:
+    """Yield each event in the only event file of TensorBoard."""
+    (file,) = folder.glob("events.out.tfevents.*")
     left = file.read_bytes()
     while left:  # a record: its length, a checksum, an event, a checksum
         (length,) = struct.unpack("<Q", left[:8])
-        event = Event.FromString(left[12 : 12 + length])
+        yield Event.FromString(left[12 : 12 + length])
         left = left[16 + length :]
-        for value in event.summary.value:
-            yield value.tag, event.step, value.simple_value
 
 
-def test_tensorboard_gets_what_is_known_over_env_steps(tmp_path: Path) -> None:
-    list(tracked(points(1, 2), tmp_path, tensorboard=True))
+def scalars(folder: Path) -> list[tuple[str, int, float]]:
+    """Return name, step and value of each scalar in the event file."""
+    return [
+        (value.tag, event.step, value.simple_value)
+        for event in events(folder)
+        for value in event.summary.value
+    ]
 
-    (file,) = tmp_path.glob("events.out.tfevents.*")
-    written = list(scalars(file))
-    assert [each for each in written if each[0] == "return_mean"] == [("return_mean", 200, 2.0)]
-    assert ("wall_s", 100, 0.5) in written
-    assert not [name for name, *_ in written if name == "evaluation_return_mean"]
+
+def test_tensorboard_has_what_is_known_over_env_steps_when_it_is_yielded(tmp_path: Path) -> None:
+    seen = [scalars(tmp_path) for _ in tracked(points(1, 2), tmp_path, tensorboard=True)]
+
+    assert ("wall_s", 100, 0.5) in seen[0]
+    assert [each for each in seen[1] if each[0] == "return_mean"] == [("return_mean", 200, 2.0)]
+    assert not [name for name, *_ in seen[1] if name in {"env_steps", "evaluation_return_mean"}]
+
+
+def test_tensorboard_drops_later_steps_than_those_of_the_checkpoint(tmp_path: Path) -> None:
+    list(tracked(points(3), tmp_path, former=list(points(1, 2)), tensorboard=True))
+
+    starts = [each.step for each in events(tmp_path) if each.HasField("session_log")]
+    assert starts == [201]
+    assert [step for name, step, _ in scalars(tmp_path) if name == "wall_s"] == [300]
+    assert SessionLog.START in {each.session_log.status for each in events(tmp_path)}
+
+
+def test_a_full_disk_ends_the_event_file_and_not_the_training_whose_thread_writes_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = threading.enumerate()
+
+    with room_for(400):  # as a thread of its own died, the training would wait for it for ever
+        run = tracked(points(*range(1, 7)), tmp_path, tensorboard=True)
+        during = [threading.enumerate() for _ in run]
+
+    (record,) = caplog.records
+    assert "TensorBoard's event file is not written any more" in record.getMessage()
+    assert len(rows(tmp_path)) == 6
+    assert during == [before] * 6
 
 
 def test_progress_has_the_first_failure_that_truncated_episodes_of_a_runner() -> None:

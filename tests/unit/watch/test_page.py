@@ -90,6 +90,14 @@ def test_a_wrong_token_does_not_log_in(body: bytes, tmp_path: Path) -> None:
     assert "set-cookie" not in reply.headers
 
 
+def test_a_browser_that_goes_while_it_logs_in_is_no_error(tmp_path: Path) -> None:
+    app = made(tmp_path, TOKEN)
+
+    reply = fetch(app, "/login", method="POST", body=TOKEN.encode(), goes=True)
+
+    assert reply.status == 401
+
+
 @pytest.mark.parametrize(
     "path",
     ["/../page.py", "/..%2fpage.py", "/%2e%2e/page.py", "//etc/passwd", "/static/../../page.py"],
