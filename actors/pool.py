@@ -108,7 +108,7 @@ class EnvPool:
 
     def _use(self, actor: Any, name: str) -> None:
         self.name = name
-        self._actor = actor
+        self.actor = actor
         try:
             self._info: PoolInfo = get_result(actor.info.remote(), _ANSWER_S)
         except BaseException:
@@ -193,7 +193,7 @@ class EnvPool:
 
         After ``find`` it does nothing: the pool belongs to the program that started it.
         """
-        actor, self._actor = self._actor, None
+        actor, self.actor = self.actor, None
         if actor is not None and self._is_own:
             stop_actor(actor, _STOP_S)
 

@@ -332,7 +332,7 @@ def test_a_registrar_comes_back_although_its_port_is_still_taken(own_pool: EnvPo
 
 def test_a_pool_of_a_ray_that_has_ended_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = EnvPool("outlives", token=SECRET)
-    actor = ray.get_actor(fleet_name_of_pool("outlives"), REGISTRY_NAMESPACE)
+    actor = pool.actor
     with monkeypatch.context() as ended:
         ended.setattr(ray, "is_initialized", lambda: False)
 

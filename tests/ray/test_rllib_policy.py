@@ -314,7 +314,7 @@ def test_what_is_remembered_does_not_grow_with_the_episode(
     for _ in range(100):
         policy.predict(run.contract, rows)
 
-    episodes = [each for each in gc.get_objects() if isinstance(each, SingleAgentEpisode)]
+    episodes = [each for each in gc.get_objects() if type(each) is SingleAgentEpisode]
     (kept,) = [len(each.observations.data) for each in episodes if each.t == 99]
     assert kept < 25
 
