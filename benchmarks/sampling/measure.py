@@ -22,13 +22,17 @@ from benchmarks.sampling.plan import TASKS, Rival, SamplingPlan, Task
 from benchmarks.stepping.specs import ServerSpec
 from benchmarks.stepping.targets import OUR_SERVER, UNIT
 
-WORKLOAD = "sampling"
 OURS = "rlmesh-ray"
 NAMES = {Rival.RLLIB: "RLlib", Rival.BARE: "no policy", Rival.TORCHRL: "TorchRL"}
 GOALS: Mapping[tuple[Task, str, int, Rival], Goal] = MappingProxyType(
     {
         (Task.CARTPOLE_64, "auto", 1, Rival.RLLIB): Goal(f"/ {NAMES[Rival.RLLIB]} >= 4.5", 4.5),
         (Task.CARTPOLE_64, "auto", 1, Rival.BARE): Goal(f"/ {NAMES[Rival.BARE]} >= 0.6", 0.6),
+        (Task.HALFCHEETAH_64, "auto", 1, Rival.BARE): Goal(f"/ {NAMES[Rival.BARE]} >= 0.95", 0.95),
+        **{
+            (task, "auto", 1, Rival.RLLIB): Goal(f"/ {NAMES[Rival.RLLIB]} >= 1", 1.0)
+            for task in (Task.CARTPOLE_8, Task.CARTPOLE_256, Task.PENDULUM_64, Task.FRAMES_8)
+        },
     }
 )
 """By task, inference, sessions per worker and rival; those of what users get without options.
@@ -64,7 +68,7 @@ def measure_sampling(
         EndpointError: A process failed.
     """
     for task in plan.tasks:
-        record = Record(WORKLOAD, note)
+        record = Record(task, note)
         for repetition in range(plan.repetitions):
             samplers = _measured(plan, task)
             for name, sampler in samplers.items():
@@ -99,9 +103,9 @@ def findings(record: Record, plan: SamplingPlan, task: Task) -> list[Finding]:
             name = NAMES[rival]
             sides = {OURS: found[our_side(inference, shared)], name: found[name]}
             by_rival = ratios(sides)
-            case = f"{task}, {_case(inference, shared)}, against {name}"
+            case = f"{_case(inference, shared)}, against {name}"
             goal, judged = GOALS.get((task, inference, shared, rival)), by_rival[f"/ {name}"]
-            lines.append(Finding(WORKLOAD, case, UNIT, sides, by_rival, goal, judged))
+            lines.append(Finding(task, case, UNIT, sides, by_rival, goal, judged))
     return lines
 
 

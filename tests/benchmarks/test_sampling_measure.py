@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.processes import Reading
 from benchmarks.record import Record
-from benchmarks.sampling.measure import GOALS, WORKLOAD, findings, our_side, task_line
+from benchmarks.sampling.measure import GOALS, findings, our_side, task_line
 from benchmarks.sampling.plan import TASKS, Rival, SamplingPlan, Task
 from benchmarks.sampling.profile import spans_of
 from benchmarks.sampling.run import RunnerTask
@@ -13,7 +13,7 @@ TASK = Task.CARTPOLE_64
 
 
 def record(speeds: dict[str, float], task: Task = TASK) -> Record:
-    made = Record(WORKLOAD, lambda _: None)
+    made = Record(task, lambda _: None)
     for side, speed in speeds.items():
         made.add(task, side, 0, speed, "env-steps/s", Reading(speed, (), (), 0, (1,), 0))
     return made
@@ -26,14 +26,14 @@ def test_each_inference_and_rival_has_a_line() -> None:
     lines = findings(record(sides), SamplingPlan(), TASK)
 
     assert [(line.case, next(iter(line.comparisons.items()))[1].median) for line in lines] == [
-        ("cartpole-64, auto, against RLlib", 4.5),
-        ("cartpole-64, auto, against no policy", 0.5),
-        ("cartpole-64, auto in a shared worker, against RLlib", 6.0),
-        ("cartpole-64, auto in a shared worker, against no policy", pytest.approx(2 / 3)),
-        ("cartpole-64, torch, against RLlib", 3.0),
-        ("cartpole-64, torch, against no policy", pytest.approx(1 / 3)),
-        ("cartpole-64, torch in a shared worker, against RLlib", 4.5),
-        ("cartpole-64, torch in a shared worker, against no policy", 0.5),
+        ("auto, against RLlib", 4.5),
+        ("auto, against no policy", 0.5),
+        ("auto in a shared worker, against RLlib", 6.0),
+        ("auto in a shared worker, against no policy", pytest.approx(2 / 3)),
+        ("torch, against RLlib", 3.0),
+        ("torch, against no policy", pytest.approx(1 / 3)),
+        ("torch in a shared worker, against RLlib", 4.5),
+        ("torch in a shared worker, against no policy", 0.5),
     ]
     assert [line.is_met for line in lines] == [True, False, *[None] * 6]
 
@@ -52,7 +52,7 @@ def test_a_peer_has_no_line_where_it_cannot_sample() -> None:
 
     (line,) = findings(found, plan, Task.FRAMES_8)
 
-    assert line.case == "frames-8, auto, against no policy"
+    assert (line.workload, line.case) == ("frames-8", "auto, against no policy")
 
 
 def test_goals_are_of_tasks_and_defaults_that_exist() -> None:
