@@ -7,6 +7,7 @@ environments lie in ``.venvs/versions-*``.
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,26 +22,12 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.13")
 KINDS = ("lowest", "newest")
-EXTRAS = ("dm-env-rpc", "openpi", "prometheus", "recording")
+EXTRAS = ("dm-env-rpc", "openpi", "prometheus", "recording", "watch")
 TOOLS = ("hypothesis", "msgpack", "psutil", "pytest", "pytest-timeout", "pytest-xdist")
 """What tests need beside the package, at any version; msgpack is for Ray's dialect of RLlink."""
-NEED_TORCH = (
-    "test_model_endpoint.py",
-    "test_raw_streams.py",
-    "test_released_model_server.py",
-    "test_serving.py",
+_NEEDS_RLLIB = re.compile(
+    r"^(import|from) (torch|ray|rlmesh_ray\.(actors|rllib|models\.(torch|rllib|fast_path)))\b", re.M
 )
-"""Files of tests/loopback that are left out."""
-NEED_RAY = (
-    "test_bench_envs.py::test_a_peer_that_is_missing_is_said_first[subject1]",
-    "test_cli.py::test_a_checkpoint_acts_where_it_was_trained_and_nowhere_else",
-    "test_cli.py::test_a_folder_that_is_no_checkpoint_names_the_one_inside",
-    "test_cli.py::test_an_unknown_algorithm_is_named",
-    "test_cli.py::test_ray_leaves_the_signals_to_the_command",
-    "test_cli.py::test_train_on_nothing_is_told_in_one_line",
-    "test_cli.py::test_train_tells_how_it_goes_and_where_the_files_are",
-)
-"""Tests that are left out of the other files."""
 # The published dm_env_rpc was generated for protobuf 5, which the first versions of 6 warn of, and
 # sets the shape of arrays, which NumPy 2.5 warns of.
 WARNINGS = (
@@ -83,6 +70,12 @@ def declared(extra: str = "") -> list[str]:
     return names
 
 
+def need_rllib() -> list[str]:
+    """Return the files of tests/loopback that import torch or Ray at once."""
+    files = sorted((ROOT / "tests" / "loopback").glob("test_*.py"))
+    return [str(each.relative_to(ROOT)) for each in files if _NEEDS_RLLIB.search(each.read_text())]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tests of each combination, say what came of it; return the exit status."""
     parser = argparse.ArgumentParser(description="Run the loopback tests with other versions.")
@@ -95,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for python in options.python
         for kind in options.kind
     }
-    _say("", "Left out, since they need torch or Ray:", *NEED_TORCH, *NEED_RAY, "")
+    _say("", "Left out, since they need torch or Ray:", *need_rllib(), "tests marked ray", "")
     _say(*(f"{name}: {outcome}" for name, outcome in outcomes.items()))
     return int(any(outcome.startswith("FAILED") for outcome in outcomes.values()))
 
@@ -136,11 +129,18 @@ def _wanted(python: str, kind: str, folder: Path) -> Iterator[str]:
 
 
 def _pytest(arguments: Sequence[str]) -> Iterator[str]:
-    yield from ("-m", "pytest", "-q", "-m", "not slow and not nightly", "-p", "no:cacheprovider")
+    yield from (
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "not slow and not nightly and not ray",
+        "-p",
+        "no:cacheprovider",
+    )
     for warning in WARNINGS:
         yield from ("-W", warning)
-    yield from (f"--ignore=tests/loopback/{name}" for name in NEED_TORCH)
-    yield from (f"--deselect=tests/loopback/{name}" for name in NEED_RAY)
+    yield from (f"--ignore={name}" for name in need_rllib())
     yield from arguments or ("tests/loopback", "-n", "2", "--dist", "loadfile")
 
 

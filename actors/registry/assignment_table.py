@@ -68,9 +68,10 @@ class AssignmentTable:
 
     def runners(self, fleet: str, now_s: float) -> list[RunnerStatus]:
         """Return the env runners whose sessions are assigned, with the ids of their nodes."""
+        gone_s = now_s - _FORGET_AFTER_S
         sessions: dict[tuple[str, str], list[_AssignedSession]] = {}
         for name, assigned in self._assigned.items():
-            if found := _SESSION.fullmatch(name):
+            if assigned.seen_s >= gone_s and (found := _SESSION.fullmatch(name)):
                 group, index, runner_id = found.groups()
                 kind = "evaluation" if group == "eval" else "training"
                 sessions.setdefault((f"{kind} runner {index}", runner_id), []).append(assigned)

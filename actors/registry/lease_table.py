@@ -132,6 +132,7 @@ class LeaseTable:
 
     def entries(self, now_s: float) -> Iterator[EndpointOverview]:
         """Yield an overview of every endpoint; the caller adds the number of its sessions."""
+        self._sweep(now_s)
         for entry in self._entries.values():
             yield EndpointOverview(
                 entry.record, entry.left_s(now_s), entry.is_retiring, 0, entry.statistics

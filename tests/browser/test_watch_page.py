@@ -162,7 +162,7 @@ def test_a_runner_leads_to_an_environment_that_it_steps(
     with opened(chromium, many(folder), width) as view:
         row = view.get_by_role("region", name="Env runners").get_by_role("row").nth(2)
         assert row.inner_text().split("\t")[1:3] == ["4", "hills/3, hills/5"]
-        row.get_by_role("button", name="Watch training runner 1").click()
+        row.get_by_role("button", name="Show an environment of training runner 1").click()
 
         view.get_by_role("region", name="Live").get_by_text("hills/3", exact=True).wait_for()
         assert view.evaluate("document.documentElement.scrollWidth") <= width

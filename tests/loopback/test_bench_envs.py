@@ -133,7 +133,7 @@ def test_what_sampling_lacks_is_said_first(options: list[str], cause: str, capsy
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("subject", [["stepping"], []])
+@pytest.mark.parametrize("subject", [["stepping"], pytest.param([], marks=pytest.mark.ray)])
 def test_a_peer_that_is_missing_is_said_first(
     subject: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

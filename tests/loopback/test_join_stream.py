@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc._channel import _SingleThreadedRendezvous
 
-from rlmesh_ray.client.bidi_call import QueuedCall, open_call
+from rlmesh_ray.client.bidi_call import BidiCall, QueuedCall, open_call
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.single_threaded_call import SingleThreadedCall
 from rlmesh_ray.errors import (
@@ -33,6 +33,7 @@ PATH = "/test.Service/Join"
 Handler = Callable[[Iterator[bytes], Any], Iterator[bytes]]
 Listen = Callable[[Handler], str]
 Serve = Callable[[Handler], JoinStream]
+Begin = Callable[[grpc.Channel, str, tuple[()]], BidiCall]
 
 
 @pytest.fixture
@@ -59,11 +60,15 @@ def listen() -> Iterator[Listen]:
     server.stop(0).wait()
 
 
-@pytest.fixture(
-    params=[SingleThreadedCall.begin, QueuedCall],
-    ids=["direct", "queued"],
-)
-def serve(listen: Listen, request: pytest.FixtureRequest) -> Iterator[Serve]:
+@pytest.fixture(params=[SingleThreadedCall.begin, QueuedCall], ids=["direct", "queued"])
+def begin(request: pytest.FixtureRequest) -> Begin:
+    """What begins a call."""
+    found: Begin = request.param
+    return found
+
+
+@pytest.fixture
+def serve(listen: Listen, begin: Begin) -> Iterator[Serve]:
     """Start a server with the given handler and return a stream to it."""
     streams: list[JoinStream] = []
     channels: list[grpc.Channel] = []
@@ -71,7 +76,7 @@ def serve(listen: Listen, request: pytest.FixtureRequest) -> Iterator[Serve]:
     def start(handler: Handler) -> JoinStream:
         address = listen(handler)
         channels.append(plain_channel(address))
-        streams.append(JoinStream(request.param(channels[-1], PATH, ()), address))
+        streams.append(JoinStream(begin(channels[-1], PATH, ()), address))
         return streams[-1]
 
     yield start
@@ -223,10 +228,9 @@ def test_a_closed_stream_refuses_to_send(serve: Serve) -> None:
         stream.send(b"a")
 
 
-@pytest.mark.usefixtures("serve")
-def test_a_stream_keeps_its_channel(listen: Listen) -> None:
+def test_a_stream_keeps_its_channel(listen: Listen, begin: Begin) -> None:
     address = listen(echo)
-    stream = JoinStream(open_call(plain_channel(address), PATH, ()), address)
+    stream = JoinStream(begin(plain_channel(address), PATH, ()), address)
     gc.collect()
 
     stream.send(b"a")
@@ -294,12 +298,12 @@ def test_a_stream_that_is_closed_while_another_thread_waits_ends_there(serve: Se
 
 
 @pytest.mark.parametrize(
-    ("serve", "waits_in"),
+    ("begin", "waits_in"),
     [
         (SingleThreadedCall.begin, (_SingleThreadedRendezvous, "_consume_next_event")),
         (QueuedCall, (grpc._common, "wait")),
     ],
-    indirect=["serve"],
+    indirect=["begin"],
     ids=["direct", "queued"],
 )
 def test_ctrl_c_while_a_stream_is_read_ends_it_and_nothing_hangs(
@@ -370,7 +374,7 @@ class InterruptedAfter(InterruptedBefore):
 
 @pytest.mark.parametrize("request_", ["send", "receive", "poll"])
 @pytest.mark.parametrize(
-    "serve",
+    "begin",
     [InterruptedBefore.begin, InterruptedAfter.begin],
     indirect=True,
     ids=["before", "after"],
@@ -419,17 +423,16 @@ def test_ctrl_c_while_grpc_locks_a_channel_does_not_leave_it_locked(
     channel.close()
 
 
-@pytest.mark.usefixtures("serve")
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_nothing_is_left_of_streams_that_were_closed_or_dropped(
-    listen: Listen, is_closed: bool
+    listen: Listen, begin: Begin, is_closed: bool
 ) -> None:
     """What gRPC keeps of a call has a descriptor, and ends with it."""
     address = listen(echo)
 
     def come_and_go() -> None:
         channel = plain_channel(address)
-        passing = JoinStream(open_call(channel, PATH, ()), address)
+        passing = JoinStream(begin(channel, PATH, ()), address)
         passing.send(b"a")
         passing.receive(5.0)
         passing.send(b"never read")
@@ -448,6 +451,14 @@ def test_nothing_is_left_of_streams_that_were_closed_or_dropped(
     gc.collect()
     # Connections close in gRPC's own time.
     assert eventually(lambda: num_descriptors() <= before + 4)
+
+
+def test_a_call_needs_no_thread_of_grpc_on_linux() -> None:
+    with plain_channel("127.0.0.1:1") as channel:
+        call = open_call(channel, PATH, ())
+        call.close()
+
+    assert type(call) is SingleThreadedCall
 
 
 class ChangedChannel:
@@ -474,11 +485,10 @@ def test_a_grpc_that_has_changed_inside_is_used_as_everybody_does(error: type[Ex
         stream.close()
 
 
-@pytest.mark.usefixtures("serve")
 def test_a_fork_does_not_close_what_its_parent_uses(
-    listen: Listen, monkeypatch: pytest.MonkeyPatch
+    listen: Listen, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call, pid = open_call(plain_channel(listen(echo)), PATH, ()), os.getpid()
+    call, pid = begin(plain_channel(listen(echo)), PATH, ()), os.getpid()
     stream = JoinStream(call, "")
 
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)

@@ -535,7 +535,7 @@ def test_a_client_that_opens_and_closes_routes_for_ever_waits_for_a_busy_policy(
             flood.close_route()
         one_too_many = aside.submit(flood.configure_route, CONTRACT)
         assert eventually(lambda: num_unanswered(flood) == 1 or one_too_many.done())
-        for _ in range(2):  # by the second answer, that of the one_too_many would have come
+        for _ in range(2):  # by the second answer, that of the one too many would have come
             with pytest.raises(RemoteModelError, match="not configured"):
                 flood.close_route("nowhere")
         assert not one_too_many.done()

@@ -208,7 +208,7 @@ for _name in SERVERS:
         )
 
 
-def test_they_are_forty() -> None:
+def test_all_forty_tests_of_their_suite_are_known() -> None:
     theirs = (CreateDestroyWorld, JoinLeaveWorld, Step, Reset, ResetWorld)
 
     assert sum(name.startswith("test_") for each in theirs for name in vars(each)) == 40

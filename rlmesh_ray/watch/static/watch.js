@@ -188,7 +188,7 @@ function showEndpoints() {
     { ...table, name: (row) => `Show ${row.endpoint_id}`, empty: "No policy is served here." });
   $("runners-part").hidden = !pace.runners?.length;
   fill($("runners"), RUNNERS, pace.runners ?? [], { key: (row) => `${row.fleet} ${row.name} ${row.runner_id}`,
-    isChosen: () => false, choose: chooseRunner, name: (row) => `Watch ${row.name}`, empty: "" });
+    isChosen: () => false, choose: chooseRunner, name: (row) => `Show an environment of ${row.name}`, empty: "" });
   const gateways = endpoints.filter((row) => row.service === "gateway");
   $("gateways-part").hidden = !gateways.length;
   fill($("gateways"), GATEWAYS, gateways, { ...table, name: (row) => `Show ${row.endpoint_id}`, empty: "" });

@@ -302,3 +302,4 @@ def test_runners_are_known_by_the_names_of_their_sessions() -> None:
         RunnerStatus("hills", "evaluation runner 1", "e", "", ("b",), 1, 3.0),
         RunnerStatus("hills", "training runner 2", "r", "node", ("a", "b"), 3, 1.0),
     ]
+    assert [each.name for each in table.runners("hills", 603.0)] == ["training runner 2"]
