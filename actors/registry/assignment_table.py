@@ -69,23 +69,23 @@ class AssignmentTable:
     def runners(self, fleet: str, now_s: float) -> list[RunnerStatus]:
         """Return the env runners whose sessions are assigned, with the ids of their nodes."""
         gone_s = now_s - _FORGET_AFTER_S
-        sessions: dict[tuple[str, str], list[_AssignedSession]] = {}
+        sessions: dict[tuple[str, int, str], list[_AssignedSession]] = {}
         for name, assigned in self._assigned.items():
             if assigned.seen_s >= gone_s and (found := _SESSION.fullmatch(name)):
                 group, index, runner_id = found.groups()
                 kind = "evaluation" if group == "eval" else "training"
-                sessions.setdefault((f"{kind} runner {index}", runner_id), []).append(assigned)
+                sessions.setdefault((kind, int(index), runner_id), []).append(assigned)
         return [
             RunnerStatus(
                 fleet,
-                name,
+                f"{kind} runner {index}",
                 runner_id,
                 max(each.node_id for each in own),
                 tuple(sorted({each.endpoint_id for each in own})),
                 len(own),
                 now_s - max(each.seen_s for each in own),
             )
-            for (name, runner_id), own in sorted(sessions.items())
+            for (kind, index, runner_id), own in sorted(sessions.items())
         ]
 
     def assign(  # all times and members come in as arguments

@@ -51,7 +51,8 @@ def _ask_registry(question: str) -> Sequence[Any]:
         registry = find_registry()
     except ValueError:
         return ()
-    answer: Sequence[Any] = get_result(getattr(registry, question).remote(), _TIMEOUT_S)
+    method = getattr(registry, question, None)  # one of an older version may still run
+    answer: Sequence[Any] = () if method is None else get_result(method.remote(), _TIMEOUT_S)
     return answer
 
 

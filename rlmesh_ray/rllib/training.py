@@ -102,7 +102,7 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
     former_threads = torch.get_num_threads()
     torch.set_num_threads(torch_threads)
     algorithm = config.build_algo()
-    returns = _RecentReturns(last.return_mean)
+    returns = _RecentReturns(last.return_mean, last.episodes)
     try:
         if source is not None:
             restore(algorithm, source, last.env_steps)
@@ -232,14 +232,15 @@ class _RecentReturns:
 
     Args:
         former: The mean return to go on from; NaN: there is none.
+        num_former: Episodes that have ended before.
     """
 
     _ENOUGH = 32
 
-    def __init__(self, former: float = math.nan) -> None:
+    def __init__(self, former: float = math.nan, num_former: int = 0) -> None:
         self._iterations: deque[tuple[int, float]] = deque()
         if not math.isnan(former):
-            self.add(self._ENOUGH, former)
+            self.add(min(self._ENOUGH, num_former), former)
 
     def add(self, num_episodes: int, return_mean: float) -> float:
         """Add an iteration; return the mean, NaN as long as no episode has ended."""

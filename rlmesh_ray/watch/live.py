@@ -176,7 +176,11 @@ class LiveView:
             {**as_fields(each), "key": key, "problem": each.problem}
             for key, each in self._known.items()
         ]
-        return {"endpoints": endpoints, "runners": list(map(asdict, self._source.runners()))}
+        try:
+            runners = list(map(asdict, self._source.runners()))
+        except RlmeshError:
+            runners = []  # the endpoints are known all the same
+        return {"endpoints": endpoints, "runners": runners}
 
     def _observer(self, purpose: str, endpoint: EndpointStatus) -> EndpointObserver:
         """Return a connection for one purpose, for a question that one thread at a time asks."""

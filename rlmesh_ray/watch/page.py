@@ -8,7 +8,7 @@ read it by a name that it has pointed here (DNS rebinding). Nothing here changes
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from importlib.resources import files
 
@@ -39,13 +39,16 @@ _HEADERS = {
 }
 
 
-def page(live: LiveView, runs: RunFolder, token: TokenSource | None = None) -> ASGIApp:
+def page(
+    live: LiveView, runs: RunFolder, token: TokenSource | None = None, host: str = "127.0.0.1"
+) -> ASGIApp:
     """Return the application.
 
     Args:
         live: Endpoints and sessions.
         runs: Trainings and recordings.
         token: The token of the page, or a file with such tokens; None: it is for this machine.
+        host: Where it listens.
 
     Raises:
         ConfigurationError: The token, or its file, cannot be used.
@@ -78,7 +81,7 @@ def page(live: LiveView, runs: RunFolder, token: TokenSource | None = None) -> A
         Route("/login", login, methods=["POST"]),
         Mount("/", static),
     ]
-    return PageGuard(Starlette(routes=routes), logins)
+    return PageGuard(Starlette(routes=routes), logins, _LOCAL_NAMES | {host})
 
 
 def _answers(live: LiveView, runs: RunFolder) -> dict[str, Callable[[QueryParams], object]]:
@@ -155,10 +158,12 @@ class PageGuard:
     Args:
         app: The application.
         logins: Who may read; None: every program of this machine.
+        local_names: Names of this machine.
     """
 
-    def __init__(self, app: ASGIApp, logins: Logins | None) -> None:
+    def __init__(self, app: ASGIApp, logins: Logins | None, local_names: Set[str]) -> None:
         self._app = app
+        self._local_names = local_names
         self._logins = logins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,7 +187,7 @@ class PageGuard:
         if self._logins is None:
             name = request.headers.get("host", "").lower()
             bare = name.rpartition(":")[0] if not name.endswith("]") and ":" in name else name
-            if bare not in _LOCAL_NAMES:
+            if bare not in self._local_names:
                 remedy = "open it as http://127.0.0.1:PORT, or give it a token (--page-token-file)"
                 return PlainTextResponse(f"this page is for its own machine; {remedy}", 421)
         elif is_api and not self._logins.is_allowed(request):

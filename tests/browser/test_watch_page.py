@@ -123,6 +123,9 @@ def test_a_training_that_cannot_be_read_hides_no_recording(chromium: Any, tmp_pa
     with opened(chromium, many(tmp_path)) as view:
         view.get_by_role("button", name="Replay episode 000002").wait_for()
 
+        # Both are said as long as both hold.
+        view.get_by_role("status").get_by_text("100 endpoints; ").wait_for()
+
 
 def test_states_are_words_and_trouble_says_what_it_is(chromium: Any, folder: Path) -> None:
     with opened(chromium, many(folder)) as view:
@@ -283,6 +286,31 @@ def test_a_server_that_goes_and_comes_back_is_noticed(chromium: Any, folder: Pat
         view.get_by_role("button", name="Watch hills/0").wait_for()
         view.route("**/api/**", lambda route: route.abort())
         view.get_by_role("status").get_by_text("no connection").wait_for()
+        view.locator("main.old").wait_for()
         view.unroute("**/api/**")
 
-        view.get_by_role("status").get_by_text("100 endpoints").wait_for()
+        view.get_by_role("status").get_by_text("100 endpoints", exact=False).wait_for()
+        view.locator("main:not(.old)").wait_for()
+
+
+class Leaving(ManyEndpoints):
+    """Endpoints that may all leave."""
+
+    are_gone = False
+
+    def endpoints(self) -> list[EndpointStatus]:
+        return [] if self.are_gone else super().endpoints()
+
+
+def test_nothing_is_left_of_an_endpoint_that_was_shown_and_has_left(
+    chromium: Any, folder: Path
+) -> None:
+    source = Leaving(3)
+    with opened(chromium, page(LiveView(source), RunFolder(folder))) as view:
+        live = view.get_by_role("region", name="Live")
+        live.get_by_text("hills/0", exact=True).wait_for()
+
+        source.are_gone = True
+
+        live.get_by_text("Choose an environment to see its lanes.").wait_for()
+        live.get_by_text("hills/0", exact=True).wait_for(state="detached")

@@ -816,7 +816,8 @@ def test_a_training_that_is_interrupted_keeps_what_was_trained_and_goes_on(
         own_file(folder / "token", "s3cret")
         process = subprocess.Popen(
             [*COMMAND, "train", server.address, "--checkpoint-dir", "made", "--json",
-             "--set", "train_batch_size_per_learner=512", "--token-file", "token"],
+             "--set", "train_batch_size_per_learner=512", "--token-file", "token",
+             "--record", "kept ones", "--record-every", "3"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
             env=environment(),
         )  # fmt: skip
@@ -839,7 +840,8 @@ def test_a_training_that_is_interrupted_keeps_what_was_trained_and_goes_on(
     assert Path(folder, result["learning_curve"]).is_file()
     assert last == {"event": "interrupted"}
     assert "once more ends at once" in errors
-    assert "train --resume made --token-file token" in errors
+    again = "train --resume made --token-file token --record 'kept ones' --record-every 3"
+    assert again in errors
     assert "SIGTERM" not in errors
     assert "s3cret" not in (folder / "made" / "run.json").read_text()
     (begun,) = (event for event in events(resumed.stdout) if event["event"] == "training")

@@ -4,6 +4,7 @@ import glob
 import json
 import math
 import os
+import shlex
 import sys
 import time
 from dataclasses import dataclass, field
@@ -350,9 +351,11 @@ def _require_new(folder: Path) -> None:
     found = [name for name in names if os.path.exists(folder / name)]
     found += sorted(glob.glob(f"{_CHECKPOINT}-*", root_dir=folder))
     if found:
+        has_checkpoint = bool({*found} - {_CURVE, _PROGRESS, _BEST})
+        go_on = f", or go on with it: --resume {folder}" if has_checkpoint else ""
         raise ConfigurationError(
             f"{folder} holds another run already ({', '.join(found)}); name another "
-            f"--checkpoint-dir, move that run away, or go on with it: --resume {folder}"
+            f"--checkpoint-dir, or move that run away{go_on}"
         )
 
 
@@ -559,11 +562,24 @@ def _show_result(
             **({"learning curve": curve} if curve is not None else {}),
         },
         [
-            *([f"train --resume {job.folder}{job.connection}"] if is_interrupted else []),
+            *([_resume_command(job)] if is_interrupted else []),
             f"evaluate --env {job.env}{_shown(job)} --model {checkpoint} --episodes 20",
             f"serve-model {checkpoint}",
         ],
     )
+
+
+def _resume_command(job: _TrainOptions) -> str:
+    """Return the command that goes on with a training, with what its folder does not hold."""
+    again = shown_options(config=job.config_file)
+    if record := job.record:
+        again += shown_options(
+            record=record.folder,
+            record_video=record.video != "auto" and record.video,
+            record_max_gb=record.max_gb != 10.0 and record.max_gb,
+            record_every=job.record_every != 10 and job.record_every,
+        )
+    return f"train --resume {shlex.quote(str(job.folder))}{job.connection}{again}"
 
 
 def _shown(job: _TrainOptions) -> str:

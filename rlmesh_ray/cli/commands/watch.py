@@ -142,7 +142,7 @@ def watch(  # noqa: PLR0913  # the command line; every option stands alone
                     for pool, _, to in (name.rpartition("@") for name in names)
                 ]
             )
-        server = _server(page(LiveView(source), RunFolder(folder), page_token))
+        server = _server(page(LiveView(source), RunFolder(folder), page_token, where.host))
         listener = stack.enter_context(_listener(where))
         url = f"http://{Address(*listener.getsockname()[:2])}"
         facts = {"endpoints": source.title or "none", "folder": folder, "stop with": "Ctrl-C"}

@@ -2,14 +2,15 @@
 
 const $ = (id) => document.getElementById(id);
 const DASH = "–";
-const STATISTICS_MS = 3000, SESSIONS_MS = 2000, RUNS_MS = 5000, PAGE_EPISODES = 50;
+const STATISTICS_MS = 3000, SESSIONS_MS = 2000, RUNS_MS = 5000, TIMEOUT_MS = 20000, PAGE_EPISODES = 50;
 const chosen = { endpoint: "", episode: "", first: 0 };
-let endpoints = [], pace = {}, folderProblem = "";
+let endpoints = [], pace = {};
 
 class Refused extends Error {}
 
 async function ask(path, values = {}) {
-  const response = await fetch(`api/${path}?${new URLSearchParams(values)}`);
+  const signal = AbortSignal.timeout(TIMEOUT_MS);
+  const response = await fetch(`api/${path}?${new URLSearchParams(values)}`, { signal });
   if (response.status === 401) showLogin();
   return response;
 }
@@ -20,12 +21,22 @@ async function get(path, values) {
   return response.json();
 }
 
-function showProblem(error) {
-  put($("status"), error instanceof Refused ? error.message : "no connection to the page's server; it tries again");
+// What each part of the page has to say; what is shown below is old while the endpoints' part fails.
+const reports = { endpoints: "", live: "", picture: "", runs: "", replay: "" };
+
+function report(part, text, isOld = $("main").classList.contains("old")) {
+  reports[part] = text;
+  put($("status"), [...new Set(Object.values(reports).filter(Boolean))].join("; "));
+  $("main").classList.toggle("old", isOld);
+}
+
+function showProblem(part, error) {
+  const isRefused = error instanceof Refused;
+  report(part, isRefused ? error.message : "no connection to the page's server; it tries again", part === "endpoints" || undefined);
 }
 
 // Runs a task now and after each pause, one at a time; a hidden page asks for nothing.
-function repeat(task, pauseMs) {
+function repeat(part, task, pauseMs) {
   let timer = 0, isRunning = false, isAgain = false;
   const run = async () => {
     clearTimeout(timer);
@@ -34,7 +45,8 @@ function repeat(task, pauseMs) {
     let pause = pauseMs;
     try {
       if (!document.hidden && !$("main").hidden) pause = (await task()) ?? pauseMs;
-    } catch (error) { showProblem(error); }
+      if (part === "live" || part === "picture") report(part, "");
+    } catch (error) { showProblem(part, error); }
     isRunning = false;
     timer = setTimeout(run, isAgain ? 0 : pause);
     isAgain = false;
@@ -208,7 +220,7 @@ function chooseEndpoint(row) {
   refreshSessions();
 }
 
-const refreshEndpoints = repeat(async () => {
+const refreshEndpoints = repeat("endpoints", async () => {
   pace = await get("endpoints");
   endpoints = pace.endpoints;
   const envs = endpoints.filter((row) => row.service === "env");
@@ -216,16 +228,20 @@ const refreshEndpoints = repeat(async () => {
   if (first && !endpoints.some((row) => row.key === chosen.endpoint)) chooseEndpoint(first);
   showEndpoints();
   const count = `${endpoints.length} endpoint${endpoints.length === 1 ? "" : "s"}`;
-  const found = pace.problem || (pace.source ? `${pace.source}: ${count}` : "no endpoints are watched");
-  put($("status"), folderProblem ? `${found}; ${folderProblem}` : found);
+  report("endpoints", pace.problem || (pace.source ? `${pace.source}: ${count}` : "no endpoints are watched"), Boolean(pace.problem));
 }, STATISTICS_MS);
 
 const picked = () => [chosen.endpoint, $("session").value, $("lane").value].join(" ");
 let wanted = "", shown = { key: "", times: [] };
 
-const refreshSessions = repeat(async () => {
+const refreshSessions = repeat("live", async () => {
   const endpoint = endpoints.find((row) => row.key === chosen.endpoint);
-  if (!endpoint) return;
+  if (!endpoint) {  // the last one has left
+    offer($("session"), [], DASH);
+    offer($("lane"), [], DASH);
+    facts($("session-facts"), {});
+    return showPicture(null, "Choose an environment to see its lanes.");
+  }
   const isPolicy = endpoint.service === "model", hasNone = isPolicy || endpoint.service === "gateway";
   const { sessions, problem } = hasNone ? { sessions: [] } : await get("sessions", { endpoint: endpoint.key });
   if (endpoint.key !== chosen.endpoint) return;
@@ -260,7 +276,7 @@ function showPicture(blob, problem) {
   else { image.removeAttribute("src"); put($("pace"), ""); }
 }
 
-const refreshPicture = repeat(async () => {
+const refreshPicture = repeat("picture", async () => {
   const [session, lane, key] = [$("session").value, $("lane").value, picked()];
   if (!session || lane === "") return 60000;
   const response = await ask("picture", { endpoint: chosen.endpoint, session, lane });
@@ -286,14 +302,14 @@ $("lane").onchange = () => { showPicture(null, ""); refreshSessions(); };
 
 // --- trainings and recordings --------------------------------------------------------------------
 
-const refreshRuns = repeat(async () => {
+const refreshRuns = repeat("runs", async () => {
   const { runs, recordings, folder, problem } = await get("runs");
-  folderProblem = problem;
   offer($("run"), runs.map((run) => [run.name, run.name + (run.is_running ? " (running)" : "")]), `none in ${folder}`);
   offer($("recording"), recordings.map((name) => [name, name]), `none in ${folder}`);
   const parts = await Promise.allSettled([showCurve(), showEpisodes()]);  // one may fail alone
   const failed = parts.find(({ status }) => status === "rejected");
   if (failed) throw failed.reason;
+  report("runs", problem);
 }, RUNS_MS);
 
 async function showCurve() {
@@ -317,7 +333,7 @@ async function showEpisodes() {
     : { total: 0, episodes: [] };
   if (recording !== $("recording").value) return;  // another one was chosen meanwhile
   fill($("episodes"), EPISODES, episodes, { key: (row) => row.id, isChosen: (row) => row.id === chosen.episode,
-    choose: (row) => replay(row.id).catch(showProblem), name: (row) => `Replay episode ${row.id}`, empty: "No episode is recorded here." });
+    choose: (row) => replay(row.id).catch((error) => showProblem("replay", error)), name: (row) => `Replay episode ${row.id}`, empty: "No episode is recorded here." });
   $("previous").parentElement.hidden = total <= episodes.length;
   $("previous").disabled = !first;
   $("next").disabled = first + episodes.length >= total;
@@ -327,6 +343,7 @@ async function showEpisodes() {
 async function replay(episode) {
   const recording = $("recording").value;
   const found = await get("episode", { recording, episode });
+  report("replay", "");
   if (recording !== $("recording").value) return;
   chosen.episode = episode;
   $("replay").hidden = false;
@@ -345,6 +362,12 @@ async function replay(episode) {
     recorded: moment(found.ended_at) });
   await showEpisodes();
 }
+
+$("video").onerror = ({ target }) => {
+  target.hidden = true;
+  $("no-video").hidden = false;
+  put($("no-video"), "The video cannot be played; its file may have been deleted.");
+};
 
 function turn(first) { chosen.first = Math.max(0, first); refreshRuns(); }
 $("previous").onclick = () => turn(chosen.first - PAGE_EPISODES);
@@ -369,10 +392,10 @@ function showLogin() {
 
 $("login").onsubmit = async (event) => {
   event.preventDefault();
-  const response = await fetch("login", { method: "POST", body: $("token").value });
-  put($("refused"), response.ok ? "" : await response.text());
-  $("token").value = "";
-  if (response.ok) open();
+  const response = await fetch("login", { method: "POST", body: $("token").value }).catch(() => null);
+  put($("refused"), !response ? "no connection to the page's server" : response.ok ? "" : await response.text());
+  if (response) $("token").value = "";
+  if (response?.ok) open();
 };
 
 function open() {

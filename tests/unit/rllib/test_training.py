@@ -101,6 +101,11 @@ def test_the_mean_return_needs_more_than_a_lucky_episode() -> None:
     assert returns.add(0, math.nan) == pytest.approx((30 * 100 + 500) / 31)
 
 
+def test_the_mean_return_of_a_resumed_training_counts_the_episodes_that_had_ended() -> None:
+    assert _RecentReturns(10.0, 3).add(1, 50.0) == 20.0
+    assert _RecentReturns(10.0, 500).add(32, 50.0) == 50.0
+
+
 def test_the_mean_return_forgets_what_it_does_not_need() -> None:
     returns = _RecentReturns()
     returns.add(20, 10.0)

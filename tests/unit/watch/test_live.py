@@ -7,7 +7,7 @@ import pytest
 from benchmarks.watching.samples import ManyEndpoints
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.errors import CapacityError, EndpointError, EndpointUnreachableError
-from rlmesh_ray.server.endpoint_status import EndpointStatus
+from rlmesh_ray.server.endpoint_status import EndpointStatus, RunnerStatus
 from rlmesh_ray.watch.live import (
     PICTURE_SHARE,
     PICTURES_PER_S,
@@ -135,6 +135,17 @@ def test_pages_share_one_attempt_to_connect_to_an_endpoint_that_hangs() -> None:
     assert [each.png for each in others if each is not None] == [None] * 3
     assert after is not None
     assert "no answer in time" in after.problem
+
+
+def test_endpoints_are_shown_where_their_runners_are_not_known() -> None:
+    class Half(ManyEndpoints):
+        def runners(self) -> list[RunnerStatus]:
+            raise EndpointUnreachableError("the registry is restarting", "")
+
+    found = LiveView(Half(3)).endpoints()
+
+    assert len(found["endpoints"]) == 3
+    assert (found["runners"], found["problem"]) == ([], "")
 
 
 def test_endpoints_are_in_order_with_what_is_known_of_them() -> None:

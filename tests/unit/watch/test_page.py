@@ -24,6 +24,13 @@ def test_names_of_this_machine_are_answered(host: str, tmp_path: Path) -> None:
     assert fetch(made(tmp_path), "/api/runs", headers={"host": host}).status == 200
 
 
+def test_the_name_that_the_page_listens_at_is_answered(tmp_path: Path) -> None:
+    app = page(LiveView(ManyEndpoints(3)), RunFolder(tmp_path), host="127.0.0.2")
+
+    assert fetch(app, "/api/runs", headers={"host": "127.0.0.2:7080"}).status == 200
+    assert fetch(app, "/api/runs", headers={"host": "127.0.0.3:7080"}).status == 421
+
+
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:7080", "127.0.0.1.evil.example", ""]
 )

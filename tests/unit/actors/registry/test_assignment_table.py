@@ -295,11 +295,14 @@ def test_runners_are_known_by_the_names_of_their_sessions() -> None:
     for number, name in enumerate(training):
         table.assign(name, "ab"[number % 2], "node", members, (), 1.0)
     table.assign(evaluation[0], "b", "", members, (), 2.0)
+    tenth = session_names("plan", 10, 1, in_evaluation=False, runner="t")
+    table.assign(tenth[0], "a", "node", members, (), 2.0)
     table.assign("another program's", "a", "node", members, (), 2.0)
     table.rebalance({training[0]: "a"}, (), (), 4.0)
 
     assert table.runners("hills", 5.0) == [
         RunnerStatus("hills", "evaluation runner 1", "e", "", ("b",), 1, 3.0),
         RunnerStatus("hills", "training runner 2", "r", "node", ("a", "b"), 3, 1.0),
+        RunnerStatus("hills", "training runner 10", "t", "node", ("a",), 1, 3.0),
     ]
     assert [each.name for each in table.runners("hills", 603.0)] == ["training runner 2"]
