@@ -120,6 +120,7 @@ def test_growth_is_measured_and_drawn(capsys: Capture, tmp_path: Path) -> None:
     assert cases[-1] == "1,048,576 bytes"
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
@@ -153,6 +154,7 @@ def test_everybody_is_known_to_some_subject() -> None:
     assert named == {each.value for each in AnyRival} == known
 
 
+@pytest.mark.ray
 def test_an_unknown_inference_is_refused(capsys: Capture) -> None:
     with pytest.raises(typer.BadParameter, match="'jax' is not one of auto, torch, compiled"):
         bench("sampling", "--inference", "auto,jax", capsys=capsys)

@@ -547,7 +547,9 @@ def test_each_endpoint_may_have_tls_of_its_own(folder: Path, here: Run) -> None:
 
 
 @needs_openssl
-@pytest.mark.parametrize("command", ["serve-env", "serve-model"])
+@pytest.mark.parametrize(
+    "command", [pytest.param("serve-env", marks=pytest.mark.ray), "serve-model"]
+)
 def test_people_see_what_is_served_and_the_hints_work_as_they_stand(
     folder: Path, here: Run, command: str
 ) -> None:

@@ -153,6 +153,7 @@ def test_the_pairs_before_a_failure_are_compared(
 def test_the_episodes_before_a_failure_are_drawn(
     env: EnvServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("matplotlib")
     steps = itertools.count()
 
     def fall_for_a_while(observations: Any) -> Any:
