@@ -28,6 +28,7 @@ from benchmarks.cli.recording_command import recording
 from benchmarks.cli.robots_command import robots
 from benchmarks.cli.scaling_commands import scaling
 from benchmarks.cli.watching_command import watching
+from benchmarks.cli.weights_command import weights
 from benchmarks.learning.plan import LearningPlan, Task
 from benchmarks.sampling.plan import Rival as SamplingRival
 from benchmarks.serving.plan import ClientKind, Plan, Side, Workload
@@ -240,6 +241,7 @@ app.command(cls=ReadableCommand)(scaling)
 app.command(cls=ReadableCommand)(gpu)
 app.command(cls=ReadableCommand)(robots)
 app.command(cls=ReadableCommand)(watching)
+app.command(cls=ReadableCommand)(weights)
 app.command(cls=ReadableCommand)(recording)
 
 

@@ -99,6 +99,18 @@ def test_every_workload_is_measured_and_shown(
     assert "busy cores" in text
 
 
+def test_new_weights_are_timed_for_dense_layers_and_convolutions(capsys: Capture) -> None:
+    code = bench("weights", "--json", "--repetitions", "1")
+
+    *_, result = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert code == 0
+    assert [each["case"] for each in result["findings"]] == [
+        "dense, 1.0 M weights",
+        "convolutional, 1.7 M weights",
+    ]
+    assert all(set(each["sides"]) == {"compiled", "torch"} for each in result["findings"])
+
+
 @pytest.mark.nightly
 def test_slow_policies_for_robots_are_measured(capsys: Capture) -> None:
     code = bench("robots", "--json", "--quick", "--seconds", "0.5")
