@@ -248,7 +248,9 @@ class EpisodeWriter:
         stream = self._streams[key]
         frames = segment.frames if stream.picture is None else segment.columns[stream.picture]
         try:
-            if frames is not None and len(frames):
+            if frames is None:  # ``render`` has failed: a video would end early
+                files.discard_video()
+            else:
                 if segment.begins:
                     path = self._store.temporary_path()
                     with removed_on_error(path):

@@ -289,6 +289,18 @@ def test_a_missing_codec_costs_the_videos_alone_and_is_said_once_with_its_remedy
     assert sorted(path.suffix for path in (tmp_path / "episodes").iterdir()) == [".parquet"] * 2
 
 
+def test_a_video_whose_frames_cease_is_deleted_and_its_episode_kept(tmp_path: Path) -> None:
+    whole = cart_pole(6, seed=0)
+    frames = np.zeros((3, 20, 30, 3), np.uint8)
+    first = replace(whole, columns=[c[:3] for c in whole.columns], infos=[{}] * 3, ends=False)
+    rest = replace(whole, columns=[c[3:] for c in whole.columns], infos=[{}] * 4, begins=False)
+
+    written(tmp_path, INFO, replace(first, frames=frames), rest)
+
+    assert [(each.length, each.video) for each in load(tmp_path).episodes] == [(6, None)]
+    assert [path.name for path in (tmp_path / "episodes").iterdir()] == ["000001.parquet"]
+
+
 def test_a_disk_that_is_full_in_the_midst_of_a_video_costs_the_video_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
