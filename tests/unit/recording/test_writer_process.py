@@ -384,6 +384,22 @@ def test_a_running_episode_of_another_writer_counts_too(tmp_path: Path) -> None:
     assert load(tmp_path).episodes == []
 
 
+def test_many_writers_stop_at_the_size_together(tmp_path: Path) -> None:
+    written(tmp_path, INFO, *[cart_pole(3000, seed=0)] * 42)
+    most = 1.1 * size_bytes(tmp_path)
+    writers = [EpisodeWriter(tmp_path, most / 1e9) for _ in range(40)]
+    for writer in writers:
+        writer.handle("0", Stream(INFO, "", "auto"))
+
+    for writer in writers:  # each too little to look for others if there were none
+        for seed in range(10):
+            writer.handle("0", cart_pole(20, seed=seed))
+
+    for writer in writers:
+        writer.close()
+    assert 0.99 * most < size_bytes(tmp_path) < 1.04 * most
+
+
 def test_what_a_living_writer_has_not_ended_is_kept_and_what_a_dead_one_has_is_deleted(
     tmp_path: Path,
 ) -> None:
