@@ -228,6 +228,7 @@ class Recorder:
         video, space = writer.options.video, contract.observation_space
         is_auto = picture_position(video, space) is None and video == AUTO
         self._renders = (is_auto and contract.render_mode == "rgb_array") or video == RENDER
+        self._frame_shapes: set[tuple[int, ...]] = set()
         self._key: str | None = None
         self._flushed_s = time.monotonic()
         self._is_on = mode is not AutoresetMode.SAME_STEP
@@ -297,14 +298,15 @@ class Recorder:
     def _frames(self, render: Render) -> Frames:
         try:
             frames = [np.asarray(frame, np.uint8) for frame in render() or ()]
-            shapes = {frame.shape for frame in frames}
+            shapes = self._frame_shapes = self._frame_shapes.union(frame.shape for frame in frames)
             if len(frames) != self._contract.num_envs or len(shapes) != 1 or frames[0].ndim != 3:
                 raise ValueError(f"render gave {len(frames)} frames of the shapes {shapes}")
         except Exception as error:  # noqa: BLE001  # user code, whose failure must not fail a step
             self._renders = False
+            self.flush()  # the rows of a block have frames, or none has: running videos end
             _LOG.warning("videos are not recorded: %s: %s", type(error).__name__, error)
             return ()
-        return frames
+        return [frame[..., :3] for frame in frames]  # of RGBA the colours
 
 
 class SessionObserver(Recorder):

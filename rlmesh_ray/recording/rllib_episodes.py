@@ -2,8 +2,10 @@
 
 import atexit
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from rlmesh_ray.options import require_count
 from rlmesh_ray.recording.options import AUTO, RENDER, RecordOptions
 from rlmesh_ray.recording.reader import Recording
 from rlmesh_ray.recording.recorder import WriterHandle, info_of
-from rlmesh_ray.recording.store import Store
+from rlmesh_ray.recording.store import Store, removed_on_error
 from rlmesh_ray.recording.vector_steps import Segment
 from rlmesh_ray.recording.video import picture_position
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
@@ -264,8 +266,9 @@ def offline_data(config: AlgorithmConfig, recording: Recording) -> AlgorithmConf
         config: An offline algorithm, such as BC; gets the spaces and ``offline_data(input_=...)``.
             Where it has ``normalize_actions``, as by default, the rows have the actions in the
             module's scale.
-        recording: One whose observations and actions are an array each. The rows are written to
-            ``rllib/`` in its folder.
+        recording: One whose observations and actions are an array each. The rows are written to a
+            file in ``rllib/`` of its folder, one for each scale, which is replaced when the new
+            one is whole.
 
     Raises:
         ConfigurationError: The spaces have several leaves or text, or number actions from another
@@ -283,21 +286,23 @@ def offline_data(config: AlgorithmConfig, recording: Recording) -> AlgorithmConf
             f"RLlib's modules number actions from 0, and {recording.folder} has "
             f"{recording.action_space}; record the environment in a wrapper that numbers them so"
         )
-    folder = recording.folder / "rllib"
-    folder.mkdir(exist_ok=True)
-    writer = None
-    for summary in recording.episodes:
-        table = _rows(recording, summary.id, normalize=bool(config.normalize_actions))
-        if writer is None:
-            writer = pq.ParquetWriter(folder / "rows.parquet", table.schema)
-        writer.write_table(table)
-    if writer is None:
+    normalize = bool(config.normalize_actions)
+    tables = (_rows(recording, each.id, normalize=normalize) for each in recording.episodes)
+    first = next(tables, None)
+    if first is None:
         raise ConfigurationError(f"{recording.folder} has no episode yet; record some first")
-    writer.close()
+    path = recording.folder / "rllib" / f"{'normalized' if normalize else 'recorded'}.parquet"
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_name(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    with removed_on_error(temporary):  # a training may be reading the former file
+        with pq.ParquetWriter(temporary, first.schema) as writer:
+            for table in chain([first], tables):
+                writer.write_table(table)
+        temporary.replace(path)
     config.environment(
         observation_space=recording.observation_space, action_space=recording.action_space
     )
-    return config.offline_data(input_=[str(folder.absolute())], input_read_episodes=False)
+    return config.offline_data(input_=[str(path.absolute())], input_read_episodes=False)
 
 
 def _rows(recording: Recording, id_: str, *, normalize: bool) -> pa.Table:

@@ -282,6 +282,10 @@ class Store:
                     num_bytes += entry.stat().st_size
         return num_bytes
 
+    def num_writers(self) -> int:
+        """Return how many processes are writing, with those that died since ``repair``."""
+        return len(list(self._episodes.glob(f".*{_ALIVE}")))
+
     def _read_index(self) -> tuple[list[EpisodeSummary], bool]:
         """Return the episodes of the index, and whether all of its lines are whole."""
         try:

@@ -24,7 +24,8 @@ _BLOCK_BYTES, _MOST_ROWS = 2**21, 512
 _MOST_INFO_BYTES = 2**18
 
 Frames = Sequence[NDArray[np.uint8]]
-"""One frame of ``render`` for each lane, ``(height, width, 3)``; empty: there are none."""
+"""One frame of ``render`` for each lane, ``(height, width, 3)``; empty: there are none. All rows of
+a block have frames of one shape, or none has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class StepCollector:
         block.kinds[row] = kinds
         for target, column in zip(block.columns, columns, strict=False):
             target[row] = column
-        if block.frames is not None and len(frames):
+        if block.frames is not None:
             block.frames[row] = frames
         if infos:
             block.infos[row] = _encoded(infos)

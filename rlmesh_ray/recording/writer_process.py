@@ -163,6 +163,8 @@ class EpisodeWriter:
         self._number = 0
         self._known_bytes = self._new_bytes = 0
         """Size of the folder when it was last looked at, and how much has come since."""
+        self._num_writers = 1
+        """Processes that wrote into it then."""
         self._is_stopped = False
         self._writing = contextlib.ExitStack()
 
@@ -193,7 +195,7 @@ class EpisodeWriter:
             picture = picture_position(stream.video, stream.info.observation_space)
             self._store.require(stream.info)
             self._number = max(self._number, self._store.repair() + 1)
-            self._known_bytes, self._new_bytes = self._store.size_bytes(), 0
+            self._scan()
             if not self._streams:
                 self._writing.enter_context(self._store.writing())
         except (ConfigurationError, OSError) as error:
@@ -248,7 +250,9 @@ class EpisodeWriter:
         stream = self._streams[key]
         frames = segment.frames if stream.picture is None else segment.columns[stream.picture]
         try:
-            if frames is not None and len(frames):
+            if frames is None:  # ``render`` has failed: a video would end early
+                files.discard_video()
+            else:
                 if segment.begins:
                     path = self._store.temporary_path()
                     with removed_on_error(path):
@@ -278,12 +282,16 @@ class EpisodeWriter:
         parts = [f"{json.dumps(key)}: {text}" for key, text in texts.items()]
         return f"{{{', '.join(parts)}}}" if parts else None
 
+    def _scan(self) -> None:
+        self._known_bytes, self._new_bytes = self._store.size_bytes(), 0
+        self._num_writers = max(1, self._store.num_writers())
+
     def _is_full(self) -> bool:
-        num_bytes = self._known_bytes + self._new_bytes
-        if num_bytes >= self._max_bytes or self._new_bytes > _RESCAN_SHARE * self._max_bytes:
-            num_bytes = self._known_bytes = self._store.size_bytes()  # others write here, too
-            self._new_bytes = 0
-        if num_bytes < self._max_bytes:
+        own_share = _RESCAN_SHARE * self._max_bytes / self._num_writers  # the others write, too
+        room = self._max_bytes - self._known_bytes
+        if self._new_bytes > own_share or self._new_bytes >= room:
+            self._scan()
+        if self._known_bytes + self._new_bytes < self._max_bytes:
             return False
         self._is_stopped = True
         self._log_once(

@@ -212,8 +212,8 @@ def recorded(folder: Path, space: gymnasium.Space[Any], actions: Any) -> None:
 
 
 def rows(config: BCConfig, folder: Path) -> Any:
-    offline_data(config, load(folder))
-    column = pq.read_table(folder / "rllib")[Columns.ACTIONS].combine_chunks()
+    (path,) = offline_data(config, load(folder)).input_
+    column = pq.read_table(path)[Columns.ACTIONS].combine_chunks()
     return np.array(column.to_pylist())
 
 
@@ -244,6 +244,39 @@ def test_rows_for_rllib_have_the_actions_that_its_module_would_choose(
     np.testing.assert_array_equal(
         rows(BCConfig().environment(normalize_actions=False), tmp_path), actions
     )
+
+
+@pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning")  # of Ray Data
+def test_rows_that_a_training_reads_are_changed_by_no_other_scale_and_no_failure(
+    tmp_path: Path,
+) -> None:
+    for number in range(1, 4):
+        recorded(tmp_path, LEVER, np.full((number, 3), 5, np.float32))
+    (path,) = offline_data(BCConfig(), load(tmp_path)).input_
+    read = Path(path).read_bytes()
+
+    (other,) = offline_data(BCConfig().environment(normalize_actions=False), load(tmp_path)).input_
+    assert (other != path, Path(path).read_bytes() == read) == (True, True)
+
+    (tmp_path / "episodes" / "000003.parquet").write_bytes(b"damaged")
+    with pytest.raises(ConfigurationError, match=r"episode 000003 .* cannot be read"):
+        offline_data(BCConfig(), load(tmp_path))
+    assert Path(path).read_bytes() == read
+    assert {str(each) for each in (tmp_path / "rllib").iterdir()} == {path, other}
+
+
+def test_rows_are_replaced_while_a_training_reads_the_former_ones(tmp_path: Path) -> None:
+    recorded(tmp_path, LEVER, np.full((1, 3), 5, np.float32))
+    (path,) = offline_data(BCConfig(), load(tmp_path)).input_
+    with open(path, "rb") as reading:
+        former = reading.read()
+        recorded(tmp_path, LEVER, np.full((2, 3), 5, np.float32))
+
+        assert offline_data(BCConfig(), load(tmp_path)).input_ == [path]
+
+        reading.seek(0)
+        assert reading.read() == former
+    assert pq.read_metadata(path).num_rows == 3
 
 
 def test_actions_that_rllib_would_number_otherwise_are_no_rows(tmp_path: Path) -> None:

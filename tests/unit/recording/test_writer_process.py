@@ -289,6 +289,18 @@ def test_a_missing_codec_costs_the_videos_alone_and_is_said_once_with_its_remedy
     assert sorted(path.suffix for path in (tmp_path / "episodes").iterdir()) == [".parquet"] * 2
 
 
+def test_a_video_whose_frames_cease_is_deleted_and_its_episode_kept(tmp_path: Path) -> None:
+    whole = cart_pole(6, seed=0)
+    frames = np.zeros((3, 20, 30, 3), np.uint8)
+    first = replace(whole, columns=[c[:3] for c in whole.columns], infos=[{}] * 3, ends=False)
+    rest = replace(whole, columns=[c[3:] for c in whole.columns], infos=[{}] * 4, begins=False)
+
+    written(tmp_path, INFO, replace(first, frames=frames), rest)
+
+    assert [(each.length, each.video) for each in load(tmp_path).episodes] == [(6, None)]
+    assert [path.name for path in (tmp_path / "episodes").iterdir()] == ["000001.parquet"]
+
+
 def test_a_disk_that_is_full_in_the_midst_of_a_video_costs_the_video_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -370,6 +382,22 @@ def test_a_running_episode_of_another_writer_counts_too(tmp_path: Path) -> None:
     other.close()
 
     assert load(tmp_path).episodes == []
+
+
+def test_many_writers_stop_at_the_size_together(tmp_path: Path) -> None:
+    written(tmp_path, INFO, *[cart_pole(3000, seed=0)] * 42)
+    most = 1.1 * size_bytes(tmp_path)
+    writers = [EpisodeWriter(tmp_path, most / 1e9) for _ in range(40)]
+    for writer in writers:
+        writer.handle("0", Stream(INFO, "", "auto"))
+
+    for writer in writers:  # each too little to look for others if there were none
+        for seed in range(10):
+            writer.handle("0", cart_pole(20, seed=seed))
+
+    for writer in writers:
+        writer.close()
+    assert 0.99 * most < size_bytes(tmp_path) < 1.04 * most
 
 
 def test_what_a_living_writer_has_not_ended_is_kept_and_what_a_dead_one_has_is_deleted(
