@@ -89,6 +89,15 @@ def test_a_policy_that_does_not_fit_is_named_before_an_episode_runs(
     assert "frames (84, 84, 4)" in text
 
 
+def test_how_policies_are_run_can_be_chosen(
+    env: EnvServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policies = ("compare", f"{HERE}:balance", f"{HERE}:fall", "--env", env.address)
+    _, text = command(capsys, *policies, "--inference", "compiled", code=2)
+
+    assert "inference cannot be used with a function" in text
+
+
 def test_different_environments_are_refused_before_an_episode_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,5 +1,7 @@
 """configure() with sources that cannot work, and what it makes of those that can."""
 
+import contextlib
+import copy
 import functools
 import gc
 import math
@@ -16,6 +18,7 @@ import ray
 import torch
 from ray import tune
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
@@ -38,6 +41,7 @@ from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, RolloutPlan
 from rlmesh_ray.rllib.runner.session_retry import RetryPolicy
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from tests.loopback.ports import free_address
+from tests.ray.multi_agent_worlds import Crossing
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -452,6 +456,35 @@ def test_policies_for_agents_that_are_not_there_are_refused(pairs: EnvServer) ->
 
     with pytest.raises(ConfigurationError, match="has one agent"):
         configure(config, pairs.address)
+
+
+class Dials(FaultyEnv):
+    """Takes two numbers at once, for which RLlib's actions are drawn by torch only."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__(Fault.RAISE, at_step=100)
+        self.action_space = gymnasium.spaces.MultiDiscrete([2, 3])  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("env", "config", "fast_path", "reason"),
+    [
+        (Dials, PPOConfig(), True, "MultiCategorical.* can be drawn by torch only"),
+        (Dials, PPOConfig(), False, ""),
+        ("CartPole-v1", DQNConfig(), True, ""),
+        ("CartPole-v1", DQNConfig(), False, "depends on the number of steps"),
+        (Crossing, PPOConfig(), True, "several agents"),
+    ],
+)
+def test_a_module_that_has_to_be_compiled_and_cannot_be_is_refused(
+    env: Any, config: Any, fast_path: bool, reason: str
+) -> None:
+    config = copy.deepcopy(config).env_runners(num_env_runners=0, rollout_fragment_length=8)
+    words = f'inference="compiled" is impossible: .*{reason}.*; use "auto" or "torch"'
+    refused = pytest.raises(ConfigurationError, match=words)
+
+    with EnvServer(env) as server, refused if reason else contextlib.nullcontext():
+        configure(config, server.address, fast_path=fast_path, inference="compiled")
 
 
 def test_an_existing_script_is_configured_without_a_word(pairs: EnvServer) -> None:

@@ -13,7 +13,10 @@ from gymnasium.vector import AutoresetMode
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.connectors.env_to_module import FlattenObservations
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
@@ -180,6 +183,25 @@ def test_a_recurrent_module_runs_compiled_on_rllibs_per_item_path(
             outputs = (tree.flatten(each.get_extra_model_outputs(key)) for each in (mine, other))
             for part, expected in zip(*outputs, strict=True):
                 np.testing.assert_allclose(part, expected, atol=1e-5)
+
+
+class Noisy(DefaultPPOTorchRLModule):
+    """Adds noise, which no two runs have in common."""
+
+    def _forward(self, batch: Any, **kwargs: Any) -> Any:
+        found = super()._forward(batch, **kwargs)
+        return found | {Columns.ACTION_DIST_INPUTS: torch.rand_like(found["action_dist_inputs"])}
+
+
+def test_a_module_that_has_to_be_compiled_and_cannot_be_ends_the_training(pairs: EnvServer) -> None:
+    config = ppo(2).rl_module(rl_module_spec=RLModuleSpec(module_class=Noisy))
+    runner = build(RLMeshEnvRunner, configure(config, pairs.address, inference="compiled"))
+
+    with pytest.raises(ConfigurationError, match="Noisy computes something else") as caught:
+        runner.apply(lambda actor: actor.sample(num_timesteps=4))  # as RLlib calls it
+    runner.stop()
+
+    assert runner.broken_environment is caught.value
 
 
 def test_exploration_that_depends_on_steps_stays_in_torch_on_rllibs_per_item_path(

@@ -21,6 +21,8 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import (
     DebugFlag,
     EnvKwargs,
+    Inference,
+    InferenceOption,
     JsonFlag,
     MapOption,
     PlotOption,
@@ -49,6 +51,7 @@ def compare(  # noqa: PLR0913  # the command line; every option stands alone
     b: Annotated[str, typer.Argument(metavar="B", help="Another policy.")],
     env: EnvOption,
     episodes: EpisodesOption = 20,
+    inference: InferenceOption = Inference.AUTO,
     observation_map: MapOption = None,
     seed: SeedOption = 0,
     env_kwargs: EnvKwargs = None,
@@ -89,7 +92,7 @@ def compare(  # noqa: PLR0913  # the command line; every option stands alone
             for name in (a, b):
                 served_map, route_map = maps_for(observation_map, [name])
                 options = ConnectOptions(name, token, tls)
-                policy = stack.enter_context(served_model(options, "auto", served_map))
+                policy = stack.enter_context(served_model(options, inference, served_map))
                 _require_answer(name, policy, asking.contract, observations, route_map)
                 policies.append((policy, route_map))
         of_a: list[EpisodeResult] = []

@@ -1,7 +1,9 @@
 """A torch module's forward pass, compiled: arrays in, arrays out, with the module's weights."""
 
+import contextlib
+import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -34,6 +36,9 @@ class CompiledForward:
     made, which takes milliseconds and makes each run twice as fast. Proven with the examples and
     with drawn inputs of several sizes: zeros would show nothing of a first layer's weights.
 
+    Numbers and tensors that are attributes of the module's parts, and buffers outside of its state,
+    are constants here. If one is another one in ``load``, the results are compared once more.
+
     Args:
         module: The module, which keeps the weights: those that are changed in place, as optimizers
             do, act from the next run on, and ``load`` takes what came otherwise.
@@ -49,7 +54,8 @@ class CompiledForward:
     def __init__(
         self, module: nn.Module, forward: Forward, graph: OnnxGraph, *examples: torch.Tensor
     ) -> None:
-        self._module, self._graph = module, graph
+        self._module, self._graph, self._called = module, graph, forward
+        self._no_rows = [each.new_empty(0, *each.shape[1:]) for each in examples]
         # Arrays of their own, with other numbers than any module's until they are written to: a
         # session that does not see the change has made other numbers of them.
         own = weight_tensors(graph.copy)
@@ -69,6 +75,7 @@ class CompiledForward:
             each for each in weight_tensors(module).values() if not each.is_inference()
         ]
         self._versions: list[int] = []
+        self._constants = _constants(module)
         self._load(graph.copy)
         for batch in _positive(examples):
             expected = _expected(graph.copy, forward, batch)
@@ -82,9 +89,7 @@ class CompiledForward:
         for name, tensor in weight_tensors(graph.copy).items():
             tensor.copy_(own[name])
         self.load()
-        for batch, tolerance in _signed(examples):
-            expected = _expected(graph.copy, forward, batch)
-            self._require(self._apart(expected, [each.numpy() for each in batch]) <= tolerance)
+        self._prove(graph.copy, [([each[:2] for each in examples], TOLERANCE), *_signed(examples)])
 
     @property
     def is_rebuilt(self) -> bool:
@@ -92,9 +97,27 @@ class CompiledForward:
         return not self._is_live
 
     def load(self) -> None:
-        """Take the module's weights as they are now."""
-        self._versions = [each._version for each in self._counted]
-        self._load(self._module)
+        """Take the module's weights as they are now.
+
+        Raises:
+            ConfigurationError: They cannot be taken, or constants have changed, and with them the
+                results. What ran until now must not be used any more.
+        """
+        versions = [each._version for each in self._counted]
+        try:
+            self._load(self._module)
+            constants = _constants(self._module)
+            if constants != self._constants:
+                copied = copy.deepcopy(self._module)
+                with contextlib.suppress(NotImplementedError):  # programs of torch.export have none
+                    copied.eval()
+                self._prove(copied, _signed(self._no_rows))
+        except ConfigurationError:
+            raise
+        except Exception as error:  # ONNX Runtime's have no base class
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ConfigurationError(f"new weights cannot be taken: {reason}") from error
+        self._versions, self._constants = versions, constants
 
     def _load(self, module: nn.Module) -> None:
         tensors, names = weight_tensors(module), self._graph.weight_names
@@ -137,6 +160,14 @@ class CompiledForward:
     def _apart(self, expected: Arrays | None, arrays: Arrays) -> float:
         return 0.0 if expected is None else self.difference(expected, *arrays)
 
+    def _prove(
+        self, module: nn.Module, batches: Iterable[tuple[Sequence[torch.Tensor], float]]
+    ) -> None:
+        """Compare with a copy of the module that has the weights of now."""
+        for batch, tolerance in batches:
+            expected = _expected(module, self._called, batch)
+            self._require(self._apart(expected, [each.numpy() for each in batch]) <= tolerance)
+
     def _require(self, is_same: bool) -> None:
         if not is_same:
             raise ConfigurationError(
@@ -162,6 +193,26 @@ def difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
     scale = max(1.0, float(sizes.max(initial=0.0, where=sizes < _LARGE)))
     apart = np.abs(other - own) / np.where(sizes < _LARGE, scale, sizes)
     return float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(initial=0.0))
+
+
+def _constants(module: nn.Module) -> list[tuple[Any, ...]]:
+    """Return the values of a module that are constants of its graph, so that changes can be seen.
+
+    A tensor counts its changes; it is kept, so that no other one gets its id.
+    """
+    found: list[tuple[Any, ...]] = []
+    for part in module.modules():
+        own = vars(part)
+        apart = [(name, part._buffers[name]) for name in own.get("_non_persistent_buffers_set", ())]
+        for name, value in (*own.items(), *apart):
+            if isinstance(value, dict | set) or value is None:
+                continue  # the most of them
+            if isinstance(value, torch.Tensor):
+                version = 0 if value.is_inference() else value._version
+                found.append((name, id(value), version, value))
+            elif isinstance(value, int | float | np.generic) and name != "training":
+                found.append((name, value))
+    return found
 
 
 def _is_not_finite(array: NDArray[Any]) -> bool:

@@ -17,13 +17,18 @@ _LOG = logging.getLogger(__name__)
 
 _NUM_COMPARED = 8
 """Batches that ``"auto"`` runs both ways."""
+_LEFT_TO_TORCH = "the last batch was left to torch, for its form or its numbers, or for hooks"
 
 
 class Compiled(Protocol):
     """A compiled module."""
 
     def run(self, *batch: Any) -> Any | None:
-        """Return the outputs, as torch's; None: torch must be asked for this batch."""
+        """Return the outputs, as torch's; None: torch must be asked for this batch.
+
+        Raises:
+            ConfigurationError: As ``load``, if weights were changed in place.
+        """
 
     def difference(self, output: Any, *batch: Any) -> float:
         """Return by how much the results differ from torch's output; see ``CompiledForward``."""
@@ -32,7 +37,7 @@ class Compiled(Protocol):
         """Take the module's weights as they are now.
 
         Raises:
-            ConfigurationError: The module has become another one, which cannot be compiled.
+            ConfigurationError: It computes something else now, or cannot take them.
         """
 
 
@@ -68,8 +73,10 @@ class InferenceChoice:
         self._lock = threading.Lock()
         self._asked = inference
         self._seconds: tuple[list[float], list[float]] = ([], [])
-        self.torch_reason: str | None = "the first batches decide"
-        """Why the module runs in torch; None: it runs compiled."""
+        self._reason: str | None = "the first batches decide"
+        self._left_to_torch: str | None = None
+        self.refusal = ""
+        """Why compiling, which had to be done, failed, with the remedy; empty: it did not."""
         if inference == "torch":
             self._fall_back('inference="torch" says so')
         elif device != "cpu" and inference == "auto":
@@ -82,14 +89,24 @@ class InferenceChoice:
         make = partial(InferenceChoice, is_timed=self._is_timed, device=self._device)
         return make, (self._asked, self._compile)
 
+    @property
+    def torch_reason(self) -> str | None:
+        """Why the module runs in torch, or ran the last batch there; None: it runs compiled."""
+        return self._reason or self._left_to_torch
+
     def load(self) -> None:
-        """Take the module's weights as they are now; to be called after each change of them."""
+        """Take the module's weights as they are now; to be called after each change of them.
+
+        Raises:
+            ConfigurationError: As ``prepare``; the next batch compiles anew.
+        """
         with self._lock:  # or a module that is just being compiled would keep the former ones
+            self.refusal = ""
             if self._compiled is not None:
                 try:
                     self._compiled.load()
-                except ConfigurationError as error:
-                    self._refuse(error)
+                except Exception as error:  # noqa: BLE001  # ONNX Runtime's have no base class
+                    self._refuse(error)  # else the former weights would act
 
     def prepare(self, *batch: Any) -> None:
         """Compile, unless that has been done or tried.
@@ -105,10 +122,10 @@ class InferenceChoice:
                 return
             try:
                 self._compiled = self._compile(*batch)
-            except Exception as error:  # noqa: BLE001  # ONNX Runtime's have no base class
-                is_known = isinstance(error, ConfigurationError)
-                self._refuse(error if is_known else _unexpected(error))
+            except Exception as error:  # noqa: BLE001  # as above
+                self._refuse(error, is_final=True)
                 return
+            self.refusal = ""
             if self._inference == "compiled":
                 self._take()
 
@@ -120,17 +137,27 @@ class InferenceChoice:
             batch: The batch.
 
         Raises:
-            ConfigurationError: As ``prepare``.
+            ConfigurationError: As ``prepare``, which is not tried again before ``load``.
         """
         if self._compiled is None:
+            if self.refusal:
+                raise ConfigurationError(self.refusal)
             self.prepare(*batch)
         compiled = self._compiled
         if compiled is None:
             return in_torch(*batch)
-        if self.torch_reason is None:
+        if self._reason is not None:
+            return self._compare(in_torch, compiled, *batch)
+        try:
             found = compiled.run(*batch)
-            return in_torch(*batch) if found is None else found
-        return self._compare(in_torch, compiled, *batch)
+        except ConfigurationError as error:
+            self._refuse(error)
+            return in_torch(*batch)
+        if found is None:
+            self._left_to_torch = _LEFT_TO_TORCH
+            return in_torch(*batch)
+        self._left_to_torch = None
+        return found
 
     def _compare(self, in_torch: Callable[..., Any], compiled: Compiled, *batch: Any) -> Any:
         given = copy.deepcopy(batch)  # a module may take parts out of a dict
@@ -144,7 +171,7 @@ class InferenceChoice:
                 return output
             difference = compiled.difference(output, *batch)
         except Exception as error:  # noqa: BLE001  # as above
-            self._refuse(_unexpected(error))
+            self._refuse(error)
             return output
         for seconds, (began_s, ended_s) in zip(self._seconds, pairwise(times_s), strict=True):
             seconds.append(ended_s - began_s)
@@ -162,21 +189,23 @@ class InferenceChoice:
         return output
 
     def _take(self) -> None:
-        self.torch_reason = None
+        self._reason = None
         _LOG.info("the module runs compiled")
 
-    def _refuse(self, error: Exception) -> None:
+    def _refuse(self, error: Exception, *, is_final: bool = False) -> None:
+        reason = str(error) if isinstance(error, ConfigurationError) else _unexpected(error)
         if self._inference == "compiled":
-            raise ConfigurationError(
-                f'inference="compiled" is impossible: {error}; use "auto" or "torch"'
-            ) from error
-        self._fall_back(str(error))
+            refusal = f'inference="compiled" is impossible: {reason}; use "auto" or "torch"'
+            self._compiled, self._reason = None, refusal
+            self.refusal = refusal if is_final else ""
+            raise ConfigurationError(refusal) from error
+        self._fall_back(reason)
 
     def _fall_back(self, reason: str) -> None:
-        self._inference, self._compiled, self.torch_reason = "torch", None, reason
+        self._inference, self._compiled, self._reason = "torch", None, reason
         _LOG.info("the module runs in torch: %s", reason)
 
 
-def _unexpected(error: Exception) -> Exception:
+def _unexpected(error: Exception) -> str:
     (reason, *_) = str(error).splitlines() or [""]
-    return ConfigurationError(f"it fails in ONNX Runtime: {type(error).__name__}: {reason}")
+    return f"it fails in ONNX Runtime: {type(error).__name__}: {reason}"

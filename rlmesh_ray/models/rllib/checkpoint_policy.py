@@ -15,6 +15,7 @@ Three things differ on purpose, because a server is not an evaluation:
 **Loading a checkpoint runs code**; see ``rllib.checkpoint``.
 """
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,13 +76,15 @@ class RllibPolicy:
         device: Torch's name of the module's device.
         buckets: Row counts that the module is run with, see ``TorchPolicy``. Connectors get no
             padding.
-        inference: See ``TorchPolicy``; the first batch waits where the module is compiled.
+        inference: See ``TorchPolicy``. With ``"auto"`` the first batch waits where the module is
+            compiled; with ``"compiled"`` that is done here, where connectors take zeros.
         horizon: How many actions the module chooses at once for each row; None: its attribute
             ``horizon``, or 1. Above 1, its actions (or the inputs of their distribution) are
             ``(N, horizon, ...)``.
 
     Raises:
-        ConfigurationError: The folder is no such checkpoint, or an option is not available.
+        ConfigurationError: The folder is no such checkpoint, an option is not available, or the
+            module cannot be compiled.
         PolicyError: It could not be unpickled, or built.
     """
 
@@ -137,6 +140,9 @@ class RllibPolicy:
             horizon=self._horizon,
             torch_reason=self._forward.torch_reason,
         )
+        if inference == "compiled" and of_device.type == "cpu":
+            with contextlib.suppress(PolicyError):  # connectors may refuse zeros
+                self._weights.try_out()
 
     def check_contract(self, contract: EnvContract) -> None:
         """Compare the environment's spaces with those that the policy was trained on.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlmesh_ray.errors import PolicyError
+from rlmesh_ray.errors import PolicyError, RlmeshError
 from rlmesh_ray.models.torch.weights import Pairs, check_weights, replace, weights_of
 
 _MODULE = "rl_module"
@@ -65,6 +65,14 @@ class RllibWeights:
         replace(pairs)
         self.env_steps = int(env_steps)
 
+    def try_out(self) -> None:
+        """Act once; connectors keep their states.
+
+        Raises:
+            RlmeshError: It failed.
+        """
+        self._set_pipelines({name: self._state(each) for name, each in self.pipelines.items()})
+
     def _module_pairs(self, state: object) -> Pairs:
         if isinstance(state, Mapping) and _MODULE_ID in state:
             state = state[_MODULE_ID]
@@ -90,7 +98,7 @@ class RllibWeights:
             # Custom connectors may raise any error.
             for name, state in before.items():
                 self.pipelines[name].set_state(state)
-            if isinstance(error, PolicyError):
+            if isinstance(error, RlmeshError):
                 raise
             raise PolicyError(
                 f"the connectors cannot act with their new state ({type(error).__name__}: "

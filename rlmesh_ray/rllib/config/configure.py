@@ -32,6 +32,7 @@ from rlmesh_ray.rllib.config.endpoint_sources import (
     find_endpoints,
 )
 from rlmesh_ray.rllib.config.learner_threads import thread_warnings
+from rlmesh_ray.rllib.config.module_check import require_compilable
 from rlmesh_ray.rllib.config.num_envs_per_runner import RunnerSpec, assign_sessions
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, Access, RolloutPlan
 from rlmesh_ray.rllib.config.runner_choice import RunnerChoice, choose_runner
@@ -136,11 +137,12 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             RLlib's per-item path: for comparison, or to rule the fast path out as a cause.
         inference: How runners run the module of an environment with one agent, also one with a
             state. ``"torch"``: as RLlib does; a seed gives RLlib's own episodes to the last bit.
-            ``"compiled"``: in ONNX Runtime; results are the same up to 1e-5. On the fast path NumPy
-            draws the actions, others than torch's, from a generator of the runner's own.
-            ``"auto"``: compiled where that is possible, and the first batches show that it computes
-            the same and is faster; with a seed, whether or not it is faster, so that each run does
-            the same.
+            ``"compiled"``: in ONNX Runtime, after a proof with an example and drawn inputs; where
+            that is impossible the training ends with the reason, here already for RLlib's default
+            modules and for several agents. On the fast path NumPy draws the actions, others than
+            torch's, from a generator of the runner's own. ``"auto"``: compiled where that is
+            possible, and the first eight batches show that results differ by 1e-5 at most and that
+            it is faster; with a seed, whether or not it is faster, so that each run does the same.
         dm_env_rpc: For addresses of dm_env_rpc servers (``"dm_env_rpc://HOST:PORT"``): the worlds
             to create and to join there, their lanes, and how to interpret their tensors.
 
@@ -149,8 +151,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
 
     Raises:
         ConfigurationError: An argument does not fit the kind of ``env``, or a setting cannot work
-            with endpoints, or RLlib's default module does not accept the spaces, or the cluster can
-            never place all actors.
+            with endpoints, or RLlib's default module does not accept the spaces or cannot be
+            compiled, or the cluster can never place all actors.
         ContractMismatchError: The endpoints differ from each other or from the settings, or
             cannot be spread evenly.
         EndpointError: An endpoint cannot be reached.
@@ -195,6 +197,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     if not choice.is_multi_agent and _former_plan(config) is None:
         require_spaces(config, choice)
     require_module(config, contract, choice)
+    if inference == "compiled":
+        require_compilable(config, choice, fast_path=fast_path)
     require_recordable(config, is_multi_agent=choice.is_multi_agent)
     _apply(config, plan, choice)
     warned += [

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -19,8 +20,13 @@ from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
 from ray.rllib.utils.spaces.space_utils import get_dummy_batch_for_space
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
+from rlmesh_ray.models.rllib.compiled_module import CompiledModule
+from rlmesh_ray.models.rllib.forward import compiled_forward
 from rlmesh_ray.rllib.config.runner_choice import RunnerChoice
 from rlmesh_ray.rllib.config.tune_params import is_tune_param
+from rlmesh_ray.rllib.fast_path.eligibility import config_ineligibility
 
 Space = gymnasium.Space[Any]
 Spaces = tuple[Space, Space]
@@ -65,6 +71,39 @@ def incompatibilities(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator
             yield from _refused_modules(config, choice)
     if config._env_to_module_connector:
         yield from _refused_connectors(config, choice)
+
+
+def require_compilable(config: AlgorithmConfig, choice: RunnerChoice, *, fast_path: bool) -> None:
+    """Compile RLlib's default module, as runners do with ``inference="compiled"``.
+
+    Other modules, those with a state or behind custom connectors, are compiled in runners only.
+
+    Raises:
+        ConfigurationError: That is impossible.
+    """
+    if choice.is_multi_agent:
+        raise ConfigurationError(
+            'inference="compiled" is impossible: the policies of several agents run in torch; use '
+            '"auto" or "torch"'
+        )
+    connectors = config._env_to_module_connector or config._module_to_env_connector
+    if connectors or not _uses_default_module(config):
+        return
+    observation, action = choice.observation_space, choice.action_space
+    is_fast = fast_path and config_ineligibility(config, observation, action) is None
+    rows = get_dummy_batch_for_space(observation, fill_value=0, batch_size=1)
+    explored = {config.explore, (config.evaluation_config or {}).get("explore", config.explore)}
+    with torch.random.fork_rng(devices=[]):  # as below
+        specs = config.get_multi_rl_module_spec(spaces=_by_module(config, choice))
+        module = specs.rl_module_specs[DEFAULT_MODULE_ID].build()
+        for explore in () if module.is_stateful() else explored:
+            if is_fast:
+                made = partial(CompiledModule, module, explore=bool(explore), seed=None)
+                InferenceChoice("compiled", made).prepare(rows)
+            else:
+                of_batch = partial(compiled_forward, module, explore=bool(explore))
+                batch = convert_to_torch_tensor({Columns.OBS: rows})
+                InferenceChoice("compiled", of_batch).prepare(batch)
 
 
 def _uses_default_module(config: AlgorithmConfig) -> bool:

@@ -64,7 +64,12 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
     def _sample(self, **kwargs: Any) -> list[SingleAgentEpisode]:
         for _, choice in self._inference_choices.values():
             choice.load()
-        episodes = super()._sample(**kwargs)
+        try:
+            episodes = super()._sample(**kwargs)
+        except ConfigurationError as error:
+            if self._last_inference_choice is not None and self._last_inference_choice.refusal:
+                self.broken_environment = error
+            raise
         num_steps = self._call.budget.timesteps
         if num_steps:
             self._log_env_steps(self._metrics_num_env_steps_sampled, num_steps)

@@ -209,6 +209,7 @@ def raise_for_broken_environment(*, algorithm: Algorithm, result: dict[str, Any]
 
     Raises:
         RemoteEnvError: The environment fails again and again.
+        ConfigurationError: The module had to be compiled, and cannot be.
     """
     # NaN where no steps have arrived since the last iteration.
     sampled = result.get(ENV_RUNNER_RESULTS, {}).get(NUM_ENV_STEPS_SAMPLED, 0)
@@ -225,7 +226,7 @@ def raise_for_broken_environment(*, algorithm: Algorithm, result: dict[str, Any]
             raise error
 
 
-def _broken_environment_of(runner: Any) -> RemoteEnvError | None:
+def _broken_environment_of(runner: Any) -> RlmeshError | None:
     # The config may name another runner class, set after ``configure``.
-    error: RemoteEnvError | None = getattr(runner, "broken_environment", None)
+    error: RlmeshError | None = getattr(runner, "broken_environment", None)
     return error

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.env.env_runner import EnvRunner
 
-from rlmesh_ray.errors import RemoteEnvError
+from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
 from rlmesh_ray.rllib.runner.sample_budget import SampleBudget, SampleCall
@@ -60,8 +60,8 @@ class SlotRunner(EnvRunner):
 
     first_failure = ""
     """The first failure that truncated episodes of this runner, and its lanes; empty: none has."""
-    broken_environment: RemoteEnvError | None = None
-    """Why the last call of ``sample`` gave up; see ``raise_for_broken_environment``."""
+    broken_environment: RlmeshError | None = None
+    """Why the last call of ``sample`` gave up for good; see ``raise_for_broken_environment``."""
 
     env: Any
     num_envs: int
@@ -119,7 +119,8 @@ class SlotRunner(EnvRunner):
         """Call ``func`` with this runner, as RLlib's runners do.
 
         RLlib ends a runner that raises, after a minute, and starts another one in its place. That
-        does not repair an environment: the error of a broken one is raised to the caller instead.
+        does not repair an environment, nor a module that has to be compiled and cannot be: such
+        an error is raised to the caller instead.
         """
         try:
             return super().apply(_let_escape(func), *args, **kwargs)
@@ -251,7 +252,7 @@ class SlotRunner(EnvRunner):
 class _EscapingError(BaseException):
     """Carries the error of a broken environment past RLlib's handler of any ``Exception``."""
 
-    def __init__(self, error: RemoteEnvError) -> None:
+    def __init__(self, error: RlmeshError) -> None:
         super().__init__(error)
         self.error = error
 
@@ -260,7 +261,7 @@ def _let_escape(func: Callable[..., Any]) -> Callable[..., Any]:
     def call(runner: SlotRunner, *args: Any, **kwargs: Any) -> Any:
         try:
             return func(runner, *args, **kwargs)
-        except RemoteEnvError as error:
+        except RlmeshError as error:
             if error is runner.broken_environment:
                 raise _EscapingError(error) from error
             raise

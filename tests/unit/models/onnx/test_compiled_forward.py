@@ -102,6 +102,66 @@ def test_new_weights_act_at_once_in_place_and_after_load_otherwise(name: str) ->
     assert difference(module, forward, rows) <= TOLERANCE
 
 
+def test_weights_that_cannot_be_taken_are_an_error_until_they_can() -> None:
+    module, forward, _ = compiled("dense")
+    layer: Any = module[0]  # type: ignore[index]  # it is a Sequential
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+    layer.bias.data = torch.zeros(5)
+    rows = np.zeros((2, 4), np.float32)
+
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="new weights cannot be taken: ValueError"):
+            forward(rows)
+    layer.bias.data = torch.zeros(16)
+
+    outputs(forward, rows)
+    assert difference(module, forward, rows) <= TOLERANCE
+
+
+class Heated(nn.Module):
+    """Has values that are no weights."""
+
+    masks: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.heat, self.shift = 1.0, torch.zeros(3)
+        self.register_buffer("masks", torch.ones(3), persistent=False)
+        self.num_calls = 0
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        found: torch.Tensor = self.layer(rows) * self.masks / self.heat + self.shift
+        return found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: setattr(module, "heat", 2.0),
+        lambda module: setattr(module, "shift", torch.ones(3)),
+        lambda module: module.shift.add_(1.0),
+        lambda module: module.masks.zero_(),
+    ],
+    ids=["a number", "a tensor", "a tensor in place", "a buffer"],
+)
+def test_values_that_are_no_weights_may_not_change_what_is_computed(change: Any) -> None:
+    torch.manual_seed(3)
+    module, example = Heated().eval(), torch.rand(2, 4)
+    graph = OnnxGraph(module, called, {"obs": example}, ["out"])
+    forward = CompiledForward(module, called, graph, example)
+    module(example)  # it counts, which changes nothing else
+    forward.load()
+
+    change(module)
+
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="Heated computes something else"):
+            forward.load()
+
+
 def test_weights_that_the_runtime_rearranges_are_noticed() -> None:
     assert not compiled("dense")[1].is_rebuilt
     assert compiled("convolutional")[1].is_rebuilt

@@ -177,6 +177,18 @@ def test_numbers_that_no_action_can_be_drawn_from_are_torchs_to_refuse() -> None
     assert case.is_torchs(case.run(np.full_like(ROWS, np.nan)))
 
 
+def test_what_is_left_to_torch_is_said_until_a_batch_runs_compiled() -> None:
+    case = Choice("compiled")
+    reasons = []
+
+    for rows in (ROWS, np.full_like(ROWS, np.nan), ROWS):
+        case.run(rows)
+        reasons.append(case.choice.torch_reason)
+
+    assert reasons[::2] == [None, None]
+    assert "the last batch was left to torch" in str(reasons[1])
+
+
 class Failing:
     """A compiled module that fails when it runs."""
 
@@ -210,11 +222,65 @@ def test_auto_stays_with_torch_whatever_a_compiled_module_raises(compile: Any, r
     assert choice.run(lambda rows: rows + 1, 4) == 5
 
 
-def test_compiled_says_what_was_raised() -> None:
-    choice = InferenceChoice("compiled", unknown)
+def test_compiled_says_what_was_raised_and_compiles_again_with_new_weights_only() -> None:
+    asked: list[Any] = []
 
-    with pytest.raises(ConfigurationError, match=r"is impossible: .*TypeError: BFloat16; use"):
-        choice.prepare(4)
+    def compile(rows: Any) -> Any:
+        asked.append(rows)
+        return unknown(rows)
+
+    choice = InferenceChoice("compiled", compile)
+
+    for rows in (1, 2):
+        with pytest.raises(ConfigurationError, match=r"is impossible: .*TypeError: BFloat16; use"):
+            choice.run(unknown, rows)
+    assert asked == [1]
+    assert choice.torch_reason == choice.refusal != ""
+
+    choice.load()
+    with pytest.raises(ConfigurationError, match="BFloat16"):
+        choice.run(unknown, 3)
+    assert asked == [1, 3]
+
+
+class Stale(Failing):
+    """A compiled module that cannot take new weights."""
+
+    def run(self, *batch: Any) -> Any:
+        if batch == (9,):
+            raise ConfigurationError("weights that were changed in place cannot be taken")
+        return -1
+
+    def load(self) -> None:
+        raise RuntimeError("no memory")
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_weights_that_cannot_be_taken_act_in_torch(is_in_place: bool) -> None:
+    choice = InferenceChoice("auto", lambda *_: Stale(), is_timed=False)
+    for _ in range(8):
+        choice.run(lambda rows: -1, 4)
+    assert choice.run(lambda rows: 5, 4) == -1
+
+    if is_in_place:
+        assert choice.run(lambda rows: 5, 9) == 5
+    else:
+        choice.load()
+
+    assert choice.run(lambda rows: 5, 4) == 5
+    reason = "changed in place" if is_in_place else "RuntimeError: no memory"
+    assert reason in str(choice.torch_reason)
+
+
+def test_weights_that_cannot_be_taken_are_an_error_of_compiled_which_compiles_anew() -> None:
+    made = iter([Stale(), None])
+    choice = InferenceChoice("compiled", lambda *_: next(made) or unknown())
+    assert choice.run(unknown, 4) == -1
+
+    with pytest.raises(ConfigurationError, match=r"is impossible: .* no memory"):
+        choice.load()
+    with pytest.raises(ConfigurationError, match=r"is impossible: .* BFloat16"):
+        choice.run(unknown, 4)
 
 
 @pytest.mark.parametrize(

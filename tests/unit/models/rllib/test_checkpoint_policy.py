@@ -60,6 +60,13 @@ class Recurrent(Chunks):
         return True
 
 
+class Noisy(Choices):
+    """Gives other logits each time."""
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: torch.rand(len(batch[Columns.OBS]), 3, 4)}
+
+
 def saved(kind: type[TorchRLModule], action: gymnasium.Space[Any], folder: Path) -> str:
     module = kind(observation_space=OBSERVATIONS, action_space=action, model_config={})
     module.save_to_path(str(folder / "module"))
@@ -111,6 +118,13 @@ def test_a_policy_says_why_it_runs_in_torch(
 
     assert torch_reason is not None
     assert torch_reason() == reason
+
+
+def test_a_policy_that_has_to_be_compiled_and_cannot_be_is_refused_as_it_is_loaded(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigurationError, match=r'is impossible: Noisy .* or "torch"'):
+        load_policy(saved(Noisy, CHOICE, tmp_path), inference="compiled")
 
 
 def test_a_row_of_nan_is_an_error_of_its_batch(tmp_path: Path) -> None:
