@@ -33,8 +33,9 @@ class CompiledForward:
 
     Where the runtime works on the weights as they are, as with dense layers, replacing them is a
     copy into its arrays. Where it has rearranged them, as with convolutions, a new session is
-    made, which takes milliseconds and makes each run twice as fast. Proven with the examples and
-    with drawn inputs of several sizes: zeros would show nothing of a first layer's weights.
+    made, which takes tens of milliseconds and makes each run twice as fast. Proven with the
+    examples and with drawn inputs of several sizes: zeros would show nothing of a first layer's
+    weights.
 
     Numbers and tensors that are attributes of the module's parts, and buffers outside of its state,
     are constants here. If one is another one in ``load``, the results are compared once more.
