@@ -238,7 +238,7 @@ def main() -> int:
         Limit("modules under 40 lines with one importer", len(small), 2),
         Limit("lines of a function, 99th percentile", _percentile(functions, 99), 40),
         Limit("pairs of places that share six lines", repeated_runs(modules), 45),
-        Limit("private attributes that tests use", reads, 13),
+        Limit("private attributes that tests use", reads, 10),
         Limit("waits and limits that tests shorten", replaced[True], 43),
         Limit("functions and classes that tests replace", replaced[False], 43),
     )

@@ -18,7 +18,7 @@ from rlmesh_ray.transport.tickets import Ticket
 
 _LOG = logging.getLogger(__name__)
 
-_MAX_LOST, _LOSSES_S = 3, 10.0
+_MAX_LOST, LOSSES_S = 3, 10.0
 """Lost connections that are replaced at once within this time, or since a Reset."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """Pause after a failed attempt; each further failure doubles it."""
@@ -159,7 +159,7 @@ class DirectConnector:
             if not self._has_lanes:
                 return
             if len(self._lost_s) == _MAX_LOST:
-                self._due_s = max(now_s, self._lost_s[0] + _LOSSES_S)
+                self._due_s = max(now_s, self._lost_s[0] + LOSSES_S)
             self._lost_s.append(now_s)
         if self._due_s > now_s:
             self._why_none = (

@@ -60,19 +60,19 @@ class OpenDirectConnections:
     def watched(self) -> Iterator["OpenDirectConnections"]:
         """Take notice of all that are opened meanwhile."""
         begin: Any = DirectConnection.__init__
-        losses_s = direct_connector._LOSSES_S
+        losses_s = direct_connector.LOSSES_S
 
         def noting(direct: DirectConnection, *arguments: Any, **named: Any) -> None:
             begin(direct, *arguments, **named)
             self._known.add(direct)
 
         DirectConnection.__init__ = noting  # type: ignore[method-assign,assignment]
-        direct_connector._LOSSES_S = 0.0  # faults come more often than in life
+        direct_connector.LOSSES_S = 0.0  # faults come more often than in life
         try:
             yield self
         finally:
             DirectConnection.__init__ = begin  # type: ignore[method-assign]
-            direct_connector._LOSSES_S = losses_s
+            direct_connector.LOSSES_S = losses_s
 
     def num_sent(self) -> dict[DirectConnection, int]:
         """Return the number of the last step that each open one has sent."""

@@ -53,8 +53,9 @@ def distribution_of(module: RLModule, *, explore: bool = True) -> str:
         else module.get_inference_action_dist_cls()
     )
     if kind not in _KINDS:
+        name = kind.__name__.removesuffix("'>Partial").rpartition(".")[2]  # as RLlib's partial ones
         raise ConfigurationError(
-            f"actions of {kind.__name__} can be drawn by torch only; use a module with one of "
+            f"actions of {name} can be drawn by torch only; use a module with one of "
             f"{', '.join(each.__name__ for each in _KINDS)}"
         )
     return _KINDS[kind]
