@@ -34,7 +34,7 @@ help:
 	@echo "make coverage   lines and branches of the core that the tests run, by room; pages under runs/coverage"
 	@echo "make mutants    change the core at MUTANTS=300 places drawn with SEED=1; print what no unit test notices"
 	@echo "make bench      measure ours beside peers, write docs/benchmarks/figures.md; BENCH='stepping' chooses"
-	@echo "make docs       build the site in runs/docs; needs Graphviz (apt-get install graphviz)"
+	@echo "make docs       build the site in runs/docs"
 	@echo "make house      figures of the package's order: modules, lines, repeated names; fails above their limits"
 	@echo "make nightly    fuzzing, long walks and all pairs with peers; real simulators"
 	@echo "make chaos      kill, freeze and cut endpoints while clients step; writes docs/benchmarks/trials.md"
@@ -135,7 +135,6 @@ bench: setup $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready $(SIMULATORS_VENV
 	  | $(BIN)/python -m benchmarks.page $(PAGE) --command "$(strip python -m benchmarks $(BENCH))")
 
 docs: setup
-	@command -v dot >/dev/null || { echo "The diagrams need Graphviz: apt-get install graphviz"; exit 1; }
 	$(BIN)/python -m sphinx -qEW --keep-going -n docs runs/docs
 	@echo "open runs/docs/index.html"
 

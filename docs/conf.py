@@ -6,24 +6,26 @@ well kept; it is made for larger sites, with a menu across the top.
 """
 
 import os
-import sys
-from pathlib import Path
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+
+from docs import refresh
+from rlmesh_ray import actors
 
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")  # or importing RLlib warns
 
 project = "rlmesh-ray"
 copyright = "the authors of rlmesh-ray"
 
-sys.path.insert(0, str(Path(__file__).with_name("_extensions")))
 extensions = [
-    "code_facts",
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.graphviz",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_static", "_extensions"]
+exclude_patterns = ["_static"]
 source_suffix = {".md": "markdown"}
 
 smartquotes = False  # options would lose a dash
@@ -34,14 +36,11 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 
-myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 
-graphviz_output_format = "svg"
 copybutton_exclude = ".linenos, .gp, .go"
 
-# Public names have pages of their own choice; `code_facts` warns of one that is on none.
-autodoc_mock_imports = ["stable_baselines3"]
+autodoc_mock_imports = refresh.NOT_INSTALLED
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -53,3 +52,66 @@ nitpick_ignore_regex = [
     ("py:.*", r"rlmesh_ray\.(actors|auth|dialects|envs|protocol|rllib)\..*"),
     ("py:.*", r"rlmesh_ray\.evaluation\.session_sources\.EndpointFleet"),
 ]
+
+
+# The pages are plain Markdown; what the site adds to them:
+
+
+def _add(_app: Sphinx, page: str, text: list[str]) -> None:
+    """Put the docstrings in the place of their first lines, and pages below their index."""
+    text[0] = refresh.PART.sub(_docstrings, text[0])
+    if page.endswith("index"):
+        links = re.findall(r"\]\((?:(\w+)/)?(\w+)\.md", text[0])
+        pages = dict.fromkeys(f"{folder}/index" if folder else name for folder, name in links)
+        text[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
+
+
+def _docstrings(part: re.Match[str]) -> str:
+    if part[2] != "api":
+        return part[0]
+    return "".join(
+        f"### {found[2].rpartition('.')[2]}\n\n```{{eval-rst}}\n{found[0]}```\n\n"
+        for found in refresh.AUTODOC.finditer(f"{part[3]}\n")
+    )
+
+
+_NO_COLON = "\ue000"
+
+
+def _shield(_app: Sphinx, what: str, *given: Any) -> None:
+    """Keep napoleon from taking what stands before an attribute's first colon for its type."""
+    lines = given[-1]
+    if what in ("attribute", "property"):
+        lines[:1] = [line.replace(":", _NO_COLON) for line in lines[:1]]
+
+
+def _unshield(*given: Any) -> None:
+    lines = given[-1]
+    lines[:] = [line.replace(_NO_COLON, ":") for line in lines]
+
+
+def _readable_signature(*given: Any) -> tuple[str, str] | None:
+    """Write "..." for a default that is no code, which Sphinx could not set."""
+    signature, result = given[-2:]
+    if "<f" not in (signature or ""):
+        return None
+    return re.sub(r"<factory>|\w+\([^()]*<function[^()]*\)", "...", signature), result
+
+
+def _show_actors_as_classes() -> None:
+    """Put plain classes in the place of Ray's actor classes, which hide docstrings."""
+    shown: Any = actors
+    shown.EnvServiceActor = refresh.documented("rlmesh_ray.actors.EnvServiceActor")
+    factory = type(shown.ModelServiceActor)
+    factory.__name__ = "ModelServiceActor"
+    factory.__doc__ = refresh.docstring("rlmesh_ray.actors.ModelServiceActor")
+    shown.ModelServiceActor = factory
+
+
+def setup(app: Sphinx) -> None:
+    """Connect them."""
+    _show_actors_as_classes()
+    app.connect("source-read", _add)
+    app.connect("autodoc-process-signature", _readable_signature)
+    app.connect("autodoc-process-docstring", _shield, priority=100)
+    app.connect("autodoc-process-docstring", _unshield, priority=900)

@@ -1,4 +1,4 @@
-"""What documents say of the code is true: names, imports, keyword arguments, flags, metrics.
+"""What documents say of the code is true: names, imports, keyword arguments, flags, metrics, links.
 
 ``tests/test_shown_blocks.py`` runs their blocks.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from docs import refresh
 from rlmesh_ray.cli.main import app
 from rlmesh_ray.server.metrics import ALL_METRICS
 
@@ -30,6 +31,8 @@ def blocks() -> Iterator[tuple[str, str]]:
     """Where each Python block of a page stands, and the block."""
     for name, text in PAGES.items():
         for found in BLOCK.finditer(text):
+            if re.search(r'"lines of \S+" -->\n$', text[: found.start()]):
+                continue  # of a program below, without its imports
             code = re.sub(f"^{found[1]}", "", found[2], flags=re.MULTILINE)
             yield f"{name}:{text[: found.start()].count(chr(10)) + 1}", code
 
@@ -44,11 +47,87 @@ def test_the_readme_is_short() -> None:
     assert [line for line in lines if len(line) > 120] == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"])
-def test_what_a_page_of_the_root_links_to_exists(name: str) -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", PAGES[name])
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub and the site give to the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_a_page_links_to_exists(name: str) -> None:
+    links = re.findall(
+        r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)|(?:src|srcset)=\"([^\"]+)", PAGES[name]
+    )
+
+    for path, anchor, picture in links:
+        target = (ROOT / name).parent / (path or picture) if path or picture else ROOT / name
+        assert target.exists(), path or picture
+        assert not anchor or anchor in anchors(target), anchor
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name.endswith("/index.md")])
+def test_an_index_links_to_every_page_and_folder_beside_it(name: str) -> None:
+    folder = (ROOT / name).parent
+    beside = {path.name for path in folder.glob("*.md")} - {"index.md"}
+    beside |= {path.parent.name for path in folder.glob("*/index.md")}
+
+    assert beside <= set(re.findall(r"\]\(([\w.]+)", PAGES[name]))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_plain_markdown(name: str) -> None:
+    prose = re.sub(r"^ *```[\w]*\n.*?^ *```$", "", PAGES[name], flags=re.MULTILINE | re.DOTALL)
+
+    assert re.findall(r"```\{.*|:::.*|\{\w+\}`|^: .*|^\(.*\)=$", prose, re.MULTILINE) == []
+
+
+def test_code_numbers_and_lists_in_pages_are_those_of_the_code() -> None:
+    stale = [str(path.relative_to(ROOT)) for path in refresh.stale()]
+
+    assert stale == [], "run: python -m docs.refresh"
+
+
+def test_a_page_gets_the_values_that_the_code_has() -> None:
+    page = "`0`<!-- = rlmesh_ray.watch.live.PICTURES_PER_S --> and 0<!-- = math.pi -->"
+
+    assert refresh.refreshed(page) == (
+        "`5`<!-- = rlmesh_ray.watch.live.PICTURES_PER_S --> and 3.14159<!-- = math.pi -->"
+    )
+
+
+def test_a_page_gets_lines_of_a_program() -> None:
+    begin = "<!-- refresh: program examples/two_agents.py: def _seen ... return -->"
+    page = f"{begin}\nold\n<!-- refreshed -->"
+
+    assert refresh.refreshed(page).splitlines()[2:-2] == [
+        '<!-- skip: next "lines of examples/two_agents.py" -->',
+        "```python",
+        "def _seen(self) -> dict[str, Any]:",
+        '    seen = {"scout": self.distance, "carrier": np.sign(self.distance)}',
+        "```",
+    ]
+    with pytest.raises(ValueError, match="no line with 'def seen'"):
+        refresh.refreshed(page.replace("_seen", "seen"))
+
+
+def test_what_a_page_says_of_an_event_stays_and_a_new_one_is_marked() -> None:
+    page = "<!-- refresh: log-events -->\n| `stopped` | The \\| end. | |\n<!-- refreshed -->"
+    lines = refresh.refreshed(page).splitlines()
+
+    assert "| `stopped` | The \\| end. | `address` |" in lines
+    assert [line for line in lines if line.startswith("| `serving` | ? |")]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_describes_what_the_code_has(name: str) -> None:
+    assert [line for line in PAGES[name].splitlines() if "| ? |" in line] == []
+
+
+def test_the_reference_has_every_public_name() -> None:
+    described = set(re.findall(r"^### (\w+)$", PAGES["docs/reference/api.md"], re.MULTILINE))
+
+    assert {name.rpartition(".")[2] for name in refresh.public_names()} <= described
 
 
 @pytest.mark.parametrize("place", BLOCKS)
@@ -102,8 +181,8 @@ def test_the_events_of_the_log_are_listed() -> None:
     code = [*(ROOT / "rlmesh_ray").rglob("*.py"), *(ROOT / "actors").rglob("*.py")]
     logged = {event for path in code for event in calls.findall(path.read_text())}
 
-    _, _, rest = PAGES["docs/reference/events.md"].partition("```{log-events}\n")
-    assert set(re.findall(r"^(\w+): ", rest.partition("```")[0], re.MULTILINE)) == logged
+    _, _, rest = PAGES["docs/reference/events.md"].partition("<!-- refresh: log-events -->")
+    assert set(re.findall(r"^\| `(\w+)` ", rest, re.MULTILINE)) == logged
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -135,6 +214,13 @@ def test_a_command_that_is_shown_has_its_flags(name: str) -> None:
     for command, flags in shown_commands({**PAGES, **EXAMPLES}[name]):
         if command in COMMANDS:
             assert flags - {"--help"} <= COMMANDS[command], command
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name.startswith("docs/reference/")])
+def test_a_flag_that_the_reference_names_is_one_of_a_command(name: str) -> None:
+    flags = set().union(*COMMANDS.values()) | {"--debug", "--help", "--json", "--version"}
+
+    assert set(re.findall(r"`(--[a-z][\w-]*)", PAGES[name])) <= flags
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -45,8 +45,8 @@ RUNS = ("python", "shell")
 """Languages of blocks that run, or say why they do not."""
 SAVED = ("js", "json", "toml", "yaml")
 """Languages of blocks that are files; without a name in the first line they are only shown."""
-SHOWN = ("diff", "text")
-"""Languages of changes and output."""
+SHOWN = ("console", "diff", "text")
+"""Languages of commands with their output, of changes and of output."""
 
 FILE_NAME = re.compile(r"(?:#|//) ([\w.-]+\.\w+)\n")
 PLACE = re.compile(
@@ -236,8 +236,7 @@ def test_the_blocks_of_a_page_run(path: Path, tmp_path: Path, ray_address: str) 
 def test_a_block_is_of_a_language_that_runs_or_is_only_shown(path: Path) -> None:
     fences = re.findall(r"^ *```([^\n`]*)\n.*?^ *```$", path.read_text(), re.MULTILINE | re.DOTALL)
 
-    directives = {fence for fence in fences if fence.startswith("{")}
-    assert set(fences) - directives <= {*RUNS, *SAVED, *SHOWN}
+    assert set(fences) <= {*RUNS, *SAVED, *SHOWN}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
