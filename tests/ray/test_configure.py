@@ -291,6 +291,12 @@ def test_lanes_that_are_no_multiple_of_the_width_are_refused(pairs: EnvServer) -
         configure(ppo().env_runners(num_envs_per_env_runner=5), pairs.address)
 
 
+def test_a_server_stands_for_its_address(pairs: EnvServer) -> None:
+    alone, listed = (plan_of(configure(ppo(), each)) for each in (pairs, [pairs]))
+
+    assert alone.resolver.address(0) == listed.resolver.address(0) == pairs.address
+
+
 @pytest.mark.parametrize(("asked", "lanes"), [(1, 3), (6, 6)])
 def test_a_config_can_be_given_other_endpoints(
     pairs: EnvServer, triples: EnvServer, asked: int, lanes: int

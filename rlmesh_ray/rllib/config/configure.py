@@ -104,10 +104,10 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         env: A Gymnasium id, a factory or its import path ``"module:factory"`` (a fleet of endpoints
             is started on Ray and lives as long as this driver), an ``EnvFleet``, an ``EnvPool`` of
             endpoints that have registered themselves, the address of a running endpoint
-            (``"rlmesh://HOST:PORT"``), or a list of fleets, pools and addresses, which may be
-            mixed. All endpoints must serve the same spaces at the same width; their machines and
-            packages may differ. Simulators that run their own loop over RLlink are for
-            ``configure_rllink``.
+            (``"rlmesh://HOST:PORT"``), an ``EnvServer``, which stands for its address, or a list of
+            fleets, pools, servers and addresses, which may be mixed. All endpoints must serve the
+            same spaces at the same width; their machines and packages may differ. Simulators that
+            run their own loop over RLlink are for ``configure_rllink``.
         num_endpoints: For an id or factory: how many to start for training. Default: one for each
             runner.
         num_envs: For an id or factory: lanes of each session. Default: so many that one session
