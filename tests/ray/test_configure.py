@@ -124,6 +124,12 @@ def test_no_endpoints_are_not_taken_for_the_default() -> None:
         configure(ppo(), "CartPole-v1", num_endpoints=0)
 
 
+@pytest.mark.parametrize("framework", ["tf2", "tf"])
+def test_another_framework_than_torch_is_refused(framework: str) -> None:
+    with pytest.raises(ConfigurationError, match="trains with torch only; leave framework"):
+        configure(ppo().framework(framework), "127.0.0.1:1")
+
+
 def test_a_config_of_the_old_api_stack_is_refused() -> None:
     config = ppo().api_stack(
         enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
