@@ -1,10 +1,14 @@
 """Resources of Ray's nodes and of actors, and whether an autoscaler may add nodes."""
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray._private import services
+from ray._private.accelerators import get_accelerator_manager_for_resource
+from ray._private.utils import get_num_cpus
 from ray.autoscaler.v2.sdk import get_cluster_resource_state
 from ray.experimental.internal_kv import _internal_kv_get
 
@@ -32,6 +36,17 @@ def fits(needs: Resources, node: Resources) -> bool:
 def node_resources() -> list[dict[str, float]]:
     """Return the total resources of each live node."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def local_resources() -> dict[str, float] | None:
+    """Return the resources of the Ray that this machine would start by itself.
+
+    None: Ray would connect to a cluster that runs, whose resources are not known yet.
+    """
+    if os.environ.get("RAY_ADDRESS") or services.find_bootstrap_address(None):
+        return None
+    gpus = get_accelerator_manager_for_resource("GPU").get_current_node_num_accelerators()
+    return {"CPU": float(get_num_cpus()), "GPU": float(gpus)}
 
 
 def may_grow() -> bool:

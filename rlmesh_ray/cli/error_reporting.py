@@ -26,7 +26,8 @@ def describe(error: BaseException) -> tuple[str, str]:
     if inner is None:
         name = type(error).__name__
         return _one_line(f"unexpected {name}: {error} (--debug shows where)"), name
-    hint = " (--debug shows its traceback)" if getattr(inner, "debug_info", "") else ""
+    is_code = _remote_traceback(inner) and not getattr(inner, "is_wrong_usage", False)
+    hint = " (--debug shows its traceback)" if is_code else ""
     kind = type(inner)
     return _one_line(_PEERS.get(kind, "") + str(inner) + hint), kind.__name__
 
@@ -53,11 +54,15 @@ def trace(error: BaseException) -> str:
     parts = ["".join(traceback.format_exception(error))]
     shown = set()  # an error may repeat the traceback of its cause
     for inner in _chain(error):
-        remote = getattr(inner, "debug_info", "") or getattr(inner, "traceback_text", "")
+        remote = _remote_traceback(inner)
         if remote and remote not in shown:
             shown.add(remote)
             parts.append(f"The other process reports:\n{remote}")
     return "\n".join(parts)
+
+
+def _remote_traceback(error: BaseException) -> str:
+    return getattr(error, "debug_info", "") or getattr(error, "traceback_text", "")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

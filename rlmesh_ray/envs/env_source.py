@@ -5,9 +5,12 @@ import inspect
 import pickle
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -42,9 +45,24 @@ def explain_start_error(error: BaseException) -> str:
             f"{text} (check its spelling; start in the module's folder, or put its folder on "
             f"PYTHONPATH, or install it for {sys.executable})"
         )
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return cause + _raised_at(error)
 
 
+def _raised_at(error: BaseException) -> str:
+    """Return where the user's own code raised an error, or where it made the call that raised it.
+
+    Empty: only installed packages were involved.
+    """
+    installed = {Path(path) for path in sysconfig.get_paths().values()}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.exists() and _PACKAGE not in path.parents and not installed & set(path.parents):
+            return f", in {frame.name} ({path}:{frame.lineno})"
+    return ""
+
+
+_PACKAGE = Path(__file__).parents[1]
 AnyEnv = gymnasium.Env[Any, Any]
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 EnvInstance = AnyEnv | AnyVectorEnv | MultiAgentEnv
@@ -219,11 +237,34 @@ def _check_single(env: object) -> None:
             "gymnasium.vector.VectorEnv, an RLlib MultiAgentEnv or a PettingZoo ParallelEnv (gym "
             "and other interfaces need a wrapper)"
         )
+    if isinstance(env, gymnasium.Env) and not is_multi_agent(env):
+        _check_interface(env)
     if hasattr(env, "all_env_ids"):
         raise ConfigurationError(
             f"{env} is an EnvPool whose environments are not yet gymnasium.vector.VectorEnvs; "
             "upgrade EnvPool: those of its version 1.2.5 are"
         )
+
+
+def _check_interface(env: AnyEnv) -> None:
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, gymnasium.Space):
+            has = "has no" if space is None else f"has {space!r:.60} as"
+            raise ConfigurationError(f"{env} {has} {name}; set it to a gymnasium.Space")
+    inner = type(env.unwrapped)
+    if inner.step is gymnasium.Env.step:
+        raise ConfigurationError(f"{env} has no step(action); a gymnasium.Env defines it")
+    try:
+        inspect.signature(env.unwrapped.reset).bind(seed=None, options=None)
+    except TypeError:
+        raise ConfigurationError(
+            f"reset of {env} does not take seed and options: define reset(self, *, seed=None, "
+            "options=None), which returns an observation and an info dict (an environment for gym "
+            "or an old Gymnasium needs a wrapper)"
+        ) from None
+    except ValueError:  # a function of C without a signature: its first call shows it
+        pass
 
 
 def _check_mode(vector: AnyVectorEnv, autoresets: bool) -> None:

@@ -27,6 +27,8 @@ from rlmesh_ray.models.policy import (
 from rlmesh_ray.models.torch.exported_programs import KINDS, load_program
 from rlmesh_ray.options import as_horizon, require_inference
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.gym_conversion import sampler
+from rlmesh_ray.spaces.spec import SpaceSpec
 
 
 class CallablePolicy:
@@ -65,6 +67,32 @@ class CallablePolicy:
         """Do nothing: a function has no state of lanes."""
 
 
+class RandomPolicy:
+    """Draws each action from the action space: a smoke test, and a baseline for other policies.
+
+    Its generator has a fixed seed, so that the same requests in the same order get the same
+    actions. Unbounded parts of a Box are drawn as ``gymnasium.spaces.Box.sample`` draws them.
+    """
+
+    traits = PolicyTraits(checks_concurrently=True, kind="random")
+
+    def __init__(self) -> None:
+        self._samplers: dict[SpaceSpec, Callable[[int], object]] = {}
+
+    def check_contract(self, contract: EnvContract) -> None:
+        """Accept every contract."""
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        """Return a drawn action for each row."""
+        spec = contract.action_space
+        sample = self._samplers.get(spec) or self._samplers.setdefault(spec, sampler(spec, seed=0))
+        return sample(rows.num_rows)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Do nothing: it has no state of lanes."""
+
+
+_RANDOM = "random"
 _RLLIB_METADATA = "rllib_checkpoint.json"
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _URL = re.compile(r"[A-Za-z][\w+.-]*://")
@@ -140,9 +168,9 @@ def load_policy(
 
     Args:
         checkpoint: An RLlib checkpoint folder (of an Algorithm, or of an RLModule), a TorchScript
-            file, a torch.export file, an ONNX file (``policy.onnx``), or ``module:factory``: the
-            module is imported from the current folder or the Python path, and ``factory()`` returns
-            what ``as_policy`` takes.
+            file, a torch.export file, an ONNX file (``policy.onnx``), ``random`` (see
+            ``RandomPolicy``), or ``module:factory``: the module is imported from the current folder
+            or the Python path, and ``factory()`` returns what ``as_policy`` takes.
         explore: Whether to sample actions instead of taking the likeliest; for RLlib only.
         device: The device of the module, such as ``"cuda:0"``; None: the CPU, or the device to
             which a factory has moved its module.
@@ -176,6 +204,10 @@ def load_policy(
         return load_onnx(path, horizon=options.horizon or 1)
     if path.is_file():
         return _torch_policy(load_program(path, device or "cpu"), options)
+    if checkpoint == _RANDOM:
+        options.refuse_for("the random policy", "which has no module: leave them out")
+        checked_horizon(1, options.horizon, "the random policy")
+        return RandomPolicy()
     if _FACTORY.fullmatch(checkpoint):
         return _from_factory(checkpoint, options)
     if _URL.match(checkpoint):

@@ -8,6 +8,7 @@ from typing import Any, assert_never
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from rlmesh_ray.errors import ConfigurationError, UnsupportedSpaceError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -213,3 +214,18 @@ def _has_utf8(text: str) -> bool:
 def _unsupported(space: Space, path: Path, reason: str) -> UnsupportedSpaceError:
     place = f" at {path_name(path)}" if path else ""
     return UnsupportedSpaceError(f"the space {space!r}{place} cannot be served: {reason}")
+
+
+def sampler(spec: SpaceSpec, *, seed: int) -> Callable[[int], Any]:
+    """Return a function that draws N elements of a space, batched as gymnasium's vectors do.
+
+    Which elements come next does not depend on how many are drawn together.
+    """
+    space = to_gymnasium(spec)
+    space.seed(seed)
+
+    def sample(num: int) -> Any:
+        drawn = [space.sample() for _ in range(num)]
+        return concatenate(space, drawn, create_empty_array(space, num))
+
+    return sample

@@ -124,6 +124,12 @@ def test_no_endpoints_are_not_taken_for_the_default() -> None:
         configure(ppo(), "CartPole-v1", num_endpoints=0)
 
 
+@pytest.mark.parametrize("framework", ["tf2", "tf"])
+def test_another_framework_than_torch_is_refused(framework: str) -> None:
+    with pytest.raises(ConfigurationError, match="trains with torch only; leave framework"):
+        configure(ppo().framework(framework), "127.0.0.1:1")
+
+
 def test_a_config_of_the_old_api_stack_is_refused() -> None:
     config = ppo().api_stack(
         enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
@@ -289,6 +295,12 @@ def test_a_runner_opens_the_sessions_that_its_lanes_take(pairs: EnvServer) -> No
 def test_lanes_that_are_no_multiple_of_the_width_are_refused(pairs: EnvServer) -> None:
     with pytest.raises(ContractMismatchError, match=r"is 5, .* multiple of 2, .* to 4 or 6"):
         configure(ppo().env_runners(num_envs_per_env_runner=5), pairs.address)
+
+
+def test_a_server_stands_for_its_address(pairs: EnvServer) -> None:
+    alone, listed = (plan_of(configure(ppo(), each)) for each in (pairs, [pairs]))
+
+    assert alone.resolver.address(0) == listed.resolver.address(0) == pairs.address
 
 
 @pytest.mark.parametrize(("asked", "lanes"), [(1, 3), (6, 6)])

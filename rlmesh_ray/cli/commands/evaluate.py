@@ -81,7 +81,7 @@ ModelOption = Annotated[
         "--model",
         metavar="CHECKPOINT_OR_ADDRESS",
         rich_help_panel=POLICY,
-        help="What serve-model takes, or an endpoint; repeatable.",
+        help="What serve-model takes, such as random, or an endpoint; repeatable.",
     ),
 ]
 EpisodesOption = Annotated[

@@ -193,7 +193,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         typer.Argument(
             metavar="CHECKPOINT",
             help="An RLlib checkpoint folder, a TorchScript, torch.export or ONNX file, your "
-            "module:factory, or openpi://HOST:PORT.",
+            "module:factory, random, or openpi://HOST:PORT.",
         ),
     ],
     address: AddressToListen = "127.0.0.1:0",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 KINDS = (
     "an RLlib checkpoint folder, a TorchScript file, a torch.export file, an ONNX file "
-    "(policy.onnx), or module:factory of your own code"
+    "(policy.onnx), module:factory of your own code, or random"
 )
 """The kinds of policies that an operator may name, as text."""
 _PROGRAM = "models/model.json"

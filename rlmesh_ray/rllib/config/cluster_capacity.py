@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rlmesh_ray.actors.cluster_resources import Resources, fits, may_grow, node_resources
+from rlmesh_ray.actors.cluster_resources import (
+    Resources,
+    fits,
+    local_resources,
+    may_grow,
+    node_resources,
+)
 from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.config.tune_params import is_tune_param
@@ -179,25 +185,29 @@ def endpoint_groups(fleets: Iterable[EnvFleet]) -> Iterator[ActorGroup]:
 def capacity_warnings(config: AlgorithmConfig, fleets: Iterable[EnvFleet] = ()) -> Iterator[str]:
     """Compare the resources of an algorithm and its endpoints with those of the cluster.
 
-    Nothing is checked before Ray runs, for settings that Tune has yet to choose, and within a
-    placement group, which has its own resources.
+    Before Ray runs, they are compared with this machine's, where ``build_algo`` would start Ray.
+    Nothing is checked for settings that Tune has yet to choose, and within a placement group,
+    which has its own resources.
 
     Args:
         config: The complete config.
         fleets: The fleets it samples from, which hold their resources as long as it trains.
 
     Yields:
-        A warning, if the actors cannot be placed now.
+        A warning, if the actors cannot be placed now, or the cluster is not known yet.
 
     Raises:
         ConfigurationError: They never can, and the cluster has no autoscaler.
     """
-    if not ray.is_initialized() or is_tune_param(config, *_SETTINGS):
-        return
-    if ray.util.get_current_placement_group() is not None:
+    if is_tune_param(config, *_SETTINGS):
         return
     groups = list(actor_groups(config))
     if not any(group.count for group in groups):
+        return
+    if not ray.is_initialized():
+        yield from _warnings_before_ray_runs(groups)
+        return
+    if ray.util.get_current_placement_group() is not None:
         return
     endpoints, nodes = list(endpoint_groups(fleets)), node_resources()
     shortage = find_shortage([*groups, *endpoints], nodes)
@@ -218,6 +228,25 @@ def capacity_warnings(config: AlgorithmConfig, fleets: Iterable[EnvFleet] = ()) 
             f"{shortage.reason} free in the cluster now: build_algo waits, and logs nothing, until "
             "the holder of the rest (another algorithm, trial or fleet) ends; end it first, or "
             f"lower {_settings(groups)}"
+        )
+
+
+def _warnings_before_ray_runs(groups: Sequence[ActorGroup]) -> Iterator[str]:
+    """Yield a warning where ``build_algo`` would connect to a cluster; there are no fleets yet."""
+    machine = local_resources()
+    if machine is None:
+        yield (
+            "Ray does not run in this program yet, so whether its cluster has room for "
+            f"{', '.join(str(group) for group in groups if group.count)} is not known, and "
+            "build_algo waits without a word if it has not; call ray.init() before configure"
+        )
+        return
+    shortage = find_shortage(groups, [machine])
+    if shortage is not None:
+        raise ConfigurationError(
+            f"build_algo would start Ray on this machine and wait without end: {shortage.reason}; "
+            f"{remedy_for(groups, [], [machine])}; to use a cluster, call "
+            "ray.init(address=...) before configure"
         )
 
 

@@ -21,7 +21,7 @@ def require_config(config: object, env: object = None) -> None:
         env: Its second argument, which may be the config.
 
     Raises:
-        ConfigurationError: It is none, or one of RLlib's old API stack.
+        ConfigurationError: It is none, one of RLlib's old API stack, or not one for torch.
     """
     if not isinstance(config, AlgorithmConfig):
         if isinstance(env, AlgorithmConfig):
@@ -35,6 +35,11 @@ def require_config(config: object, env: object = None) -> None:
     if not config.enable_env_runner_and_connector_v2:
         raise ConfigurationError(
             "this config uses RLlib's old API stack; leave api_stack() at its defaults"
+        )
+    if config.framework_str != "torch":
+        raise ConfigurationError(
+            f"framework({config.framework_str!r}): RLlib's new API stack trains with torch only; "
+            "leave framework() out"
         )
 
 

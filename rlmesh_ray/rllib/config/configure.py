@@ -84,10 +84,11 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     1.0 or 0.0 as the metric ``lanes_as_arrays`` beside its other ones. ``fast_path=False`` turns
     the fast path off.
 
-    Where Ray runs already, the resources of the config's actors and of the fleets in ``env`` are
-    compared with those of the cluster, since RLlib waits without end, and logs nothing, for actors
-    that cannot be placed. A config that can never be placed is refused, unless the cluster has an
-    autoscaler; for one that cannot be placed now there is a warning. There is a warning, too, for a
+    The resources of the config's actors and of the fleets in ``env`` are compared with those of
+    the cluster (before Ray runs: with this machine's), since RLlib waits without end, and logs
+    nothing, for actors that cannot be placed. A config that can never be placed is refused, unless
+    the cluster has an autoscaler; one that cannot be placed now causes a warning. To train on a
+    cluster, call ``ray.init`` before ``configure``. There is a warning, too, for a
     learner in this process if torch has more threads than there are idle cores, by its default
     (without ``torch.set_num_threads`` and ``OMP_NUM_THREADS``). The number is not changed here,
     since it is the whole process's.
@@ -103,10 +104,10 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         env: A Gymnasium id, a factory or its import path ``"module:factory"`` (a fleet of endpoints
             is started on Ray and lives as long as this driver), an ``EnvFleet``, an ``EnvPool`` of
             endpoints that have registered themselves, the address of a running endpoint
-            (``"rlmesh://HOST:PORT"``), or a list of fleets, pools and addresses, which may be
-            mixed. All endpoints must serve the same spaces at the same width; their machines and
-            packages may differ. Simulators that run their own loop over RLlink are for
-            ``configure_rllink``.
+            (``"rlmesh://HOST:PORT"``), an ``EnvServer``, which stands for its address, or a list of
+            fleets, pools, servers and addresses, which may be mixed. All endpoints must serve the
+            same spaces at the same width; their machines and packages may differ. Simulators that
+            run their own loop over RLlink are for ``configure_rllink``.
         num_endpoints: For an id or factory: how many to start for training. Default: one for each
             runner.
         num_envs: For an id or factory: lanes of each session. Default: so many that one session

@@ -26,12 +26,13 @@ from rlmesh_ray.rllib.config.rollout_plan import (
     require_next_step,
 )
 from rlmesh_ray.rllib.config.session_endpoints import max_sessions_per_endpoint
+from rlmesh_ray.server.env_server import EnvServer
 from rlmesh_ray.spaces.contract import EnvContract, require_same_contract
 
-Rollouts = str | EnvFleet | EnvPool
-"""An address, a fleet or a pool."""
+Rollouts = str | EnvServer | EnvFleet | EnvPool
+"""An address, a server, which stands for its address, a fleet or a pool."""
 RolloutSource = Rollouts | Sequence[Rollouts] | Callable[[], Any]
-"""A Gymnasium id, a factory, a fleet, a pool, an address, or a list of the last three."""
+"""A Gymnasium id, a factory, an address, a server, a fleet, a pool, or a list of the last four."""
 
 # References that keep fleets alive as long as the driver: a config has the addresses of endpoints,
 # not the fleet, which ends its endpoints when its last handle goes. So do pools and registrars.
@@ -91,8 +92,12 @@ def find_endpoints(
         ConfigurationError: An argument does not fit the kind of ``env``.
         ContractMismatchError: Endpoints cannot be started so that they are spread evenly.
     """
-    if isinstance(env, EnvFleet | EnvPool) or (isinstance(env, str) and looks_like_address(env)):
+    if isinstance(env, EnvServer | EnvFleet | EnvPool) or (
+        isinstance(env, str) and looks_like_address(env)
+    ):
         env = [env]
+    if isinstance(env, Sequence) and not isinstance(env, str):
+        env = [each.address if isinstance(each, EnvServer) else each for each in env]
     _require_use(env, access)
     if isinstance(env, str) or callable(env):
         return _new_fleet(config, env, request, runner_spec)
@@ -181,8 +186,8 @@ def _from_running(env: Sequence[Rollouts], num_evaluation: int, access: Access) 
     """Combine fleets and pools, each with its own tokens, and addresses with ``access``."""
     if not isinstance(env, Sequence) or len(env) == 0:
         raise ConfigurationError(
-            f"env={env!r}: give a Gymnasium id, a factory, an EnvFleet, an EnvPool, an address or "
-            "a list of fleets, pools and addresses; an environment that exists already is served "
+            f"env={env!r}: give a Gymnasium id, a factory, an EnvFleet, an EnvPool, an EnvServer, "
+            "an address or a list of the last four; an environment that exists already is served "
             "by EnvServer"
         )
     resolvers: list[EndpointResolver] = []
@@ -200,8 +205,8 @@ def _from_running(env: Sequence[Rollouts], num_evaluation: int, access: Access) 
             accesses.append(_access_for(each, access))
         else:
             raise ConfigurationError(
-                f"env[{index}]={each!r}: a list holds fleets, pools and addresses (HOST:PORT); for "
-                "a Gymnasium id or a factory start an EnvFleet, and give that"
+                f"env[{index}]={each!r}: a list holds fleets, pools, servers and addresses "
+                "(HOST:PORT); for a Gymnasium id or a factory start an EnvFleet, and give that"
             )
     return EndpointSet(
         CombinedResolver.of(_reserve_evaluation_endpoints(resolvers, num_evaluation)),

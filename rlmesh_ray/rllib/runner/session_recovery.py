@@ -12,7 +12,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED
 
-from rlmesh_ray.errors import EndpointClosedError, RemoteEnvError, RlmeshError
+from rlmesh_ray.errors import EndpointClosedError, EndpointError, RemoteEnvError, RlmeshError
 from rlmesh_ray.rllib.runner.autoreset_emulation import unusable_step
 from rlmesh_ray.rllib.runner.slot import Slot, SlotPhase
 from rlmesh_ray.rllib.runner.slot_state import SlotState
@@ -68,7 +68,8 @@ class SessionRecovery:
             key = NUM_EPISODES_INTERRUPTED_LIFETIME
             runner.metrics.log_value(key, num_truncated, reduce="lifetime_sum")
         others_work = any(other.slot.phase is not SlotPhase.OPENING for other in runner._slots)
-        delay_s = slot.retry.failed(error, time.monotonic(), others_work=others_work)
+        now_s = time.monotonic()
+        delay_s = slot.retry.failed(error, now_s, others_work=others_work)
         num_raised = slot.retry.num_env_failures
         if delay_s is None:
             self._reset_retries(slot)
@@ -78,17 +79,37 @@ class SessionRecovery:
                 raise runner.broken_environment from error
             raise error
         runner.first_failure = runner.first_failure or f"{_lanes_of(slot)}: {error}"
-        _LOG.warning(
-            "worker %s, %s: %s; a new session is opened in %.2g s (failure %d)",
-            runner.worker_index,
-            _lanes_of(slot),
-            error,
-            delay_s,
-            max(slot.retry.num_failures, num_raised),
-        )
+        if isinstance(error, EndpointError):
+            self._report_absence(slot, error, now_s, others_work=others_work)
+        else:
+            _LOG.warning(
+                "worker %s, %s: %s; a new session is opened in %.2g s (failure %d)",
+                runner.worker_index,
+                _lanes_of(slot),
+                error,
+                delay_s,
+                max(slot.retry.num_failures, num_raised),
+            )
         state.to_module = None
         state.shared_data = {}
         slot.reopen(delay_s)
+
+    def _report_absence(
+        self, slot: Slot, error: EndpointError, now_s: float, *, others_work: bool
+    ) -> None:
+        absence = slot.retry.absence_to_report(now_s)
+        if absence is None:
+            return
+        away_s, left_s = absence
+        opened = f"{error}; a new session is opened"
+        place = f" at {error.address}" if error.address else ""
+        _LOG.warning(
+            "worker %s, %s: %s; %s",
+            self._runner.worker_index,
+            _lanes_of(slot),
+            f"no new session{place} for {away_s:.0f} s" if away_s >= 1.0 else opened,
+            "others sample meanwhile" if others_work else f"gives up in {left_s:.0f} s",
+        )
 
     def note_reopened(self, state: SlotState) -> None:
         """Log that a slot has sessions again, at the level at which their loss is logged.

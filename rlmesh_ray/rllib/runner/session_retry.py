@@ -48,11 +48,14 @@ class RetryPolicy:
         self.num_discarded = 0
         """Episodes since then that ended before a step which was discarded."""
         self._since_s: float | None = None
+        self._next_report_s = 0.0
+        """How long an endpoint is away when this is said next."""
 
     def succeeded(self) -> None:
         """Note a success of the endpoint."""
         self.num_failures = 0
         self._since_s = None
+        self._next_report_s = 0.0
 
     def finished_episode(self) -> None:
         """Note that the environment has finished an episode."""
@@ -87,6 +90,19 @@ class RetryPolicy:
         if now_s - self._since_s > self._give_up_after_s and not others_work:
             return None
         return _delay_s(_FIRST_DELAY_S, self.num_failures)
+
+    def absence_to_report(self, now_s: float) -> tuple[float, float] | None:
+        """Return for how long an endpoint has been away, and after how many seconds it is given up.
+
+        None: this failure is not to be said. Those that are come at once, and when the endpoint has
+        been away for 1, 2, 4, 8, ... seconds, so that a long absence fills no log.
+        """
+        away_s = 0.0 if self._since_s is None else now_s - self._since_s
+        if away_s < self._next_report_s:
+            return None
+        while self._next_report_s <= away_s:
+            self._next_report_s = max(2.0 * self._next_report_s, 1.0)
+        return away_s, max(self._give_up_after_s - away_s, 0.0)
 
     def discarded(self, num_episodes: int) -> bool:
         """Note episodes that ended before a discarded step; return whether to give up."""

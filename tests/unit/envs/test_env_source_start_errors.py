@@ -1,7 +1,10 @@
+from typing import Any
+
 import gymnasium
 import pytest
+from gymnasium.spaces import Discrete
 
-from rlmesh_ray.envs.env_source import explain_start_error
+from rlmesh_ray.envs.env_source import build, explain_start_error, make_source
 from rlmesh_ray.errors import ConfigurationError
 
 
@@ -45,3 +48,67 @@ def test_a_missing_module_is_explained_with_what_to_do() -> None:
 )
 def test_an_explanation_is_one_line(error: BaseException, text: str) -> None:
     assert explain_start_error(error) == text
+
+
+def fail_in_own_code() -> None:
+    assert gymnasium.make("CartPole-v1").unwrapped.spec is None
+
+
+def call_wrongly() -> None:
+    gymnasium.make("CartPole-v1", no_such_keyword=1)
+
+
+@pytest.mark.parametrize("function", [fail_in_own_code, call_wrongly])
+def test_the_line_of_the_users_own_code_is_named(function: Any) -> None:
+    with pytest.raises((AssertionError, TypeError)) as caught:
+        function()
+
+    line = function.__code__.co_firstlineno + 1
+    assert explain_start_error(caught.value).endswith(
+        f", in {function.__name__} ({__file__}:{line})"
+    )
+
+
+class Complete(gymnasium.Env[Any, Any]):
+    observation_space = action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return 0, 0.0, False, False, {}
+
+
+class WithoutSpace(Complete):
+    action_space: Any = None
+
+
+class WithTextAsSpace(Complete):
+    observation_space: Any = "two"
+
+
+class OldReset(Complete):
+    def reset(self) -> Any:  # type: ignore[override]
+        return 0
+
+
+class WithoutStep(gymnasium.Env[Any, Any]):
+    observation_space = action_space = Discrete(2)
+
+
+@pytest.mark.parametrize(
+    ("factory", "cause"),
+    [
+        (WithoutSpace, "has no action_space; set it to a gymnasium.Space"),
+        (WithTextAsSpace, "has 'two' as observation_space"),
+        (OldReset, "does not take seed and options: define reset"),
+        (lambda: gymnasium.wrappers.TimeLimit(OldReset(), 9), "does not take seed and options"),
+        (WithoutStep, "has no step"),
+    ],
+)
+def test_an_environment_that_is_incomplete_is_refused_before_its_first_reset(
+    factory: Any, cause: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=cause):
+        build(make_source(factory).payload, 1)
+    build(make_source(Complete).payload, 1).close()

@@ -1,10 +1,12 @@
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
-from rlmesh_ray.models.loading import CallablePolicy, as_policy
+from rlmesh_ray.models.loading import CallablePolicy, as_policy, load_policy
 from rlmesh_ray.models.policy import (
     Policy,
     PolicyTraits,
@@ -15,7 +17,9 @@ from rlmesh_ray.models.policy import (
 )
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.spec import DiscreteSpec
+from rlmesh_ray.testing.equality import assert_identical
 
 CONTRACT = EnvContract("Counting-v0", DiscreteSpec(9), DiscreteSpec(9), 2, AutoresetMode.DISABLED)
 ROWS = Rows(np.array([3, 4]), [RouteRows("r", [PredictSlot(n, "", 0, False) for n in range(2)])])
@@ -47,6 +51,29 @@ def test_a_callable_policy_is_a_policy_and_has_nothing_to_forget() -> None:
     assert isinstance(policy, Policy)
     assert not isinstance(policy, UpdatablePolicy)
     assert ROWS.num_rows == 2
+
+
+def test_random_draws_from_any_action_space_the_same_actions_whatever_the_batches() -> None:
+    space = spaces.Dict(move=spaces.Box(-2.0, 2.0, (2,)), grip=spaces.Discrete(3))
+    actions = from_gymnasium(space)
+    contract = EnvContract("Arm-v0", DiscreteSpec(9), actions, 2, AutoresetMode.DISABLED)
+    slot = PredictSlot(0, "", 0, False)
+    rows = [Rows(np.zeros(n), [RouteRows("r", [slot] * n)]) for n in (1, 3, 4)]
+
+    policy = load_policy("random")
+    policy.check_contract(contract)
+    first, rest = (cast(dict[str, Any], policy.predict(contract, each)) for each in rows[:2])
+    together = cast(dict[str, Any], load_policy("random").predict(contract, rows[2]))
+
+    for key in ("move", "grip"):
+        assert_identical(np.concatenate([first[key], rest[key]]), together[key])
+    assert batch_space(space, 4).contains(together)
+
+
+@pytest.mark.parametrize("option", [{"device": "cuda"}, {"inference": "compiled"}, {"horizon": 2}])
+def test_random_takes_no_options(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="the random policy"):
+        load_policy("random", **option)
 
 
 # --- how many actions at once ----------------------------------------------------------

@@ -7,10 +7,13 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
+from rlmesh_ray.actors import cluster_resources
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.config.cluster_capacity import (
     ActorGroup,
     CapacityShortage,
     actor_groups,
+    capacity_warnings,
     find_shortage,
     remedy_for,
 )
@@ -134,3 +137,38 @@ def test_what_is_missing_names_the_options_that_ask_for_it() -> None:
 
     assert named["EnvRunner(s)"].endswith("num_cpus_per_env_runner, num_gpus_per_env_runner")
     assert named["Learner(s)"].endswith("num_gpus_per_learner, custom_resources_per_learner")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (PPOConfig().env_runners(num_env_runners=10), "10 EnvRunner(s) with 1 CPU each need 10"),
+        (PPOConfig().learners(num_learners=1, num_gpus_per_learner=1), "need 1 GPU, and there"),
+    ],
+)
+def test_before_ray_runs_actors_are_compared_with_this_machine(
+    config: AlgorithmConfig, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster_resources.services, "find_bootstrap_address", lambda _: None)
+    monkeypatch.setattr(cluster_resources, "get_num_cpus", lambda: 2)
+    config.env_runners(num_env_runners=config.num_env_runners or 0)
+
+    with pytest.raises(ConfigurationError, match="before configure") as refused:
+        list(capacity_warnings(config))
+
+    assert reason in str(refused.value)
+    assert list(capacity_warnings(PPOConfig().env_runners(num_env_runners=1))) == []
+
+
+def test_before_ray_runs_a_cluster_that_is_not_known_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+
+    (warning,) = capacity_warnings(PPOConfig().env_runners(num_env_runners=10))
+
+    assert "call ray.init() before configure" in warning
+    assert list(capacity_warnings(PPOConfig().env_runners(num_env_runners=0))) == []

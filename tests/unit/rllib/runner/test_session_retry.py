@@ -30,6 +30,21 @@ def test_an_endpoint_may_stay_away_for_a_while_but_not_for_ever() -> None:
     assert retry.failed(AWAY, now_s=161.0) is None
 
 
+def test_an_absence_is_said_at_first_and_then_after_each_doubling_of_its_seconds() -> None:
+    retry = RetryPolicy(give_up_after_s=60.0)
+    said = []
+    for now_s in range(100, 161):
+        retry.failed(AWAY, float(now_s))
+        said += [retry.absence_to_report(float(now_s))]
+
+    assert list(filter(None, said)) == [
+        (away_s, 60.0 - away_s) for away_s in (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    ]
+    retry.succeeded()
+    retry.failed(AWAY, 200.0)
+    assert retry.absence_to_report(200.0) == (0.0, 60.0)
+
+
 def test_an_endpoint_may_stay_away_without_limit_while_other_slots_sample() -> None:
     retry = RetryPolicy(give_up_after_s=60.0)
     retry.failed(AWAY, now_s=0.0)
