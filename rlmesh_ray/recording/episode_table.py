@@ -9,8 +9,7 @@ without elements is a column of nulls.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -41,15 +40,14 @@ def arrow_array(leaf: Leaf, kind: pa.DataType, column: Column) -> pa.Array:
 
 
 def read_columns(
-    path: Path, row_leaves: Sequence[Leaf]
+    file: BinaryIO, row_leaves: Sequence[Leaf]
 ) -> tuple[list[Column], Sequence[str | None]]:
     """Return the columns of a file, and its infos; only observations and infos have a first row.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: It is no such file; so does KeyError.
+        Exception: It is no such file; pyarrow and NumPy raise many types of errors.
     """
-    table = pq.read_table(path)
+    table = pq.read_table(file)
     columns = []
     for leaf in row_leaves:
         name = _name_of(leaf)

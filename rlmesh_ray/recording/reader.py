@@ -36,11 +36,16 @@ class RecordedEpisode:
 class Recording:
     """A recording, as it was when ``load`` opened it."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self._store = Store(folder)
+    def __init__(self, folder: str | Path, root: Path | None = None) -> None:
+        self._store = Store(folder, root)
         self.info: RecordingInfo = self._store.info()
         """Id of the environment, its spaces as specs, and the videos' frame rate."""
-        self.episodes: Sequence[EpisodeSummary] = self._store.summaries()
+        try:
+            self.episodes: Sequence[EpisodeSummary] = self._store.summaries()
+        except OSError as error:
+            raise ConfigurationError(
+                f"the episodes of {folder} cannot be read ({error}); allow reading them"
+            ) from error
         """The finished episodes, in the order of their ends."""
         self._by_id = {summary.id: summary for summary in self.episodes}
 
@@ -82,19 +87,15 @@ class Recording:
             from rlmesh_ray.recording.episode_table import read_columns
         summary = self.summary(id_)
         try:
-            columns, infos = read_columns(self._store.path(id_), leaves(self.info.row_space))
-        except (OSError, ValueError, KeyError) as error:  # pyarrow's own derive from these
+            with self._store.open(id_) as file:
+                columns, texts = read_columns(file, leaves(self.info.row_space))
+            row = unflatten(self.info.row_space, columns)
+            infos = [json.loads(text) if text else {} for text in texts]
+        except Exception as error:
             raise ConfigurationError(
                 f"episode {id_} of {self.folder} cannot be read ({error}); restore its file"
             ) from error
-        row = unflatten(self.info.row_space, columns)
-        return RecordedEpisode(
-            summary,
-            row["observation"],
-            row["action"],
-            row["reward"],
-            [json.loads(text) if text else {} for text in infos],
-        )
+        return RecordedEpisode(summary, row["observation"], row["action"], row["reward"], infos)
 
 
 def load(folder: str | Path) -> Recording:
