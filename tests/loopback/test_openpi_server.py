@@ -300,6 +300,21 @@ def test_without_a_token_web_pages_are_refused(server: ModelServer) -> None:
 
 
 @needs_openssl
+def test_a_client_that_does_not_shake_hands_for_tls_is_cut_off_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_port, "CONNECTION_SETUP_S", 0.1)
+    tls = ServerTls(*Authority(tmp_path, "ours").sign("server"))
+    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm(), tls=tls) as server:
+        host, _, port = address_of(server).partition(":")
+        with (
+            socket.create_connection((host, int(port)), TIMEOUT_S) as silent,
+            contextlib.suppress(ConnectionResetError),
+        ):
+            assert silent.recv(1) == b""
+
+
+@needs_openssl
 def test_it_serves_tls_with_the_files_of_the_server(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "ours")
     tls = ServerTls(*authority.sign("server"))
