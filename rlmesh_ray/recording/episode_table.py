@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from rlmesh_ray.spaces.leaves import Column, Leaf
 
@@ -56,6 +57,19 @@ def read_columns(
         array = table[name].combine_chunks()
         columns.append(_column(leaf, array if leaf.path[0] == "observation" else array.slice(1)))
     return columns, table["info"].to_pylist()
+
+
+def read_rewards(file: BinaryIO, length: int) -> NDArray[np.float64]:
+    """Return the rewards of a file that has so many steps.
+
+    Raises:
+        Exception: See ``read_columns``.
+    """
+    parquet = pq.ParquetFile(file)
+    if parquet.metadata.num_rows != length + 1:
+        raise ValueError(f"{parquet.metadata.num_rows} rows for {length} steps")
+    rewards = parquet.read(columns=["reward"])["reward"].to_numpy()
+    return np.asarray(rewards[1:], np.float64)
 
 
 def _column(leaf: Leaf, array: Any) -> Column:

@@ -299,7 +299,7 @@ class Store:
         with os.scandir(self._episodes) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # its writer has just ended it
-                    num_bytes += entry.stat().st_size
+                    num_bytes += entry.stat(follow_symlinks=False).st_size
         return num_bytes
 
     def num_writers(self) -> int:
@@ -345,8 +345,8 @@ class Store:
 
         living = set()
         for alive in self._episodes.glob(f".*{_ALIVE}"):
-            # BlockingIOError: its writer lives. FileNotFoundError: it has just ended by itself.
-            with contextlib.suppress(FileNotFoundError), alive.open("r+b") as file:
+            # BlockingIOError: its writer lives. Others: it has just ended by itself, or is no file.
+            with contextlib.suppress(OSError), alive.open("r+b") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     alive.unlink(missing_ok=True)
@@ -354,7 +354,8 @@ class Store:
                     living.add(alive.stem)
         for temporary in self._episodes.glob(".*.tmp"):
             if temporary.stem.rpartition(".")[0] not in living:
-                temporary.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it is gone, or a folder
+                    temporary.unlink()
 
     def _ids(self) -> Iterator[str]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -69,7 +69,9 @@ class StatisticsCollector:
 
 
 @contextlib.contextmanager
-def serve_metrics(address: str, measured: Measured) -> Iterator[str]:
+def serve_metrics(
+    address: str, measured: Measured, *, timeout_s: float = REQUEST_TIMEOUT_S
+) -> Iterator[str]:
     """Serve the metrics of endpoints to Prometheus at ``http://ADDRESS/metrics``.
 
     A context manager, which yields the address. Every client that reaches it may read the metrics,
@@ -79,6 +81,7 @@ def serve_metrics(address: str, measured: Measured) -> Iterator[str]:
         address: ``HOST:PORT`` (port 0: a free one).
         measured: Returns endpoints, with the statistics of an ``EnvServer`` or a ``ModelServer``.
             It is called at each scrape, in a thread.
+        timeout_s: How long a client may take to send its request, and then to receive its answer.
 
     Raises:
         MissingPackageError: prometheus_client is not installed.
@@ -95,7 +98,7 @@ def serve_metrics(address: str, measured: Measured) -> Iterator[str]:
         raise AddressError(f"Prometheus cannot dial {address}, a unix socket; write HOST:PORT")
     registry = CollectorRegistry()
     registry.register(StatisticsCollector(measured))
-    port = _MetricsPort(make_wsgi_app(registry))
+    port = _MetricsPort(make_wsgi_app(registry), timeout_s)
     try:
         bound = shared_loop().run(port.open(place))
     except OSError as error:
@@ -115,10 +118,12 @@ class _MetricsPort:
 
     Args:
         app: What answers, a WSGI application; it is called in threads.
+        timeout_s: See ``serve_metrics``.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, timeout_s: float) -> None:
         self._app = app
+        self._timeout_s = timeout_s
         self._connections: dict[asyncio.Task[None], None] = {}
         """The oldest first."""
 
@@ -150,10 +155,10 @@ class _MetricsPort:
             del self._connections[oldest]
             oldest.cancel()
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 head = await reader.readuntil(b"\r\n\r\n")
             answer = await in_thread(_answer, self._app, head)
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 writer.write(answer)
                 await writer.drain()
                 writer.close()

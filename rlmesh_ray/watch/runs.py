@@ -22,6 +22,7 @@ PROGRESS, RECORDING, INDEX = "progress.csv", "recording.json", "index.jsonl"
 MOST_POINTS = 400
 """Points of a curve, and of the rewards of an episode."""
 PAGE_EPISODES = 50
+_MOST_STEPS = 10_000_000
 _PROGRESS_BYTES = 32 * 2**20
 _MOST_FOLDERS = 5_000
 _DEEPEST = 32
@@ -101,8 +102,10 @@ class RunFolder:
         if known is None:
             return None
         facts = {**_facts(known), "returns": [], "problem": ""}
+        if known.length > _MOST_STEPS:
+            return {**facts, "problem": f"it has more than {_MOST_STEPS:,} steps"}
         try:
-            rewards = self._recording(self._recordings[recording]).episode(known.id).rewards
+            rewards = self._recording(self._recordings[recording]).rewards(known.id)
             returns = enumerate(itertools.accumulate(map(float, rewards)), 1)
             facts["returns"] = thinned([{"x": step, "y": total} for step, total in returns])
         except RlmeshError as error:

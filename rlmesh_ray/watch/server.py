@@ -16,34 +16,11 @@ BROWSER_TIMEOUT_S = 30.0
 MAX_HEADER_BYTES = 16 * 1024
 
 
-def make_server(app: ASGIApp) -> uvicorn.Server:
-    """Return a server, which runs until Ctrl-C or SIGTERM."""
-    config = uvicorn.Config(
-        app,
-        http=BrowserConnection,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        log_config=None,  # uvicorn's would close the handlers of all other loggers
-        log_level="error",
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-
-    def is_shown(record: logging.LogRecord) -> bool:
-        # Requests that outlast the first second of an exit are cancelled, which is no error.
-        error = record.exc_info and record.exc_info[1]
-        return not server.should_exit or isinstance(error, Exception)
-
-    logging.getLogger("uvicorn.error").addFilter(is_shown)
-    return server
-
-
 class BrowserConnection(H11Protocol):
     """A connection that is cut off when its browser is awaited for too long."""
 
+    timeout_s = BROWSER_TIMEOUT_S
+    """How long it is awaited."""
     _deadline: asyncio.TimerHandle | None = None
     """Cuts it off; None: the browser is not awaited."""
 
@@ -91,7 +68,7 @@ class BrowserConnection(H11Protocol):
         if is_asked and not self.flow.write_paused:
             self._await_nothing()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(BROWSER_TIMEOUT_S, self._cut_off)
+            self._deadline = self.loop.call_later(self.timeout_s, self._cut_off)
 
     def _await_nothing(self) -> None:
         if self._deadline is not None:
@@ -101,3 +78,30 @@ class BrowserConnection(H11Protocol):
     def _cut_off(self) -> None:
         self._await_nothing()
         self.transport.abort()
+
+
+def make_server(
+    app: ASGIApp, connection: type[BrowserConnection] = BrowserConnection
+) -> uvicorn.Server:
+    """Return a server, which runs until Ctrl-C or SIGTERM."""
+    config = uvicorn.Config(
+        app,
+        http=connection,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        log_config=None,  # uvicorn's would close the handlers of all other loggers
+        log_level="error",
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        # Requests that outlast the first second of an exit are cancelled, which is no error.
+        error = record.exc_info and record.exc_info[1]
+        return not server.should_exit or isinstance(error, Exception)
+
+    logging.getLogger("uvicorn.error").addFilter(is_shown)
+    return server

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.watch import server as watch_server
-from rlmesh_ray.watch.server import MAX_WAITING, make_server
+from rlmesh_ray.watch.server import MAX_WAITING, BrowserConnection, make_server
 from tests.loopback.eventually import eventually
 
 TIMEOUT_S = 60.0
@@ -19,13 +18,23 @@ HALF = b"GET / HTTP/1.1\r\nHost: here\r\n"
 WHOLE = HALF + b"\r\n"
 
 
-class Site:
-    """A server of an application of few paths, in a thread."""
+class Hasty(BrowserConnection):
+    """Awaits its browser for a moment alone."""
 
-    def __init__(self) -> None:
+    timeout_s = 0.1
+
+
+class Site:
+    """A server of an application of few paths, in a thread.
+
+    Args:
+        connection: Its connections.
+    """
+
+    def __init__(self, connection: type[BrowserConnection]) -> None:
         self.may_answer = threading.Event()
         self.waits = threading.Event()
-        self.server = make_server(self)
+        self.server = make_server(self, connection)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=NUM_HALVES)
         self._thread = threading.Thread(target=self.server.run, args=([self._listener],))
         self._thread.start()
@@ -66,7 +75,13 @@ class Site:
 
 @pytest.fixture(name="site")
 def _site() -> Iterator[Site]:
-    with contextlib.closing(Site()) as site:
+    with contextlib.closing(Site(BrowserConnection)) as site:
+        yield site
+
+
+@pytest.fixture(name="hasty")
+def _hasty() -> Iterator[Site]:
+    with contextlib.closing(Site(Hasty)) as site:
         yield site
 
 
@@ -95,35 +110,25 @@ def test_requests_that_are_half_sent_keep_no_other_from_being_answered(site: Sit
     "sent", [b"", HALF, b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 9\r\n\r\nrest"]
 )
 def test_a_browser_that_does_not_end_its_request_is_cut_off_in_time(
-    sent: bytes, site: Site, monkeypatch: pytest.MonkeyPatch
+    sent: bytes, hasty: Site
 ) -> None:
-    monkeypatch.setattr(watch_server, "BROWSER_TIMEOUT_S", 0.1)
-
-    with site.browser(sent) as browser:
+    with hasty.browser(sent) as browser:
         assert is_cut_off(browser)
-    assert is_answered(site)
+    assert is_answered(hasty)
 
 
-def test_a_browser_that_takes_no_answer_is_cut_off_in_time(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch_server, "BROWSER_TIMEOUT_S", 0.1)
-
-    with site.browser(WHOLE.replace(b"/ ", b"/endless ", 1)):
-        assert eventually(lambda: site.has_connections)
-        assert eventually(lambda: not site.has_connections)
-    assert is_answered(site)
+def test_a_browser_that_takes_no_answer_is_cut_off_in_time(hasty: Site) -> None:
+    with hasty.browser(WHOLE.replace(b"/ ", b"/endless ", 1)):
+        assert eventually(lambda: hasty.has_connections)
+        assert eventually(lambda: not hasty.has_connections)
+    assert is_answered(hasty)
 
 
-def test_a_browser_that_waits_for_its_answer_is_not_cut_off(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch_server, "BROWSER_TIMEOUT_S", 0.1)
-
-    with site.browser(WHOLE.replace(b"/ ", b"/late ", 1)) as waiting:
-        assert site.waits.wait(TIMEOUT_S)
-        with site.browser(HALF) as other:
+def test_a_browser_that_waits_for_its_answer_is_not_cut_off(hasty: Site) -> None:
+    with hasty.browser(WHOLE.replace(b"/ ", b"/late ", 1)) as waiting:
+        assert hasty.waits.wait(TIMEOUT_S)
+        with hasty.browser(HALF) as other:
             assert is_cut_off(other)  # the time is over
-        site.may_answer.set()
+        hasty.may_answer.set()
 
         assert b"200" in waiting.recv(100)

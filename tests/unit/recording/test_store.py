@@ -252,6 +252,19 @@ def test_infos_that_are_no_json_are_named(tmp_path: Path) -> None:
         load(tmp_path).episode("000001")
 
 
+def test_rewards_are_read_alone_and_only_as_many_as_there_are_steps(tmp_path: Path) -> None:
+    cart_poles(tmp_path, num_episodes=1)
+    recording, path = load(tmp_path), Store(tmp_path).path("000001")
+    whole = recording.episode("000001").rewards
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns("info").drop_columns("action"), path)
+
+    assert recording.rewards("000001").tolist() == whole.tolist()
+    pq.write_table(table.slice(0, 0), path)
+    with pytest.raises(ConfigurationError, match="0 rows for 3 steps"):
+        recording.rewards("000001")
+
+
 def test_no_link_of_others_is_read_or_written_through(tmp_path: Path) -> None:
     cart_poles(tmp_path / "own", num_episodes=1)
     cart_poles(tmp_path / "shared", num_episodes=1)

@@ -299,3 +299,14 @@ def test_a_table_that_is_too_large_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match="larger than"):
         seen(tmp_path).curve("run")
+
+
+def test_an_episode_that_claims_to_be_endless_is_not_read(tmp_path: Path) -> None:
+    cart_poles(tmp_path / "kept", 1)
+    index = tmp_path / "kept" / "index.jsonl"
+    index.write_bytes(index.read_bytes().replace(b'"length": 3', b'"length": 3000000000'))
+
+    episode = seen(tmp_path).episode("kept", "000001")
+
+    assert episode is not None
+    assert "more than 10,000,000 steps" in episode["problem"]
