@@ -14,7 +14,7 @@ def _endless(path: Path) -> None:
     os.truncate(path, NEVER_ENDS)
 
 
-IRREGULAR: dict[str, Callable[[Path], None]] = {
+IRREGULAR: dict[str, Callable[[Path], object]] = {
     "pipe": os.mkfifo,
     "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
     "folder": Path.mkdir,
@@ -23,18 +23,18 @@ IRREGULAR: dict[str, Callable[[Path], None]] = {
     "endless link": lambda path: path.symlink_to(path.name),
 }
 """Makes each of them at a path."""
-NONSENSE: dict[str, Callable[[Path], None]] = {
+NONSENSE: dict[str, Callable[[Path], object]] = {
     "nothing": Path.touch,
-    "bytes": lambda path: path.write_bytes(bytes(range(256)) * 9) and None,
+    "bytes": lambda path: path.write_bytes(bytes(range(256)) * 9),
     "endless": _endless,
-    "deep": lambda path: path.write_bytes(b"[" * 200_000) and None,
-    "a list": lambda path: path.write_text("[1]\n") and None,
-    "a number": lambda path: path.write_text("1e999\n") and None,
+    "deep": lambda path: path.write_bytes(b"[" * 200_000),
+    "a list": lambda path: path.write_text("[1]\n"),
+    "a number": lambda path: path.write_text("1e999\n"),
 }
 """Writes each of them to a path."""
 
 
-def put(make: Callable[[Path], None], path: Path) -> Path:
+def put(make: Callable[[Path], object], path: Path) -> Path:
     """Make something in place of a file; return its path."""
     path.unlink(missing_ok=True)
     make(path)

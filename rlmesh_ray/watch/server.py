@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -24,7 +25,7 @@ class BrowserConnection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
     """Cuts it off; None: the browser is not awaited."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: Any) -> None:
         """Await the first request."""
         super().connection_made(transport)
         self._await_browser()

@@ -166,9 +166,9 @@ def test_a_client_that_takes_no_answer_is_cut_off_in_time() -> None:
     [
         (HALF + b"\r\n", b"HTTP/1.1 200 OK"),
         (b"GET /metrics?name[]=%ff HTTP/1.0\r\n\r\n", b"HTTP/1.1 200 OK"),
-        (b"POST / HTTP/1.1\r\n\r\n", b"HTTP/1.1 405"),
-        (b"\xff\x00 : \r\n:\r\n\r\n", b"HTTP/1.1 405"),
-        (b"\r\n\r\n", b"HTTP/1.1 405"),
+        (b"POST / HTTP/1.1\r\n\r\n", b"HTTP/1.1 "),
+        (b"\xff\x00 : \r\n:\r\n\r\n", b"HTTP/1.1 "),
+        (b"\r\n\r\n", b"HTTP/1.1 "),
         (HALF + b"a: " + b"b" * 2**20, b""),
     ],
 )
@@ -177,7 +177,9 @@ def test_any_request_is_answered_or_cut_off(sent: bytes, answer: bytes) -> None:
         with contextlib.suppress(ConnectionError):
             client.sendall(sent)
 
-        assert everything(client)[:15].startswith(answer[:15])
+        received = everything(client)
+        assert received.startswith(answer)
+        assert bool(received) == bool(answer)
 
 
 def test_an_answer_is_compressed_where_that_is_asked_for() -> None:
