@@ -682,6 +682,20 @@ def test_algorithms_are_found_by_name(name: str) -> None:
     assert algorithm_config(name).algo_class.__name__ == name.upper()
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_the_learning_curve_is_drawn_through_nothing_that_is_there(
+    kind: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text("own")
+    at = tmp_path / "curve.png"
+    os.mkfifo(at) if kind == "pipe" else at.symlink_to(tmp_path / "own")
+
+    learning_curve(list(points(1, 2)), at, title="PPO")
+
+    assert (tmp_path / "own").read_text() == "own"
+    assert at.read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_learning_curve_is_a_picture(tmp_path: Path) -> None:
     points = [TrainingProgress(n, 100 * n, 10.0, float(n), n, n / 2, 0) for n in range(1, 4)]
 
