@@ -38,6 +38,7 @@ _CLIENT = {
 }
 _RLLIB = {
     "errors",
+    "files",
     "options",
     "spaces",
     "protocol",
@@ -56,12 +57,13 @@ _RLLIB = {
 RULES: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "options": ({"errors"}, set()),
+    "files": (set(), set()),
     "polling": ({"errors", "options"}, set()),
     "histogram": (set(), set()),
     "grpc_setup": ({"options"}, {"grpc"}),
-    "spaces": ({"errors"}, {"gymnasium"}),
+    "spaces": ({"errors", "files"}, {"gymnasium"}),
     "protocol": ({"errors", "dialects/registry"}, set()),
-    "auth": ({"errors", "protocol", "grpc_setup"}, set()),
+    "auth": ({"errors", "files", "protocol", "grpc_setup"}, set()),
     "wire": ({"errors", "spaces", "protocol"}, set()),
     "envs": (
         {"errors", "options", "spaces", "protocol", "wire", "polling", "histogram", "transport"},
@@ -71,7 +73,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "options", "histogram", "spaces", "protocol", "wire", "polling"},
         {"asyncio"},
     ),
-    "models": ({"errors", "options", "spaces", "protocol", "wire/rlmesh_v1/specs"}, {"torch"}),
+    "models": (
+        {"errors", "files", "options", "spaces", "protocol", "wire/rlmesh_v1/specs"},
+        {"torch"},
+    ),
     "server": (_SERVER | {"recording"}, {"asyncio"}),
     "client": (_CLIENT, {"asyncio", "gymnasium"}),
     "sb3": ({"errors", "spaces", "client"}, {"stable_baselines3"}),
@@ -80,7 +85,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"asyncio", "gymnasium"},
     ),
     "recording": (
-        {"errors", "options", "spaces", "wire/rlmesh_v1/specs", "envs"},
+        {"errors", "files", "options", "spaces", "wire/rlmesh_v1/specs", "envs"},
         {"gymnasium"},
     ),
     "recording/rllib_episodes": (
@@ -92,10 +97,23 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "compliance": ({"errors", "spaces", "protocol", "wire", "client"}, set()),
     "cli": (
         _SERVER
-        | {"client", "server", "actors", "rllib", "compliance", "evaluation", "recording", "watch"},
+        | {
+            "files",
+            "client",
+            "server",
+            "actors",
+            "rllib",
+            "compliance",
+            "evaluation",
+            "recording",
+            "watch",
+        },
         {"ray"},
     ),
-    "watch": ({"errors", "protocol", "auth", "server", "client", "recording"}, set()),
+    "watch": (
+        {"errors", "files", "protocol", "auth", "server", "client", "recording"},
+        {"asyncio"},
+    ),
     "testing": (
         {
             "errors",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from rlmesh_ray.auth.pem import client_context, file_path, require_known_key
+from rlmesh_ray.auth.pem import client_context, file_path, read_pem, require_known_key
 from rlmesh_ray.auth.ray_credentials import RayTls, require_ray_tls
 from rlmesh_ray.errors import ConfigurationError
 
@@ -63,9 +63,9 @@ class ClientTls:
         self.context()
         if self.certificate is not None:
             require_known_key(self.certificate)
-        root = self.root_ca.read_bytes() if self.root_ca else None
-        key = self.private_key.read_bytes() if self.private_key else None
-        chain = self.certificate.read_bytes() if self.certificate else None
+        root = read_pem(self.root_ca) if self.root_ca else None
+        key = read_pem(self.private_key) if self.private_key else None
+        chain = read_pem(self.certificate) if self.certificate else None
         return grpc.ssl_channel_credentials(root, key, chain)
 
 

@@ -8,6 +8,7 @@ import ssl
 from pathlib import Path
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.files import read_file
 
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 _ELLIPTIC = bytes.fromhex("06072a8648ce3d0201")
@@ -30,6 +31,20 @@ def file_path(name: str, value: str | os.PathLike[str]) -> Path:
             f"{name}={value!r:.40} names no file; give its path, as str or Path"
         )
     return Path(value)
+
+
+def read_pem(file: Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        ConfigurationError: It cannot be read, or it is no file.
+    """
+    try:
+        return read_file(file)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{file} cannot be read ({error}); name a file in PEM form that you may read"
+        ) from error
 
 
 def server_context(
@@ -87,7 +102,7 @@ def require_known_key(certificate: Path) -> None:
     Raises:
         ConfigurationError: The certificate has another type of key.
     """
-    head, end, _ = certificate.read_text("latin-1").partition(_END)
+    head, end, _ = read_pem(certificate).decode("latin-1").partition(_END)
     leaf = ssl.PEM_cert_to_DER_cert(head[head.index(_BEGIN) :] + end)
     if not any(kind in leaf for kind in _KNOWN_KEYS):
         raise ConfigurationError(
@@ -98,6 +113,8 @@ def require_known_key(certificate: Path) -> None:
 
 def _load_pair(context: ssl.SSLContext, certificate: Path, private_key: Path) -> None:
     try:
+        for file in (certificate, private_key):
+            read_file(file)  # OpenSSL would wait for a pipe's writer
         # With an empty password OpenSSL does not prompt at the terminal.
         context.load_cert_chain(certificate, private_key, password="")
     except (OSError, ValueError) as error:
@@ -109,6 +126,7 @@ def _load_pair(context: ssl.SSLContext, certificate: Path, private_key: Path) ->
 
 def _load_authority(context: ssl.SSLContext, authority: Path) -> None:
     try:
+        read_file(authority)
         context.load_verify_locations(authority)
     except (OSError, ValueError) as error:
         raise ConfigurationError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.files import read_file
 
 _SWITCH = "RAY_USE_TLS"
 _NAMES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
@@ -84,6 +85,6 @@ def ray_tokens(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8", "replace")
+        return read_file(path).decode("utf-8", "replace")
     except OSError:
         return ""

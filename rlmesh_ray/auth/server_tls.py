@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from rlmesh_ray.auth.pem import file_path, require_known_key, server_context
+from rlmesh_ray.auth.pem import file_path, read_pem, require_known_key, server_context
 from rlmesh_ray.auth.ray_credentials import RayTls, require_ray_tls
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.grpc_setup import grpc
@@ -57,8 +57,8 @@ class ServerTls:
         """
         self.context()
         require_known_key(self.certificate)
-        pair = (self.private_key.read_bytes(), self.certificate.read_bytes())
-        authority = self.client_ca.read_bytes() if self.client_ca else None
+        pair = (read_pem(self.private_key), read_pem(self.certificate))
+        authority = read_pem(self.client_ca) if self.client_ca else None
         return grpc.ssl_server_credentials([pair], authority, authority is not None)
 
 

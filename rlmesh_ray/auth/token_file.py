@@ -14,6 +14,7 @@ from rlmesh_ray.auth.pem import file_path
 from rlmesh_ray.auth.ray_credentials import ray_tokens
 from rlmesh_ray.auth.tokens import TokenEntry, TokenRole, bearer_value, parse_tokens
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.files import open_file
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,16 +60,10 @@ class TokenFile:
             ConfigurationError: It cannot be read, is open to other users, or is malformed.
         """
         try:
-            # One descriptor for check and read; O_NONBLOCK, since opening a pipe would block.
-            descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-            try:
-                status = os.fstat(descriptor)
+            with open_file(self.path) as file:  # one descriptor for check and read
+                status = os.fstat(file.fileno())
                 self._check(status)
-                # open() would leak the descriptor of a directory, once for each retry.
-                with open(descriptor, "rb", closefd=False) as file:
-                    data = file.read(_MAX_FILE_BYTES + 1)
-            finally:
-                os.close(descriptor)
+                data = file.read(_MAX_FILE_BYTES + 1)
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise ConfigurationError(f"cannot read the token file {self.path}: {reason}") from error
@@ -97,8 +92,6 @@ class TokenFile:
         return client_tokens[0] if client_tokens else entries[0].token
 
     def _check(self, status: os.stat_result) -> None:
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigurationError(f"the token file {self.path} is not a regular file")
         if _HAS_MODES and status.st_mode & _OTHERS:
             raise ConfigurationError(
                 f"the token file {self.path} is open to other users of this machine "

@@ -7,6 +7,7 @@ no code of their own (see ``onnx.file_policy``).
 """
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -212,7 +213,8 @@ def load_policy(
         return _from_factory(checkpoint, options)
     if _URL.match(checkpoint):
         raise ConfigurationError(f"{checkpoint} is not a local path; copy it to this machine first")
-    raise ConfigurationError(f"{checkpoint} does not exist; name {KINDS}")
+    reason = "is neither a file nor a folder" if os.path.exists(path) else "does not exist"
+    raise ConfigurationError(f"{checkpoint} {reason}; name {KINDS}")
 
 
 def _checked_name(checkpoint: object) -> str:

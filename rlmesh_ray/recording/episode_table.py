@@ -9,12 +9,12 @@ without elements is a column of nulls.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from rlmesh_ray.spaces.leaves import Column, Leaf
 
@@ -41,15 +41,14 @@ def arrow_array(leaf: Leaf, kind: pa.DataType, column: Column) -> pa.Array:
 
 
 def read_columns(
-    path: Path, row_leaves: Sequence[Leaf]
+    file: BinaryIO, row_leaves: Sequence[Leaf]
 ) -> tuple[list[Column], Sequence[str | None]]:
     """Return the columns of a file, and its infos; only observations and infos have a first row.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: It is no such file; so does KeyError.
+        Exception: It is no such file; pyarrow and NumPy raise many types of errors.
     """
-    table = pq.read_table(path)
+    table = pq.read_table(file)
     columns = []
     for leaf in row_leaves:
         name = _name_of(leaf)
@@ -58,6 +57,19 @@ def read_columns(
         array = table[name].combine_chunks()
         columns.append(_column(leaf, array if leaf.path[0] == "observation" else array.slice(1)))
     return columns, table["info"].to_pylist()
+
+
+def read_rewards(file: BinaryIO, length: int) -> NDArray[np.float64]:
+    """Return the rewards of a file that has so many steps.
+
+    Raises:
+        Exception: See ``read_columns``.
+    """
+    parquet = pq.ParquetFile(file)
+    if parquet.metadata.num_rows != length + 1:
+        raise ValueError(f"{parquet.metadata.num_rows} rows for {length} steps")
+    rewards = parquet.read(columns=["reward"])["reward"].to_numpy()
+    return np.asarray(rewards[1:], np.float64)
 
 
 def _column(leaf: Leaf, array: Any) -> Column:

@@ -1,10 +1,11 @@
 """Recordings, read back: the list of their episodes from the index, and the arrays of each one."""
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import gymnasium
 import numpy as np
@@ -36,11 +37,16 @@ class RecordedEpisode:
 class Recording:
     """A recording, as it was when ``load`` opened it."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self._store = Store(folder)
+    def __init__(self, folder: str | Path, root: Path | None = None) -> None:
+        self._store = Store(folder, root)
         self.info: RecordingInfo = self._store.info()
         """Id of the environment, its spaces as specs, and the videos' frame rate."""
-        self.episodes: Sequence[EpisodeSummary] = self._store.summaries()
+        try:
+            self.episodes: Sequence[EpisodeSummary] = self._store.summaries()
+        except OSError as error:
+            raise ConfigurationError(
+                f"the episodes of {folder} cannot be read ({error}); allow reading them"
+            ) from error
         """The finished episodes, in the order of their ends."""
         self._by_id = {summary.id: summary for summary in self.episodes}
 
@@ -81,20 +87,33 @@ class Recording:
         with require_pyarrow():
             from rlmesh_ray.recording.episode_table import read_columns
         summary = self.summary(id_)
+        with self._opened(id_) as file:
+            columns, texts = read_columns(file, leaves(self.info.row_space))
+            row = unflatten(self.info.row_space, columns)
+            infos = [json.loads(text) if text else {} for text in texts]
+        return RecordedEpisode(summary, row["observation"], row["action"], row["reward"], infos)
+
+    def rewards(self, id_: str) -> NDArray[np.float64]:
+        """Read the rewards of an episode, and none of its other arrays.
+
+        Raises:
+            ConfigurationError: As ``episode``.
+        """
+        with require_pyarrow():
+            from rlmesh_ray.recording.episode_table import read_rewards
+        summary = self.summary(id_)
+        with self._opened(id_) as file:
+            return read_rewards(file, summary.length)
+
+    @contextlib.contextmanager
+    def _opened(self, id_: str) -> Iterator[BinaryIO]:
         try:
-            columns, infos = read_columns(self._store.path(id_), leaves(self.info.row_space))
-        except (OSError, ValueError, KeyError) as error:  # pyarrow's own derive from these
+            with self._store.open(id_) as file:
+                yield file
+        except Exception as error:
             raise ConfigurationError(
                 f"episode {id_} of {self.folder} cannot be read ({error}); restore its file"
             ) from error
-        row = unflatten(self.info.row_space, columns)
-        return RecordedEpisode(
-            summary,
-            row["observation"],
-            row["action"],
-            row["reward"],
-            [json.loads(text) if text else {} for text in infos],
-        )
 
 
 def load(folder: str | Path) -> Recording:

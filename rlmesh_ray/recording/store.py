@@ -14,11 +14,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
 from rlmesh_ray.errors import CodecError, ConfigurationError, MissingPackageError, install_command
+from rlmesh_ray.files import list_folder, open_file, read_file
 from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, SpaceSpec
 from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_json, spec_to_json
 
@@ -42,6 +43,9 @@ _KINDS: Mapping[str, Any] = {
     "return": float | int | None,
 }
 """Types of the values of a line in the index."""
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError)
+"""What JSON raises that others have written, or the access to its values, besides ValueError."""
+_INDEX_BYTES = 2**28
 _REWARD = BoxSpec((), "float64", np.float64(-np.inf).tobytes(), np.float64(np.inf).tobytes())
 _FLAG = BoxSpec((), "bool", b"\0", b"\1")
 
@@ -92,8 +96,10 @@ class EpisodeSummary:
                 if not isinstance(value, _KINDS[name]):
                     raise ValueError(f"{name}={value!r:.40}")
             video = videos / f"{id_}.mp4" if values.pop("video") else None
-            return cls(return_=math.nan if number is None else number, video=video, **values)
-        except (AttributeError, KeyError, TypeError) as error:
+            values["return_"] = math.nan if number is None else float(number)
+            values["ended_at"] = float(values["ended_at"])
+            return cls(video=video, **values)
+        except _MALFORMED as error:
             raise ValueError(f"no summary of an episode: {error}") from error
 
 
@@ -122,10 +128,16 @@ class RecordingInfo:
 
 
 class Store:
-    """The folder of a recording, which need not exist."""
+    """The folder of a recording, which need not exist.
 
-    def __init__(self, folder: str | Path) -> None:
+    Args:
+        folder: The folder.
+        root: Folder above it: no symbolic link behind that one is followed. None: ``folder``.
+    """
+
+    def __init__(self, folder: str | Path, root: Path | None = None) -> None:
         self.folder = Path(folder)
+        self._root = self.folder if root is None else root
         self._index = self.folder / _INDEX
         self._episodes = self.folder / _EPISODES
         self._writer = f".{os.getpid()}-{os.urandom(4).hex()}"
@@ -133,6 +145,14 @@ class Store:
     def path(self, id_: str, suffix: str = ".parquet") -> Path:
         """Return the path of a file of an episode."""
         return self._episodes / f"{id_}{suffix}"
+
+    def open(self, id_: str, suffix: str = ".parquet") -> BinaryIO:
+        """Open a file of an episode for reading.
+
+        Raises:
+            OSError: It cannot be opened, is no regular file, or a link leads to it.
+        """
+        return open_file(self.path(id_, suffix), self._root)
 
     def temporary_path(self) -> Path:
         """Return a new path for a file that is not complete yet."""
@@ -161,7 +181,7 @@ class Store:
         """
         path = self.folder / _INFO
         try:
-            values = json.loads(path.read_text())
+            values = json.loads(read_file(path, below=self._root))
             if values["format"] != FORMAT:
                 raise ValueError(f"format {values['format']} instead of {FORMAT}")
             spaces = (values["observation_space"], values["action_space"])
@@ -172,7 +192,7 @@ class Store:
                 f"{self.folder} holds no recording: {_INFO} is missing; name a folder that was "
                 "given to --record"
             ) from None
-        except (OSError, ValueError, KeyError, TypeError, CodecError) as error:
+        except (OSError, ValueError, CodecError, *_MALFORMED) as error:
             raise ConfigurationError(
                 f"{path} cannot be read ({error}); restore it, or use the rlmesh-ray that wrote it"
             ) from error
@@ -247,7 +267,7 @@ class Store:
 
     def append(self, summary: EpisodeSummary) -> None:
         """Add a line to the index."""
-        with self._locked(), self._index.open("ab") as file:
+        with self._locked(), open_file(self._index, self._root, "ab") as file:
             file.write(f"{summary.to_json()}\n".encode())
 
     def summaries(self) -> list[EpisodeSummary]:
@@ -279,7 +299,7 @@ class Store:
         with os.scandir(self._episodes) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # its writer has just ended it
-                    num_bytes += entry.stat().st_size
+                    num_bytes += entry.stat(follow_symlinks=False).st_size
         return num_bytes
 
     def num_writers(self) -> int:
@@ -289,8 +309,8 @@ class Store:
     def _read_index(self) -> tuple[list[EpisodeSummary], bool]:
         """Return the episodes of the index, and whether all of its lines are whole."""
         try:
-            *lines, rest = self._index.read_bytes().split(b"\n")
-        except FileNotFoundError:
+            *lines, rest = read_file(self._index, _INDEX_BYTES, self._root).split(b"\n")
+        except OSError:  # the episodes' own files have all that it says
             return [], False
         found: dict[str, EpisodeSummary] = {}
         is_intact = not rest
@@ -305,26 +325,28 @@ class Store:
     def _rebuilt(self, summaries: list[EpisodeSummary]) -> list[EpisodeSummary]:
         """Return these episodes, and those that only their Parquet files tell of."""
         known = {summary.id: summary for summary in summaries}
-        for id_ in set(self._ids()) - set(known):
-            with contextlib.suppress(ValueError, OSError):  # pyarrow's own derive from these
-                known[id_] = self._summary_in_file(id_)
+        missing = set(self._ids()) - set(known)
+        if missing:
+            with require_pyarrow():
+                from pyarrow import parquet
+        for id_ in missing:
+            with contextlib.suppress(Exception):  # a file may be damaged in any way
+                with self.open(id_) as file:
+                    metadata = parquet.read_metadata(file).metadata
+                known[id_] = self._summary_in(metadata[SUMMARY_KEY.encode()], id_)
         return [known[id_] for id_ in sorted(known, key=int)]
 
-    def _summary_in_file(self, id_: str) -> EpisodeSummary:
-        with require_pyarrow():
-            import pyarrow.parquet
-        metadata = pyarrow.parquet.read_metadata(self.path(id_)).metadata or {}
-        values = json.loads(metadata.get(SUMMARY_KEY.encode(), b"{}"))
-        values |= {"id": id_, "video": self.path(id_, ".mp4").exists()}
-        return EpisodeSummary.from_json(json.dumps(values), self._episodes)
+    def _summary_in(self, text: bytes, id_: str) -> EpisodeSummary:
+        own = {"id": id_, "video": self.path(id_, ".mp4").exists()}
+        return EpisodeSummary.from_json(json.dumps(json.loads(text) | own), self._episodes)
 
     def _delete_leftovers(self) -> None:
         import fcntl
 
         living = set()
         for alive in self._episodes.glob(f".*{_ALIVE}"):
-            # BlockingIOError: its writer lives. FileNotFoundError: it has just ended by itself.
-            with contextlib.suppress(FileNotFoundError), alive.open("r+b") as file:
+            # BlockingIOError: its writer lives. Others: it has just ended by itself, or is no file.
+            with contextlib.suppress(OSError), alive.open("r+b") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     alive.unlink(missing_ok=True)
@@ -332,11 +354,12 @@ class Store:
                     living.add(alive.stem)
         for temporary in self._episodes.glob(".*.tmp"):
             if temporary.stem.rpartition(".")[0] not in living:
-                temporary.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it is gone, or a folder
+                    temporary.unlink()
 
     def _ids(self) -> Iterator[str]:
-        if self._episodes.is_dir():
-            for name in os.listdir(self._episodes):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for name in list_folder(self._episodes, self._root)[1]:
                 stem, suffix = os.path.splitext(name)
                 if suffix == ".parquet" and _is_id(stem):
                     yield stem
@@ -355,7 +378,7 @@ class Store:
     def _locked(self) -> Iterator[None]:
         import fcntl  # late: reading needs none, and Windows has none
 
-        with (self.folder / _LOCK).open("ab") as file:
+        with open_file(self.folder / _LOCK, self._root, "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

@@ -5,11 +5,14 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.files import read_file, require_plain_files
 from rlmesh_ray.options import require_count
 
 _PROGRESS = "training.json"
@@ -160,13 +163,22 @@ def restore(algorithm: Any, checkpoint: Path, env_steps: int) -> None:
         algorithm: An Algorithm of RLlib.
         checkpoint: One that a ``CheckpointFolder`` has written.
         env_steps: Steps sampled up to the checkpoint, for scheduled coefficients of the entropy.
+
+    Raises:
+        ConfigurationError: A file in it cannot be read.
     """
-    algorithm.restore_from_path(str(checkpoint))
+    saved: dict[str, dict[str, Any]] | None = None
     try:
-        saved = json.loads((checkpoint / _COEFFICIENTS).read_text())
-    except FileNotFoundError:  # of a former version
-        return
-    _foreach_learner(algorithm, lambda learner: _set_coefficients(learner, saved, env_steps))
+        require_plain_files(checkpoint)
+        with suppress(FileNotFoundError):  # of a former version
+            saved = json.loads(read_file(checkpoint / _COEFFICIENTS, below=checkpoint))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{checkpoint} cannot be read ({error}); resume from another checkpoint"
+        ) from error
+    algorithm.restore_from_path(str(checkpoint))
+    if saved is not None:
+        _foreach_learner(algorithm, partial(_set_coefficients, saved=saved, env_steps=env_steps))
 
 
 def _learnt_coefficients(algorithm: Any) -> dict[str, dict[str, Any]]:
@@ -204,9 +216,9 @@ def _set_coefficients(learner: Any, saved: dict[str, dict[str, Any]], env_steps:
 def _progress_in(checkpoint: Path) -> list[TrainingProgress]:
     """Return the progress after each iteration up to a checkpoint; empty: it cannot be read."""
     try:
-        saved = json.loads((checkpoint / _PROGRESS).read_text())
+        saved = json.loads(read_file(checkpoint / _PROGRESS, below=checkpoint))
         return [TrainingProgress(**each) for each in saved]
-    except (OSError, TypeError, ValueError):
+    except (OSError, TypeError, ValueError, RecursionError):
         return []
 
 
@@ -220,7 +232,7 @@ def _former(path: Path) -> list[Path]:
     found = [
         each
         for each, number in named.items()
-        if re.fullmatch(r"\d{6,}", number) and (each / _PROGRESS).exists()
+        if re.fullmatch(r"\d{6,}", number) and not each.is_symlink() and (each / _PROGRESS).exists()
     ]
     own = [
         each

@@ -66,7 +66,8 @@ class _CsvWriter:
 
     def __init__(self, folder: str | Path, former: Sequence[TrainingProgress]) -> None:
         partial = Path(folder, "progress.csv.partial")
-        self._file = partial.open("w", newline="")
+        partial.unlink(missing_ok=True)
+        self._file = partial.open("x", newline="")  # what another user has put there stays as it is
         self._rows = csv.DictWriter(
             self._file, _COLUMNS, extrasaction="ignore", lineterminator="\n"
         )

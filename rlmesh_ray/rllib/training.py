@@ -224,7 +224,9 @@ def learning_curve(
     axes.ticklabel_format(axis="x", style="plain")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
-    FigureCanvasAgg(figure).print_png(str(path))
+    Path(path).unlink(missing_ok=True)
+    with Path(path).open("xb") as file:  # no link or pipe that another user has put there
+        FigureCanvasAgg(figure).print_png(file)
 
 
 class _RecentReturns:

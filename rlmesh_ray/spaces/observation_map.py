@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, ContractMismatchError
+from rlmesh_ray.files import read_file
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.images import resize_images
 from rlmesh_ray.spaces.leaves import leaves, with_leaves
@@ -317,7 +318,7 @@ class _Normalise(_Verb):
         file = Path(self.arguments[0].replace('"', "")).expanduser()
         form = 'write {"mean": [...], "scale": [...]}, finite numbers, each scale above 0'
         try:
-            saved = json.loads(file.read_text())
+            saved = json.loads(read_file(file))
             self._mean, self._scale = (np.array(saved[key], "float64") for key in ("mean", "scale"))
         except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as e:
             return f"{file} cannot be read ({type(e).__name__}: {e}); {form}"

@@ -6,11 +6,13 @@ read it by a name that it has pointed here (DNS rebinding). Nothing here changes
 """
 
 import json
+import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Set
 from contextlib import suppress
 from importlib.resources import files
+from typing import BinaryIO
 
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
@@ -104,7 +106,7 @@ def _answers(live: LiveView, runs: RunFolder) -> dict[str, Callable[[QueryParams
 
     def video(values: QueryParams) -> Response | None:
         file = runs.video(*episode(values))
-        return None if file is None else FileResponse(file, media_type="video/mp4")
+        return None if file is None else _OpenFile(file, "video/mp4")
 
     return {
         "endpoints": lambda _: {**live.endpoints(), **pace},
@@ -193,6 +195,20 @@ class PageGuard:
         elif is_api and not self._logins.is_allowed(request):
             return PlainTextResponse("this page needs its token", 401)
         return None
+
+
+class _OpenFile(FileResponse):
+    """Sends an open file, whatever has its name meanwhile, and closes it."""
+
+    def __init__(self, file: BinaryIO, media_type: str) -> None:
+        self._file = file
+        # A name of the file itself; Windows has none.
+        path = f"/dev/fd/{file.fileno()}" if os.name == "posix" else file.name
+        super().__init__(path, media_type=media_type, stat_result=os.fstat(file.fileno()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
 
 
 def _picture(picture: Picture | None) -> Response | None:

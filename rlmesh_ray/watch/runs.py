@@ -1,15 +1,16 @@
 """RunFolder: trainings and recordings below a folder, found by name and never by a path."""
 
 import csv
+import io
 import itertools
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
+from rlmesh_ray.files import list_folder, open_file, read_file
 from rlmesh_ray.watch.live import SharedAnswer
 
 if TYPE_CHECKING:
@@ -21,7 +22,11 @@ PROGRESS, RECORDING, INDEX = "progress.csv", "recording.json", "index.jsonl"
 MOST_POINTS = 400
 """Points of a curve, and of the rewards of an episode."""
 PAGE_EPISODES = 50
+_MOST_STEPS = 10_000_000
+_PROGRESS_BYTES = 32 * 2**20
 _MOST_FOLDERS = 5_000
+_DEEPEST = 32
+"""Levels of folders that are looked through."""
 _MOST_LOADED = 32
 _SCAN_PERIOD_S = 5.0
 _RUNNING_S = 120.0
@@ -75,7 +80,7 @@ class RunFolder:
     def curve(self, run: str) -> list[dict[str, Any]] | None:
         """Return rows of a training, evenly chosen, with the last; None: there is no such one."""
         path = self._runs.get(run)
-        return None if path is None else self._load(path, _read_progress)
+        return None if path is None else self._load(path, self._read_progress)
 
     def episodes(self, recording: str, order: str, first: int) -> dict[str, Any] | None:
         """Return a page of a recording's episodes; None: there is no such recording or order."""
@@ -97,19 +102,27 @@ class RunFolder:
         if known is None:
             return None
         facts = {**_facts(known), "returns": [], "problem": ""}
+        if known.length > _MOST_STEPS:
+            return {**facts, "problem": f"it has more than {_MOST_STEPS:,} steps"}
         try:
-            rewards = self._recording(self._recordings[recording]).episode(known.id).rewards
+            rewards = self._recording(self._recordings[recording]).rewards(known.id)
             returns = enumerate(itertools.accumulate(map(float, rewards)), 1)
             facts["returns"] = thinned([{"x": step, "y": total} for step, total in returns])
         except RlmeshError as error:
             facts["problem"] = str(error)
         return facts
 
-    def video(self, recording: str, episode: str) -> Path | None:
-        """Return the file with an episode's video; None: there is none."""
+    def video(self, recording: str, episode: str) -> BinaryIO | None:
+        """Open the file with an episode's video; None: there is none."""
         known = self._episode(recording, episode)
-        video = None if known is None else known.video
-        return video if video is not None and video.is_file() else None
+        if known is None or known.video is None:
+            return None
+        try:
+            return open_file(known.video, self._folder)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unreadable(known.video, error) from error
 
     def _episode(self, recording: str, episode: str) -> "EpisodeSummary | None":
         path = self._recordings.get(recording)
@@ -119,27 +132,35 @@ class RunFolder:
             return None
 
     def _recording(self, path: Path) -> "Recording":
-        from rlmesh_ray.recording import load
+        from rlmesh_ray.recording import Recording
 
-        return self._load(path / INDEX, lambda _: load(path))
+        return self._load(path / INDEX, lambda _: Recording(path, self._folder))
 
     def _scan(self) -> None:
         runs, recordings, problem = {}, {}, ""
-        for number, (name, folders, files) in enumerate(os.walk(self._folder)):
+        pending, number = [self._folder], 0
+        while pending:
             if number == _MOST_FOLDERS:
                 problem = (
                     f"{self._folder} has more than {number:,} folders, and the others are not "
                     "shown: name one inside of it (--folder)"
                 )
                 break
-            path = Path(name)
-            shown = path.relative_to(self._folder).as_posix()
-            skipped = {"episodes"} if RECORDING in files else set()
-            folders[:] = sorted(set() if _CHECKPOINT in files else {*folders} - skipped)
+            number += 1
+            path = pending.pop()
+            try:
+                folders, files = list_folder(path, self._folder)
+            except OSError:  # it is gone, or may not be read
+                continue
+            parts = path.relative_to(self._folder).parts
+            shown = "/".join(parts) or "."
             if PROGRESS in files:
                 runs[shown] = path / PROGRESS
             if RECORDING in files:
                 recordings[shown] = path
+                folders = [each for each in folders if each != "episodes"]
+            if _CHECKPOINT not in files and len(parts) < _DEEPEST:
+                pending += [path / each for each in sorted(folders, reverse=True)]
         self._runs, self._recordings, self._problem = runs, recordings, problem
 
     def _load(self, path: Path, read: Callable[[Path], T]) -> T:
@@ -152,23 +173,26 @@ class RunFolder:
                 if len(self._loaded) > _MOST_LOADED:
                     self._loaded.pop(next(iter(self._loaded)), None)
         except (OSError, ValueError, csv.Error) as error:  # ValueError: it is no text
-            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            raise ConfigurationError(f"cannot read {path}: {reason}") from error
+            raise _unreadable(path, error) from error
         content: T = loaded[1]
         return content
+
+    def _read_progress(self, path: Path) -> list[dict[str, float | None]]:
+        text = io.StringIO(read_file(path, _PROGRESS_BYTES, self._folder).decode(), newline="")
+        # The last line may be half written.
+        rows = [row for row in csv.DictReader(text) if None not in row and None not in row.values()]
+        return [{name: _number(text) for name, text in row.items()} for row in thinned(rows)]
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigurationError:
+    reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+    return ConfigurationError(f"cannot read {path}: {reason}")
 
 
 def thinned(points: list[Any]) -> list[Any]:
     """Return at most ``MOST_POINTS`` of ``points``, evenly chosen, with the last one."""
     step = -(-len(points) // MOST_POINTS) or 1
     return points[::-1][::step][::-1]
-
-
-def _read_progress(path: Path) -> list[dict[str, float | None]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        # The last line may be half written.
-        rows = [row for row in csv.DictReader(file) if None not in row and None not in row.values()]
-    return [{name: _number(text) for name, text in row.items()} for row in thinned(rows)]
 
 
 def _number(text: str) -> float | None:
@@ -188,7 +212,7 @@ def _facts(episode: "EpisodeSummary") -> dict[str, Any]:
 def _stamp(path: Path) -> tuple[int, int]:
     """Return mtime and size of a file; zeros where it is missing or may not be looked at."""
     try:
-        status = path.stat()
+        status = path.lstat()
     except OSError:
         return 0, 0
     return status.st_mtime_ns, status.st_size

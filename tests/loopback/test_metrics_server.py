@@ -1,6 +1,9 @@
 """``/metrics`` over HTTP: what a scrape finds while endpoints serve, and how it ends."""
 
 import contextlib
+import gzip
+import os
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -17,6 +20,7 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.cli.options.metrics import served_metrics
 from rlmesh_ray.errors import ListenError
+from rlmesh_ray.server.metrics_server import MAX_CONNECTIONS
 from tests.loopback.eventually import eventually
 from tests.loopback.test_cli import events, started
 
@@ -104,6 +108,87 @@ def test_an_address_in_use_names_the_remedy() -> None:
         serve_metrics(metrics, list),
     ):
         pass
+
+
+HALF = b"GET /metrics HTTP/1.1\r\n"
+
+
+def dialed(address: str, sent: bytes) -> socket.socket:
+    host, _, port = address.partition(":")
+    connection = socket.create_connection((host, int(port)), TIMEOUT_S)
+    connection.sendall(sent)
+    return connection
+
+
+def everything(connection: socket.socket) -> bytes:
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(2**16):
+            received += data
+    return received
+
+
+def test_idle_connections_take_no_threads_and_few_descriptors() -> None:
+    with serve_metrics("127.0.0.1:0", list) as metrics, contextlib.ExitStack() as stack:
+        assert scraped(metrics) == {}
+        before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        for _ in range(300):
+            stack.enter_context(dialed(metrics, HALF))
+
+        assert scraped(metrics) == {}
+        after = before[1] + 300 + MAX_CONNECTIONS
+        assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= after)
+        assert eventually(lambda: threading.active_count() <= before[0])
+
+
+@pytest.mark.parametrize("sent", [b"", HALF, HALF + b"a: b\r\n"])
+def test_a_client_that_does_not_end_its_request_is_cut_off_in_time(
+    sent: bytes,
+) -> None:
+    with serve_metrics("127.0.0.1:0", list, timeout_s=0.1) as metrics:
+        with dialed(metrics, sent) as slow:
+            assert everything(slow) == b""
+        assert scraped(metrics) == {}
+
+
+def test_a_client_that_takes_no_answer_is_cut_off_in_time() -> None:
+    with ModelServer(lambda observations: observations) as server:
+        large = MeasuredEndpoint("x" * 2**17, server.statistics())
+        with serve_metrics("127.0.0.1:0", lambda: [large], timeout_s=0.1) as metrics:
+            before = len(os.listdir("/proc/self/fd"))
+            with dialed(metrics, HALF + b"\r\n") as client:
+                assert client.recv(100).startswith(b"HTTP/1.1 200")
+                assert eventually(lambda: len(os.listdir("/proc/self/fd")) == before + 1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (HALF + b"\r\n", b"HTTP/1.1 200 OK"),
+        (b"GET /metrics?name[]=%ff HTTP/1.0\r\n\r\n", b"HTTP/1.1 200 OK"),
+        (b"POST / HTTP/1.1\r\n\r\n", b"HTTP/1.1 "),
+        (b"\xff\x00 : \r\n:\r\n\r\n", b"HTTP/1.1 "),
+        (b"\r\n\r\n", b"HTTP/1.1 "),
+        (HALF + b"a: " + b"b" * 2**20, b""),
+    ],
+)
+def test_any_request_is_answered_or_cut_off(sent: bytes, answer: bytes) -> None:
+    with serve_metrics("127.0.0.1:0", list) as metrics, dialed(metrics, b"") as client:
+        with contextlib.suppress(ConnectionError):
+            client.sendall(sent)
+
+        received = everything(client)
+        assert received.startswith(answer)
+        assert bool(received) == bool(answer)
+
+
+def test_an_answer_is_compressed_where_that_is_asked_for() -> None:
+    request = HALF + b"accept-encoding: gzip\r\n\r\n"
+    with serve_metrics("127.0.0.1:0", list) as metrics, dialed(metrics, request) as client:
+        head, _, body = everything(client).partition(b"\r\n\r\n")
+
+    assert b"Content-Encoding: gzip" in head
+    assert gzip.decompress(body) == b""
 
 
 class Broken(gymnasium.Env[Any, Any]):

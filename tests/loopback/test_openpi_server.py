@@ -25,6 +25,7 @@ from rlmesh_ray.dialects.openpi.server import model_port
 from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack
 from rlmesh_ray.errors import AddressError, ConfigurationError, ContractMismatchError, ListenError
 from rlmesh_ray.models.policy import PolicyTraits, Rows
+from rlmesh_ray.server.connection_limits import CONNECTION_SETUP_S
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import contract_of, from_gymnasium
 from tests.frame_mutation import damaged
@@ -297,6 +298,19 @@ def test_without_a_token_web_pages_are_refused(server: ModelServer) -> None:
         Client(address_of(server), origin="http://example.org")
 
     assert refused.value.response.status_code == http.HTTPStatus.FORBIDDEN
+
+
+@needs_openssl
+@pytest.mark.nightly  # it takes as long as a client may
+def test_a_client_that_does_not_shake_hands_for_tls_is_cut_off_in_time(tmp_path: Path) -> None:
+    tls = ServerTls(*Authority(tmp_path, "ours").sign("server"))
+    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm(), tls=tls) as server:
+        host, _, port = address_of(server).partition(":")
+        with (
+            socket.create_connection((host, int(port)), 2 * CONNECTION_SETUP_S) as silent,
+            contextlib.suppress(ConnectionResetError),
+        ):
+            assert silent.recv(1) == b""
 
 
 @needs_openssl

@@ -321,9 +321,23 @@ def test_there_are_no_more_clients_than_allowed(serve: Callable[..., str]) -> No
     address = serve(limits=RLlinkLimits(max_clients=1))
     with RLlinkClient(address) as client:
         with connect_options(address) as second:
+            second.sendall(PING)
             assert everything(second) == b""
 
         assert client.get_state().weights_seq_no == 3
+
+
+@pytest.mark.parametrize("token", [None, "s3cret"])
+def test_connections_that_send_no_whole_message_keep_no_client_out(
+    token: str | None, serve: Callable[..., str]
+) -> None:
+    address = serve(token=token, limits=RLlinkLimits(max_clients=1, max_strangers=2))
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(connect_options(address)).sendall(PING[:-1])
+
+        with RLlinkClient(address, token=token) as client:
+            assert client.get_state().weights_seq_no == 3
 
 
 # --- strangers ---------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import logging
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,9 +38,6 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.protocol.address import Address, looks_like_address, parse_address
 
 if TYPE_CHECKING:
-    import uvicorn
-    from starlette.types import ASGIApp
-
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.watch.sources import EndpointSource
 
@@ -103,6 +99,7 @@ def watch(  # noqa: PLR0913  # the command line; every option stands alone
     from rlmesh_ray.watch.live import LiveView
     from rlmesh_ray.watch.page import page
     from rlmesh_ray.watch.runs import RunFolder
+    from rlmesh_ray.watch.server import make_server
     from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 
     console: Console = context.obj
@@ -142,7 +139,7 @@ def watch(  # noqa: PLR0913  # the command line; every option stands alone
                     for pool, _, to in (name.rpartition("@") for name in names)
                 ]
             )
-        server = _server(page(LiveView(source), RunFolder(folder), page_token, where.host))
+        server = make_server(page(LiveView(source), RunFolder(folder), page_token, where.host))
         listener = stack.enter_context(_listener(where))
         url = f"http://{Address(*listener.getsockname()[:2])}"
         facts = {"endpoints": source.title or "none", "folder": folder, "stop with": "Ctrl-C"}
@@ -191,28 +188,3 @@ def _listener(where: Address) -> socket.socket:
         raise ListenError(
             f"the page cannot listen on {where} ({error.strerror}); name another --address"
         ) from error
-
-
-def _server(app: "ASGIApp") -> "uvicorn.Server":
-    """Return a server, which runs until Ctrl-C or SIGTERM."""
-    import uvicorn
-
-    config = uvicorn.Config(
-        app,
-        log_config=None,  # uvicorn's would close the handlers of all other loggers
-        log_level="error",
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        limit_concurrency=256,
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-
-    def is_shown(record: logging.LogRecord) -> bool:
-        # Requests that outlast the first second of an exit are cancelled, which is no error.
-        error = record.exc_info and record.exc_info[1]
-        return not server.should_exit or isinstance(error, Exception)
-
-    logging.getLogger("uvicorn.error").addFilter(is_shown)
-    return server

@@ -19,6 +19,7 @@ import typer
 from rlmesh_ray.auth import token_file
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError
+from rlmesh_ray.files import open_file
 from rlmesh_ray.options import MAX_BATCH_DELAY_S, seconds_problem
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
@@ -206,7 +207,7 @@ def _checked_plot(path: Path | None) -> Path | None:
     if path is not None:  # it is drawn when all episodes have ended
         is_new = not path.exists()
         try:
-            path.open("ab").close()
+            open_file(path, mode="ab").close()
             if is_new:
                 path.unlink()
         except OSError as error:

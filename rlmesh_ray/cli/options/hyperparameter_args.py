@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.files import read_file
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -56,7 +57,7 @@ def read_settings_file(file: Path | None) -> dict[str, object]:
     if file is None:
         return {}
     try:
-        settings = _value(file.read_text())
+        settings = _value(read_file(file).decode())
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"{file} is neither JSON nor YAML ({_line(error)}); write lines such as 'lr: 0.0001'"
@@ -75,7 +76,7 @@ def read_config_code(file: Path) -> str:
         ConfigurationError: The file cannot be read.
     """
     try:
-        return file.read_text()
+        return read_file(file).decode()
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"{file} cannot be read as Python ({_line(error)}); save it as UTF-8"
@@ -96,7 +97,7 @@ def edited_config(file: Path, config: "AlgorithmConfig") -> "AlgorithmConfig":
     # Runners, and those who read the checkpoint, cannot import it.
     cloudpickle.register_pickle_by_value(module)
     try:
-        exec(compile(file.read_text(), file, "exec"), vars(module))
+        exec(compile(read_file(file), file, "exec"), vars(module))
         edited: AlgorithmConfig = module.edit_config(config)
     except Exception as error:
         raise ConfigurationError(

@@ -13,6 +13,7 @@ import typer
 
 from rlmesh_ray.cli.options.common import OUTPUT, folder_option
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.files import read_file
 from rlmesh_ray.protocol.address import looks_like_address
 
 TRAINING = "Training"
@@ -90,7 +91,9 @@ def write_run(folder: Path, options: Mapping[str, Any]) -> None:
     with _written_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            partial.write_text(json.dumps(options, indent=2) + "\n")
+            partial.unlink(missing_ok=True)
+            with partial.open("x") as file:  # what another user has put there stays as it is
+                file.write(json.dumps(options, indent=2) + "\n")
             partial.replace(folder / _RUN_FILE)
         finally:
             partial.unlink(missing_ok=True)
@@ -173,13 +176,13 @@ def resumed_run(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(folder: Path) -> dict[str, Any]:
     try:
-        saved: dict[str, Any] = json.loads((folder / _RUN_FILE).read_text())
+        saved: dict[str, Any] = json.loads(read_file(folder / _RUN_FILE, below=folder))
         if missing := _ALWAYS - saved.keys():
             raise ValueError(f"{_RUN_FILE} lacks {', '.join(sorted(missing))}")
         for name, value in saved.items():
             if name not in _KINDS or not isinstance(value, _KINDS[name]):
                 raise ValueError(f"{name}={value!r:.40} is no option")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigurationError(
             f"{folder} holds no run of this version of train: {error}; name the --checkpoint-dir "
             f"of one, which has a {_RUN_FILE}"

@@ -28,6 +28,7 @@ from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
+from rlmesh_ray.files import require_plain_files
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ def load_checkpoint(checkpoint: Path, device: str) -> CheckpointParts:
         _check_modules(checkpoint, checkpoint)
     module_folder = modules_folder / "default_policy"
     try:
+        require_plain_files(checkpoint)
         module = RLModule.from_checkpoint(module_folder if module_folder.is_dir() else checkpoint)
         module.eval()
         module.to(device)

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.auth.pem import read_pem
 from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.auth.token_file import TokenFile
 from rlmesh_ray.errors import ConfigurationError
+from tests.odd_files import IRREGULAR, put
 
 
 def test_files_may_be_named_by_text() -> None:
@@ -46,3 +48,14 @@ def test_a_server_has_both_files() -> None:
 
     with pytest.raises(ConfigurationError, match="certificate=None names no file"):
         ServerTls(nothing, "own.key")
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
+def test_a_name_of_anything_but_a_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
+    odd, own = put(IRREGULAR[kind], tmp_path / "odd.pem"), Path("none.pem")
+
+    for files in (ClientTls(odd), ClientTls(None, odd, own), ServerTls(odd, own)):
+        with pytest.raises(ConfigurationError, match=r"odd\.pem.*name"):
+            files.context()
+    with pytest.raises(ConfigurationError, match=r"odd\.pem.*name"):
+        read_pem(odd)

@@ -1,11 +1,13 @@
 """What Ray keeps for itself on a node."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rlmesh_ray.auth.ray_credentials import RayTls, ray_tls_files, ray_tokens, require_ray_tls
 from rlmesh_ray.errors import ConfigurationError
+from tests.odd_files import IRREGULAR, put
 
 FILES = {
     "RAY_TLS_SERVER_CERT": "/tls/own.pem",
@@ -52,3 +54,12 @@ def test_rays_tokens_are_found_wherever_ray_looks(
 
     assert ray_tokens(environ) == ("variable", "named", "at-home")
     assert ray_tokens({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "nowhere")}) == ("at-home",)
+
+
+@pytest.mark.parametrize("make", IRREGULAR.values(), ids=IRREGULAR)
+def test_what_is_no_file_holds_no_token_of_rays(
+    make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+
+    assert ray_tokens({"RAY_AUTH_TOKEN_PATH": str(put(make, tmp_path / "token"))}) == ()

@@ -1,4 +1,5 @@
 import itertools
+import os
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,7 @@ from rlmesh_ray.models.torch.policy import TorchPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec
+from tests.odd_files import put
 
 BOX = BoxSpec((3,), "float32", np.zeros(3, "f4").tobytes(), np.ones(3, "f4").tobytes())
 CONTRACT = EnvContract("Test-v0", BOX, DiscreteSpec(2), 2, AutoresetMode.DISABLED)
@@ -305,6 +307,8 @@ def test_an_unknown_inference_is_refused_for_any_policy(
 def test_a_path_is_a_name_and_a_module_is_none(tmp_path: Path, module: torch.nn.Module) -> None:
     with pytest.raises(ConfigurationError, match="nothing does not exist"):
         load_policy(tmp_path / "nothing")
+    with pytest.raises(ConfigurationError, match="pipe is neither a file nor a folder"):
+        load_policy(put(os.mkfifo, tmp_path / "pipe"))
     with pytest.raises(ConfigurationError, match="a Linear is no name of a policy"):
         load_policy(cast(Any, module))
 

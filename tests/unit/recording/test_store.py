@@ -1,15 +1,19 @@
 """The index of a recording, whole and damaged."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording import EpisodeSummary, load
 from rlmesh_ray.recording.store import RecordingInfo, Store
 from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, DiscreteSpec
+from tests.odd_files import IRREGULAR, NONSENSE, put
 from tests.unit.recording.recordings import ENDLESS, cart_poles
 
 INFO = RecordingInfo(
@@ -183,3 +187,94 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match=r"episode 000001 .* cannot be read"):
         load(tmp_path).episode("000001")
+
+
+MAKERS = IRREGULAR | NONSENSE
+ODD = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+@ODD
+def test_anything_in_place_of_the_description_is_named(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    Store(tmp_path).create(INFO)
+    put(make, tmp_path / "recording.json")
+
+    with pytest.raises(ConfigurationError, match=r"recording\.json"):
+        load(tmp_path)
+
+
+@ODD
+def test_anything_in_place_of_the_index_costs_no_episode(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    cart_poles(tmp_path, num_episodes=2)
+    put(make, tmp_path / "index.jsonl")
+
+    assert [each.id for each in load(tmp_path).episodes] == ["000001", "000002"]
+
+
+@ODD
+def test_anything_in_place_of_an_episode_costs_no_other(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    cart_poles(tmp_path, num_episodes=2)
+    recording = load(tmp_path)
+    put(make, tmp_path / "episodes" / "000001.parquet")
+
+    with pytest.raises(ConfigurationError, match=r"episode 000001 .* cannot be read"):
+        recording.episode("000001")
+    (tmp_path / "index.jsonl").unlink()
+    assert [each.id for each in load(tmp_path).episodes] == ["000002"]
+
+
+@pytest.mark.parametrize("footer", [b"[1]", b"[" * 100_000, b'"text"', b"1", b"{}", b"\xff", None])
+def test_a_footer_that_describes_no_episode_is_left_out(
+    footer: bytes | None, tmp_path: Path
+) -> None:
+    cart_poles(tmp_path, num_episodes=1)
+    (tmp_path / "index.jsonl").unlink()
+    table = pa.table({"reward": [0.0, 1.0]})
+    if footer is not None:
+        table = table.replace_schema_metadata({"rlmesh_ray.episode": footer})
+    pq.write_table(table, tmp_path / "episodes" / "000002.parquet")
+
+    assert [each.id for each in load(tmp_path).episodes] == ["000001"]
+
+
+def test_infos_that_are_no_json_are_named(tmp_path: Path) -> None:
+    cart_poles(tmp_path, num_episodes=1)
+    path = Store(tmp_path).path("000001")
+    table = pq.read_table(path).drop_columns("info")
+    pq.write_table(table.append_column("info", pa.array(["["] * len(table))), path)
+
+    with pytest.raises(ConfigurationError, match=r"episode 000001 .* cannot be read"):
+        load(tmp_path).episode("000001")
+
+
+def test_rewards_are_read_alone_and_only_as_many_as_there_are_steps(tmp_path: Path) -> None:
+    cart_poles(tmp_path, num_episodes=1)
+    recording, path = load(tmp_path), Store(tmp_path).path("000001")
+    whole = recording.episode("000001").rewards
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns("info").drop_columns("action"), path)
+
+    assert recording.rewards("000001").tolist() == whole.tolist()
+    pq.write_table(table.slice(0, 0), path)
+    with pytest.raises(ConfigurationError, match="0 rows for 3 steps"):
+        recording.rewards("000001")
+
+
+def test_no_link_of_others_is_read_or_written_through(tmp_path: Path) -> None:
+    cart_poles(tmp_path / "own", num_episodes=1)
+    cart_poles(tmp_path / "shared", num_episodes=1)
+    index = tmp_path / "own" / "index.jsonl"
+    before = index.read_bytes()
+    put(lambda path: path.symlink_to(index), tmp_path / "shared" / "index.jsonl")
+    file = tmp_path / "own" / "episodes" / "000001.parquet"
+    put(lambda path: path.symlink_to(file), tmp_path / "shared" / "episodes" / "000001.parquet")
+
+    assert load(tmp_path / "shared").episodes == []
+    with pytest.raises(OSError, match="symbolic link"):
+        Store(tmp_path / "shared").append(summary("000002"))
+    assert index.read_bytes() == before

@@ -21,7 +21,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
+from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress, newest_checkpoint, restore
 from rlmesh_ray.rllib.config.presets import algorithm_config
 from rlmesh_ray.rllib.tracking import tracked
 from rlmesh_ray.rllib.training import (
@@ -30,7 +30,12 @@ from rlmesh_ray.rllib.training import (
     saved_progress,
     train,
 )
+from tests.odd_files import IRREGULAR, NONSENSE, put
 from tests.unit.cli.full_disks import room_for
+
+ODD = {kind: IRREGULAR[kind] for kind in ("pipe", "folder", "device")} | {
+    kind: NONSENSE[kind] for kind in ("nothing", "bytes", "endless", "deep")
+}
 
 
 class CountingAlgorithm:
@@ -503,6 +508,52 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.parametrize("make", ODD.values(), ids=ODD)
+def test_coefficients_that_cannot_be_read_are_named_before_anything_is_restored(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    trained(CountingAlgorithm([1.0]), stop_iters=1, checkpoint_dir=tmp_path / "checkpoint")
+    put(make, tmp_path / "checkpoint" / "coefficients.json")
+    algorithm: Any = SimpleNamespace()
+
+    with pytest.raises(ConfigurationError, match=r"checkpoint cannot be read .*another checkpoint"):
+        restore(algorithm, tmp_path / "checkpoint", 100)
+
+
+@pytest.mark.parametrize("make", (IRREGULAR | NONSENSE).values(), ids=IRREGULAR | NONSENSE)
+def test_a_former_checkpoint_goes_on_whatever_the_newest_one_holds(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoint", "checkpoint_every": 1}
+    trained(CountingAlgorithm([1.0, 2.0]), stop_iters=2, keep=2, **run)
+    put(make, tmp_path / "checkpoint" / "training.json")
+
+    assert newest_checkpoint(tmp_path / "checkpoint")[0].name == "checkpoint-000001"
+
+
+def test_a_former_checkpoint_is_no_link(tmp_path: Path) -> None:
+    trained(CountingAlgorithm([1.0]), stop_iters=1, checkpoint_dir=tmp_path / "private")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint-000001").symlink_to(tmp_path / "private")
+
+    with pytest.raises(ConfigurationError, match="is no checkpoint"):
+        newest_checkpoint(tmp_path / "run" / "checkpoint")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_put_where_the_csv_file_begins_is_left_alone(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("own")
+    at = tmp_path / "run" / "progress.csv.partial"
+    at.parent.mkdir()
+    os.mkfifo(at) if kind == "pipe" else at.symlink_to(tmp_path / "own")
+
+    run = trained(CountingAlgorithm([1.0]), stop_iters=1, checkpoint_dir=tmp_path / "checkpoint")
+    assert len(list(tracked(iter(run), at.parent))) == 1
+
+    assert (tmp_path / "own").read_text() == "own"
+    assert (tmp_path / "run" / "progress.csv").read_text().count("\n") == 2
+
+
 def test_each_iteration_is_in_the_csv_file_when_it_is_yielded(tmp_path: Path) -> None:
     seen = [rows(tmp_path)[-1] for _ in tracked(points(1, 2), tmp_path)]
 
@@ -529,9 +580,8 @@ def test_a_training_that_fails_at_once_leaves_no_file(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_file_and_not_the_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "progress.csv.partial").symlink_to("/dev/full")
-
-    assert len(list(tracked(points(1, 2, 3), tmp_path))) == 3
+    with room_for(10):
+        assert len(list(tracked(points(1, 2, 3), tmp_path))) == 3
 
     (record,) = caplog.records
     assert "progress.csv is not written any more" in record.getMessage()
@@ -630,6 +680,20 @@ def test_an_unknown_algorithm_is_named_with_the_known_ones() -> None:
 @pytest.mark.parametrize("name", ["APPO", "DQN", "IMPALA", "PPO", "SAC", "ppo"])
 def test_algorithms_are_found_by_name(name: str) -> None:
     assert algorithm_config(name).algo_class.__name__ == name.upper()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_the_learning_curve_is_drawn_through_nothing_that_is_there(
+    kind: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text("own")
+    at = tmp_path / "curve.png"
+    os.mkfifo(at) if kind == "pipe" else at.symlink_to(tmp_path / "own")
+
+    learning_curve(list(points(1, 2)), at, title="PPO")
+
+    assert (tmp_path / "own").read_text() == "own"
+    assert at.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_learning_curve_is_a_picture(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 from rlmesh_ray.spaces.spec import BoxSpec
 from rlmesh_ray.spaces.validation import ValidationMode, check, coerce_batch
+from tests.odd_files import IRREGULAR, put
 
 CLIENT_SPACE = spaces.Dict(
     {
@@ -264,6 +265,16 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str, cause: str
     file.write_text(text)
 
     with pytest.raises(ConfigurationError, match=cause):
+        ObservationMap([f'x=normalise(a,"{file}")'])
+
+
+@pytest.mark.parametrize("make", IRREGULAR.values(), ids=IRREGULAR)
+def test_anything_in_place_of_its_file_is_refused_at_once(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    file = put(make, tmp_path / "statistics.json")
+
+    with pytest.raises(ConfigurationError, match=r"statistics\.json cannot be read"):
         ObservationMap([f'x=normalise(a,"{file}")'])
 
 

@@ -1,14 +1,18 @@
 """Who may read the page, and what it never answers."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.watching.samples import ManyEndpoints, write_progress
 from rlmesh_ray.watch.live import LiveView
 from rlmesh_ray.watch.page import page
 from rlmesh_ray.watch.runs import RunFolder
+from tests.unit.recording.recordings import INFO, cart_pole, written
 from tests.watched import LOCAL, fetch
 
 TOKEN = "a token for tests"
@@ -164,3 +168,19 @@ def test_what_is_not_there_is_not_found(path: str, tmp_path: Path) -> None:
 def test_no_request_changes_anything(tmp_path: Path) -> None:
     for path in ("/api/endpoints", "/api/runs", "/"):
         assert fetch(made(tmp_path), path, method="POST").status == 405
+
+
+def test_a_video_is_sent_whole_and_in_parts_and_leaves_no_descriptor(tmp_path: Path) -> None:
+    frames = np.zeros((4, 16, 16, 3), np.uint8)
+    written(tmp_path / "kept", INFO, replace(cart_pole(3, seed=0), frames=frames))
+    whole = (tmp_path / "kept" / "episodes" / "000001.mp4").read_bytes()
+    app, path = made(tmp_path), "/api/video?recording=kept&episode=000001"
+    fetch(app, "/api/runs")
+    before = os.listdir("/proc/self/fd")
+
+    assert fetch(app, path).body == whole
+    part = fetch(app, path, headers={**LOCAL, "range": "bytes=5-9"})
+    assert fetch(app, path, method="HEAD").headers["content-length"] == str(len(whole))
+
+    assert (part.status, part.body) == (206, whole[5:10])
+    assert os.listdir("/proc/self/fd") == before

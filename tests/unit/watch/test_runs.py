@@ -1,13 +1,20 @@
 """Trainings and recordings that are found below a folder, and what is not."""
 
 import math
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.watching.samples import write_progress, write_recording
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.watch.runs import MOST_POINTS, PAGE_EPISODES, RunFolder, thinned
+from tests.odd_files import IRREGULAR, NEVER_ENDS, put
+from tests.unit.recording.recordings import INFO, cart_pole, cart_poles, written
 
 
 class Clock:
@@ -203,3 +210,103 @@ def test_an_unknown_order_is_refused(tmp_path: Path) -> None:
     write_recording(tmp_path / "kept", 3)
 
     assert seen(tmp_path).episodes("kept", "__class__", 0) is None
+
+
+@pytest.mark.parametrize("make", IRREGULAR.values(), ids=IRREGULAR)
+def test_what_is_no_file_is_read_neither_as_a_training_nor_as_a_recording(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    write_progress(tmp_path / "run", 1)
+    cart_poles(tmp_path / "kept", 1)
+    runs = seen(tmp_path)
+    put(make, tmp_path / "run" / "progress.csv")
+    put(make, tmp_path / "kept" / "recording.json")
+
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        runs.curve("run")
+    with pytest.raises(ConfigurationError, match=r"recording\.json"):
+        runs.episodes("kept", "newest", 0)
+
+
+@pytest.mark.parametrize("name", ["progress.csv", "folder"])
+def test_no_link_leads_to_a_training_elsewhere(name: str, tmp_path: Path) -> None:
+    write_progress(tmp_path / "private", 3)
+    write_progress(tmp_path / "shown" / "run", 1)
+    runs = seen(tmp_path / "shown")
+    if name == "folder":
+        (tmp_path / "shown" / "run").rename(tmp_path / "before")
+        (tmp_path / "shown" / "run").symlink_to(tmp_path / "private")
+    else:
+        (tmp_path / "shown" / "run" / name).unlink()
+        (tmp_path / "shown" / "run" / name).symlink_to(tmp_path / "private" / name)
+
+    with pytest.raises(ConfigurationError, match="symbolic link"):
+        runs.curve("run")
+    assert seen(tmp_path / "shown").overview()["runs"] == [] or name != "folder"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "recording.json", "index.jsonl", "episodes", "episodes/000001.parquet"]
+)
+def test_no_link_leads_to_a_recording_elsewhere(name: str, tmp_path: Path) -> None:
+    cart_poles(tmp_path / "private", 3)
+    cart_poles(tmp_path / "shown" / "kept", 1)
+    runs = seen(tmp_path / "shown")
+    former = tmp_path / "shown" / "kept" / name
+    former.rename(tmp_path / "before")
+    former.symlink_to(tmp_path / "private" / name)
+
+    found: object = None
+    with suppress(ConfigurationError):
+        found = runs.episodes("kept", "newest", 0)
+        found = found and runs.episode("kept", "000002")
+    assert found is None
+    with suppress(ConfigurationError):
+        episode = runs.episode("kept", "000001")
+        assert episode is None or not episode["returns"] or name == "index.jsonl"
+
+
+def test_a_linked_video_is_refused_and_the_folder_itself_may_be_a_link(tmp_path: Path) -> None:
+    frames = np.zeros((4, 16, 16, 3), np.uint8)
+    written(tmp_path / "runs" / "kept", INFO, replace(cart_pole(3, seed=0), frames=frames))
+    (tmp_path / "named").symlink_to("runs")
+    runs = seen(tmp_path / "named")
+    path = tmp_path / "runs" / "kept" / "episodes" / "000001.mp4"
+    with runs.video("kept", "000001") as file:  # type: ignore[union-attr]
+        assert file.read() == path.read_bytes()
+    path.rename(tmp_path / "other.mp4")
+    assert runs.video("kept", "000001") is None
+    path.symlink_to(tmp_path / "other.mp4")
+
+    with pytest.raises(ConfigurationError, match=r"000001\.mp4: it is a symbolic link"):
+        runs.video("kept", "000001")
+
+
+def test_folders_in_folders_without_end_hide_no_other(tmp_path: Path) -> None:
+    write_progress(tmp_path / "run", 1)
+    deep = tmp_path / "a"
+    for _ in range(40):
+        deep /= "a" * 90
+        deep.mkdir(parents=True)
+    write_progress(deep, 1)
+
+    assert [run["name"] for run in seen(tmp_path).overview()["runs"]] == ["run"]
+
+
+def test_a_table_that_is_too_large_says_so(tmp_path: Path) -> None:
+    write_progress(tmp_path / "run", 1)
+    os.truncate(tmp_path / "run" / "progress.csv", NEVER_ENDS)
+
+    with pytest.raises(ConfigurationError, match="larger than"):
+        seen(tmp_path).curve("run")
+
+
+def test_an_episode_that_claims_to_be_endless_is_not_read(tmp_path: Path) -> None:
+    cart_poles(tmp_path / "kept", 1)
+    index = tmp_path / "kept" / "index.jsonl"
+    index.write_bytes(index.read_bytes().replace(b'"length": 3', b'"length": 3000000000'))
+
+    episode = seen(tmp_path).episode("kept", "000001")
+
+    assert episode is not None
+    assert "more than 10,000,000 steps" in episode["problem"]

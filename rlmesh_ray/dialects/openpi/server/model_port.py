@@ -134,6 +134,7 @@ class OpenpiPort:
                 logger=_LIBRARY_LOG,
                 server_header=None,
                 ssl=self._tls,
+                ssl_handshake_timeout=CONNECTION_SETUP_S if self._tls else None,
                 **listen_arguments(self._wanted),
             )
         except OSError as error:

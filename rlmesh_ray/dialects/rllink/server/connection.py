@@ -61,12 +61,12 @@ class RLlinkLimits:
     frame_timeout_s: float = 30.0
     """From a frame's first byte to its last; also for taking an answer, and for the first frame."""
     max_clients: int = 256
-    """Connections at a time; further ones are closed at once."""
+    """Clients at a time; further ones are closed at their first message."""
     stranger_timeout_s: float = 10.0
     """How long a connection may take to TLS, and then to show a token where one is wanted."""
     max_strangers: int = 32
-    """Connections at a time that have not shown a token that is wanted, besides ``max_clients``;
-    when another one comes, the oldest is closed."""
+    """Connections at a time that have not sent their first message, with a token where one is
+    wanted, besides ``max_clients``; when another one comes, the oldest is closed."""
 
 
 class _RefusedClient(Exception):
@@ -104,7 +104,8 @@ class RLlinkConnection:
         Args:
             host: Answers.
             known: What the first message must show; None: nothing.
-            seat: Called when the right token was shown; returns whether there is a place.
+            seat: Called when the first message has come, with the right token where one is wanted;
+                returns whether there is a place.
         """
         limits = self._limits
         try:
@@ -115,8 +116,8 @@ class RLlinkConnection:
                 async with asyncio.timeout(limits.stranger_timeout_s):
                     request = self._parsed(await self._read(_STRANGER_BYTES))
                 _require_token(request, known)
-                if not seat():
-                    return
+            if not seat():
+                return
             session = host.admit(self.peer, self._encoding)
             try:
                 await self._attend(session, request)

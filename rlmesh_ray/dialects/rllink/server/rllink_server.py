@@ -79,7 +79,7 @@ class RLlinkServer:
         self._limits = limits or RLlinkLimits()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        # Those who have not shown the token, the oldest first.
+        # Those who have not sent a first message that lets them in, the oldest first.
         self._strangers: dict[asyncio.Task[None], None] = {}
         self._bound: Address | None = None
 
@@ -138,9 +138,10 @@ class RLlinkServer:
         task = asyncio.current_task()
         assert task is not None
         connection = RLlinkConnection(reader, writer, self._limits)
-        if self._server is None or not self._has_room(task):
+        if self._server is None:
             writer.close()
             return
+        self._admit(task)
         try:
             await connection.serve(self._host, self._known, partial(self._seat, task))
         except (OSError, EOFError, TimeoutError) as error:
@@ -152,15 +153,12 @@ class RLlinkServer:
             self._strangers.pop(task, None)
             writer.transport.abort()
 
-    def _has_room(self, task: "asyncio.Task[None]") -> bool:
-        if self._known is None:
-            return self._seat(task)
+    def _admit(self, task: "asyncio.Task[None]") -> None:
         if len(self._strangers) >= self._limits.max_strangers:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.cancel()
         self._strangers[task] = None
-        return True
 
     def _seat(self, task: "asyncio.Task[None]") -> bool:
         """Count a client that may stay; return whether there is a place."""

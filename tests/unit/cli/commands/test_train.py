@@ -1,5 +1,6 @@
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -7,10 +8,13 @@ import pytest
 
 from rlmesh_ray.cli import local_ray
 from rlmesh_ray.cli.main import main
-from rlmesh_ray.cli.options.training_run import claimed, write_run
+from rlmesh_ray.cli.options.training_run import claimed, resumed_run, write_run
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
+from tests.odd_files import IRREGULAR, NONSENSE, put
 from tests.unit.cli.full_disks import room_for
+
+MAKERS = IRREGULAR | NONSENSE
 
 
 @pytest.mark.parametrize(
@@ -129,6 +133,29 @@ def test_a_folder_without_a_run_is_not_resumed(
         (tmp_path / "run.json").write_text(text)
 
     assert "holds no run of this version of train" in refused(capsys, "--resume", str(tmp_path))
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_anything_in_place_of_a_run_is_not_resumed(
+    make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(make, tmp_path / "run.json")
+
+    assert "holds no run of this version of train" in refused(capsys, "--resume", str(tmp_path))
+
+
+def test_a_run_is_read_and_written_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    write_run(tmp_path / "own", SAVED)
+    (tmp_path / "shared").mkdir()
+    for name in ("run.json", "run.json.partial"):
+        (tmp_path / "shared" / name).symlink_to(tmp_path / "own" / "run.json")
+
+    with pytest.raises(ConfigurationError, match="symbolic link"):
+        resumed_run(tmp_path / "shared", {})
+    write_run(tmp_path / "shared", {**SAVED, "stop_iters": 200})
+
+    assert json.loads((tmp_path / "own" / "run.json").read_text()) == SAVED
 
 
 def test_a_run_goes_on_in_its_own_folder(

@@ -1,4 +1,5 @@
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rlmesh_ray.cli.options.hyperparameter_args import (
     read_settings_file,
 )
 from rlmesh_ray.errors import ConfigurationError
+from tests.odd_files import IRREGULAR, put
 
 
 @pytest.mark.parametrize(
@@ -122,3 +124,12 @@ def test_a_python_file_that_edits_no_config_is_refused(
 
     with pytest.raises(ConfigurationError, match=words):
         edited_config(file, PPOConfig())
+
+
+@pytest.mark.parametrize("read", [read_settings_file, read_config_code])
+@pytest.mark.parametrize("make", IRREGULAR.values(), ids=IRREGULAR)
+def test_a_name_of_anything_but_a_file_is_refused_at_once(
+    make: Callable[[Path], None], read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match="config"):
+        read(put(make, tmp_path / "config"))

@@ -1,5 +1,6 @@
 """RLModules that choose several actions at once, served from the folder that RLlib writes."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlmesh_ray.models.policy import RouteRows, Rows, traits_of
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from tests.odd_files import put
 
 spaces = gymnasium.spaces
 OBSERVATIONS = spaces.Box(-9.0, 9.0, (2,), np.float32)
@@ -95,6 +97,15 @@ def test_a_module_s_chunks_are_fitted_to_the_action_space(tmp_path: Path) -> Non
     assert policy.traits.horizon == 3
     # RLlib spreads -1 to 1 over the space, and clips.
     assert np.asarray(actions)[..., 0].tolist() == [[4.0, 2.5, 1.75], [-2.0, -0.5, 0.25]]
+
+
+@pytest.mark.parametrize("name", ["class_and_ctor_args.pkl", "module_state.pkl", "more"])
+def test_a_pipe_among_the_files_of_a_checkpoint_is_named(name: str, tmp_path: Path) -> None:
+    folder = saved(Chunks, TORQUE, tmp_path)
+    put(os.mkfifo, Path(folder, name))
+
+    with pytest.raises((ConfigurationError, PolicyError), match=rf"regular file.*{name}|not an RL"):
+        load_policy(folder)
 
 
 def test_of_a_module_s_logits_the_largest_wins_at_each_step(tmp_path: Path) -> None:
