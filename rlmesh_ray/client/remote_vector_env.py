@@ -27,11 +27,13 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_reset_options, as_seed
 from rlmesh_ray.protocol.capabilities import NDARRAY, PARTIAL_RESET
 from rlmesh_ray.spaces.batch import unflatten
+from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 from rlmesh_ray.spaces.images import ImageOptions, Resize
 from rlmesh_ray.spaces.validation import coerce_batch, structure_checker
-from rlmesh_ray.spaces.vector_infos import merged_infos
+from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
+from rlmesh_ray.spaces.vector_infos import merged_infos, with_arrays
 
 
 class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
@@ -192,7 +194,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise
         self._begun.update(lanes or range(self.num_envs))
         self._has_ended = False
-        return self._value(result.observation), infos
+        return self._value(result.observation), self._infos(infos, lanes)
 
     def _reset(
         self, seeds: list[int | None], options: dict[str, Any], lanes: list[int]
@@ -292,7 +294,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
             result.rewards,
             result.terminated,
             result.truncated,
-            dict(result.infos),
+            self._infos(result.infos),
         )
 
     def _first_step(
@@ -301,7 +303,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Return a reset as the step of a lane that resets itself."""
         no = np.zeros(self.num_envs, np.bool_)
         rewards = np.zeros(self.num_envs)
-        return self._value(result.observation), rewards, no, no.copy(), dict(result.infos)
+        return self._value(result.observation), rewards, no, no.copy(), self._infos(result.infos)
 
     def call(self, name: str, *args: Any, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of every lane's environment; see ``EnvClient.call``.
@@ -344,6 +346,14 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _value(self, columns: Sequence[Any]) -> Any:
         return unflatten(self.contract.observation_space, columns)
+
+    def _infos(self, infos: Mapping[str, Any], lanes: Sequence[int] = ()) -> dict[str, Any]:
+        """Return the infos of a response about ``lanes`` (empty: all) as gymnasium's vectors do.
+
+        What an endpoint gives once for the whole response belongs to each of these lanes.
+        """
+        own = lanes or range(self.num_envs)
+        return with_arrays(infos, (WARNING_KEY, LEFT_OUT_KEY), own, self.num_envs)
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None:

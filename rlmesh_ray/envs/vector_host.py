@@ -37,7 +37,11 @@ from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.validation import ValidationMode, check_rewards
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning, WarningCounter
+from rlmesh_ray.spaces.validation_warnings import (
+    ConformanceWarning,
+    WarningCounter,
+    warnings_info,
+)
 from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers
 
 
@@ -397,7 +401,9 @@ class VectorHost:
         unreported = self._warnings.unreported(found) if found else found
         for warning in unreported:
             self._log(warning)
-        return {**infos, WARNING_KEY: unreported} if unreported else infos
+        if not unreported:
+            return infos
+        return {**infos, **warnings_info(unreported, self.contract.num_envs)}
 
     def _log(self, warning: ConformanceWarning) -> None:
         """Log a warning, once in the life of the process for each side, kind and path."""

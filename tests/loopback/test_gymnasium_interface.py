@@ -14,7 +14,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import DictInfoToList, NormalizeObservation, RecordEpisodeStatistics
 
-from rlmesh_ray import EnvServer, RemoteEnv, RemoteModel, RemoteVectorEnv, evaluate
+from rlmesh_ray import (
+    DmEnvRpcSettings,
+    EnvServer,
+    RemoteEnv,
+    RemoteModel,
+    RemoteVectorEnv,
+    evaluate,
+)
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,
@@ -83,6 +90,41 @@ def test_vector_wrappers_give_what_they_give_round_a_local_vector(
                 infos.get("episode", {}).pop("t", None)
         assert_identical(mine, local)
     theirs.close()
+
+
+class Stray(gymnasium.Env[Any, Any]):
+    """Leaves its bounds in its second step, if its seed is odd."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        is_stray = self.steps == 2 and self.np_random_seed % 2
+        return np.full(2, 5.0 * is_stray, np.float32), 0.0, False, False, {"steps": self.steps}
+
+
+@pytest.mark.parametrize("path", ["shared_memory", "grpc", "dm_env_rpc"])
+def test_a_warning_is_an_info_of_the_lane_that_it_is_about(path: str) -> None:
+    with EnvServer(Stray, num_envs=NUM_LANES) as server:
+        if path == "dm_env_rpc":
+            settings = DmEnvRpcSettings(num_envs=NUM_LANES)
+            env = RemoteVectorEnv(f"dm_env_rpc://{server.address}", dm_env_rpc=settings)
+        else:
+            env = RemoteVectorEnv(server.address, transport=path)
+        vector: Any = DictInfoToList(env)
+        vector.reset(seed=42)
+        infos = [vector.step(np.zeros(NUM_LANES, np.int64))[4] for _ in range(3)]
+        vector.close()
+
+    warned = [[info.get("rlmesh.conformance.warning") for info in own] for own in infos]
+    text = "observation: 5.0 is above 1.0 (lane 1, element (0,))"
+    assert warned == [[None] * 3, [None, [text], None], [None] * 3]
 
 
 def test_a_vector_has_its_autoreset_mode_where_gymnasiums_have_it() -> None:
