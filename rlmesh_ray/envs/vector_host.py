@@ -35,7 +35,7 @@ from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium, require_one_space
 from rlmesh_ray.spaces.validation import ValidationMode, check_rewards
 from rlmesh_ray.spaces.validation_warnings import (
     ConformanceWarning,
@@ -453,6 +453,9 @@ def describe(vector: VectorEnv[Any, Any, Any], name: str) -> EnvContract:
     Raises:
         ConfigurationError: A contract cannot express its autoreset mode or its spaces.
     """
+    for side in ("observation", "action"):
+        single = getattr(vector, f"single_{side}_space")
+        require_one_space(side, single, getattr(vector, f"{side}_space", single))
     metadata = {key: value for key, value in vector.metadata.items() if key != "autoreset_mode"}
     return EnvContract(
         id=id_of(vector) or name,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
 from PIL import Image
 
 from rlmesh_ray.envs.commands import (
@@ -21,6 +22,7 @@ from rlmesh_ray.envs.commands import (
 from rlmesh_ray.envs.env_source import build, make_source
 from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.vector_host import VectorHost
+from rlmesh_ray.errors import UnsupportedSpaceError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.batch import flatten, unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode
@@ -686,6 +688,29 @@ def test_the_contract_describes_the_environment() -> None:
     assert contract.autoreset_mode is AutoresetMode.NEXT_STEP
     assert contract.render_mode == "rgb_array"
     assert contract.metadata == {"render_modes": ["human", "rgb_array"], "render_fps": 50}
+
+
+def up_to(*highs: float, mode: Any) -> SyncVectorEnv:
+    """Return lanes whose observations are in [0, high]."""
+    envs = [EchoEnv(Box(0.0, high, (1,), np.float32)) for high in highs]
+    for env in envs:
+        env.action_space = Discrete(2)
+    makers: list[Any] = [lambda env=env: env for env in envs]
+    return SyncVectorEnv(makers, observation_mode=mode)
+
+
+def test_lanes_of_different_bounds_are_refused() -> None:
+    with pytest.raises(UnsupportedSpaceError, match="give all lanes the widest bounds"):
+        VectorHost(up_to(1.0, 2.0, 3.0, mode="different"), ValidationMode.STRICT, "a name")
+
+
+def test_lanes_that_are_given_the_widest_bounds_are_served() -> None:
+    widest = Box(0.0, 3.0, (1,), np.float32)
+    vector = up_to(1.0, 2.0, 3.0, mode=(batch_space(widest, 3), widest))
+
+    contract = VectorHost(vector, ValidationMode.STRICT, "a name").contract
+
+    assert contract.observation_space == from_gymnasium(widest)
 
 
 @pytest.mark.parametrize("spec", [None, object()], ids=["no spec", "a spec without an id"])
