@@ -122,6 +122,21 @@ class RemoteVecEnv(VecEnv):
         """End the session."""
         self.env.close()
 
+    def has_attr(self, attr_name: str) -> bool:
+        """Return whether the lanes' environments have an attribute.
+
+        ``get_attr`` finds out, which calls a method; ``has_wrapper_attr`` of the environments,
+        where the operator allows that, calls none.
+
+        Raises:
+            ConfigurationError: The operator of the endpoint has allowed neither.
+            RemoteEnvError: An environment raised.
+        """
+        try:
+            return all(self.env_method("has_wrapper_attr", attr_name))
+        except ConfigurationError:
+            return bool(super().has_attr(attr_name))
+
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Return an attribute of the lanes' environments, where the operator allows it.
 
@@ -171,9 +186,10 @@ class RemoteVecEnv(VecEnv):
         try:
             return list(self.env.call(method_name, *method_args, lanes=lanes))
         except RemoteEnvError as error:
-            # ``VecEnv.has_attr`` expects it.
-            if error.message.startswith("AttributeError:"):
-                raise AttributeError(error.message) from error
+            reason = error.message.removeprefix("AttributeError: ")
+            # With any other code it is one of the environment's own errors.
+            if error.code == "INVALID_ACTION" and reason != error.message:
+                raise AttributeError(reason) from error
             raise
 
     def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
@@ -181,14 +197,21 @@ class RemoteVecEnv(VecEnv):
         return [False for _ in self._lanes(indices)]
 
     def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
-        """Return one frame for each lane, (height, width, 3) uint8, or None."""
+        """Return one frame for each lane, (height, width, 3) uint8; None in other render modes.
+
+        Raises:
+            LocalProtocolError: The lanes have not been reset yet.
+        """
         if self.render_mode != "rgb_array":
             warnings.warn(
                 f"{self.env.address} has render mode {self.render_mode}, which gives no pictures; "
                 "serve the environment with render_mode='rgb_array'",
                 stacklevel=2,
             )
-        return self.env.render() or [None] * self.num_envs
+            return [None] * self.num_envs
+        pictures = self.env.render()
+        assert pictures is not None, "the render mode is rgb_array"
+        return pictures
 
     def _lanes(self, indices: VecEnvIndices) -> list[int]:
         lanes = range(self.num_envs)

@@ -1,6 +1,6 @@
 """RemoteEnv: a single-lane endpoint as a gymnasium environment."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
@@ -12,9 +12,9 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_session_client import open_env_session
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.multi_agent_errors import action_error
-from rlmesh_ray.client.png import decode_png
+from rlmesh_ray.client.png import decode_frame
 from rlmesh_ray.dialects.registry import DialectSettings
-from rlmesh_ray.errors import ConformanceError, ContractMismatchError
+from rlmesh_ray.errors import ConformanceError, ContractMismatchError, RemoteEnvError
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_reset_options, as_seed
 from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
@@ -23,6 +23,18 @@ from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 from rlmesh_ray.spaces.images import ImageOptions, Resize
 from rlmesh_ray.spaces.validation import structure_checker
 from rlmesh_ray.spaces.vector_infos import lane_info
+
+
+def _refuse_generator(_env: object, _value: object = None) -> NoReturn:
+    raise AttributeError(
+        "np_random is the random generator of an environment, and that runs at its endpoint: "
+        "reset(seed=...) seeds it there, and a wrapper that draws from it wraps the environment "
+        "that is served"
+    )
+
+
+remote_np_random = property(_refuse_generator, _refuse_generator)
+"""``np_random`` of a client: raises AttributeError with the reason, also where it is set."""
 
 
 class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
@@ -116,6 +128,49 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         """Where the endpoint is."""
         return self._client.address
 
+    @property
+    def np_random_seed(self) -> int:
+        """The seed that the last ``reset`` with one has sent; see ``RemoteVectorEnv``."""
+        return -1 if self._np_random_seed is None else self._np_random_seed
+
+    np_random = remote_np_random
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Return whether this client, the environment or one of its wrappers has an attribute.
+
+        Raises:
+            ConfigurationError: The client has not, and the operator of the endpoint does not allow
+                the call ``has_wrapper_attr``.
+        """
+        return hasattr(self, name) or bool(self.call("has_wrapper_attr", name))
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Return an attribute of this client; ``call`` reads those of the environment.
+
+        Raises:
+            AttributeError: The client has no such attribute.
+        """
+        if hasattr(self, name):
+            return getattr(self, name)
+        raise AttributeError(
+            f"{name!r} is no attribute of a RemoteEnv; if the environment at {self.address} has "
+            f"it, call({name!r}) reads or calls it there"
+        )
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set an attribute of this client if it has one of that name, else of the environment.
+
+        Raises:
+            ConfigurationError: The operator of the endpoint does not allow the call
+                ``set_wrapper_attr``, or ``has_wrapper_attr``, which ``force=False`` needs.
+        """
+        if hasattr(self, name):
+            setattr(self, name, value)
+            return True
+        return (force or self.has_wrapper_attr(name)) and bool(
+            self.call("set_wrapper_attr", name, value)
+        )
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -128,8 +183,13 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
             EndpointError: The session broke.
         """
         seeds = () if seed is None else (as_seed(seed),)
-        super().reset(seed=seed)
-        result = self._client.reset(seeds=seeds, options=as_reset_options(options))
+        own_options = as_reset_options(options)
+        try:
+            result = self._client.reset(seeds=seeds, options=own_options)
+        except RemoteEnvError:
+            self._np_random_seed = None
+            raise
+        super().reset(seed=seed)  # gymnasium's checker looks at the private generator
         return self._value(result.observation), lane_info(result.infos, 0)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -148,7 +208,11 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
             columns = self._columns(action)
         except ConformanceError as error:
             raise action_error(error, self.contract) from error.__cause__
-        result = self._client.step(columns)
+        try:
+            result = self._client.step(columns)
+        except RemoteEnvError:
+            self._np_random_seed = None  # it may have ended the environment that got the seed
+            raise
         return (
             self._value(result.observation),
             float(result.rewards[0]),
@@ -167,9 +231,8 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         return self._client.call(name, *args)[0]
 
     def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]  # pictures only
-        """Return a picture, (height, width, 3) uint8, or None."""
-        png = self._client.render()
-        return None if png is None else decode_png(png)
+        """Return a picture, (height, width, 3) uint8; see ``RemoteVectorEnv.render``."""
+        return decode_frame(self._client.render(), self.render_mode, self.address)
 
     def close(self) -> None:
         """End the session."""

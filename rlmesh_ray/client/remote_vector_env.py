@@ -1,7 +1,7 @@
 """RemoteVectorEnv: an endpoint's lanes as a gymnasium vector environment."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -15,7 +15,8 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_session_client import open_env_session
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.multi_agent_errors import action_error
-from rlmesh_ray.client.png import decode_png, tiles
+from rlmesh_ray.client.png import decode_frame, tiles
+from rlmesh_ray.client.remote_env import remote_np_random
 from rlmesh_ray.client.step_results import ResetResult
 from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import (
@@ -27,11 +28,13 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_reset_options, as_seed
 from rlmesh_ray.protocol.capabilities import NDARRAY, PARTIAL_RESET
 from rlmesh_ray.spaces.batch import unflatten
+from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 from rlmesh_ray.spaces.images import ImageOptions, Resize
 from rlmesh_ray.spaces.validation import coerce_batch, structure_checker
-from rlmesh_ray.spaces.vector_infos import merged_infos
+from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
+from rlmesh_ray.spaces.vector_infos import merged_infos, with_arrays
 
 
 class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
@@ -126,6 +129,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._ignores_masks = False
         # Lanes that have been reset, and no error has come since that may have ended them.
         self._begun: set[int] = set()
+        self._sent_seeds = [-1] * self.num_envs
 
     @property
     def contract(self) -> EnvContract:
@@ -146,6 +150,17 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
     def has_begun(self) -> bool:
         """Whether all lanes were reset since the start and since errors: now single ones can be."""
         return len(self._begun) == self.num_envs
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as SyncVectorEnv
+        """The seed that the last ``reset`` with one has sent to each lane.
+
+        -1 where that is not known, as in gymnasium: no seed was sent, or an error may have ended
+        the environment that got it.
+        """
+        return tuple(self._sent_seeds)
+
+    np_random = remote_np_random
 
     def reset(
         self,
@@ -188,11 +203,11 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         try:
             result, infos = self._reset(seeds, rest, lanes)
         except RemoteEnvError:
-            self._begun.clear()
+            self._note_error()
             raise
         self._begun.update(lanes or range(self.num_envs))
         self._has_ended = False
-        return self._value(result.observation), infos
+        return self._value(result.observation), self._infos(infos, lanes)
 
     def _reset(
         self, seeds: list[int | None], options: dict[str, Any], lanes: list[int]
@@ -211,6 +226,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
                     self._ignores_masks = True
             given = [_random_seed() if seed is None else seed for seed in seeds]
         result = self._client.reset(seeds=given, options=options, lanes=lanes)
+        self._note_seeds(zip(lanes or range(self.num_envs), given, strict=False))
         return result, dict(result.infos)
 
     def _reset_apart(
@@ -221,6 +237,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         seeded = {lane: seed for lane, seed in by_lane.items() if seed is not None}
         unseeded = [lane for lane in lanes if lane not in seeded]
         first = self._client.reset(seeds=list(seeded.values()), options=options, lanes=list(seeded))
+        self._note_seeds(seeded.items())
         result = self._client.reset(options=options, lanes=unseeded)
         return result, merged_infos(first.infos, result.infos)
 
@@ -284,7 +301,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
                 return self._first_step(self._client.receive_reset(pending))
             result = self._client.receive_step(pending)
         except RemoteEnvError:
-            self._begun.clear()
+            self._note_error()
             raise
         self._has_ended = self._resets_here and bool(result.terminated[0] or result.truncated[0])
         return (
@@ -292,7 +309,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
             result.rewards,
             result.terminated,
             result.truncated,
-            dict(result.infos),
+            self._infos(result.infos),
         )
 
     def _first_step(
@@ -301,7 +318,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Return a reset as the step of a lane that resets itself."""
         no = np.zeros(self.num_envs, np.bool_)
         rewards = np.zeros(self.num_envs)
-        return self._value(result.observation), rewards, no, no.copy(), dict(result.infos)
+        return self._value(result.observation), rewards, no, no.copy(), self._infos(result.infos)
 
     def call(self, name: str, *args: Any, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of every lane's environment; see ``EnvClient.call``.
@@ -321,15 +338,19 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         return self._client.call(name)
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:  # type: ignore[override]  # a TypeVar
-        """Return one picture a lane, ``(height, width, 3) uint8``; None: there is none.
+        """Return one picture per lane, ``(height, width, 3) uint8``.
 
+        None where gymnasium's environments draw none either: the render mode is None or human.
         Endpoints of other implementations may send one picture for all lanes; each gets that.
+
+        Raises:
+            LocalProtocolError: The lanes have no picture yet.
+            ConfigurationError: The render mode is another one than ``rgb_array``.
         """
-        png = self._client.render()
-        if png is None:
+        picture = decode_frame(self._client.render(), self.render_mode, self.address)
+        if picture is None:
             return None
-        picture = decode_png(png)
-        if self.has_begun and NDARRAY in self._client.answer.capabilities:
+        if NDARRAY in self._client.answer.capabilities:
             return tiles(picture, self.num_envs)
         return (picture,) * self.num_envs
 
@@ -338,12 +359,29 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._pending_step = ""
         self._client.close()
 
+    def _note_seeds(self, by_lane: Iterable[tuple[int, int]]) -> None:
+        for lane, seed in by_lane:
+            self._sent_seeds[lane] = seed
+
+    def _note_error(self) -> None:
+        """Note that the episodes may have ended, and the environments with them."""
+        self._begun.clear()
+        self._sent_seeds = [-1] * self.num_envs
+
     def _require_no_step(self) -> None:
         if self._pending_step:
             raise LocalProtocolError("a step is pending: step_wait() first")
 
     def _value(self, columns: Sequence[Any]) -> Any:
         return unflatten(self.contract.observation_space, columns)
+
+    def _infos(self, infos: Mapping[str, Any], lanes: Sequence[int] = ()) -> dict[str, Any]:
+        """Return the infos of a response about ``lanes`` (empty: all) as gymnasium's vectors do.
+
+        What an endpoint gives once for the whole response belongs to each of these lanes.
+        """
+        own = lanes or range(self.num_envs)
+        return with_arrays(infos, (WARNING_KEY, LEFT_OUT_KEY), own, self.num_envs)
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None:

@@ -59,6 +59,10 @@ def _merge_one_by_one(
             infos[key] = array
 
 
+class MissingAttributeError(AttributeError):
+    """An environment has no attribute of the name that a client calls."""
+
+
 class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     """A vector that steps its environments one after the other.
 
@@ -309,10 +313,16 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
         Returns:
             One result for each lane. If one raises, the lanes before it have been called.
+
+        Raises:
+            MissingAttributeError: A lane has no such attribute; none has been called.
         """
+        try:
+            attributes = [self.envs[lane].get_wrapper_attr(name) for lane in lanes]
+        except AttributeError as error:
+            raise MissingAttributeError(str(error)) from error
         results: list[object] = []
-        for lane in lanes:
-            attribute = self.envs[lane].get_wrapper_attr(name)
+        for attribute in attributes:
             is_read = not arguments and not callable(attribute)
             results.append(attribute if is_read else attribute(*copy.deepcopy(arguments)))
         return results

@@ -97,7 +97,7 @@ class TruncateOnBadValue(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _warning(self, side: str, path: str, reason: str) -> ConformanceWarning:
         place = reason.replace("(lane 0", f"(lane {self._lane}")  # checked as a batch of one lane
         message = f"{place}, at step {self._step_count}: the episode was truncated"
-        return ConformanceWarning(side, "truncated", path, message)
+        return ConformanceWarning(side, "truncated", path, message, self._lane)
 
     def _ending(self, observation: Any) -> Any:
         last = copy.deepcopy(self._last_good)

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
+from rlmesh_ray.envs.lane_vector_env import MissingAttributeError
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, RlmeshError
 from rlmesh_ray.spaces.batch import Column, empty_columns, unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode
@@ -190,6 +191,7 @@ class VectorEnvAdapter:
         Raises:
             ConfigurationError: It has no ``call``, as gymnasium's own vectors have, or ``lanes``
                 are not all lanes.
+            MissingAttributeError: A lane has no such attribute.
             RlmeshError: It returned another number of results.
         """
         call = getattr(self._vector.unwrapped, "call", None)
@@ -203,7 +205,13 @@ class VectorEnvAdapter:
                 f"{self._vector} calls all of its lanes or none; leave lanes out, or serve single "
                 "environments with num_envs"
             )
-        results: Sequence[object] = call(name, *arguments)
+        try:
+            results: Sequence[object] = call(name, *arguments)
+        except AttributeError as error:
+            # Python notes the name that was looked up; gymnasium's wrappers raise a second error.
+            if name not in (error.name, getattr(error.__cause__, "name", None)):
+                raise
+            raise MissingAttributeError(str(error)) from error
         if len(results) != self._num_lanes:
             raise RlmeshError(
                 f"{self._vector}.call({name!r}) gave {len(results)} results for "

@@ -27,7 +27,7 @@ from rlmesh_ray.envs.commands import (
     StepReply,
     TextColumns,
 )
-from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
+from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv, MissingAttributeError
 from rlmesh_ray.envs.multi_agent import MultiAgentLane
 from rlmesh_ray.envs.truncate_on_bad_value import TruncateOnBadValue
 from rlmesh_ray.envs.vector_adapter import VectorEnvAdapter, autoreset_mode, id_of
@@ -35,9 +35,13 @@ from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium, require_one_space
 from rlmesh_ray.spaces.validation import ValidationMode, check_rewards
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning, WarningCounter
+from rlmesh_ray.spaces.validation_warnings import (
+    ConformanceWarning,
+    WarningCounter,
+    warnings_info,
+)
 from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers
 
 
@@ -57,12 +61,33 @@ def encode_png(frames: list[NDArray[np.uint8]]) -> bytes:
 
 
 def as_frames(rendered: Any) -> list[NDArray[np.uint8]]:
-    """Return the frames in a VectorEnv's render result: a sequence, a batch, or a single frame."""
+    """Return the frames in a VectorEnv's render result: a sequence, a batch, or a single frame.
+
+    Raises:
+        TypeError: A frame is no picture.
+    """
     if rendered is None:
         return []
     if isinstance(rendered, np.ndarray) and rendered.ndim == 3:
-        return [rendered]
-    return [np.asarray(frame) for frame in rendered if frame is not None]
+        return [_pixels(rendered)]
+    return [_pixels(np.asarray(frame)) for frame in rendered if frame is not None]
+
+
+def _pixels(frame: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return a frame as uint8, which changes no value."""
+    is_picture = frame.ndim == 2 or (frame.ndim == 3 and frame.shape[2] in (2, 3, 4))
+    pixels = frame
+    if frame.dtype != np.uint8:
+        is_picture &= frame.dtype.kind in "biuf"
+        with np.errstate(invalid="ignore"):
+            pixels = frame.astype(np.uint8) if is_picture else frame
+        is_picture &= np.array_equal(pixels, frame)
+    if not is_picture:
+        raise TypeError(
+            f"render() returned {frame.dtype} of shape {frame.shape}, which is no picture: return "
+            "(height, width, 3) uint8, or whole numbers from 0 to 255"
+        )
+    return pixels
 
 
 def _tiled(frames: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
@@ -274,10 +299,14 @@ class VectorHost:
         lane = self._lanes.lane_in_progress
         return "" if lane is None else f" in lane {lane}{self._step_of(lane)}"
 
-    def call(self, command: CallCommand) -> CallReply:
+    def call(self, command: CallCommand) -> CallReply | Failure:
         """Call an attribute of the lanes, also before the first reset."""
-        lanes = command.lanes or range(self.contract.num_envs)
-        return CallReply(tuple(self._lanes.call_lanes(command.name, command.arguments, lanes)))
+        lanes = command.lanes or self._all_lanes
+        try:
+            results = self._lanes.call_lanes(command.name, command.arguments, lanes)
+        except MissingAttributeError as error:
+            return Failure(FailureKind.BAD_REQUEST, f"AttributeError: {error}")
+        return CallReply(tuple(results))
 
     def render(self, command: RenderCommand) -> RenderReply:
         """Render lanes that have been reset; no frame in another mode than ``rgb_array``."""
@@ -397,7 +426,9 @@ class VectorHost:
         unreported = self._warnings.unreported(found) if found else found
         for warning in unreported:
             self._log(warning)
-        return {**infos, WARNING_KEY: unreported} if unreported else infos
+        if not unreported:
+            return infos
+        return {**infos, **warnings_info(unreported, self.contract.num_envs)}
 
     def _log(self, warning: ConformanceWarning) -> None:
         """Log a warning, once in the life of the process for each side, kind and path."""
@@ -447,6 +478,9 @@ def describe(vector: VectorEnv[Any, Any, Any], name: str) -> EnvContract:
     Raises:
         ConfigurationError: A contract cannot express its autoreset mode or its spaces.
     """
+    for side in ("observation", "action"):
+        single = getattr(vector, f"single_{side}_space")
+        require_one_space(side, single, getattr(vector, f"{side}_space", single))
     metadata = {key: value for key, value in vector.metadata.items() if key != "autoreset_mode"}
     return EnvContract(
         id=id_of(vector) or name,

@@ -53,6 +53,39 @@ def from_gymnasium(space: Space) -> SpaceSpec:
     return spec
 
 
+def require_one_space(side: str, single: Space, batched: Space) -> None:
+    """Require that all lanes of a vector have the same bounds; a contract has one space for all.
+
+    Args:
+        side: ``"observation"`` or ``"action"``, for the message.
+        single: Space of one lane.
+        batched: Space of all lanes; some vectors, such as EnvPool's, have that of one lane here.
+
+    Raises:
+        UnsupportedSpaceError: They differ, as with gymnasium's ``observation_mode="different"``.
+    """
+    if _lanes_differ(single, batched):
+        raise UnsupportedSpaceError(
+            f"the lanes have different bounds in the {side} space {batched!r}, and an endpoint has "
+            "one space for all of its lanes: give all lanes the widest bounds, or serve each of "
+            "the environments by itself"
+        )
+
+
+def _lanes_differ(single: Space, batched: Space) -> bool:
+    if isinstance(single, spaces.Dict) and isinstance(batched, spaces.Dict):
+        parts = batched.spaces
+        return any(_lanes_differ(part, parts.get(key, part)) for key, part in single.items())
+    if isinstance(single, spaces.Tuple) and isinstance(batched, spaces.Tuple):
+        return any(map(_lanes_differ, single, batched))
+    if isinstance(batched, spaces.Tuple):  # one part for each lane
+        return any(part != batched[0] for part in batched)
+    if len(batched.shape or ()) != len(single.shape or ()) + 1:
+        return False
+    bounds: list[Any] = [getattr(batched, name, 0) for name in ("low", "high", "nvec", "start")]
+    return any(np.ndim(bound) > 0 and (bound != bound[:1]).any() for bound in bounds)
+
+
 def contract_of(env: Any) -> EnvContract:
     """Return the contract of ``env``: its own, or one made from its spaces.
 

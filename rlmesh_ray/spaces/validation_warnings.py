@@ -4,10 +4,14 @@ Inside an endpoint they are ``ConformanceWarning`` values under ``WARNING_KEY``;
 its own form of them for clients (edition 2026.06, "Conformance warnings").
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from rlmesh_ray.spaces.validation import Violation
+from rlmesh_ray.spaces.vector_infos import lane_entries
 
 WARNING_KEY = "rlmesh.conformance.warning"
 """Reserved key of the infos."""
@@ -25,11 +29,13 @@ class ConformanceWarning:
     """See ``Violation``."""
     detail: str
     """See ``Violation.message``."""
+    lane: int = field(default=0, compare=False)
+    """See ``Violation.lane``."""
 
     @classmethod
     def of(cls, side: str, violation: Violation) -> "ConformanceWarning":
         """Return the warning about ``violation``."""
-        return cls(side, violation.kind, violation.path, violation.message)
+        return cls(side, violation.kind, violation.path, violation.message, violation.lane)
 
     @property
     def text(self) -> str:
@@ -69,24 +75,50 @@ class WarningCounter:
         return fresh
 
 
+def warnings_info(found: Sequence[ConformanceWarning], num_lanes: int) -> dict[str, object]:
+    """Return warnings as infos of a vector: under ``WARNING_KEY`` a list for each lane with some.
+
+    Args:
+        found: At least one.
+        num_lanes: Width of the vector.
+    """
+    by_lane: dict[int, list[ConformanceWarning]] = {}
+    for warning in found:
+        by_lane.setdefault(warning.lane, []).append(warning)
+    return lane_entries(WARNING_KEY, by_lane, num_lanes)
+
+
 def warnings_as_texts(infos: Mapping[str, object]) -> Mapping[str, object]:
-    """Return ``infos`` with each warning as text; the same object if there are none."""
-    return _converted(infos, lambda warning: warning.text)
+    """Return the infos of a vector with each warning as text; the same object if there are none."""
+    entries = infos.get(WARNING_KEY)
+    if not isinstance(entries, np.ndarray) or not _warnings_in(entries):
+        return infos
+    texts = {
+        lane: [warning.text for warning in own]
+        for lane, own in enumerate(entries)
+        if own is not None
+    }
+    return {**infos, **lane_entries(WARNING_KEY, texts, len(entries))}
 
 
 def warnings_as_maps(infos: Mapping[str, object]) -> Mapping[str, object]:
-    """Return ``infos`` with each warning as a map, as rlmesh 0.1.0 does.
+    """Return ``infos`` with all warnings as one list of maps, as rlmesh 0.1.0 does.
 
-    The same object if there are none.
+    Args:
+        infos: Of a vector, or of one of its lanes; returned itself if it has no warnings.
     """
-    return _converted(infos, lambda warning: warning.entries)
+    maps = [warning.entries for warning in _warnings_in(infos.get(WARNING_KEY))]
+    rest = {key: value for key, value in infos.items() if key != f"_{WARNING_KEY}"}
+    return {**rest, WARNING_KEY: maps} if maps else infos
 
 
-def _converted(
-    infos: Mapping[str, object], convert: Callable[[ConformanceWarning], object]
-) -> Mapping[str, object]:
-    found = infos.get(WARNING_KEY)
-    # An environment may have put something else under this key.
-    if not isinstance(found, list) or not all(isinstance(w, ConformanceWarning) for w in found):
-        return infos
-    return {**infos, WARNING_KEY: [convert(warning) for warning in found]}
+def _warnings_in(entries: Any) -> list[ConformanceWarning]:
+    """Return the warnings of all lanes, or of one; none where an environment has used the key."""
+    own = [entries] if isinstance(entries, list) else entries
+    if not isinstance(own, (list, np.ndarray)):
+        return []
+    lists = [one for one in own if one is not None]
+    if not all(isinstance(one, list) for one in lists):
+        return []
+    found = [warning for one in lists for warning in one]
+    return found if all(isinstance(warning, ConformanceWarning) for warning in found) else []

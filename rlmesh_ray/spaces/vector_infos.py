@@ -1,6 +1,6 @@
 """Selecting and merging lanes in the infos of gymnasium's vector environments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,49 @@ def lanes_infos(infos: Mapping[str, object], lanes: Sequence[int]) -> dict[str, 
         elif any(flags):
             own[key], own[f"_{key}"] = _entries(value, lanes), np.array(flags, np.bool_)
     return own
+
+
+def lane_entries(key: str, entries: Mapping[int, object], num_lanes: int) -> dict[str, object]:
+    """Return an info of some lanes as gymnasium's vectors give it: an array and its mask.
+
+    Args:
+        key: Its name.
+        entries: By lane; no numbers and no mappings, for which gymnasium has other forms.
+        num_lanes: Width of the vector.
+    """
+    array, mask = np.full(num_lanes, None, object), np.zeros(num_lanes, np.bool_)
+    for lane, entry in entries.items():
+        array[lane], mask[lane] = entry, True
+    return {key: array, f"_{key}": mask}
+
+
+def with_arrays(
+    infos: Mapping[str, object], shared: Collection[str], lanes: Sequence[int], num_lanes: int
+) -> dict[str, object]:
+    """Return ``infos`` with an array, as gymnasium's vectors have it, for each value that has none.
+
+    Args:
+        infos: Infos over all lanes; see ``lane_info``.
+        shared: Keys of infos that an endpoint may give once for all of ``lanes``, without a mask.
+        lanes: The lanes that the response is about.
+        num_lanes: Width of the vector.
+
+    Returns:
+        The infos; a value that is neither one per lane nor without a mask, such as the text in
+        place of a value that is too large, belongs to each lane that the mask names.
+    """
+    found = dict(infos)
+    for key, value in infos.items():
+        if isinstance(value, Mapping):
+            found[key] = with_arrays(value, (), lanes, num_lanes)
+        elif not isinstance(value, np.ndarray):
+            mask = _mask(infos, key)
+            if mask is None and key in shared:
+                found |= lane_entries(key, dict.fromkeys(lanes, value), num_lanes)
+            elif mask is not None and not _has_entry(value, num_lanes - 1):
+                owners = np.flatnonzero(mask).tolist()
+                found |= lane_entries(key, dict.fromkeys(owners, value), num_lanes)
+    return found
 
 
 def merged_infos(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, object]:

@@ -758,9 +758,8 @@ def _with_records(response: Any, changes: Callable[[EpisodeRecord], dict[str, An
 
 
 def _warnings(response: StepDone | ResetDone) -> list[str]:
-    reported = response.infos.get(WARNING_KEY, [])
-    assert isinstance(reported, list)
-    return reported
+    by_lane: Any = response.infos.get(WARNING_KEY, [])
+    return [text for texts in by_lane for text in texts or ()]
 
 
 def _with_warnings(response: Any, reported: list[str]) -> Any:

@@ -35,6 +35,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 from rlmesh_ray.spaces.spec import DiscreteSpec
 from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
+from rlmesh_ray.spaces.vector_infos import lane_info
 from tests.loopback.dm_env_rpc_peer import (
     CORRIDOR,
     CUT,
@@ -378,9 +379,9 @@ def test_values_out_of_range_are_delivered_and_warned_about_once(
         *_, third = env.step(move)
         env.close()
 
-    [reported] = first[WARNING_KEY]
-    assert "observation.place.at: 10.0 is above 9.0 (lane 0, element (0,))" in reported
-    assert second[WARNING_KEY] == ["reward: inf is not finite (lane 0)"]
+    text = "observation.place.at: 10.0 is above 9.0 (lane 0, element (0,))"
+    assert lane_info(first, 0)[WARNING_KEY] == [text]
+    assert lane_info(second, 0)[WARNING_KEY] == ["reward: inf is not finite (lane 0)"]
     assert WARNING_KEY not in third
 
 

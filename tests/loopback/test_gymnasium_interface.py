@@ -14,7 +14,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import DictInfoToList, NormalizeObservation, RecordEpisodeStatistics
 
-from rlmesh_ray import EnvServer, RemoteEnv, RemoteModel, RemoteVectorEnv, evaluate
+from rlmesh_ray import (
+    DmEnvRpcSettings,
+    EnvServer,
+    RemoteEnv,
+    RemoteModel,
+    RemoteVectorEnv,
+    evaluate,
+)
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,
@@ -85,6 +92,41 @@ def test_vector_wrappers_give_what_they_give_round_a_local_vector(
     theirs.close()
 
 
+class Stray(gymnasium.Env[Any, Any]):
+    """Leaves its bounds in its second step, if its seed is odd."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        is_stray = self.steps == 2 and self.np_random_seed % 2
+        return np.full(2, 5.0 * is_stray, np.float32), 0.0, False, False, {"steps": self.steps}
+
+
+@pytest.mark.parametrize("path", ["shared_memory", "grpc", "dm_env_rpc"])
+def test_a_warning_is_an_info_of_the_lane_that_it_is_about(path: str) -> None:
+    with EnvServer(Stray, num_envs=NUM_LANES) as server:
+        if path == "dm_env_rpc":
+            settings = DmEnvRpcSettings(num_envs=NUM_LANES)
+            env = RemoteVectorEnv(f"dm_env_rpc://{server.address}", dm_env_rpc=settings)
+        else:
+            env = RemoteVectorEnv(server.address, transport=path)
+        vector: Any = DictInfoToList(env)
+        vector.reset(seed=42)
+        infos = [vector.step(np.zeros(NUM_LANES, np.int64))[4] for _ in range(3)]
+        vector.close()
+
+    warned = [[info.get("rlmesh.conformance.warning") for info in own] for own in infos]
+    text = "observation: 5.0 is above 1.0 (lane 1, element (0,))"
+    assert warned == [[None] * 3, [None, [text], None], [None] * 3]
+
+
 def test_a_vector_has_its_autoreset_mode_where_gymnasiums_have_it() -> None:
     theirs = SyncVectorEnv(
         [lambda: gymnasium.make("CartPole-v1")] * 2, autoreset_mode=AutoresetMode.DISABLED
@@ -131,6 +173,157 @@ def test_one_lane_that_was_reset_after_its_end_is_not_reset_once_more(pole: EnvS
     assert reward.tolist() == [1.0]
 
 
+def same(remote: Any, local: Any, name: str) -> None:
+    assert getattr(remote, name) == getattr(local, name), name
+
+
+def same_but_for_the_mode(remote: Any, local: Any, name: str) -> None:
+    # SyncVectorEnv writes the mode into the metadata of its environments' class.
+    own, theirs = ({**getattr(env, name), "autoreset_mode": None} for env in (remote, local))
+    assert own == theirs
+
+
+def own(remote: Any, _local: Any, name: str) -> None:
+    assert name in vars(type(remote)), name
+
+
+def inherited(remote: Any, _local: Any, name: str) -> None:
+    assert name not in vars(type(remote)), name
+
+
+def itself(remote: Any, _local: Any, name: str) -> None:
+    assert getattr(remote, name) is remote
+
+
+def none(remote: Any, _local: Any, name: str) -> None:
+    assert getattr(remote, name) is None  # gymnasium.make cannot make it again
+
+
+def refused(remote: Any, _local: Any, name: str) -> None:
+    with pytest.raises(AttributeError, match=r"runs at its endpoint: reset\(seed="):
+        getattr(remote, name)
+
+
+ATTRIBUTES = {
+    "action_space": same,
+    "close": own,
+    "metadata": same_but_for_the_mode,
+    "np_random": refused,
+    "np_random_seed": same,
+    "observation_space": same,
+    "render": own,
+    "render_mode": same,
+    "reset": own,
+    "spec": none,
+    "step": own,
+    "unwrapped": itself,
+}
+ENV_ATTRIBUTES = {
+    **ATTRIBUTES,
+    "get_wrapper_attr": own,
+    "has_wrapper_attr": own,
+    "set_wrapper_attr": own,
+}
+VECTOR_ATTRIBUTES = {
+    **ATTRIBUTES,
+    "close": inherited,  # it calls the next
+    "close_extras": own,
+    "closed": same,
+    "num_envs": same,
+    "single_action_space": same,
+    "single_observation_space": same,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "attributes"),
+    [
+        (RemoteEnv, gymnasium.Env, ENV_ATTRIBUTES),
+        (RemoteVectorEnv, VectorEnv, VECTOR_ATTRIBUTES),
+    ],
+)
+def test_every_attribute_of_gymnasium_is_right_or_says_why_not(
+    pole: EnvServer, server: EnvServer, kind: Any, base: Any, attributes: dict[str, Any]
+) -> None:
+    names = {*dir(base), *base.__annotations__}
+    assert {name for name in names if not name.startswith("_")} == set(attributes)
+    is_vector = kind is RemoteVectorEnv
+    local: Any = cartpoles() if is_vector else gymnasium.make("CartPole-v1")
+    remote = kind((server if is_vector else pole).address)
+    for env in (remote, local):
+        env.reset(seed=42)
+
+    for name, check in attributes.items():
+        check(remote, local, name)
+
+    for env in (remote, local):
+        env.close()
+    assert getattr(remote, "closed", None) == getattr(local, "closed", None)
+
+
+def test_a_generator_that_is_set_here_would_not_be_the_environments(pole: EnvServer) -> None:
+    with RemoteEnv(pole.address) as env:
+        for one in (env, gymnasium.wrappers.TransformReward(env, float)):
+            with pytest.raises(AttributeError, match="runs at its endpoint"):
+                one.np_random = np.random.default_rng(1)
+
+
+def test_the_seeds_of_lanes_are_those_that_they_were_reset_with(remote: RemoteVectorEnv) -> None:
+    local: Any = cartpoles()
+    assert remote.np_random_seed == (-1,) * NUM_LANES, "the environments drew their own"
+
+    for seed, mask in (
+        (42, None),
+        (None, None),
+        ([None, 8, None], None),
+        (3, [True, False, False]),
+        ([None, None, 5], [True, False, True]),
+    ):
+        for env in (remote, local):
+            options = {} if mask is None else {"reset_mask": np.array(mask)}
+            env.reset(seed=seed, options=options)
+        assert remote.np_random_seed == local.np_random_seed
+
+
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv])
+def test_after_an_error_no_seed_is_known(kind: Any) -> None:
+    action: Any = 1 if kind is RemoteEnv else np.ones(1, np.int64)
+    with EnvServer(Named) as server, contextlib.closing(kind(server.address)) as env:
+        env.reset(seed=7)
+        assert np.ravel(env.np_random_seed).tolist() == [7]
+
+        with pytest.raises(RemoteEnvError, match="asked to fail"):
+            env.step(action)
+
+        assert np.ravel(env.np_random_seed).tolist() == [-1]
+        env.reset()
+        assert np.ravel(env.np_random_seed).tolist() == [-1]
+
+
+def test_attributes_of_the_environment_are_looked_up_there_or_refused(pole: EnvServer) -> None:
+    with RemoteEnv(pole.address) as env:
+        assert env.has_wrapper_attr("render_mode")
+        assert env.get_wrapper_attr("render_mode") is None
+        for ask in (
+            lambda: env.has_wrapper_attr("gravity"),
+            lambda: env.set_wrapper_attr("gravity", 1.0),
+            lambda: env.set_wrapper_attr("gravity", 1.0, force=False),
+        ):
+            with pytest.raises(ConfigurationError, match="have its operator allow it"):
+                ask()
+        with pytest.raises(AttributeError, match=r"call\('gravity'\) reads or calls it there"):
+            env.get_wrapper_attr("gravity")
+
+    allowed = ("has_wrapper_attr", "set_wrapper_attr", "gravity")
+    with EnvServer("CartPole-v1", allow_calls=allowed) as server, RemoteEnv(server.address) as env:
+        assert env.has_wrapper_attr("gravity")
+        assert not env.has_wrapper_attr("levity")
+        assert not env.set_wrapper_attr("levity", 1.0, force=False)
+        assert env.set_wrapper_attr("gravity", 1.5, force=False)
+        assert env.call("gravity") == 1.5
+        assert not hasattr(env, "gravity")
+
+
 class Painted(gymnasium.Env[Any, Any]):
     """Draws its seed."""
 
@@ -161,6 +354,46 @@ def test_a_vector_renders_one_picture_a_lane(num_lanes: int, is_masked: bool) ->
     assert pictures is not None
     expected = [np.full((4, 6, 3), 7 + lane, np.uint8) for lane in range(num_lanes)]
     assert_identical(list(pictures), expected)
+
+
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv])
+def test_a_picture_that_is_not_there_yet_says_so(kind: Any) -> None:
+    with EnvServer(Painted) as server, contextlib.closing(kind(server.address)) as env:
+        with pytest.raises(LocalProtocolError, match=r"has no picture: reset\(\) before render"):
+            env.render()
+
+        env.reset(seed=7)
+        assert np.ravel(env.render()).tolist() == [7] * 72
+
+
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv])
+def test_what_other_render_modes_return_is_refused(kind: Any) -> None:
+    with (
+        EnvServer("FrozenLake-v1", env_kwargs={"render_mode": "ansi"}) as server,
+        contextlib.closing(kind(server.address)) as env,
+    ):
+        env.reset()
+        with pytest.raises(ConfigurationError, match="render mode 'ansi', and only pictures"):
+            env.render()
+
+
+class Fragile(Painted):
+    """Raises in its steps."""
+
+    def step(self, action: Any) -> Any:
+        raise ValueError("asked to fail")
+
+
+def test_after_an_error_each_lane_has_its_own_picture_still() -> None:
+    with (
+        EnvServer(Fragile, num_envs=2) as server,
+        contextlib.closing(RemoteVectorEnv(server.address)) as env,
+    ):
+        env.reset(seed=7)
+        with pytest.raises(RemoteEnvError, match="asked to fail"):
+            env.step(np.zeros(2, np.int64))
+
+        assert [picture.shape for picture in env.render() or ()] == [(4, 6, 3)] * 2
 
 
 def test_a_pending_step_is_waited_for_before_anything_else(remote: RemoteVectorEnv) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 from gymnasium import spaces
+from gymnasium.wrappers.vector import DictInfoToList
 
-from rlmesh_ray import EnvServer
+from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
@@ -158,3 +159,16 @@ def test_what_was_left_out_is_reported_in_the_infos(server: EnvServer) -> None:
         response = pb.JoinResponse.FromString(talkative.step())
 
     assert "entries of the infos were left out" in response.step.infos.entries[LEFT_OUT_KEY].str
+
+
+@pytest.mark.parametrize("row", ["a long list", "a large dict"])
+def test_what_remains_has_the_form_of_gymnasiums_infos(row: str) -> None:
+    with EnvServer(Talkative, num_envs=2) as server:
+        env = DictInfoToList(RemoteVectorEnv(server.address))
+        env.reset(options={"row": row, "scale": 1})
+        infos = env.step(np.zeros(2, np.int64))[4]
+        env.close()
+
+    for info in infos:
+        assert "entries of the infos were left out" in info[LEFT_OUT_KEY]
+        assert len(info) > 1

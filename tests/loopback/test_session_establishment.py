@@ -57,6 +57,7 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import DiscreteSpec
+from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
@@ -403,7 +404,8 @@ def test_the_user_finds_conformance_warnings_in_the_infos_once(
         _, again = env.reset()
         env.close()
 
-    assert first["rlmesh.conformance.warning"]
+    warning = "observation: 5.0 is above 1.0 (lane 0, element (1,))"
+    assert lane_info(first, 0)["rlmesh.conformance.warning"] == [warning]
     assert "rlmesh.conformance.warning" not in again
 
 

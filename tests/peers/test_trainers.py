@@ -130,10 +130,12 @@ class Tasked(gymnasium.Env[Any, Any]):
         return self.task + number
 
     def render(self) -> Any:
-        return np.full((2, 2, 3), self.task, np.uint8)
+        return np.full((2, 2, 3), float(self.task))  # SB3 does not mind the dtype
 
 
-def test_sb3_reaches_into_the_lanes_where_the_operator_allows_it() -> None:
+def test_sb3_reaches_into_the_lanes_where_the_operator_allows_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     allowed = ("task", "plus", "missing", "set_wrapper_attr")
     with EnvServer(Tasked, num_envs=3, allow_calls=allowed) as server:
         seen = sb3("calls", address=server.address)
@@ -145,14 +147,24 @@ def test_sb3_reaches_into_the_lanes_where_the_operator_allows_it() -> None:
         "get_attr": [7, 1, 7],
         "subset": [4],
         "none": [],
-        "has_attr": [True, False],
+        "has_attr": [True, True, False],
         "is_wrapped": [False] * 3,
         "images": [np.full((2, 2, 3), task, np.uint8).tolist() for task in (7, 1, 7)],
         "picture": [4, 4, 3],
     }
-    assert "allow_calls=('secret',)" in refused[0]
-    assert refused[1] == "plus: arguments travel by position; give more so"
-    assert refused[2] == "token: these are for an address; give them to RemoteVectorEnv"
+    assert "has no picture: reset() before render()" in refused[0]
+    assert "missing 1 required positional argument" in refused[1]
+    assert "allow_calls=('secret',)" in refused[2]
+    assert refused[3] == "plus: arguments travel by position; give more so"
+    assert refused[4] == "token: these are for an address; give them to RemoteVectorEnv"
+    failures = [text for text in caplog.messages if "the environment raised an error" in text]
+    assert len(failures) == 1, "to look for an attribute is none"
+    assert "plus() missing" in failures[0]
+
+
+def test_sb3_finds_methods_without_calling_them_where_the_operator_allows_it() -> None:
+    with EnvServer(Tasked, num_envs=2, allow_calls=("has_wrapper_attr",)) as server:
+        assert sb3("finds", address=server.address) == [True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector.utils import batch_space
 
+from rlmesh_ray.client.remote_env import remote_np_random
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 
@@ -68,3 +69,10 @@ class RunnerEnv(LaneCalls, gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.single_action_space = to_gymnasium(contract.action_space)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as SyncVectorEnv
+        """-1 for each lane, as in gymnasium where the seed is not known."""
+        return (-1,) * self.num_envs
+
+    np_random = remote_np_random

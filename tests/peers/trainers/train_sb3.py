@@ -71,6 +71,7 @@ def train(address: str) -> dict[str, Any]:
 def calls(address: str) -> dict[str, Any]:
     """Reach into the lanes as SB3's callbacks and wrappers do."""
     env = RemoteVecEnv(address)
+    early = _refusal(env.render)
     env.set_options([{"task": lane} for lane in range(env.num_envs)])
     seen: dict[str, Any] = {"reset": env.reset().tolist()}
     seen["render_mode"] = env.get_attr("render_mode")
@@ -78,17 +79,27 @@ def calls(address: str) -> dict[str, Any]:
     seen["get_attr"] = env.get_attr("task")
     seen["subset"] = env.env_method("plus", 3, indices=1)
     seen["none"] = env.env_method("plus", 3, indices=[])
-    seen["has_attr"] = [env.has_attr("task"), env.has_attr("missing")]
+    seen["has_attr"] = [env.has_attr(name) for name in ("render_mode", "task", "missing")]
     seen["is_wrapped"] = env.env_is_wrapped(gymnasium.Wrapper)
     seen["images"] = [np.asarray(image).tolist() for image in env.get_images()]
     seen["picture"] = list(env.render().shape)
     seen["refused"] = [
+        early,
+        _refusal(lambda: env.has_attr("plus")),
         _refusal(lambda: env.get_attr("secret")),
         _refusal(lambda: env.env_method("plus", more=3)),
         _refusal(lambda: RemoteVecEnv(env.env, token="t")),
     ]
     env.close()
     return seen
+
+
+def finds(address: str) -> list[bool]:
+    """Return which attributes the lanes have."""
+    env = RemoteVecEnv(address)
+    found = [env.has_attr(name) for name in ("task", "plus", "missing")]
+    env.close()
+    return found
 
 
 def _refusal(ask: Callable[[], object]) -> str:
@@ -99,7 +110,12 @@ def _refusal(ask: Callable[[], object]) -> str:
     return ""
 
 
-TASKS: dict[str, Callable[..., Any]] = {"steps": steps, "train": train, "calls": calls}
+TASKS: dict[str, Callable[..., Any]] = {
+    "steps": steps,
+    "train": train,
+    "calls": calls,
+    "finds": finds,
+}
 
 if __name__ == "__main__":
     outcome = TASKS[sys.argv[1]](**json.loads(sys.argv[2]))

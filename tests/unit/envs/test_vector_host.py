@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
 from PIL import Image
 
 from rlmesh_ray.envs.commands import (
@@ -21,12 +22,18 @@ from rlmesh_ray.envs.commands import (
 from rlmesh_ray.envs.env_source import build, make_source
 from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.vector_host import VectorHost
+from rlmesh_ray.errors import UnsupportedSpaceError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.batch import flatten, unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.validation import ValidationMode, check_rewards, coerce_batch
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning
+from rlmesh_ray.spaces.validation_warnings import (
+    WARNING_KEY,
+    ConformanceWarning,
+    warnings_as_texts,
+)
+from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport.anonymous_memory import create_step_buffers
@@ -54,6 +61,13 @@ def step(host: VectorHost, buffers: StepBuffers, actions: Any) -> StepReply | Fa
         if not isinstance(target, tuple):
             target[...] = column
     return host.step(StepCommand(tuple(c for c in columns if isinstance(c, tuple))))
+
+
+def warnings_of(reply: object, lane: int) -> list[Any]:
+    assert isinstance(reply, (ResetReply, StepReply))
+    found: Any = lane_info(reply.infos, lane).get(WARNING_KEY, [])
+    assert isinstance(found, list)
+    return found
 
 
 def observation(host: VectorHost, buffers: StepBuffers, reply: object) -> Any:
@@ -153,7 +167,7 @@ def test_under_warn_an_observation_out_of_range_is_delivered_with_one_warning() 
     second = step(host, buffers, np.array([0]))
 
     assert isinstance(first, StepReply)
-    assert first.infos[WARNING_KEY] == [
+    assert warnings_of(first, 0) == [
         ConformanceWarning("observation", "range", "", "2.0 is above 1.0 (lane 0, element (0,))")
     ]
     assert_identical(delivered, np.array([2.0], np.float32))
@@ -191,11 +205,7 @@ def test_under_warn_a_reward_that_is_not_finite_is_delivered_warned_about_once_a
 
     warning = ConformanceWarning("reward", "range", "", f"{text} is not finite (lane 1)")
     assert str(bad) == text
-    assert [reply.infos for reply in replies if isinstance(reply, StepReply)] == [
-        {WARNING_KEY: [warning]},
-        {},
-        {},
-    ]
+    assert [warnings_of(reply, 1) for reply in replies] == [[warning], [], []]
     assert counted == [1, 0, 1]
 
 
@@ -287,8 +297,7 @@ def test_a_bad_reward_of_an_agent_is_named_with_agent_and_lane(
     expected = "inf is not finite (lane 0, agent 1)"
     if truncates or validation is ValidationMode.WARN:
         assert isinstance(reply, StepReply)
-        warnings: Any = reply.infos[WARNING_KEY]
-        assert warnings[0].text.startswith(f"reward: {expected}")
+        assert warnings_of(reply, 0)[0].text.startswith(f"reward: {expected}")
     else:
         assert isinstance(reply, Failure)
         assert reply.message == f"reward: {expected}, at step 1 of its episode"
@@ -452,9 +461,68 @@ def test_warnings_of_action_and_observation_are_distinguished() -> None:
     reply = step(host, buffers, np.array([[3.0]], np.float32))
 
     assert isinstance(reply, StepReply)
-    warnings = reply.infos[WARNING_KEY]
-    assert isinstance(warnings, list)
-    assert [warning.side for warning in warnings] == ["action", "observation"]
+    assert [warning.side for warning in warnings_of(reply, 0)] == ["action", "observation"]
+
+
+class Spread(gymnasium.Env[Any, Any]):
+    """Lane i leaves the bounds of leaf i in step i + 1; tells so in its own info, if asked to."""
+
+    observation_space = Dict({name: Box(-1.0, 1.0, (), np.float64) for name in "abc"})
+    action_space = Discrete(2)
+
+    def __init__(self, lane: int, *, tells: bool) -> None:
+        self.lane, self.tells = lane, tells
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.count = 0
+        return dict.fromkeys("abc", 0.0), {"lane": self.lane}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        is_stray = self.count == self.lane + 1
+        name = "abc"[self.lane]
+        info: dict[str, Any] = {"count": self.count}
+        if is_stray and self.tells:
+            text = f"observation.{name}: 2.0 is above 1.0 (lane {self.lane})"
+            info[WARNING_KEY] = [text]
+        values = {**dict.fromkeys("abc", 0.0), name: 2.0 * is_stray}
+        return values, 0.0, self.count == 4 + self.lane, False, info
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_foreign"),
+    [
+        (AutoresetMode.NEXT_STEP, False),
+        (AutoresetMode.DISABLED, False),
+        *((mode, True) for mode in AutoresetMode),
+    ],
+)
+def test_warnings_have_the_form_of_an_info_of_gymnasiums_lanes(
+    mode: AutoresetMode, is_foreign: bool
+) -> None:
+    def vector(*, tells: bool) -> SyncVectorEnv:
+        envs = [lambda lane=lane: Spread(lane, tells=tells) for lane in range(3)]
+        return SyncVectorEnv(envs, autoreset_mode=mode.value)
+
+    if is_foreign:
+        hosted_vector: Any = vector(tells=False)
+    else:
+        envs = [Spread(lane, tells=False) for lane in range(3)]
+        hosted_vector = LaneVectorEnv(envs, autoresets=mode is AutoresetMode.NEXT_STEP)
+    host, buffers = hosted(hosted_vector)
+    theirs: Any = vector(tells=True)
+    reply: Any = host.reset(ResetCommand())
+    assert_identical(reply.infos, theirs.reset()[1])
+
+    for number in range(1, 7):
+        if mode is AutoresetMode.DISABLED and number == 4:
+            break
+        reply = step(host, buffers, np.zeros(3, np.int64))
+        local = theirs.step(np.zeros(3, np.int64))[4]
+        if number > 3:  # a session is warned once of each leaf
+            for key in (WARNING_KEY, f"_{WARNING_KEY}"):
+                local.pop(key, None)
+        assert_identical(warnings_as_texts(reply.infos), local)
 
 
 class Noted:
@@ -524,9 +592,7 @@ def test_each_kind_of_deviation_is_reported() -> None:
     reply = host.reset(ResetCommand())
 
     assert isinstance(reply, ResetReply)
-    warnings = reply.infos[WARNING_KEY]
-    assert isinstance(warnings, list)
-    assert [warning.kind for warning in warnings] == ["length", "charset"]
+    assert [warning.kind for warning in warnings_of(reply, 0)] == ["length", "charset"]
     assert reply.text_columns == (("zzzzz",),)
 
 
@@ -622,6 +688,29 @@ def test_the_contract_describes_the_environment() -> None:
     assert contract.autoreset_mode is AutoresetMode.NEXT_STEP
     assert contract.render_mode == "rgb_array"
     assert contract.metadata == {"render_modes": ["human", "rgb_array"], "render_fps": 50}
+
+
+def up_to(*highs: float, mode: Any) -> SyncVectorEnv:
+    """Return lanes whose observations are in [0, high]."""
+    envs = [EchoEnv(Box(0.0, high, (1,), np.float32)) for high in highs]
+    for env in envs:
+        env.action_space = Discrete(2)
+    makers: list[Any] = [lambda env=env: env for env in envs]
+    return SyncVectorEnv(makers, observation_mode=mode)
+
+
+def test_lanes_of_different_bounds_are_refused() -> None:
+    with pytest.raises(UnsupportedSpaceError, match="give all lanes the widest bounds"):
+        VectorHost(up_to(1.0, 2.0, 3.0, mode="different"), ValidationMode.STRICT, "a name")
+
+
+def test_lanes_that_are_given_the_widest_bounds_are_served() -> None:
+    widest = Box(0.0, 3.0, (1,), np.float32)
+    vector = up_to(1.0, 2.0, 3.0, mode=(batch_space(widest, 3), widest))
+
+    contract = VectorHost(vector, ValidationMode.STRICT, "a name").contract
+
+    assert contract.observation_space == from_gymnasium(widest)
 
 
 @pytest.mark.parametrize("spec", [None, object()], ids=["no spec", "a spec without an id"])

@@ -1,5 +1,7 @@
 """Calls into the environments that a worker hosts."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -35,6 +37,20 @@ class Tasked(gymnasium.Env[Any, Any]):
         return self.lane, weight
 
 
+class Bare(gymnasium.Env[Any, Any]):
+    """Has nothing to call."""
+
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Discrete(2)
+
+
+class Careless(Bare):
+    """Its method looks for what is not there."""
+
+    def use(self) -> Any:
+        return self.forgotten  # type: ignore[attr-defined]
+
+
 class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):
     speed = 3
 
@@ -48,7 +64,9 @@ def hosted(vector: VectorEnv[Any, Any, Any]) -> VectorHost:
 
 
 def called(host: VectorHost, name: str, *arguments: object, lanes: tuple[int, ...] = ()) -> Any:
-    return host.call(CallCommand(name, arguments, lanes)).results
+    reply = host.call(CallCommand(name, arguments, lanes))
+    assert isinstance(reply, CallReply)
+    return reply.results
 
 
 def three_lanes() -> tuple[list[Tasked], VectorHost]:
@@ -95,11 +113,37 @@ def test_what_raises_leaves_the_lanes_before_it_called() -> None:
     assert [env.tasks for env in envs] == [["bad for 1"], [], []]
 
 
-def test_an_attribute_that_is_not_there_is_named() -> None:
-    _, host = three_lanes()
+@pytest.mark.parametrize("is_foreign", [False, True])
+@pytest.mark.parametrize("make", [Tasked, lambda: Wrapped(Tasked())])
+def test_an_attribute_that_is_not_there_is_named_and_no_failure_of_the_environment(
+    make: Callable[[], Any], is_foreign: bool
+) -> None:
+    vector = SyncVectorEnv([make] * 2) if is_foreign else LaneVectorEnv([make(), make()])
 
-    with pytest.raises(AttributeError, match="set_level"):
-        called(host, "set_level", 1)
+    answer = hosted(vector).call(CallCommand("set_level", (1,)))
+
+    assert isinstance(answer, Failure)
+    assert answer.kind is FailureKind.BAD_REQUEST
+    assert re.fullmatch("AttributeError: .*'set_level'", answer.message)
+    assert not answer.debug_info
+
+
+def test_where_one_lane_has_no_such_attribute_none_is_called() -> None:
+    first = Tasked()
+    host = hosted(LaneVectorEnv([first, Bare()]))
+
+    answer = host.call(CallCommand("set_task", (1,)))
+
+    assert isinstance(answer, Failure)
+    assert first.tasks == []
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_what_a_method_misses_is_its_own_failure(is_foreign: bool) -> None:
+    vector = SyncVectorEnv([Careless]) if is_foreign else LaneVectorEnv([Careless()])
+
+    with pytest.raises(AttributeError, match="forgotten"):
+        called(hosted(vector), "use")
 
 
 def test_wrappers_are_called_too() -> None:

@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from rlmesh_ray.envs.vector_host import as_frames, encode_png
+from rlmesh_ray.testing.equality import assert_identical
 
 
 def frame(value: int) -> Any:
@@ -44,3 +45,31 @@ def test_frames_are_found_in_what_vectors_render(rendered: Any, count: int) -> N
     frames = as_frames(rendered)
 
     assert [found.shape for found in frames] == [(2, 3, 3)] * count
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.uint16, np.bool_])
+def test_frames_of_another_dtype_keep_their_values(dtype: Any) -> None:
+    given = frame(1).astype(dtype)
+
+    (found,) = as_frames(given)
+
+    assert_identical(found, frame(1))
+    assert (pixels(encode_png([found])) == given).all()
+
+
+@pytest.mark.parametrize(
+    "rendered",
+    [
+        np.full((2, 3, 3), 0.5),
+        np.full((2, 3, 3), np.nan),
+        np.full((2, 3, 3), 256),
+        np.full((2, 3, 3), -1),
+        np.full((2, 3, 5), 1, np.uint8),
+        np.full((2, 3, 3), 1j),
+        [np.zeros(3, np.uint8)],
+        ["text"],
+    ],
+)
+def test_what_is_no_picture_is_refused_with_what_is_one(rendered: Any) -> None:
+    with pytest.raises(TypeError, match=r"no picture: return \(height, width, 3\) uint8"):
+        as_frames(rendered)

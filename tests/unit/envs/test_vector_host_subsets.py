@@ -152,7 +152,8 @@ def test_warnings_of_lanes_stepped_alone_come_once_and_name_the_first_lane() -> 
 
     assert isinstance(first, StepReply)
     assert isinstance(second, StepReply)
-    warnings: Any = first.infos[WARNING_KEY]
+    assert WARNING_KEY not in lane_info(first.infos, 0)
+    warnings: Any = lane_info(first.infos, 2)[WARNING_KEY]
     (warning,) = warnings
     assert warning.detail == "2.0 is above 1.0 (lane 2, element (0,))"
     assert WARNING_KEY not in second.infos

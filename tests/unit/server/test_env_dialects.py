@@ -8,12 +8,12 @@ import pytest
 from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.server.env_dialects import load_env_dialects
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning
+from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning, warnings_info
 
 INFOS = {
     "speed": np.array([1.5, 2.5, 3.5]),
     "_speed": np.array([True, True, False]),
-    WARNING_KEY: [ConformanceWarning("observation", "range", "cam", "too high")],
+    **warnings_info([ConformanceWarning("observation", "range", "cam", "too high", 1)], 3),
 }
 MAPS = [{"path": "$.cam", "kind": "observation", "detail": "$.cam: too high"}]
 
@@ -30,9 +30,12 @@ def plain(infos: object) -> object:
 @pytest.mark.parametrize(
     ("lanes", "reported"),
     [
-        ((0, 1, 2), {"speed": [1.5, 2.5, 3.5], "_speed": [True, True, False]}),
-        ((2, 1), {"speed": [3.5, 2.5], "_speed": [False, True]}),
-        ((1,), {"speed": 2.5}),
+        (
+            (0, 1, 2),
+            {"speed": [1.5, 2.5, 3.5], "_speed": [True, True, False], WARNING_KEY: MAPS},
+        ),
+        ((2, 1), {"speed": [3.5, 2.5], "_speed": [False, True], WARNING_KEY: MAPS}),
+        ((1,), {"speed": 2.5, WARNING_KEY: MAPS}),
         ((2,), {}),
     ],
 )
@@ -41,11 +44,11 @@ def test_released_clients_are_reported_the_lanes_that_they_have_named(
 ) -> None:
     infos = load_env_dialects()[WIRE_V1].infos(INFOS, lanes, 3)
 
-    assert plain(infos) == {**reported, WARNING_KEY: MAPS}
+    assert plain(infos) == reported
 
 
 def test_clients_of_the_edition_get_the_mode_of_the_vector() -> None:
     infos = load_env_dialects()[PROTOCOL_V1].infos(INFOS, (1,), 3)
 
     assert infos["speed"] is INFOS["speed"]
-    assert infos[WARNING_KEY] == ["observation.cam: too high"]
+    assert plain(infos)[WARNING_KEY] == [None, ["observation.cam: too high"], None]  # type: ignore[index]

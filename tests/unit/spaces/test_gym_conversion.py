@@ -5,10 +5,16 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from hypothesis import given
 
 from rlmesh_ray.errors import UnsupportedSpaceError
-from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.gym_conversion import (
+    Space,
+    from_gymnasium,
+    require_one_space,
+    to_gymnasium,
+)
 from rlmesh_ray.spaces.spec import DiscreteSpec, TextSpec
 from rlmesh_ray.testing.strategies import gymnasium_spaces
 
@@ -182,3 +188,43 @@ def test_a_gymnasium_without_dtypes_of_discrete_spaces_has_int64(
 
         assert isinstance(space, Old)
         assert from_gymnasium(space) == DiscreteSpec(3, -1)
+
+
+@given(space=gymnasium_spaces())
+def test_lanes_of_one_space_have_one_space(space: Space) -> None:
+    require_one_space("observation", space, batch_space(space, 3))
+    require_one_space("observation", space, batch_space(space, 1))
+    require_one_space("observation", space, space)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (spaces.Box(0, 1), spaces.Box(0, 2)),
+        (spaces.Box(0, 1, (2, 2)), spaces.Box(np.array([[0, 0], [0, 0.5]], np.float32), 1.0)),
+        (spaces.Discrete(3), spaces.Discrete(4)),
+        (spaces.Discrete(3), spaces.Discrete(3, start=1)),
+        (spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([2, 4])),
+        (spaces.Text(3), spaces.Text(4)),
+    ],
+)
+def test_lanes_of_different_spaces_are_refused(first: Space, second: Space) -> None:
+    equal = spaces.Box(0, 1)
+    for wrap in (
+        lambda space: space,
+        lambda space: spaces.Dict({"a": equal, "b": space}),
+        lambda space: spaces.Tuple([equal, spaces.Dict({"b": space})]),
+    ):
+        own: list[Space] = [wrap(first), wrap(first), wrap(second)]
+        with pytest.raises(UnsupportedSpaceError, match="have different bounds in the action spa"):
+            require_one_space("action", own[0], batch_differing_spaces(own))
+
+
+def test_the_order_of_characters_does_not_travel() -> None:
+    space = spaces.Text(20, charset="ba")
+
+    back = to_gymnasium(from_gymnasium(space))
+
+    assert back == space
+    assert isinstance(back, spaces.Text)
+    assert (space.character_list, back.character_list) == (("b", "a"), ("a", "b"))

@@ -2,8 +2,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.vector import VectorEnv
 
-from rlmesh_ray.spaces.vector_infos import lane_info, lanes_infos, merged_infos
+from rlmesh_ray.spaces.vector_infos import (
+    lane_entries,
+    lane_info,
+    lanes_infos,
+    merged_infos,
+    with_arrays,
+)
 from rlmesh_ray.testing.equality import assert_identical
 
 
@@ -168,3 +175,44 @@ def test_the_warnings_of_both_halves_are_kept() -> None:
     merged = merged_infos({key: ["low"], "note": "a"}, {key: ["high"], "note": "b"})
 
     assert merged == {key: ["low", "high"], "note": "b"}
+
+
+def test_an_info_of_some_lanes_has_the_form_that_gymnasium_gives_it() -> None:
+    vector: VectorEnv[Any, Any, Any] = VectorEnv()
+    vector.num_envs = 3
+    theirs: dict[str, Any] = {}
+    for lane, texts in {2: ["a", "b"], 0: ["c"]}.items():
+        theirs = vector._add_info(theirs, {"x": texts}, lane)
+
+    assert_identical(lane_entries("x", {2: ["a", "b"], 0: ["c"]}, 3), theirs)
+
+
+def test_what_came_once_for_several_lanes_belongs_to_each_of_them() -> None:
+    infos = {"x": ["a"], "y": "b", "speed": np.array([1.5, 0.0, 0.0]), "other": ["c"]}
+
+    found = with_arrays(infos, ("x", "y", "absent"), (0, 2), 3)
+
+    assert_identical(
+        found,
+        {
+            **infos,
+            **lane_entries("x", {0: ["a"], 2: ["a"]}, 3),
+            **lane_entries("y", {0: "b", 2: "b"}, 3),
+        },
+    )
+    assert_identical(with_arrays(found, ("x", "y"), (1,), 3), found)
+
+
+def test_the_text_in_place_of_a_value_belongs_to_the_lanes_that_had_it() -> None:
+    mask = np.array([True, False, True])
+    infos = {"x": "<dict>", "_x": mask, "deep": {"y": "<dict>", "_y": mask}, "_deep": mask}
+    infos |= {"z": [1, 2, 3], "_z": mask}
+
+    assert_identical(
+        with_arrays(infos, (), (0, 1, 2), 3),
+        {
+            **infos,
+            **lane_entries("x", {0: "<dict>", 2: "<dict>"}, 3),
+            "deep": lane_entries("y", {0: "<dict>", 2: "<dict>"}, 3),
+        },
+    )

@@ -18,7 +18,9 @@ from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.messages import StepDone
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning
+from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning, warnings_info
+from rlmesh_ray.spaces.vector_infos import lane_entries
+from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import direct_frames as frames
 from rlmesh_ray.transport.direct_step_server import DirectStepServer
 from rlmesh_ray.transport.session_progress import SessionProgress
@@ -132,13 +134,13 @@ def test_infos_and_ended_episodes_come_as_the_edition_s_frame(rig: Rig) -> None:
 
 
 def test_warnings_come_in_the_edition_s_words(rig: Rig) -> None:
-    warning = ConformanceWarning("action", "range", "", "3.0 is above 1.0")
-    rig.outcomes = [StepReply({WARNING_KEY: [warning]})]
+    warning = ConformanceWarning("action", "range", "", "3.0 is above 1.0", 1)
+    rig.outcomes = [StepReply(warnings_info([warning], 2))]
 
     done = parse_response(rig.ask(1)[2])
 
     assert isinstance(done, StepDone)
-    assert done.infos == {WARNING_KEY: ["action: 3.0 is above 1.0"]}
+    assert_identical(done.infos, lane_entries(WARNING_KEY, {1: ["action: 3.0 is above 1.0"]}, 2))
 
 
 def test_an_answer_larger_than_the_kernel_s_buffer_is_rung_for_before_it_has_left(

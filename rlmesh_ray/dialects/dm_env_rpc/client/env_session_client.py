@@ -85,7 +85,10 @@ class WorldClient:
         self._seed, self._is_ours = opened.seed, opened.is_ours
         self.contract = opened.contract
         self._values = ValueCheck(
-            self.contract.observation_space, settings.policy, connect_options.address
+            self.contract.observation_space,
+            self.contract.num_envs,
+            settings.policy,
+            connect_options.address,
         )
         self._counted = SessionProgress.local(self.contract.num_envs)
         self._tracker = EpisodeTracker(self.contract.num_envs, lambda: uuid4().hex, self._counted)

@@ -12,7 +12,12 @@ from rlmesh_ray.errors import ConformanceError, RemoteEnvError
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import Checker, ValidationMode, check_rewards
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning, WarningCounter
+from rlmesh_ray.spaces.validation_warnings import (
+    ConformanceWarning,
+    WarningCounter,
+    warnings_as_texts,
+    warnings_info,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,13 +27,17 @@ class ValueCheck:
 
     Args:
         observation_space: A lane's.
+        num_lanes: Width of the session.
         policy: What happens to an observation out of its range, and to a reward that is not
             finite. NaN in an observation is refused with every policy.
         address: The server's, for messages.
     """
 
-    def __init__(self, observation_space: SpaceSpec, policy: ValidationMode, address: str) -> None:
+    def __init__(
+        self, observation_space: SpaceSpec, num_lanes: int, policy: ValidationMode, address: str
+    ) -> None:
         self._checker = Checker(leaves(observation_space), policy)
+        self._num_lanes = num_lanes
         self._policy = policy
         self._address = address
         self._warnings = WarningCounter()
@@ -69,15 +78,15 @@ class ValueCheck:
             )
 
     def _untold(self, found: list[ConformanceWarning]) -> dict[str, object]:
-        texts = [warning.text for warning in self._warnings.unreported(found)]
-        for text in texts:
+        untold = self._warnings.unreported(found)
+        for warning in untold:
             _LOG.warning(
                 "%s sent a value out of range, which is delivered: %s; "
                 "DmEnvRpcSettings(validation='strict') refuses it",
                 self._address,
-                text,
+                warning.text,
             )
-        return {WARNING_KEY: texts} if texts else {}
+        return dict(warnings_as_texts(warnings_info(untold, self._num_lanes))) if untold else {}
 
     def _refusal(self, side: str, error: ConformanceError) -> RemoteEnvError:
         remedy = "mend the server"

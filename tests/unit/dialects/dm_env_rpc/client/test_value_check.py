@@ -12,6 +12,8 @@ from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.validation import ValidationMode
 from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
+from rlmesh_ray.spaces.vector_infos import lane_entries
+from rlmesh_ray.testing.equality import assert_identical
 
 SPACE = spaces.Dict(
     {"at": spaces.Box(-1.0, 1.0, (2,), np.float32), "kind": spaces.Discrete(3, start=5)}
@@ -19,7 +21,7 @@ SPACE = spaces.Dict(
 
 
 def check(policy: ValidationMode = ValidationMode.WARN) -> ValueCheck:
-    return ValueCheck(from_gymnasium(SPACE), policy, "dm_env_rpc://h:1")
+    return ValueCheck(from_gymnasium(SPACE), 2, policy, "dm_env_rpc://h:1")
 
 
 def columns(at: float = 0.0, kind: int = 5) -> list[Any]:
@@ -50,12 +52,11 @@ def test_by_default_each_is_reported_once_and_counted_each_time(
     later = [one.check(columns(-3.0), rewards(reward)) for _ in range(2)]
     one.summarize()
 
-    assert first == {
-        WARNING_KEY: [
-            "observation.at: 2.0 is above 1.0 (lane 1, element (1,))",
-            f"reward: {reward} is not finite (lane 1)",
-        ]
-    }
+    texts = [
+        "observation.at: 2.0 is above 1.0 (lane 1, element (1,))",
+        f"reward: {reward} is not finite (lane 1)",
+    ]
+    assert_identical(first, lane_entries(WARNING_KEY, {1: texts}, 2))
     assert later == [{}, {}]
     assert one.num_deviations == 6
     assert len(caplog.messages) == 3
