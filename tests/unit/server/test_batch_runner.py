@@ -1,5 +1,5 @@
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,14 +153,47 @@ def test_actions_that_are_in_no_space_fail_their_whole_request_and_no_other() ->
     assert floats(results) == [[2], PolicyError, [6]]
 
 
-def test_a_wrong_number_of_actions_fails_all_parts() -> None:
-    class Miserly(Doubling):
-        def predict(self, contract: EnvContract, rows: Rows) -> object:
-            return np.zeros((1, 1), np.float32)
+class Spoiling(Doubling):
+    """Returns no batch of actions if a row begins with 7."""
 
-    results = answers(Miserly(is_repeatable=True), [part(1), part(2)])
+    def __init__(self, spoil: Callable[[Any], object], *, is_repeatable: bool = True) -> None:
+        super().__init__(is_repeatable=is_repeatable)
+        self._spoil = spoil
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        actions = np.asarray(super().predict(contract, rows))
+        return self._spoil(actions) if (actions == 14).any() else actions
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda actions: actions[:-1],
+        lambda actions: actions[:, :, None],
+        lambda actions: actions[:, 0],
+        lambda actions: actions.astype(str),
+        lambda actions: [[14.0, 1.0] if row == [14.0] else row for row in actions.tolist()],
+        lambda _: None,
+        lambda actions: np.full_like(actions, np.nan).tolist()[0],
+    ],
+    ids=["rows", "axes", "shape", "dtype", "ragged", "nothing", "one row"],
+)
+def test_what_is_no_batch_of_actions_fails_the_request_that_it_comes_from(spoil: Any) -> None:
+    parts = [part(1, 2), part(7), part(3)]
+
+    results = answers(Spoiling(spoil), parts)
+
+    assert floats(results) == [[2, 4], PolicyError, [6]]
+    assert "do not fit Toy-v0's action space" in str(results[1])
+
+
+def test_a_wrong_number_of_actions_fails_all_parts_of_a_policy_that_is_not_asked_again() -> None:
+    policy = Spoiling(lambda actions: actions[:-1], is_repeatable=False)
+
+    results = answers(policy, [part(1), part(7)])
 
     assert floats(results) == [PolicyError, PolicyError]
+    assert len(policy.seen) == 1
 
 
 def test_actions_that_cannot_even_be_looked_at_end_nothing_but_their_batch() -> None:
