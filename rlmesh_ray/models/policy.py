@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     observations: object
     """Of N lanes, in the form of gymnasium's vector environments (array, dict, tuple, ...).
 
-    Arrays may be read-only. They are never changed later, so a policy may keep them.
+    The arrays are the policy's own: it may write into them, or keep them.
     """
     routes: Sequence[RouteRows]
     """In the order of the rows: the first route's rows come first. N slots in all."""
