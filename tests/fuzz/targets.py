@@ -539,9 +539,9 @@ def dm_env_rpc_tensor_seeds() -> Iterator[bytes]:
     """Yield tensors of several types, of which one is one element of many axes."""
     for value in (np.eye(2, dtype="f4"), np.array([1, 300]), ["a", "b"], True):
         yield pack_tensor(value).SerializeToString()
-    for value in (np.float32(1.5), np.int64(300), "text"):
+    for one in (np.float32(1.5), np.int64(300), "text"):
         for shape in ([10**5, 10**5], [2**20], [2**16]):
-            tensor = pack_tensor(value)
+            tensor = pack_tensor(one)
             tensor.shape.extend(shape)
             yield tensor.SerializeToString()
 
