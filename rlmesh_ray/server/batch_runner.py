@@ -63,8 +63,10 @@ def _answers(
     actions = result_or_error(policy.predict, schema.contract, rows)
     chosen_ns = time.perf_counter_ns()
     result.forward_ns += chosen_ns - read_ns
-    answers: Sequence[Actions | RlmeshError] | RlmeshError = actions
-    if not isinstance(actions, RlmeshError):
+    answers: Sequence[Actions | RlmeshError] | RlmeshError
+    if isinstance(actions, RlmeshError):
+        answers = actions
+    else:
         # The policy's return value may be anything, and raise when it is read.
         answers = result_or_error(schema.answers, codecs, actions, parts, counts)
         result.encode_ns += time.perf_counter_ns() - chosen_ns

@@ -309,8 +309,8 @@ class OpenpiSession:
                 text = answer.strip()[-2000:]
                 failed = ModelFailed(request_id, ModelErrorCode.INTERNAL, text, False)
                 return ModelReply(request_id, failed)
-        message = unpack(answers[-1]) if answers else None  # type: ignore[arg-type]
-        return ModelReply(request_id, None, pack(answers), _telemetry(message))
+        last = unpack(answers[-1]) if answers else None  # type: ignore[arg-type]
+        return ModelReply(request_id, None, pack(answers), _telemetry(last))
 
     async def _answers(
         self,

@@ -16,8 +16,12 @@ class Picky(BatchedInference):
     """Returns observations as actions; cannot bear 5."""
 
     def __init__(self) -> None:
-        self._queue: Any = SimpleNamespace(lock=threading.Lock())
+        queue: Any = SimpleNamespace(
+            lock=threading.Condition(), is_closed=False, weights=SimpleNamespace(), room=10
+        )
+        self.queue = self._queue = queue
         self._fit = lambda action: 10 // action
+        self._asked, self._thread = [], None
 
     def _decide(self, obs: Any, weights: Any) -> list[ChosenAction]:
         if 5 in obs:
@@ -38,7 +42,14 @@ def test_a_module_that_fails_fails_the_simulator_that_it_fails_for(
 ) -> None:
     asked = [request(obs) for obs in (1, bad, 2)]
 
-    Picky()._answer(asked, SimpleNamespace())  # type: ignore[arg-type]  # unused
+    inference = Picky()
+    with inference.queue.lock:
+        inference.submit_group(asked)
 
-    assert [each.future.result().action for each in (asked[0], asked[2])] == [10, 5]
-    assert isinstance(asked[1].future.exception(), error)
+    try:
+        assert [each.future.result(30).action for each in (asked[0], asked[2])] == [10, 5]
+        assert isinstance(asked[1].future.exception(30), error)
+    finally:
+        with inference.queue.lock:
+            inference.queue.is_closed = True
+            inference.queue.lock.notify_all()
