@@ -97,7 +97,7 @@ MAX_LANES = 2**16
 MAX_COUNTS = 2**19
 """Most counts of a MultiDiscrete."""
 _MOST_PATH_CHARACTERS = 2**20
-_PART_CHARACTERS = 64
+_PART_CHARACTERS = 256
 
 
 def few(values: Sequence[PartT], what: str, most: int = MAX_LANES) -> tuple[PartT, ...]:
