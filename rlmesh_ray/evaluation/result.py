@@ -34,7 +34,8 @@ class EpisodeResult:
     terminated: bool
     truncated: bool = False
     success: bool | None = None
-    """``is_success`` or ``success`` of the episode's last info; None: it had neither."""
+    """``is_success`` or ``success`` of the episode's last info; None: it had neither, which
+    ``EvaluationResult.success_rate`` counts as no success if other episodes report."""
     endpoint: str = field(default="", compare=False)
     """Address of the environment."""
     model: str = field(default="", compare=False)
@@ -122,9 +123,19 @@ class EvaluationResult:
 
     @property
     def success_rate(self) -> float | None:
-        """Share of successes among the episodes that report it; None if none does."""
-        reported = [episode.success for episode in self.episodes if episode.success is not None]
-        return statistics.fmean(reported) if reported else None
+        """Share of successes among all episodes; None if no episode reports any.
+
+        An episode that reports neither success nor failure is not a success: many environments
+        report nothing until the task is done. ``success_reports`` says how many report.
+        """
+        if not self.success_reports:
+            return None
+        return sum(episode.success is True for episode in self.episodes) / len(self.episodes)
+
+    @property
+    def success_reports(self) -> int:
+        """How many episodes report success or failure."""
+        return sum(episode.success is not None for episode in self.episodes)
 
     @property
     def env_steps(self) -> int:

@@ -1,5 +1,6 @@
 """evaluate: runs episodes of an environment with a policy."""
 
+import logging
 import queue
 import secrets
 import threading
@@ -36,6 +37,8 @@ from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 if TYPE_CHECKING:
     from rlmesh_ray.recording.options import RecordOptions
     from rlmesh_ray.recording.recorder import WriterHandle
+
+_LOG = logging.getLogger(__name__)
 
 # The wire has 64 bits for a seed, and gymnasium takes none below 0.
 
@@ -261,7 +264,16 @@ class _Evaluation:
         else:
             # In the caller's thread: a function may depend on it (torch's grad mode does).
             self._workers[0].run()
-        return self._coordinator.result()
+        result = self._coordinator.result()
+        count, reports = len(result.episodes), result.success_reports
+        if 0 < reports < count:
+            _LOG.warning(
+                "%d of %d episodes report neither success nor failure; success_rate counts them "
+                "as no success: have the environment give is_success with every last step",
+                count - reports,
+                count,
+            )
+        return result
 
     def _run_threads(self) -> None:
         threads = [

@@ -37,7 +37,7 @@ class CallablePolicy:
 
     Args:
         function: Takes observations of N lanes and returns N actions, both batched in the form of
-            gymnasium's vector environments. The arrays that it gets may be read-only.
+            gymnasium's vector environments. It may write into the arrays that it gets.
         horizon: How many actions it returns for each lane: each leaf ``(N, horizon, *action)``; at
             1 without that axis.
     """

@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     observations: object
     """Of N lanes, in the form of gymnasium's vector environments (array, dict, tuple, ...).
 
-    Arrays may be read-only. They are never changed later, so a policy may keep them.
+    The arrays are the policy's own: it may write into them, or keep them.
     """
     routes: Sequence[RouteRows]
     """In the order of the rows: the first route's rows come first. N slots in all."""
@@ -92,8 +92,10 @@ class PolicyTraits:
     """Properties of a policy that a server may rely on; the policy's attribute ``traits``."""
 
     is_repeatable: bool = False
-    """A ``predict`` that raised has changed nothing. So it is called again for each route alone,
-    and only the route with the offending rows fails; otherwise the whole batch fails."""
+    """A ``predict`` that raised, or returned no actions for the batch, has changed nothing. So it
+    is called again for each route alone, and only the route with the offending rows fails;
+    otherwise the whole batch fails. Either way, rows with actions outside of the action space fail
+    their own route only."""
     only_computes: bool = False
     """It waits for nothing but this machine's processors, and never loops without end. So a server
     may run it in its serving loop, while it is quick; if it hangs after all, so does the endpoint.

@@ -63,14 +63,18 @@ def _answers(
     actions = result_or_error(policy.predict, schema.contract, rows)
     chosen_ns = time.perf_counter_ns()
     result.forward_ns += chosen_ns - read_ns
+    answers: Sequence[Actions | RlmeshError] | RlmeshError
     if isinstance(actions, RlmeshError):
-        if traits_of(policy).is_repeatable:
-            return _one_by_one(policy, parts, result, actions)
-        return [actions] * len(parts)
-    # The policy's return value may be anything, and raise when it is read.
-    answers = result_or_error(schema.answers, codecs, actions, parts, counts)
-    result.encode_ns += time.perf_counter_ns() - chosen_ns
-    return [answers] * len(parts) if isinstance(answers, RlmeshError) else answers
+        answers = actions
+    else:
+        # The policy's return value may be anything, and raise when it is read.
+        answers = result_or_error(schema.answers, codecs, actions, parts, counts)
+        result.encode_ns += time.perf_counter_ns() - chosen_ns
+    if not isinstance(answers, RlmeshError):
+        return answers
+    if traits_of(policy).is_repeatable:
+        return _one_by_one(policy, parts, result, answers)
+    return [answers] * len(parts)
 
 
 def _one_by_one(

@@ -110,6 +110,8 @@ class BatchSchema:
     def rows(self, codecs: CodecPair, parts: "Requests", counts: Sequence[int]) -> Rows:
         """Return the parts' observations as the policy takes them; takers of chunks are marked.
 
+        Their arrays are writable and shared with nobody, whether they come from one part or many.
+
         Args:
             codecs: From ``codecs(parts)``.
             parts: At least one, of this group.
@@ -127,6 +129,7 @@ class BatchSchema:
                 f"the observation does not fit {self.contract.id}'s observation space: "
                 f"{error.about('observation')}"
             ) from error
+        columns = [_writable(column) for column in columns]
         kinds = [RouteRows if part.schema.horizon == 1 else ChunkRouteRows for part in parts]
         routes = [kind(part.route_key, part.slots) for kind, part in zip(kinds, parts, strict=True)]
         return Rows(unflatten(self.contract.observation_space, columns), routes)
@@ -239,6 +242,13 @@ class BatchSchema:
             f"the policy's actions do not fit {self.contract.id}'s action space: "
             f"{error.about('action')}{hint}"
         )
+
+
+def _writable(column: Column) -> Column:
+    """Return a column that a policy may write into, a copy if it is a view of the message."""
+    if isinstance(column, tuple) or column.flags.writeable:
+        return column
+    return column.copy()
 
 
 def _chunk(steps: Sequence[bytes | RlmeshError]) -> Actions | RlmeshError:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.messages import MalformedRequest
@@ -23,10 +23,9 @@ def read_request(frame: type[Message], readers: Readers[T], data: bytes) -> T | 
         data: Bytes from the peer.
     """
     try:
-        message: Any = frame.FromString(data)
-    except DecodeError as error:
-        name = frame.DESCRIPTOR.full_name
-        return MalformedRequest("", f"{len(data)} bytes are no {name}: {error}")
+        message: Any = parse(frame, data)
+    except CodecError as error:
+        return MalformedRequest("", str(error))
     kind = message.WhichOneof("kind")
     if kind is None:
         return MalformedRequest(message.request_id, "the frame holds no kind of request known here")
@@ -42,7 +41,8 @@ def read_response(frame: type[Message], readers: Readers[T], data: bytes) -> T:
     Raises:
         CodecError: ``data`` is no response, or one of an unknown kind.
     """
-    message: Any = parse(frame, data)
+    # Infos may have very many values, and the client has chosen the server.
+    message: Any = parse(frame, data, is_bounded=False)
     kind = message.WhichOneof("kind")
     if kind is None:
         raise CodecError("the frame holds no kind of response known here")

@@ -16,7 +16,13 @@ from rlmesh_ray.spaces.spec import DTYPES
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2
 from rlmesh_ray.wire._pb.rlmesh_ray.lanes.v1 import service_pb2 as pb
 from rlmesh_ray.wire.protobuf import as_utf8, parse
-from rlmesh_ray.wire.rlmesh_v1.meta import ARRAY_KEY, decode_meta, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.meta import (
+    ARRAY_KEY,
+    check_peer_nodes,
+    decode_meta,
+    encode_meta,
+)
+from rlmesh_ray.wire.validation import few
 
 SERVICE = "rlmesh_ray.lanes.v1.LaneService"
 CALL = f"/{SERVICE}/Call"
@@ -87,13 +93,14 @@ def parse_call(data: bytes) -> LaneCall:
     """Return the call in ``data``.
 
     Raises:
-        CodecError: ``data`` is no CallRequest.
+        CodecError: ``data`` is no CallRequest, or has too many arguments or lanes.
     """
     message = parse(pb.CallRequest, data)
+    check_peer_nodes(message.arguments)
     return LaneCall(
         message.name,
         tuple(_values(message.arguments)),
-        tuple(message.env_indices),
+        few(message.env_indices, "lanes"),
         message.num_requests,
         message.timeout_ms,
     )

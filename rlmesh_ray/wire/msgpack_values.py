@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from rlmesh_ray.errors import CodecError, MissingPackageError, install_command
 from rlmesh_ray.spaces.spec import MAX_RANK
 
+_NUMBERS = (int, float, np.number, np.bool_)
+
 
 def pack(value: object, encode: Callable[[Any], Any]) -> bytes:
     """Return the bytes of a value.
@@ -31,30 +33,57 @@ def pack(value: object, encode: Callable[[Any], Any]) -> bytes:
     return packed
 
 
-def unpack(data: bytes, max_items: int, **hooks: Callable[[Any], Any]) -> Any:
+def unpack(
+    data: bytes, *, max_items: int, max_values: int, read_map: Callable[[dict[Any, Any]], Any]
+) -> Any:
     """Return the value in a message from a peer.
 
     Args:
         data: The message.
         max_items: Most items of a list or a map.
-        hooks: ``object_hook`` and ``list_hook`` of msgpack, which may raise CodecError.
+        max_values: Most lists, maps and items in the message; an array's numbers do not count.
+        read_map: Returns what a map stands for, or raises CodecError.
 
     Raises:
-        CodecError: It is no msgpack, or has an extension or too long a list.
+        CodecError: It is no msgpack, has an extension, or exceeds a limit.
         MissingPackageError: The package msgpack is not installed.
     """
-    # msgpack allocates what a list's header announces before it reads the items.
+    num_values = 0
+
+    def count(num_items: int) -> None:
+        nonlocal num_values
+        num_values += 1 + num_items
+        if num_values > max_values:
+            raise CodecError(
+                f"the message has more than {max_values} values; send arrays instead of lists, or "
+                "less at a time"
+            )
+
+    def read_list(items: list[Any]) -> list[Any]:
+        count(len(items))
+        return items
+
+    def read_entries(entries: dict[Any, Any]) -> Any:
+        count(len(entries))
+        return read_map(entries)
+
     most_items = min(max_items, len(data))
-    unpackb = _msgpack().unpackb
+    msgpack = _msgpack()
     try:
-        return unpackb(
+        # msgpack allocates what a list's header announces before it reads the items, and lists
+        # can nest: first look whether all items are there, which allocates nothing.
+        whole = msgpack.Unpacker(max_buffer_size=max(len(data), 1))
+        whole.feed(data)
+        whole.skip()
+        return msgpack.unpackb(
             data,
             raw=False,
             strict_map_key=False,  # keys of arrays are bytes
             ext_hook=_refuse_extension,
             max_array_len=most_items,
             max_map_len=most_items,
-            **hooks,
+            list_hook=read_list,
+            object_hook=read_entries,
         )
     except CodecError:
         raise
@@ -90,6 +119,23 @@ def array_of(dtype: np.dtype[Any], axes: object, data: object) -> NDArray[Any]:
     if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
         raise CodecError("an array of truth values has one that is neither 0 nor 1")
     return array
+
+
+def holds_numbers(value: object) -> bool:
+    """Tell whether a peer's value is an array, or has nothing but numbers at the bottom of lists.
+
+    NumPy would make all items as wide as the longest text among them: of a kilobyte, gigabytes.
+
+    Raises:
+        ValueError: Lists are of unequal lengths.
+        RecursionError: They are nested too deep.
+    """
+    if isinstance(value, np.ndarray):
+        return True
+    if isinstance(value, list) and all(isinstance(each, np.ndarray) for each in value):
+        return True
+    bottom = np.array(value, dtype=object).ravel().flat  # of many axes, there is no flat
+    return all(issubclass(kind, _NUMBERS) for kind in set(map(type, bottom)))
 
 
 def _refuse_extension(code: int, _data: bytes) -> Any:

@@ -1,7 +1,7 @@
 """Protobuf parsing with this package's error, and the primitives of hand-written codecs."""
 
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -12,17 +12,101 @@ MessageT = TypeVar("MessageT", bound=Message)
 _SMALL = [bytes([number]) for number in range(0x80)]
 
 
-def parse(kind: type[MessageT], data: bytes) -> MessageT:
+Descriptor = Any
+"""``google.protobuf.descriptor.Descriptor``, of either implementation."""
+
+_LARGE_BYTES = 2**21
+_MOST_PARTS = 2**16 + 2**12
+
+
+def parse(kind: type[MessageT], data: bytes, *, is_bounded: bool = True) -> MessageT:
     """Return the message of type ``kind`` that ``data`` holds.
 
+    Args:
+        kind: Type of the message.
+        data: The message.
+        is_bounded: Whether a message of some megabytes may have some 65,000 parts only. Others
+            are parsed in one call that no other thread interrupts, and take 25 times their bytes.
+
     Raises:
-        CodecError: ``data`` holds none.
+        CodecError: ``data`` holds none, or one of too many parts.
     """
+    if is_bounded and len(data) > _LARGE_BYTES:
+        _check_parts(kind.DESCRIPTOR, data)
     try:
         return kind.FromString(data)
     except DecodeError as error:
         name = kind.DESCRIPTOR.full_name
         raise CodecError(f"{len(data)} bytes are no {name}: {error}") from error
+
+
+def _check_parts(root: Descriptor, data: bytes) -> None:
+    """Count the fields of a message and of those in it.
+
+    Raises:
+        CodecError: There are too many, or the message is malformed.
+    """
+    num_left = _MOST_PARTS
+    unseen = [(root, 0, len(data))]
+    try:
+        while unseen:
+            kind, at, end = unseen.pop()
+            inner = _inner(kind)
+            while at < end:
+                num_left -= 1
+                if num_left < 0:
+                    raise CodecError(
+                        f"a message of {len(data)} bytes has more than {_MOST_PARTS} parts; send "
+                        "less at a time"
+                    )
+                tag, at = _varint_at(data, at)
+                size, at = _size_at(data, at, tag & 7)
+                part = inner.get(tag >> 3)
+                if part is not None and tag & 7 == _BYTES:
+                    unseen.append((part, at, min(at + size, end)))
+                at += size
+    except (IndexError, KeyError):  # it is cut short, or has groups, which no message here has
+        raise CodecError(f"{len(data)} bytes are no {root.full_name}") from None
+
+
+_VARINT, _BYTES = 0, 2
+_SIZES = {1: 8, 5: 4}
+"""Of the values of the wire types that are neither."""
+
+
+def _size_at(data: bytes, at: int, kind: int) -> tuple[int, int]:
+    """Return how many bytes follow of a value, and where; none of a varint, which is read here.
+
+    Raises:
+        IndexError: ``data`` ends before.
+        KeyError: There is no such wire type here.
+    """
+    if kind == _BYTES:
+        return _varint_at(data, at)
+    return (0, _varint_at(data, at)[1]) if kind == _VARINT else (_SIZES[kind], at)
+
+
+def _varint_at(data: bytes, at: int) -> tuple[int, int]:
+    """Return the varint at ``at``, and where it ends. Raises IndexError if there is none."""
+    number = 0
+    for shift in range(0, 70, 7):
+        part = data[at]
+        at += 1
+        number |= (part & 0x7F) << shift
+        if part < 0x80:
+            return number, at
+    raise IndexError
+
+
+@lru_cache(maxsize=256)
+def _inner(kind: Descriptor) -> dict[int, Descriptor]:
+    """Return the messages in a message that may have many parts, by their fields' numbers."""
+    return {
+        field.number: field.message_type
+        for field in kind.fields
+        if field.message_type
+        and any(each.is_repeated or each.message_type for each in field.message_type.fields)
+    }
 
 
 class FastCodecMiss(Exception):

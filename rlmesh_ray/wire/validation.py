@@ -15,6 +15,7 @@ from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.spec import (
+    MAX_DEPTH,
     MAX_LANE_BYTES,
     MAX_RANK,
     BoxSpec,
@@ -91,6 +92,23 @@ def require_width(contract: EnvContract) -> EnvContract:
 PartT = TypeVar("PartT")
 
 _INT64_MAX = 2**63 - 1
+MAX_LANES = 2**16
+"""Most lanes of a session."""
+MAX_COUNTS = 2**19
+"""Most counts of a MultiDiscrete."""
+_MOST_PATH_CHARACTERS = 2**20
+_PART_CHARACTERS = 256
+
+
+def few(values: Sequence[PartT], what: str, most: int = MAX_LANES) -> tuple[PartT, ...]:
+    """Return the values of a repeated field of a message from a peer.
+
+    Raises:
+        CodecError: There are more than ``most``, which would keep every other session waiting.
+    """
+    if len(values) > most:
+        raise CodecError(f"{len(values)} {what}, and {most} are the limit")
+    return tuple(values)
 
 
 class LaneBudget:
@@ -98,6 +116,22 @@ class LaneBudget:
 
     def __init__(self) -> None:
         self._bytes_left = MAX_LANE_BYTES
+        self._characters_left = _MOST_PATH_CHARACTERS
+
+    def enter(self, path: Sequence[str]) -> None:
+        """Subtract a subspace and the name of its place, which may be long above many short ones.
+
+        Raises:
+            CodecError: It is nested too deep, or the space has too many parts, or too long keys.
+        """
+        if len(path) > MAX_DEPTH:
+            raise CodecError(f"the space is nested more than {MAX_DEPTH} deep")
+        self._characters_left -= _PART_CHARACTERS + sum(map(len, path))
+        if self._characters_left < 0:
+            raise CodecError(
+                f"the space has more than {_MOST_PATH_CHARACTERS // _PART_CHARACTERS} parts, or "
+                "long keys above many parts"
+            )
 
     def take(self, shape: Sequence[int], item_bytes: int) -> None:
         """Subtract an array's size.

@@ -4,6 +4,7 @@ Each takes any bytes and raises only what the decoder declares, which is caught 
 else comes out is a finding. What a decoder lets through must be usable: it is encoded again.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from google.protobuf import any_pb2
 from gymnasium import spaces
 
+from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import TensorSpaceOptions, read_space
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import (
     CreateWorld,
     JoinWorld,
@@ -29,14 +31,25 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentTensors
 from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import pb as dm_env_rpc
 from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import properties as dm_env_rpc_properties
 from rlmesh_ray.dialects.dm_env_rpc.wire.requests import parse_request
+from rlmesh_ray.dialects.dm_env_rpc.wire.settings import plain_setting
 from rlmesh_ray.dialects.dm_env_rpc.wire.space_tensors import data_type
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import encode_tensor, pack_tensor
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import specs_from_proto
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
+    encode_tensor,
+    pack_tensor,
+    unpack_tensor,
+)
 from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
-from rlmesh_ray.dialects.openpi.wire.space_maps import ClientCodec, flat
+from rlmesh_ray.dialects.openpi.wire.space_maps import ClientCodec
 from rlmesh_ray.dialects.openpi.wire.space_maps import codec as openpi_codec
 from rlmesh_ray.dialects.rllink.wire import encodings
 from rlmesh_ray.dialects.rllink.wire import messages as rllink
-from rlmesh_ray.errors import CodecError, ConformanceError, HandshakeRefusedError
+from rlmesh_ray.errors import (
+    CodecError,
+    ConformanceError,
+    HandshakeRefusedError,
+    UnsupportedSpaceError,
+)
 from rlmesh_ray.protocol import messages as m
 from rlmesh_ray.protocol.handshake import (
     answer_handshake,
@@ -49,12 +62,15 @@ from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.images import ImageCodec
 from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, DiscreteSpec, TextSpec
 from rlmesh_ray.spaces.validation import ValidationMode, check
+from rlmesh_ray.wire import lane_calls_v1, observe_v1
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_service_pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as model_pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2 as model_service_pb
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2, spaces_pb2, value_pb2
+from rlmesh_ray.wire._pb.rlmesh_ray.lanes.v1 import service_pb2 as lanes_pb
+from rlmesh_ray.wire._pb.rlmesh_ray.observe.v1 import service_pb2 as observe_pb
 from rlmesh_ray.wire.image_codec_v1 import ImageBatchCodec
 from rlmesh_ray.wire.protobuf import parse, varint
 from rlmesh_ray.wire.rlmesh_v1 import env, model
@@ -89,7 +105,8 @@ def env_request_seeds() -> Iterator[bytes]:
 def env_response(data: bytes) -> None:
     """Read what a client of an EnvService receives; by hand as by the generated code."""
     response = _read(env.parse_response, data)
-    assert repr(response) == repr(_read(env.read_response, data))
+    other = _read(env.read_response, data)
+    assert len(data) > 2**12 or repr(response) == repr(other)  # a text of many times the bytes
     if isinstance(response, str):
         return
     for tag_arrays in (False, True):
@@ -232,6 +249,7 @@ def spec(data: bytes) -> None:
     except CodecError:
         return
     assert spec_from_proto(spec_to_proto(own)) == own
+    [leaf.name for leaf in leaves(own)]
     if sum(leaf.lane_bytes for leaf in leaves(own)) < 2**16:
         to_gymnasium(own)
 
@@ -491,6 +509,87 @@ def dm_env_rpc_actions_seeds() -> Iterator[bytes]:
         yield bytes([number]) + dm_env_rpc.EnvironmentRequest(step=step).SerializeToString()
 
 
+def dm_env_rpc_specs(data: bytes) -> None:
+    """Read the specs of a server's tensors, and make spaces of them."""
+    try:
+        specs = specs_from_proto(parse(dm_env_rpc.ActionObservationSpecs, data))
+        for own, name in ((specs.actions, "action"), (specs.observations, "observation")):
+            read_space([*own.values()], TensorSpaceOptions(name), "a server")
+    except (CodecError, UnsupportedSpaceError) as error:
+        str(error)
+
+
+def dm_env_rpc_specs_seeds() -> Iterator[bytes]:
+    """Yield the specs of each sample space."""
+    for agent in _AGENTS:
+        yield agent.specs.SerializeToString()
+
+
+def dm_env_rpc_tensor(data: bytes) -> None:
+    """Read a tensor, which may stand for any number of equal elements."""
+    try:
+        array = unpack_tensor(parse(dm_env_rpc.Tensor, data))
+        plain_setting("x", parse(dm_env_rpc.Tensor, data))
+    except CodecError:
+        return
+    array.size  # noqa: B018
+
+
+def dm_env_rpc_tensor_seeds() -> Iterator[bytes]:
+    """Yield tensors of several types, of which one is one element of many axes."""
+    for value in (np.eye(2, dtype="f4"), np.array([1, 300]), ["a", "b"], True):
+        yield pack_tensor(value).SerializeToString()
+    for one in (np.float32(1.5), np.int64(300), "text"):
+        for shape in ([10**5, 10**5], [2**20], [2**16]):
+            tensor = pack_tensor(one)
+            tensor.shape.extend(shape)
+            yield tensor.SerializeToString()
+
+
+def lane_call(data: bytes) -> None:
+    """Read a call into the lanes of a session."""
+    try:
+        call = lane_calls_v1.parse_call(data)
+    except CodecError:
+        return
+    with contextlib.suppress(CodecError):  # a client sends less
+        lane_calls_v1.pack_call(call)
+
+
+def lane_call_seeds() -> Iterator[bytes]:
+    """Yield calls with arguments of every kind."""
+    yield lane_calls_v1.pack_call(
+        lane_calls_v1.LaneCall("f", ([1, {"a": np.zeros(2)}], "x", b"y"), (0, 1))
+    )
+
+
+def lane_call_response(data: bytes) -> None:
+    """Read the results of a call."""
+    try:
+        lane_calls_v1.parse_response(data)
+    except CodecError:
+        return
+
+
+def lane_call_response_seeds() -> Iterator[bytes]:
+    """Yield results and an error."""
+    yield lane_calls_v1.pack_response([{"a": [np.zeros(2)]}, None])
+    yield lane_calls_v1.pack_response(lane_calls_v1.CallFailed(m.EnvErrorCode.TIMEOUT, "why"))
+
+
+def observed(data: bytes) -> None:
+    """Read what an observer receives."""
+    for read in (observe_v1.parse_sessions, observe_v1.parse_statistics):
+        with contextlib.suppress(CodecError):
+            read(data)
+
+
+def observed_seeds() -> Iterator[bytes]:
+    """Yield statistics, and no session."""
+    yield observe_v1.pack_statistics([observe_v1.EndpointStatistics("env", {"steps": 3})])
+    yield observe_v1.pack_sessions([])
+
+
 def openpi_observation(data: bytes) -> None:
     """Read what an openpi client sends to a policy with an image, a state and a prompt."""
     try:
@@ -504,7 +603,7 @@ def openpi_observation(data: bytes) -> None:
 def openpi_result(data: bytes) -> None:
     """Read what an openpi server answers."""
     try:
-        ClientCodec(_OPENPI_ACTIONS).decode(flat(unpack(data)))
+        ClientCodec(_OPENPI_ACTIONS).decode(unpack(data))
     except CodecError:
         return
 
@@ -548,6 +647,15 @@ TARGETS = (
         "values": Target(values, values_seeds, value_pb2.ValueList, prefix_bytes=1),
         "images": Target(images, images_seeds, value_pb2.ValueList, prefix_bytes=1),
         "meta": Target(meta, meta_seeds, meta_pb2.MetaMap),
+        "lane_call": Target(lane_call, lane_call_seeds, lanes_pb.CallRequest),
+        "lane_call_response": Target(
+            lane_call_response, lane_call_response_seeds, lanes_pb.CallResponse
+        ),
+        "observed": Target(observed, observed_seeds, observe_pb.StatisticsResponse),
+        "dm_env_rpc_specs": Target(
+            dm_env_rpc_specs, dm_env_rpc_specs_seeds, dm_env_rpc.ActionObservationSpecs
+        ),
+        "dm_env_rpc_tensor": Target(dm_env_rpc_tensor, dm_env_rpc_tensor_seeds, dm_env_rpc.Tensor),
         "rllink_request": Target(rllink_request, rllink_request_seeds, None),
         "rllink_reply": Target(rllink_reply, rllink_reply_seeds, None),
         "openpi_observation": Target(openpi_observation, openpi_seeds, None),

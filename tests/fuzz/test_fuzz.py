@@ -5,14 +5,21 @@ import platform
 import random
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.fuzz.bulk import bulky_inputs
 from tests.fuzz.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
 NUM_RUNS = 1500
+BULK_BYTES = 2**14
+BYTES_PER_BYTE = 256
+"""Two bytes can be a part of a message, for which Python makes an object of some hundred."""
+CALLS_PER_BYTE = 64
 # As in pyproject.toml: where atheris has wheels, it has to be there.
 HAS_ATHERIS = (
     sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info < (3, 14)
@@ -27,6 +34,38 @@ def test_the_seeds_and_frames_near_them_are_read_or_refused(name: str) -> None:
         target.run(seed)
         for _ in range(20):
             target.run(target.mutate_frame(seed, chance))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_work_and_memory_stay_within_a_multiple_of_the_bytes(name: str) -> None:
+    target, chance = TARGETS[name], random.Random(7)
+    # What is made once: caches, and packages that are imported when they are needed.
+    for seed in target.seeds():
+        target.run(seed)
+
+    for data in bulky_inputs(target, BULK_BYTES, chance):
+        peak_bytes, num_calls = cost_of(target.run, data)
+
+        assert peak_bytes < 2**20 + BYTES_PER_BYTE * len(data), (len(data), data[:200])
+        assert num_calls < 10_000 + CALLS_PER_BYTE * len(data), (len(data), data[:200])
+
+
+def cost_of(run: Callable[[bytes], object], data: bytes) -> tuple[int, int]:
+    """Return the most bytes that ``run(data)`` holds at a time, and how many calls it makes."""
+    num_calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    tracemalloc.start()
+    sys.setprofile(count)
+    try:
+        run(data)
+        return tracemalloc.get_traced_memory()[1], num_calls
+    finally:
+        sys.setprofile(None)
+        tracemalloc.stop()
 
 
 @pytest.mark.nightly

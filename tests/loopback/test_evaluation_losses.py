@@ -335,6 +335,29 @@ def test_success_is_counted_where_the_environment_reports_it(env: Any, num_envs:
     assert result.success_rate == pytest.approx(4 / 7)
 
 
+class Modest(Fortunate):
+    """Reports success, and no failure."""
+
+    def step(self, action: Any) -> Any:
+        *rest, infos = super().step(action)
+        return (*rest, infos if infos["is_success"] else {})
+
+
+def modest() -> gymnasium.Env[Any, Any]:
+    return Modest(gymnasium.make("CartPole-v1"))
+
+
+def test_episodes_that_report_nothing_count_and_are_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with EnvServer(modest) as server:
+        result = evaluate(server.address, lean, episodes=4, seed=0)
+
+    assert (result.success_rate, result.success_reports) == (0.5, 2)
+    (warning,) = [each for each in caplog.records if each.name == "rlmesh_ray.evaluation.run"]
+    assert "2 of 4 episodes report neither success nor failure" in warning.getMessage()
+
+
 # --- losses ----------------------------------------------------------------------------
 
 

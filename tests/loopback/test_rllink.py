@@ -222,6 +222,21 @@ def test_a_connection_that_breaks_when_its_answer_comes_is_no_error_of_ours(
     trainer.wait_until(lambda: trainer.present == 0)
 
 
+def test_a_large_message_is_read_outside_of_the_serving_loop(
+    serve: Callable[..., str], trainer: Trainer
+) -> None:
+    obs = np.zeros((2, 30_000))
+    large = m.Episodes((m.Chunk(obs, np.array([1]), np.array([0.5]), True, False),), False, 1)
+
+    with connect_options(serve()) as line:
+        line.sendall(PING + framed(JSON.pack_request(large)))
+        trainer.wait_until(lambda: len(trainer.received) == 1)
+
+    # What event loops call the threads of asyncio.to_thread.
+    names = [each.name for each in threading.enumerate()]
+    assert any(name.startswith(("asyncio_", "uvloop_")) for name in names), names
+
+
 def test_who_waits_when_the_port_is_closed_is_not_left_waiting(trainer: Trainer) -> None:
     server = RLlinkServer(trainer)
     server.start()

@@ -159,6 +159,7 @@ def show_result(
         return_min=result.return_min,
         return_max=result.return_max,
         success_rate=result.success_rate,
+        success_reports=result.success_reports,
         episodes=count,
         returns=result.returns,
         lengths=result.lengths,
@@ -175,6 +176,14 @@ def show_result(
     console.facts(title, _facts(result, envs, models), [])
 
 
+def _episodes(result: "EvaluationResult") -> str:
+    """Return how many episodes a success rate is of."""
+    count, reports = len(result.episodes), result.success_reports
+    if reports == count:
+        return f"{count} episodes"
+    return f"{count} episodes; {count - reports} without a report count as no success"
+
+
 def _facts(result: "EvaluationResult", envs: list[str], models: list[str]) -> dict[str, object]:
     spread = f" ± {result.return_stderr:.2f} (standard error)" if len(result.episodes) > 1 else ""
     facts: dict[str, Any] = {
@@ -183,7 +192,7 @@ def _facts(result: "EvaluationResult", envs: list[str], models: list[str]) -> di
         "mean length": f"{result.length_mean:.1f} steps",
     }
     if result.success_rate is not None:
-        facts["success rate"] = f"{100 * result.success_rate:.1f} %"
+        facts["success rate"] = f"{100 * result.success_rate:.1f} % of {_episodes(result)}"
     if result.wall_s > 0:
         facts["time"] = f"{result.wall_s:.1f} s, {result.env_steps / result.wall_s:,.0f} steps/s"
     facts["environment"] = "\n".join(envs)

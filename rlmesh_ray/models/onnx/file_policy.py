@@ -281,14 +281,22 @@ def _fed(declared: OnnxValue, leaf: Leaf, column: NDArray[Any], part: PaddedBatc
             f"its input {declared.name} takes {target or 'something else than numbers'} ({sizes}), "
             f"and the observation is {describe(column)}"
         )
-    rows = column[part.rows].astype(target, copy=False)
-    if kind.kind in "iu" and not (rows == column[part.rows]).all():
+    with np.errstate(over="ignore"):
+        rows = column[part.rows].astype(target, copy=False)
+    if kind != target and _has_changed(column[part.rows], rows):
         raise PolicyError(
             f"its input {declared.name} takes {target}, which the observation exceeds"
         )
     if part.size == part.num_rows:
         return rows
     return np.concatenate([rows, np.zeros((part.size - part.num_rows, *leaf.shape), target)])
+
+
+def _has_changed(given: NDArray[Any], cast: NDArray[Any]) -> bool:
+    """Return whether a cast has changed an integer, or made a float infinite."""
+    if given.dtype.kind in "iu":
+        return not np.array_equal(cast, given)
+    return bool((np.isinf(cast) & np.isfinite(given)).any())
 
 
 def _spaces_in(metadata: Mapping[str, str], name: str) -> tuple[SpaceSpec, SpaceSpec] | None:

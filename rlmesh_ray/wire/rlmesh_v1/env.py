@@ -46,6 +46,7 @@ from rlmesh_ray.wire.rlmesh_v1.meta import (
     decode_peer_meta,
     encode_meta,
 )
+from rlmesh_ray.wire.validation import few
 
 # --- the server's side of Join ---------------------------------------------------------
 
@@ -92,17 +93,17 @@ def _reset(message: pb.JoinRequest) -> Reset:
     body = message.reset
     return Reset(
         message.request_id,
-        seeds=tuple(body.seeds),
+        seeds=few(body.seeds, "seeds"),
         options=decode_peer_meta(body.options),
         timeout_ms=body.timeout_ms,
-        env_indices=tuple(body.env_indices),
+        env_indices=few(body.env_indices, "lanes"),
     )
 
 
 def _step(message: pb.JoinRequest) -> Step:
     body = message.step
     action = body.action.bytes.data
-    return Step(message.request_id, action, body.timeout_ms, tuple(body.env_indices))
+    return Step(message.request_id, action, body.timeout_ms, few(body.env_indices, "lanes"))
 
 
 def _render(message: pb.JoinRequest) -> Render:

@@ -4,24 +4,49 @@ Handshake messages differ between the services in field numbers only, Shutdown f
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2 as model_pb
 from rlmesh_ray.wire.protobuf import as_utf8, parse
+from rlmesh_ray.wire.validation import few
 
 AnyRequest = env_pb.HandshakeRequest | model_pb.HandshakeRequest
 AnyResponse = env_pb.HandshakeResponse | model_pb.HandshakeResponse
 
 
+MAX_CAPABILITIES = 1024
+"""Most capabilities, and most editions, of either side."""
+
+
+def capabilities_of(message: Any) -> dict[str, str]:
+    """Return the capabilities in a message of a peer.
+
+    Raises:
+        CodecError: There are too many.
+    """
+    few(message.capabilities, "capabilities", MAX_CAPABILITIES)
+    return dict(message.capabilities)
+
+
+def editions_of(message: Any) -> tuple[str, ...]:
+    """Return the editions in a message of a peer.
+
+    Raises:
+        CodecError: There are too many.
+    """
+    return few(message.supported_workflow_editions, "editions", MAX_CAPABILITIES)
+
+
 def request_from_proto(message: AnyRequest) -> HandshakeRequest:
-    """Return the client's offer."""
+    """Return the client's offer. Raises CodecError if it has too many capabilities or editions."""
     return HandshakeRequest(
         generation=message.protocol_generation,
         client_name=message.client_name,
         client_version=message.client_version,
-        editions=tuple(message.supported_workflow_editions),
-        capabilities=dict(message.capabilities),
+        editions=editions_of(message),
+        capabilities=capabilities_of(message),
         spec_sha256=message.offered_edition_spec_sha256,
         status=message.offered_edition_status,
     )
@@ -44,14 +69,17 @@ def response_from_proto(message: AnyResponse, contract: object) -> HandshakeResp
     Args:
         message: The response message.
         contract: Its decoded contract; None where it has none.
+
+    Raises:
+        CodecError: It has too many capabilities or editions.
     """
     return HandshakeResponse(
         compatible=message.compatible,
         generation=message.server_protocol_generation,
         min_generation=message.min_supported_protocol_generation,
         server_version=message.server_version,
-        editions=tuple(message.supported_workflow_editions),
-        capabilities=dict(message.capabilities),
+        editions=editions_of(message),
+        capabilities=capabilities_of(message),
         selected_edition=message.selected_workflow_edition,
         spec_sha256=message.selected_edition_spec_sha256,
         status=message.selected_edition_status,

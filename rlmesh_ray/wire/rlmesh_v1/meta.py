@@ -126,11 +126,16 @@ def decode_peer_meta(message: pb.MetaMap) -> dict[str, Any]:
     Raises:
         CodecError: There are more than ``MAX_PEER_NODES`` values, or a tagged array is invalid.
     """
-    _check_nodes(message)
+    check_peer_nodes(message)
     return decode_meta(message)
 
 
-def _check_nodes(message: pb.MetaMap) -> None:
+def check_peer_nodes(message: pb.MetaMap | pb.MetaList) -> None:
+    """Check how many values a message of an untrusted peer has, before they are decoded.
+
+    Raises:
+        CodecError: There are more than ``MAX_PEER_NODES``.
+    """
     num_nodes = 0
     unseen: list[pb.MetaMap | pb.MetaList] = [message]
     while unseen:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.spec import (
     DTYPES,
-    MAX_DEPTH,
     BoxSpec,
     DictSpec,
     DiscreteSpec,
@@ -157,8 +156,7 @@ class _SpecReader:
         self._budget = validation.LaneBudget()
 
     def spec(self, message: pb.SpaceSpec, path: tuple[str, ...]) -> SpaceSpec:
-        if len(path) > MAX_DEPTH:
-            raise CodecError(f"the space is nested more than {MAX_DEPTH} deep")
+        self._budget.enter(path)
         kind = message.WhichOneof("spec")
         if kind == "dict":
             parts = validation.named_parts(message.dict.keys, message.dict.spaces)
@@ -267,12 +265,14 @@ def _nvec(message: pb.MultiDiscreteSpec) -> tuple[tuple[int, ...], tuple[int, ..
     if kind is None:
         raise CodecError("MultiDiscrete has neither flat nor shaped")
     if kind == "flat":
-        counts = tuple(message.flat.data)
+        counts = validation.few(message.flat.data, "counts", validation.MAX_COUNTS)
         return counts, (len(counts),)
-    rows = [row.data for row in message.shaped.data]
+    rows = [row.data for row in validation.few(message.shaped.data, "rows")]
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
-        raise CodecError(f"MultiDiscrete has rows of lengths {sorted(lengths)}")
+        raise CodecError(f"MultiDiscrete has rows of lengths {sorted(lengths)[:8]}")
+    if sum(map(len, rows)) > validation.MAX_COUNTS:
+        raise CodecError(f"MultiDiscrete has more than {validation.MAX_COUNTS} counts")
     counts = tuple(count for row in rows for count in row)
     return counts, (len(rows), lengths.pop() if lengths else 0)
 
@@ -288,4 +288,4 @@ def _multi_discrete_shape(message: pb.SpaceSpec, own_shape: tuple[int, ...]) -> 
 
 def _check_shape(message: pb.SpaceSpec, shape: tuple[int, ...]) -> None:
     if message.shape and tuple(message.shape) != shape:
-        raise CodecError(f"shape {tuple(message.shape)} contradicts the space's own {shape}")
+        raise CodecError(f"shape {tuple(message.shape[:8])} contradicts the space's own {shape}")

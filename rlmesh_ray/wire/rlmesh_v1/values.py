@@ -200,7 +200,7 @@ def decode_nodes(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[list[Any]
     Raises:
         CodecError: It has other lanes or another structure. Sizes are not checked.
     """
-    batch = parse(pb.ValueList, data)
+    batch = parse(pb.ValueList, data, is_bounded=False)  # it has as many parts as the lanes have
     if len(batch.items) != num_lanes:
         raise CodecError(f"the batch has {len(batch.items)} lanes, expected {num_lanes}")
     parts: list[list[Any]] = [[] for _ in leaves(spec)]

@@ -30,7 +30,8 @@ def test_the_summary_covers_the_finished_episodes() -> None:
     assert (result.return_min, result.return_max) == (0.0, 3.0)
     assert result.env_steps == 10
     assert result.length_mean == 2.5
-    assert result.success_rate == pytest.approx(2 / 3)
+    assert result.success_rate == 2 / 4
+    assert result.success_reports == 3
     assert result.interruptions == 0
 
 
@@ -57,6 +58,12 @@ def test_a_single_episode_has_no_standard_error_and_maybe_no_success() -> None:
 
     assert math.isnan(result.return_stderr)
     assert result.success_rate is None
+    assert result.success_reports == 0
+
+
+def test_an_episode_without_a_report_is_no_success() -> None:
+    assert EvaluationResult(episodes(True, None, True, None), 1.0).success_rate == 0.5
+    assert EvaluationResult(episodes(False, None), 1.0).success_rate == 0.0
 
 
 def test_episodes_are_equal_wherever_they_ran() -> None:

@@ -1,5 +1,5 @@
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,14 +153,107 @@ def test_actions_that_are_in_no_space_fail_their_whole_request_and_no_other() ->
     assert floats(results) == [[2], PolicyError, [6]]
 
 
-def test_a_wrong_number_of_actions_fails_all_parts() -> None:
-    class Miserly(Doubling):
-        def predict(self, contract: EnvContract, rows: Rows) -> object:
-            return np.zeros((1, 1), np.float32)
+class Writing(Doubling):
+    """Writes into its observations, and fails if a row begins with 5."""
 
-    results = answers(Miserly(is_repeatable=True), [part(1), part(2)])
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        observations: Any = rows.observations
+        for column in observations.values() if isinstance(observations, dict) else [observations]:
+            if isinstance(column, np.ndarray):
+                column *= 2
+        first = observations["box"] if isinstance(observations, dict) else observations
+        if (first == 10).any():
+            raise ValueError("5 is too much")
+        return first[:, :1]
+
+
+OF_ALL_KINDS = contract(
+    spaces.Dict(
+        {
+            "box": spaces.Box(-10.0, 10.0, (2,), np.float32),
+            "image": spaces.Box(0, 255, (2, 2, 3), np.uint8),
+            "number": spaces.Discrete(20),
+            "flags": spaces.MultiBinary(3),
+            "word": spaces.Text(8),
+        }
+    ),
+    spaces.Box(-50.0, 50.0, (1,), np.float32),
+)
+
+
+@pytest.mark.parametrize("encoding", [values, released_values], ids=["own", "released"])
+@pytest.mark.parametrize("space", [BOX, OF_ALL_KINDS], ids=["box", "dict"])
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_a_policy_may_write_into_its_observations_in_every_batch(
+    space: EnvContract, encoding: Any, num_parts: int
+) -> None:
+    def made(first: float) -> PredictionRequest:
+        box = np.full((1, 2), first, np.float32)
+        column = {
+            "box": box,
+            "image": np.ones((1, 2, 2, 3), np.uint8),
+            "number": np.array([1]),
+            "flags": np.ones((1, 3), np.int8),
+            "word": ("a",),
+        }
+        observed = flatten(space.observation_space, column if space is OF_ALL_KINDS else box)
+        data = encoding.encode_batch(space.observation_space, observed, 1)
+        return request(space, data, 1, encoding)
+
+    sent = [made(first) for first in (1, 2, 3)[:num_parts]]
+    results = answers(Writing(is_repeatable=False), sent)
+    assert [encoding.decode_batch(space.action_space, each, 1)[0].item() for each in results] == [
+        2,
+        4,
+        6,
+    ][:num_parts]
+    # What it has written is not there when it is asked again.
+    again = answers(Writing(is_repeatable=True), [made(5), made(1)])
+    assert isinstance(again[0], PolicyError)
+    assert encoding.decode_batch(space.action_space, again[1], 1)[0].item() == 2
+
+
+class Spoiling(Doubling):
+    """Returns no batch of actions if a row begins with 7."""
+
+    def __init__(self, spoil: Callable[[Any], object], *, is_repeatable: bool = True) -> None:
+        super().__init__(is_repeatable=is_repeatable)
+        self._spoil = spoil
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        actions = np.asarray(super().predict(contract, rows))
+        return self._spoil(actions) if (actions == 14).any() else actions
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda actions: actions[:-1],
+        lambda actions: actions[:, :, None],
+        lambda actions: actions[:, 0],
+        lambda actions: actions.astype(str),
+        lambda actions: [[14.0, 1.0] if row == [14.0] else row for row in actions.tolist()],
+        lambda _: None,
+        lambda actions: np.full_like(actions, np.nan).tolist()[0],
+    ],
+    ids=["rows", "axes", "shape", "dtype", "ragged", "nothing", "one row"],
+)
+def test_what_is_no_batch_of_actions_fails_the_request_that_it_comes_from(spoil: Any) -> None:
+    parts = [part(1, 2), part(7), part(3)]
+
+    results = answers(Spoiling(spoil), parts)
+
+    assert floats(results) == [[2, 4], PolicyError, [6]]
+    assert "do not fit Toy-v0's action space" in str(results[1])
+
+
+def test_a_wrong_number_of_actions_fails_all_parts_of_a_policy_that_is_not_asked_again() -> None:
+    policy = Spoiling(lambda actions: actions[:-1], is_repeatable=False)
+
+    results = answers(policy, [part(1), part(7)])
 
     assert floats(results) == [PolicyError, PolicyError]
+    assert len(policy.seen) == 1
 
 
 def test_actions_that_cannot_even_be_looked_at_end_nothing_but_their_batch() -> None:

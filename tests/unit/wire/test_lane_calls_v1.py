@@ -132,3 +132,16 @@ def test_garbage_is_refused() -> None:
         wire.parse_response(b"\xff")
     with pytest.raises(CodecError, match="neither results nor an error"):
         wire.parse_response(b"")
+
+
+def test_a_call_with_more_values_than_a_client_sends_is_refused() -> None:
+    many = pb.CallRequest(name="f")
+    for _ in range(2**14):
+        many.arguments.items.add()
+    assert len(wire.parse_call(many.SerializeToString()).arguments) == 2**14
+
+    many.arguments.items.add()
+    with pytest.raises(CodecError, match="more than 16384 values"):
+        wire.parse_call(many.SerializeToString())
+    with pytest.raises(CodecError, match="65537 lanes, and 65536 are the limit"):
+        wire.parse_call(pb.CallRequest(env_indices=[0] * (2**16 + 1)).SerializeToString())

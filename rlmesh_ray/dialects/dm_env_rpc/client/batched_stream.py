@@ -12,7 +12,7 @@ import numpy as np
 
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.frames import RequestKind, WorldResponse
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import tensor_of, with_uids
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import cast, tensor_of, with_uids
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import Settings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import exact_space
 from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent
@@ -121,7 +121,8 @@ class BatchedStream:
         for leaf, (uid, spec) in zip(self._leaves, self._observations, strict=True):
             value = tensor_of(found, uid, spec)
             # Own, writable memory: callers keep it.
-            columns.append(tuple(value) if leaf.dtype is None else value.astype(leaf.dtype))
+            dtype = leaf.dtype
+            columns.append(tuple(value) if dtype is None else cast(value, dtype, spec.name))
         return columns
 
 

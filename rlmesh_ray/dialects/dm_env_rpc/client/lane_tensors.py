@@ -96,12 +96,16 @@ class LaneTensors:
             lane: Index.
 
         Raises:
-            RemoteProtocolError: A tensor is missing, or does not match its spec.
+            RemoteProtocolError: A tensor is missing, does not match its spec, or has an integer
+                that its leaf's dtype does not hold.
         """
         found = answer.payload.observations
         for (uid, spec), row in zip(self._observations, rows, strict=True):
             value = tensor_of(found, uid, spec)
-            row[lane] = value[()] if spec.dtype is DataType.STRING else value
+            if spec.dtype is DataType.STRING:
+                row[lane] = value[()]
+            else:
+                row[lane] = cast(value, row.dtype, spec.name)
 
     def scalars(self, answer: frames.WorldResponse) -> StepScalars:
         """Return the reward and the discount of a step.
@@ -140,6 +144,21 @@ def tensor_of(found: Any, uid: int, spec: TensorSpec) -> Array:
             f"{spec.dtype.name} {list(spec.shape)}"
         )
     return value
+
+
+def cast(value: Array, dtype: np.dtype[Any], name: str) -> Array:
+    """Return a tensor at its leaf's dtype, which may be narrower; a copy.
+
+    A float beyond it becomes infinite, and is judged as out of range.
+
+    Raises:
+        RemoteProtocolError: There is an integer that ``dtype`` does not hold.
+    """
+    with np.errstate(over="ignore"):
+        held = value.astype(dtype)
+    if dtype.kind in "iu" and value.dtype != dtype and (held != value).any():
+        raise RemoteProtocolError(f"observation {name!r} has an integer beyond {dtype}")
+    return held
 
 
 def with_uids(

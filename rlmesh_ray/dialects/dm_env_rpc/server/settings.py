@@ -9,18 +9,23 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlmesh_ray.dialects.dm_env_rpc.wire.settings import plain_settings
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.spaces.bounded_repr import CONTAINERS, bounded_repr
 
 _OPTIONS = "options"
 _ARGS = "args"
 _LONGEST_QUOTE = 80
 _LARGEST_SEED = 2**63 - 1
 _MAX_DEPTH = 16
+_LONGEST_ARGS = 2**18
+_LONGEST_NAME = 256
+_MOST_LANES = 2**16
 
 
 class MissingActions(enum.Enum):
@@ -165,8 +170,7 @@ def _order(plain: dict[str, object]) -> ResetOptions:
     seed: int | tuple[int, ...] | None = None
     if "seed" in plain:
         value = plain.pop("seed")
-        many = isinstance(value, np.ndarray) and value.ndim == 1
-        seed = tuple(map(as_seed, value)) if many else as_seed(value)  # type: ignore[call-overload]
+        seed = tuple(map(as_seed, value)) if _is_vector(value) else as_seed(value)
     prefix = f"{_OPTIONS}."
     options: dict[str, Any] = {}
     for key in [key for key in plain if key.startswith(prefix)]:
@@ -175,14 +179,18 @@ def _order(plain: dict[str, object]) -> ResetOptions:
 
 
 def _lanes(value: object) -> tuple[int, ...]:
-    is_list = isinstance(value, np.ndarray) and value.ndim == 1
-    numbers = [_as_integer(each) for each in value] if is_list else []  # type: ignore[attr-defined]
+    numbers = [_as_integer(each) for each in value] if _is_vector(value) else []
     lanes = tuple(number for number in numbers if number is not None and number >= 0)
     if not lanes or len(set(lanes)) < len(numbers):
         raise CodecError(
             f"setting 'lanes' is {_quoted(value)}, expected a list of different integers from 0 on"
         )
     return lanes
+
+
+def _is_vector(value: object) -> TypeGuard[NDArray[Any]]:
+    """Return whether it is an array with one axis, of no more elements than there may be lanes."""
+    return isinstance(value, np.ndarray) and value.ndim == 1 and value.size <= _MOST_LANES
 
 
 def _put(options: dict[str, Any], key: str, path: list[str], value: object) -> None:
@@ -204,6 +212,11 @@ def _arguments(text: object) -> dict[str, object]:
         return {}
     arguments: object = None
     if isinstance(text, str):
+        if len(text) > _LONGEST_ARGS:
+            raise CodecError(
+                f"setting {_ARGS!r} has {len(text)} characters, and {_LONGEST_ARGS} are the limit; "
+                "send arrays as settings options.KEY"
+            )
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(text)
     if not isinstance(arguments, dict):
@@ -221,6 +234,11 @@ def _check_depth(value: object, depth: int = 0) -> None:
 
 
 def _flat(nested: dict[str, Any], prefix: str) -> dict[str, object]:
+    # A long key above many short ones would make a thousand times the bytes of the text.
+    if len(prefix) > _LONGEST_NAME:
+        raise CodecError(
+            f"setting {_quoted(prefix)} has more than {_LONGEST_NAME} characters; shorten its keys"
+        )
     flat: dict[str, object] = {}
     for key, value in nested.items():
         if isinstance(value, dict):
@@ -279,5 +297,6 @@ def _as_integer(value: object) -> int | None:
 
 
 def _quoted(value: object) -> str:
-    text = repr(value)
+    # A few bytes can stand for a list of a million long texts.
+    text = bounded_repr(value) if isinstance(value, CONTAINERS) else repr(value)
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."

@@ -8,7 +8,6 @@ messages for properties there, whose forms other messages happen to have: a list
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import (
@@ -38,10 +37,9 @@ _LONGEST_QUOTE = 200
 def parse_request(data: bytes) -> WorldRequest:
     """Return the request in ``data``, or a MalformedWorldRequest."""
     try:
-        message = pb.EnvironmentRequest.FromString(data)
-    except DecodeError as error:
-        reason = f"{len(data)} bytes are no EnvironmentRequest: {error}"
-        return _unreadable(Code.INVALID_ARGUMENT, reason)
+        message = parse(pb.EnvironmentRequest, data)
+    except CodecError as error:
+        return _unreadable(Code.INVALID_ARGUMENT, str(error))
     kind = message.WhichOneof("payload")
     if kind == "step":
         step = message.step

@@ -7,7 +7,9 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import Array, DataType, kind_of
 from rlmesh_ray.errors import CodecError
 
 MAX_ELEMENTS = 2**20
-"""Limit for all settings of a request: a few bytes can stand for any number of equal elements."""
+"""Limit for all settings of a request."""
+MAX_EQUAL_ELEMENTS = 2**16
+"""Limit for those that one element stands for: a few bytes are enough for any number of them."""
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, object]:
@@ -44,6 +46,10 @@ def _array(name: str, tensor: Any, max_elements: int) -> Array:
     if array.size > max_elements:
         raise CodecError(
             f"{name} has {array.size} elements, and one request may have {MAX_ELEMENTS} in all"
+        )
+    if 0 in array.strides and array.size > MAX_EQUAL_ELEMENTS:
+        raise CodecError(
+            f"{name} stands for {array.size} equal elements, and {MAX_EQUAL_ELEMENTS} are the limit"
         )
     return array
 

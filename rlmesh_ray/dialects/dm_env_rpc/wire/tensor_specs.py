@@ -110,10 +110,11 @@ def specs_from_proto(message: Any) -> AgentSpecs:
 
 def _by_uid(messages: Any, domain: str) -> dict[int, TensorSpec]:
     specs = {uid: spec_from_proto(messages[uid]) for uid in sorted(messages)}
-    names = [spec.name for spec in specs.values()]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise CodecError(f"two {domain}s are named {twice!r}")
+    names: set[str] = set()
+    for spec in specs.values():
+        if spec.name in names:
+            raise CodecError(f"two {domain}s are named {spec.name!r}")
+        names.add(spec.name)
     return specs
 
 

@@ -46,7 +46,6 @@ from rlmesh_ray.dialects.openpi.wire.space_maps import (
     OBSERVATION,
     SERVER_TIMING,
     ClientCodec,
-    flat,
     require_actions,
     require_keys,
 )
@@ -265,7 +264,7 @@ class OpenpiSession:
     ) -> list[Column]:
         """Return the actions of each row's chunk, one row after the other of each step."""
         codec = ClientCodec(contract.action_space)
-        rows = [codec.decode(flat(unpack(message))) for message in unpack(action_of(reply))]
+        rows = [codec.decode(unpack(message)) for message in unpack(action_of(reply))]
         if len({len(chunks[0]) for chunks in rows if chunks}) > 1:
             raise CodecError("the server answers the rows of one batch with different horizons")
         by_step = (
@@ -310,8 +309,8 @@ class OpenpiSession:
                 text = answer.strip()[-2000:]
                 failed = ModelFailed(request_id, ModelErrorCode.INTERNAL, text, False)
                 return ModelReply(request_id, failed)
-        timing = flat(unpack(answers[-1])) if answers else {}  # type: ignore[arg-type]
-        return ModelReply(request_id, None, pack(answers), _telemetry(timing))
+        last = unpack(answers[-1]) if answers else None  # type: ignore[arg-type]
+        return ModelReply(request_id, None, pack(answers), _telemetry(last))
 
     async def _answers(
         self,
@@ -459,11 +458,14 @@ async def _connection(options: ConnectOptions) -> ClientConnection:
     return connection
 
 
-def _telemetry(message: Mapping[str, Any]) -> PredictTelemetry | None:
+def _telemetry(message: object) -> PredictTelemetry | None:
     """Return what a result's ``server_timing`` says."""
+    timing = message.get(SERVER_TIMING) if isinstance(message, dict) else None
+    if not isinstance(timing, dict):
+        return None
 
     def number(name: str) -> float | None:
-        value = message.get(f"{SERVER_TIMING}/{name}")
+        value = timing.get(name)
         return value if isinstance(value, int | float) and math.isfinite(value) else None
 
     infer_ms = number("infer_ms")

@@ -45,47 +45,27 @@ def unpack(data: bytes) -> Any:
         CodecError: It is no message of the protocol, or exceeds a limit.
         MissingPackageError: The package msgpack is not installed.
     """
-    reader = _Reader()
     value = msgpack_values.unpack(
-        data, MAX_ITEMS, object_hook=reader.read_map, list_hook=reader.read_list
+        data, max_items=MAX_ITEMS, max_values=MAX_VALUES, read_map=_read_map
     )
     _check_depth(value, 0)
     return value
 
 
-class _Reader:
-    """Counts the values of one message, and reads arrays from the marked maps."""
-
-    def __init__(self) -> None:
-        self._num_values = 0
-
-    def read_list(self, found: list[Any]) -> list[Any]:
-        """Return a list as it is."""
-        self._count(len(found))
-        return found
-
-    def read_map(self, found: dict[Any, Any]) -> Any:
-        """Return what a map stands for: an array, a number, or itself with text as keys."""
-        self._count(len(found))
-        by_name: dict[str, Any] = {}
-        for key, value in found.items():
-            name = key.decode("utf-8") if isinstance(key, bytes) else key
-            if not isinstance(name, str) or name in by_name:
-                raise CodecError(f"the key {str(key)[:40]!r} of a map is no text, or comes twice")
-            by_name[name] = value
-        if _ARRAY in by_name:
-            dtype = _dtype(by_name.get("dtype"))
-            return msgpack_values.array_of(dtype, by_name.get("shape"), by_name.get("data"))
-        if _NUMBER in by_name:
-            return _number(by_name)
-        return by_name
-
-    def _count(self, num_items: int) -> None:
-        self._num_values += 1 + num_items
-        if self._num_values > MAX_VALUES:
-            raise CodecError(
-                f"the message has more than {MAX_VALUES} values; send arrays instead of lists"
-            )
+def _read_map(found: dict[Any, Any]) -> Any:
+    """Return what a map stands for: an array, a number, or itself with text as keys."""
+    by_name: dict[str, Any] = {}
+    for key, value in found.items():
+        name = key.decode("utf-8") if isinstance(key, bytes) else key
+        if not isinstance(name, str) or name in by_name:
+            raise CodecError(f"the key {str(key)[:40]!r} of a map is no text, or comes twice")
+        by_name[name] = value
+    if _ARRAY in by_name:
+        dtype = _dtype(by_name.get("dtype"))
+        return msgpack_values.array_of(dtype, by_name.get("shape"), by_name.get("data"))
+    if _NUMBER in by_name:
+        return _number(by_name)
+    return by_name
 
 
 def _number(found: Mapping[str, Any]) -> bool | int | float:

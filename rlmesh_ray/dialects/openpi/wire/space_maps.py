@@ -6,7 +6,7 @@ such keys, or nest maps. The one leaf of a space that is no Dict has the key ``o
 ``actions``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
 from rlmesh_ray.errors import CodecError, ConfigurationError, ConformanceError
-from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.coercion import as_array, coerce
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.space_description import space_lines
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import structure_checker
 from rlmesh_ray.wire.batch_codec import join_each, split_each
+from rlmesh_ray.wire.msgpack_values import holds_numbers
 
 OBSERVATION, ACTIONS = "observation", "actions"
 SERVER_TIMING = "server_timing"
+_MOST_NAMED = 8
+"""Keys that an error names."""
 
 
 def require_keys(spec: SpaceSpec, root: str) -> dict[str, Leaf]:
@@ -47,28 +50,50 @@ def require_keys(spec: SpaceSpec, root: str) -> dict[str, Leaf]:
     return found
 
 
-def flat(value: object) -> dict[str, Any]:
-    """Return the values of a message by their keys, from keys with slashes and nested maps.
+def _outer(keys: Iterable[str]) -> frozenset[str]:
+    """Return the paths, each with a slash at its end, of the maps that can hold one of ``keys``."""
+    return frozenset(
+        key[: at + 1] for key in keys for at, character in enumerate(key) if character == "/"
+    )
+
+
+def _found(
+    message: object, keys: Collection[str], outer: Collection[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of a message by their keys, and the first of its other keys.
+
+    Args:
+        message: As ``unpack`` returns it: has keys with slashes, nested maps, or both.
+        keys: The keys that are looked for.
+        outer: ``_outer(keys)``. Other maps are not entered: with a long key above many short ones,
+            their paths would take thousands of times the bytes of the message.
 
     Raises:
-        CodecError: It is no map, or has a key twice.
+        CodecError: It is no map, or has one of the keys twice.
     """
-    if not isinstance(value, dict):
+    if not isinstance(message, dict):
         raise CodecError("the message is no map from names to arrays, numbers and text")
     found: dict[str, Any] = {}
-    for key, part in _flat(value, ""):
+    others: list[str] = []
+    for key, value in _walk(message, "", outer):
         if key in found:
             raise CodecError(f"the message has the key {key!r:.80} twice")
-        found[key] = part
-    return found
+        if key in keys:
+            found[key] = value
+        elif len(others) < _MOST_NAMED:
+            others.append(key)
+    return found, others
 
 
-def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, part in value.items():
-        if isinstance(part, dict):
-            yield from _flat(part, f"{prefix}{key}/")
+def _walk(
+    message: Mapping[str, Any], prefix: str, outer: Collection[str]
+) -> Iterator[tuple[str, Any]]:
+    for key, value in message.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and f"{path}/" in outer:
+            yield from _walk(value, f"{path}/", outer)
         else:
-            yield f"{prefix}{key}", part
+            yield path, value
 
 
 class ServerCodec:
@@ -82,6 +107,7 @@ class ServerCodec:
         self._spec = spec
         self._observed = require_keys(spec, OBSERVATION)
         self._acted = require_keys(spec, ACTIONS)
+        self._outer = _outer(self._observed)
 
     def decode(self, data: bytes, num_lanes: int) -> list[Column]:
         """Return the columns of an observation.
@@ -89,9 +115,9 @@ class ServerCodec:
         Raises:
             CodecError: It lacks a key, has an unknown one, or a value does not fit its leaf.
         """
-        found = flat(unpack(data))
-        if found.keys() != self._observed.keys():
-            raise CodecError(self._wrong_keys(found))
+        found, unknown = _found(unpack(data), self._observed, self._outer)
+        if unknown or len(found) < len(self._observed):
+            raise CodecError(self._wrong_keys(found, unknown))
         columns = []
         for key, leaf in self._observed.items():
             try:
@@ -128,11 +154,10 @@ class ServerCodec:
         """Return the packed results of several rows; see ``BatchCodec.split``."""
         return split_each(repeat(self, len(counts)), columns, counts)
 
-    def _wrong_keys(self, found: Mapping[str, Any]) -> str:
+    def _wrong_keys(self, found: Mapping[str, Any], unknown: Sequence[str]) -> str:
         missing = [key for key in self._observed if key not in found]
-        unknown = [key for key in found if key not in self._observed]
         problems = [
-            f"{verb} {', '.join(f'{key!r:.80}' for key in keys[:8])}"
+            f"{verb} {', '.join(f'{key!r:.80}' for key in keys[:_MOST_NAMED])}"
             for verb, keys in (("lacks", missing), ("has the unknown", unknown))
             if keys
         ]
@@ -166,28 +191,28 @@ class ClientCodec(NamedTuple):
             place[last] = column[row]
         return message
 
-    def decode(self, message: Mapping[str, Any]) -> list[NDArray[Any]]:
+    def decode(self, message: object) -> list[NDArray[Any]]:
         """Return the chunk of actions in a result, ``(horizon, *leaf.shape)`` for each leaf.
 
         Args:
-            message: The result, as ``flat`` returns it; other keys are left out.
+            message: The result, as ``unpack`` returns it; other keys are left out.
 
         Raises:
-            CodecError: A key is missing, a value does not fit, or the horizons differ.
+            CodecError: It is no map, a key is missing or comes twice, a value does not fit, or the
+                horizons differ.
         """
+        keys = require_keys(self.spec, ACTIONS)
+        found, others = _found(message, keys, _outer(keys))
         chunks = []
-        for key, leaf in require_keys(self.spec, ACTIONS).items():
-            if key not in message:
-                has = ", ".join(sorted(message))
+        for key, leaf in keys.items():
+            if key not in found:
+                has = ", ".join(sorted([*found, *others]))
                 raise CodecError(f"the result has no {key!r}, only: {has:.200}")
             try:
-                array = np.asarray(message[key])
-            except ValueError as error:  # lists of unequal lengths
-                raise CodecError(f"{key} in the result is no array: {error}") from error
-            if array.ndim == len(leaf.shape):  # a single action, without the axis of the chunk
-                array = array[None]
-            try:
-                chunks.append(coerce(leaf, array, len(array) if array.ndim else 0))
+                array = as_array(leaf, _numbers(leaf, found[key]))
+                if array.ndim == len(leaf.shape):  # a single action, without the axis of the chunk
+                    array = array[None]
+                chunks.append(_exact(leaf, array, len(array) if array.ndim else 0))
             except ConformanceError as error:
                 raise CodecError(f"{key} in the result {error.reason}") from error
         if len({len(chunk) for chunk in chunks}) > 1 or not all(map(len, chunks)):
@@ -244,6 +269,38 @@ def _most_bytes(leaf: Leaf) -> int:
 
 
 def _column(leaf: Leaf, value: object) -> Column:
-    """Return the column of one row with ``value``."""
-    found = coerce(leaf, value, None)
+    """Return the column of one row with ``value``. Raises ConformanceError as ``_exact`` does."""
+    found = _exact(leaf, value, None)
     return (found,) if isinstance(found, str) else np.asarray(found)[None]
+
+
+def _exact(leaf: Leaf, value: object, num_rows: int | None) -> Any:
+    """Return ``value`` at the leaf's dtype and shape, without a float that became infinite.
+
+    Raises:
+        ConformanceError: See ``coerce`` and ``_numbers``; or a number is beyond the leaf's floats.
+    """
+    found = coerce(leaf, value if leaf.dtype is None else _numbers(leaf, value), num_rows)
+    if leaf.dtype is None or leaf.dtype.kind != "f" or np.isfinite(found).all():
+        return found
+    given = as_array(leaf, value)
+    overflown = np.isinf(found) & np.isfinite(given)
+    if overflown.any():
+        reason = f"has {given[overflown].flat[0]}, which is beyond {leaf.dtype}"
+        raise ConformanceError("dtype", leaf.name, reason)
+    return found
+
+
+def _numbers(leaf: Leaf, value: object) -> object:
+    """Return a value of a message that is an array, a number, or lists of numbers.
+
+    Raises:
+        ConformanceError: It is anything else.
+    """
+    try:
+        if holds_numbers(value):
+            return value
+    except (ValueError, RecursionError) as error:
+        raise ConformanceError("structure", leaf.name, f"is no array: {error}") from error
+    reason = "is no array, no number and no list of numbers"
+    raise ConformanceError("structure", leaf.name, reason)

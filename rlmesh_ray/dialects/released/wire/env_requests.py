@@ -1,6 +1,6 @@
 """The requests of a session with an environment: bytes to messages and back."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
@@ -16,6 +16,7 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire.envelope import read_request
 from rlmesh_ray.wire.rlmesh_v1.meta import decode_peer_meta, encode_meta
+from rlmesh_ray.wire.validation import few
 
 _LONGEST_TIMEOUT_MS = 2**63 - 1
 
@@ -45,10 +46,10 @@ def _reset(message: pb.JoinRequest) -> Reset:
     body = message.reset
     return Reset(
         message.request_id,
-        seeds=tuple(body.seeds),
+        seeds=few(body.seeds, "seeds"),
         options=decode_peer_meta(body.options),
         timeout_ms=min(body.timeout_ms, _LONGEST_TIMEOUT_MS),
-        env_indices=tuple(body.env_indices),
+        env_indices=few(body.env_indices, "lanes"),
         episode_ids=_ids(body.episode_ids),
     )
 
@@ -59,7 +60,7 @@ def _step(message: pb.JoinRequest) -> Step:
         message.request_id,
         body.action.SerializeToString(),
         min(body.timeout_ms, _LONGEST_TIMEOUT_MS),
-        tuple(body.env_indices),
+        few(body.env_indices, "lanes"),
         _ids(body.episode_ids),
     )
 
@@ -67,15 +68,15 @@ def _step(message: pb.JoinRequest) -> Step:
 def _render(message: pb.JoinRequest) -> Render:
     body = message.render
     timeout_ms = min(body.timeout_ms, _LONGEST_TIMEOUT_MS)
-    return Render(message.request_id, b"", timeout_ms, tuple(body.env_indices))
+    return Render(message.request_id, b"", timeout_ms, few(body.env_indices, "lanes"))
 
 
 def _close(message: pb.JoinRequest) -> Close:
     return Close(message.request_id, message.close.reason)
 
 
-def _ids(told: Iterable[str]) -> tuple[str, ...]:
-    ids = tuple(told)
+def _ids(told: Sequence[str]) -> tuple[str, ...]:
+    ids = few(told, "episode ids")
     longest = max(map(len, ids), default=0)
     if longest > MAX_ID_CHARACTERS:
         raise CodecError(

@@ -9,7 +9,12 @@ from rlmesh_ray.wire._pb.rlmesh_wire.core.v1 import handshake_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import service_pb2 as model_pb
 from rlmesh_ray.wire.protobuf import as_utf8, parse
-from rlmesh_ray.wire.rlmesh_v1.handshake import ShutdownRequest, ShutdownResponse
+from rlmesh_ray.wire.rlmesh_v1.handshake import (
+    ShutdownRequest,
+    ShutdownResponse,
+    capabilities_of,
+    editions_of,
+)
 
 AnyRequest = env_pb.HandshakeRequest | model_pb.HandshakeRequest
 AnyResponse = env_pb.HandshakeResponse | model_pb.HandshakeResponse
@@ -21,7 +26,7 @@ def request_from_proto(message: AnyRequest) -> HandshakeRequest:
     """Return the offer in a client's handshake.
 
     Raises:
-        CodecError: ``base`` is missing.
+        CodecError: ``base`` is missing, or has too many capabilities or editions.
     """
     _require_base(message)
     base = message.base
@@ -29,8 +34,8 @@ def request_from_proto(message: AnyRequest) -> HandshakeRequest:
         generation=base.protocol_generation,
         client_name=base.peer_info.component,
         client_version=base.peer_info.package_version,
-        editions=tuple(base.supported_workflow_editions),
-        capabilities=dict(base.capabilities),
+        editions=editions_of(base),
+        capabilities=capabilities_of(base),
     )
 
 
@@ -53,7 +58,7 @@ def response_from_proto(message: AnyResponse, contract: object) -> HandshakeResp
         contract: The contract in it, decoded; None: it has none.
 
     Raises:
-        CodecError: ``base`` is missing.
+        CodecError: ``base`` is missing, or has too many capabilities or editions.
     """
     _require_base(message)
     base = message.base
@@ -62,8 +67,8 @@ def response_from_proto(message: AnyResponse, contract: object) -> HandshakeResp
         generation=WIRE_V1,
         min_generation=WIRE_V1,
         server_version=base.peer_info.package_version,
-        editions=tuple(base.supported_workflow_editions),
-        capabilities=dict(base.capabilities),
+        editions=editions_of(base),
+        capabilities=capabilities_of(base),
         selected_edition=base.preferred_workflow_edition,
         error_message=base.error_message,
         contract=contract,

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.spec import (
     DTYPES,
-    MAX_DEPTH,
     BoxSpec,
     DictSpec,
     DiscreteSpec,
@@ -104,8 +103,7 @@ class _SpecReader:
         self._budget = validation.LaneBudget()
 
     def spec(self, message: pb.SpaceSpec, path: tuple[str, ...]) -> SpaceSpec:
-        if len(path) > MAX_DEPTH:
-            raise CodecError(f"the space is nested more than {MAX_DEPTH} deep")
+        self._budget.enter(path)
         kind = message.WhichOneof("spec")
         if kind == "dict":
             parts = validation.named_parts(message.dict.keys, message.dict.spaces)
@@ -132,7 +130,8 @@ class _SpecReader:
             case "multi_binary":
                 return validation.multi_binary(_count_or_shape(shape), self._budget)
             case "multi_discrete":
-                nvec = tuple(message.multi_discrete.nvec)
+                counts = message.multi_discrete.nvec
+                nvec = validation.few(counts, "counts", validation.MAX_COUNTS)
                 # One count without an axis is a scalar; without a shape, several are a vector.
                 own_shape = shape or (() if len(nvec) == 1 else (len(nvec),))
                 dtype_name = _integer_dtype(message)

@@ -10,8 +10,10 @@ from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.action_draws import KINDS, ActionDraws
 from rlmesh_ray.models.onnx.onnx_session import OnnxSession, check_model
+from rlmesh_ray.spaces.spec import DTYPES
 
 Array = NDArray[Any]
+_DTYPES = {name: np.dtype(name) for name in DTYPES}
 
 
 def action_dtype(config: m.SetConfig) -> np.dtype[Any]:
@@ -21,7 +23,8 @@ def action_dtype(config: m.SetConfig) -> np.dtype[Any]:
         ConfigurationError: The server does not say what actions are, as Ray's own does not.
     """
     try:
-        dtype: np.dtype[Any] = np.dtype(config.extras["action_space"]["dtype"])
+        # Of any text NumPy would make a dtype, also one of a gigabyte an element.
+        dtype: np.dtype[Any] = _DTYPES[config.extras["action_space"]["dtype"]]
     except (KeyError, TypeError) as error:
         raise ConfigurationError(
             "the server does not say what actions are; agents need a runner of rlmesh_ray"

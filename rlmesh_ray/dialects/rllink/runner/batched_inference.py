@@ -126,14 +126,17 @@ class BatchedInference:
     def _answer(self, asked: Sequence[ActionRequest], weights: WeightsVersion) -> None:
         try:
             decisions = self._decide([request.obs for request in asked], weights)
+            actions = [self._fit(decision.action) for decision in decisions]
         except Exception as error:  # noqa: BLE001  # the module's own code; clients are told
-            for request in asked:
-                request.future.set_exception(error)
+            if len(asked) == 1:
+                asked[0].future.set_exception(error)
+                return
+            for request in asked:  # the others are not to blame
+                self._answer([request], weights)
             return
-        for request, decision in zip(asked, decisions, strict=True):
+        for request, decision, action in zip(asked, decisions, actions, strict=True):
             with self._queue.lock:
                 request.recorder.decide(decision)
-            action = self._fit(decision.action)
             request.future.set_result(
                 m.Action(request.recorder.episode_id, action, decision.seq_no)
             )

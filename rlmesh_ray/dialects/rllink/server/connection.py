@@ -23,6 +23,8 @@ from rlmesh_ray.transport.tcp import enable_keepalive
 
 _LOG = logging.getLogger(__name__)
 
+_LARGE_BYTES = 2**16
+"""Larger messages are read in another thread, while the other clients are answered."""
 _STRANGER_BYTES = 4096
 """Most bytes of a message before the client has shown the token."""
 ImmediateOrLaterReply = m.Reply | Future[m.Reply | None] | None
@@ -111,10 +113,12 @@ class RLlinkConnection:
         try:
             if known is None:
                 async with asyncio.timeout(limits.frame_timeout_s):
-                    request = self._parsed(await self._read(limits.max_message_bytes))
+                    body = await self._read(limits.max_message_bytes)
+                request = await self._parsed(body)
             else:
                 async with asyncio.timeout(limits.stranger_timeout_s):
-                    request = self._parsed(await self._read(_STRANGER_BYTES))
+                    body = await self._read(_STRANGER_BYTES)
+                request = await self._parsed(body)
                 _require_token(request, known)
             if not seat():
                 return
@@ -145,7 +149,7 @@ class RLlinkConnection:
             finally:
                 coming.cancel()
                 await asyncio.gather(coming, return_exceptions=True)
-            request = self._parsed(body)
+            request = await self._parsed(body)
 
     async def _awaited(
         self, answer: Future[m.Reply | None], coming: asyncio.Task[bytes]
@@ -173,12 +177,14 @@ class RLlinkConnection:
                 f"a message was not complete {self._limits.frame_timeout_s:g} s after it began"
             ) from error
 
-    def _parsed(self, body: bytes) -> m.Request:
+    async def _parsed(self, body: bytes) -> m.Request:
         encoding = encoding_of(body)
         if self._has_spoken and encoding is not self._encoding:
             raise _RefusedClient("a client must keep to the dialect that it has begun with")
         self._encoding, self._has_spoken = encoding, True
-        return self._encoding.parse_request(body)
+        if len(body) > _LARGE_BYTES:
+            return await asyncio.to_thread(encoding.parse_request, body)
+        return encoding.parse_request(body)
 
     async def _send(self, reply: m.Reply) -> None:
         self._require_connected()

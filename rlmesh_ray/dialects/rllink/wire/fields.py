@@ -7,12 +7,11 @@ import numpy as np
 
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.wire.msgpack_values import holds_numbers
 
 _LONGEST_TEXT = 256
 _MOST_SEQ_NO = 2**53
 _MOST_EPISODES = 2**14
-
-_NUMBERS = (int, float, np.number, np.bool_)
 
 Body = Mapping[Any, Any]
 
@@ -101,7 +100,7 @@ def array(value: Any, name: str) -> m.Array:
         CodecError: It is ragged, or holds something else than numbers and truth values.
     """
     try:
-        made = np.asarray(value) if _holds_numbers(value) else None
+        made = np.asarray(value) if holds_numbers(value) else None
     except (ValueError, OverflowError, TypeError, RecursionError) as error:
         raise CodecError(f"{name} cannot be an array: {_first_line(error)}") from error
     if made is None or not m.is_plain(made):
@@ -154,19 +153,6 @@ def checked(chunk: m.Chunk) -> m.Chunk:
     if fault:
         raise CodecError(fault)
     return chunk
-
-
-def _holds_numbers(value: Any) -> bool:
-    """Tell whether there is nothing but numbers at the bottom of lists of any depth.
-
-    NumPy would make all items as wide as the longest text among them: of a kilobyte, gigabytes.
-    """
-    if isinstance(value, np.ndarray):
-        return True
-    if isinstance(value, list) and all(isinstance(each, np.ndarray) for each in value):
-        return True
-    bottom = np.array(value, dtype=object).ravel().flat  # of many axes, there is no flat
-    return all(issubclass(kind, _NUMBERS) for kind in set(map(type, bottom)))
 
 
 def _first_line(error: Exception) -> str:

@@ -19,6 +19,8 @@ from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import CodecError
 
 _MOST_MODEL_BYTES = 2**30
+_MOST_VALUES = 2**19
+"""Of a message. Python reads JSON in one call, which no other thread interrupts."""
 _STATE_FIELDS = {"type", "weights_seq_no", "onnx_file"}
 _CONFIG_FIELDS = {"type", "env_steps_per_sample", "force_on_policy"}
 
@@ -254,6 +256,12 @@ def _packed(kind: str, **values: Any) -> bytes:
 
 
 def _object(body: bytes) -> dict[str, Any]:
+    # Brackets and commas in texts count, too: what is written with them is not what simulators say.
+    if sum(map(body.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        raise CodecError(
+            f"a message of more than {_MOST_VALUES} values in JSON; send fewer steps at a time, or "
+            "in Ray's dialect, which has arrays"
+        )
     try:
         decoded = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:

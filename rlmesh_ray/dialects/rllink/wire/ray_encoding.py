@@ -17,7 +17,8 @@ from rlmesh_ray.wire import msgpack_values
 
 _FIRST_BYTES = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 """Of a map in msgpack."""
-_MOST_ITEMS = 2**20
+_MOST_VALUES = 2**20
+"""Of a message. A step has some thirty: numbers and arrays are maps."""
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])")
 
 
@@ -246,7 +247,9 @@ def _packed(kind: str, **values: Any) -> bytes:
 
 
 def _map(body: bytes) -> dict[Any, Any]:
-    decoded = msgpack_values.unpack(body, _MOST_ITEMS, object_hook=decode_array)
+    decoded = msgpack_values.unpack(
+        body, max_items=_MOST_VALUES, max_values=_MOST_VALUES, read_map=decode_array
+    )
     if not isinstance(decoded, dict):
         raise CodecError("a message must be a map")
     return decoded

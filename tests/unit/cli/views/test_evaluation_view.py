@@ -1,6 +1,7 @@
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.cli.signals import INTERRUPTED
 from rlmesh_ray.cli.views.episodes_file import episodes_file
-from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options
+from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options, show_result
 from rlmesh_ray.client import env_session_client
 from rlmesh_ray.errors import EvaluationInterruptedError, RemoteEnvError, RlmeshError
 from rlmesh_ray.evaluation import EndpointRole, EpisodeResult, EvaluationResult, Loss
@@ -241,3 +242,20 @@ def test_an_error_of_several_endpoints_names_the_options_of_each() -> None:
         "none is left (a:1: use no authority (without --tls-ca; --model-tls-ca is for the "
         "policy's endpoint alone); b:1: use no authority (--model-tls-ca none))"
     )
+
+
+def test_a_success_rate_says_of_how_many_episodes(capsys: Capture) -> None:
+    for successes, text in (
+        ((True, None, False, True), "50.0 % of 4 episodes; 1 without a report count as no"),
+        ((True, False), "50.0 % of 2 episodes"),
+    ):
+        own = tuple(
+            replace(episode(index), success=success) for index, success in enumerate(successes)
+        )
+        show_result(Console(is_json=True), EvaluationResult(own, 1.0), len(own), ["e"], ["m"])
+
+        shown = capsys.readouterr()
+        result = json.loads(shown.out)
+        assert result["success_rate"] == 0.5
+        assert result["success_reports"] == sum(each is not None for each in successes)
+        assert text in shown.err

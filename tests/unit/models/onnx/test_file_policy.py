@@ -354,6 +354,16 @@ def test_integers_that_the_model_s_input_cannot_hold_are_refused() -> None:
         act(policy, of_env, np.full((1, 3), 300), 1)
 
 
+def test_a_float_that_the_model_s_input_cannot_hold_is_refused() -> None:
+    doubles = BoxSpec((3,), "float64", np.float64(-np.inf).tobytes(), np.float64(np.inf).tobytes())
+    policy, of_env = policy_of(same()), contract(doubles, box(3))
+
+    observed = np.array([[1.0, np.inf, -2.0]])
+    assert act(policy, of_env, observed, 1).tolist() == observed.tolist()
+    with pytest.raises(PolicyError, match=r"takes float32, which the observation exceeds"):
+        act(policy, of_env, np.array([[1.0, 1e300, -2.0]]), 1)
+
+
 def test_a_model_of_no_rows_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"policy\.onnx has inputs of \['0'\] rows"):
         policy_of(same(rows=0))

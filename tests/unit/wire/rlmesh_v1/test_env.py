@@ -211,6 +211,23 @@ def test_a_request_with_bad_options_keeps_its_id() -> None:
     assert request.reason.startswith("reset: ")
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.JoinRequest(step=pb.StepRequest(env_indices=[0] * (2**16 + 1))),
+        pb.JoinRequest(reset=pb.ResetRequest(env_indices=[0] * (2**16 + 1))),
+        pb.JoinRequest(reset=pb.ResetRequest(seeds=[0] * (2**16 + 1))),
+    ],
+    ids=["step", "reset", "seeds"],
+)
+def test_a_request_for_more_lanes_than_there_can_be_is_unreadable(message: pb.JoinRequest) -> None:
+    request = env.parse_request(message.SerializeToString())
+
+    assert isinstance(request, MalformedRequest)
+    assert "65537" in request.reason
+    assert "65536 are the limit" in request.reason
+
+
 def test_a_response_without_a_kind_is_refused() -> None:
     with pytest.raises(CodecError, match="no kind of response"):
         env.parse_response(b"")
@@ -276,6 +293,15 @@ def test_an_answer_with_a_contract_that_makes_no_sense_is_refused() -> None:
 
     with pytest.raises(CodecError, match=r"action space: .* n=0"):
         env.parse_handshake_response(message.SerializeToString())
+
+
+def test_an_offer_with_very_many_capabilities_or_editions_is_refused() -> None:
+    for many in (
+        service_pb2.HandshakeRequest(capabilities={str(number): "" for number in range(1025)}),
+        service_pb2.HandshakeRequest(supported_workflow_editions=["x"] * 1025),
+    ):
+        with pytest.raises(CodecError, match=r"1025 \w+, and 1024 are the limit"):
+            env.parse_handshake_request(many.SerializeToString())
 
 
 @pytest.mark.parametrize(

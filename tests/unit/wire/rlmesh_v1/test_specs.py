@@ -315,6 +315,24 @@ def test_nonsense_is_refused_with_the_reason(message: pb.SpaceSpec, reason: str)
         spec_from_proto(message)
 
 
+def test_a_long_key_above_many_parts_is_refused() -> None:
+    inner = mapping(*map(str, range(100)), parts=100)
+    spec_from_proto(pb.SpaceSpec(dict=pb.DictSpec(keys=["k" * 2**13], spaces=[inner])))
+
+    long = pb.SpaceSpec(dict=pb.DictSpec(keys=["k" * 2**14], spaces=[inner]))
+    with pytest.raises(CodecError, match="more than 4096 parts, or long keys above many parts"):
+        spec_from_proto(long)
+    with pytest.raises(CodecError, match="more than 4096 parts"):
+        spec_from_proto(pb.SpaceSpec(tuple=pb.TupleSpec(spaces=[text(0, 1)] * 2**12)))
+
+
+def test_more_counts_than_a_policy_could_learn_are_refused() -> None:
+    with pytest.raises(CodecError, match="524289 counts, and 524288 are the limit"):
+        spec_from_proto(flat(*([2] * (2**19 + 1))))
+    with pytest.raises(CodecError, match="more than 524288 counts"):
+        spec_from_proto(rows(*([(2,) * 2**10] * (2**9 + 1))))
+
+
 def test_a_space_at_the_depth_limit_is_read() -> None:
     assert len(leaves(spec_from_proto(nested(32)))) == 1
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import LaneTensors
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import LaneTensors, cast
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.world_contract import WorldContract, contract_of_world
 from rlmesh_ray.dialects.dm_env_rpc.wire.contract_property import (
@@ -22,7 +22,7 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.contract_property import (
 )
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import specs_from_proto
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import unpack_tensor
-from rlmesh_ray.errors import RlmeshError
+from rlmesh_ray.errors import RemoteProtocolError, RlmeshError
 from rlmesh_ray.spaces.batch import empty_columns
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
@@ -152,3 +152,13 @@ def test_damaged_contracts_and_refusals_raise_our_errors(data: st.DataObject) ->
 def test_a_frame_of_nothing_is_refused() -> None:
     with pytest.raises(RlmeshError):
         frames.parse_answer(b"")
+
+
+def test_an_integer_beyond_the_dtype_of_its_leaf_is_refused() -> None:
+    assert cast(np.array([300, -2]), np.dtype(np.int16), "x").tolist() == [300, -2]
+    assert cast(np.array([1e300, 1.5]), np.dtype(np.float32), "x").tolist() == [np.inf, 1.5]
+
+    with pytest.raises(RemoteProtocolError, match="observation 'x' has an integer beyond int16"):
+        cast(np.array([70_000]), np.dtype(np.int16), "x")
+    with pytest.raises(RemoteProtocolError, match="beyond uint8"):
+        cast(np.array([-1]), np.dtype(np.uint8), "x")

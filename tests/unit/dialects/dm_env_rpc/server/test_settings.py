@@ -1,6 +1,8 @@
 """What clients may set, and how it may look."""
 
 import json
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -180,3 +182,44 @@ def test_lanes_are_of_a_batch_and_have_seeds_of_their_own() -> None:
         reset_options.check(2)
     with pytest.raises(CodecError, match="no reset setting 'lanes'"):
         reset_settings(tensors(lanes=[0]))
+
+
+def test_json_with_a_long_key_above_many_short_ones_is_refused() -> None:
+    nested = {"options": {"k" * 300: {str(number): 1 for number in range(1000)}}}
+
+    with pytest.raises(CodecError, match=r"'options\.kkk.* more than 256 characters; shorten"):
+        create_settings(tensors(args=json.dumps(nested)))
+    with pytest.raises(CodecError, match="262145 characters, and 262144 are the limit"):
+        create_settings(tensors(args=" " * (2**18 + 1)))
+
+
+@pytest.mark.parametrize("key", ["seed", "lanes", "options.x"])
+def test_one_element_does_not_stand_for_more_than_there_may_be_lanes(key: str) -> None:
+    one = tensor_utils.pack_tensor(np.int64(1))
+    one.shape.append(2**16 + 1)
+
+    with pytest.raises(CodecError, match=f"{key}' stands for 65537 equal elements"):
+        reset_settings({key: one}, is_batched=True)
+    many = tensor_utils.pack_tensor(np.arange(2**16 + 1))
+    if key != "options.x":
+        with pytest.raises(CodecError, match=key):
+            reset_settings({key: many}, is_batched=True)
+
+
+def test_an_error_quotes_the_beginning_of_a_long_list() -> None:
+    text = tensor_utils.pack_tensor("x" * 1000)
+    text.shape.append(2**16)
+
+    peak_bytes = peak_of(lambda: reset_settings({"seed": text}))
+
+    assert peak_bytes < 2**22
+
+
+def peak_of(refused: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        with pytest.raises(CodecError):
+            refused()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

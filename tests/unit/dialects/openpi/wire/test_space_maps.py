@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from rlmesh_ray.dialects.openpi.wire import space_maps
 from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
-from rlmesh_ray.dialects.openpi.wire.space_maps import ClientCodec, flat
+from rlmesh_ray.dialects.openpi.wire.space_maps import ClientCodec
 from rlmesh_ray.errors import CodecError, ConfigurationError
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.leaves import Column
@@ -80,7 +80,10 @@ def test_keys_with_slashes_and_nested_maps_name_the_same_leaves(
         ),
         ({"state": STATE}, r"has the unknown 'state'; this policy takes observation/image \(Box"),
         ({"observation": {"state": STATE}}, "the key 'observation/state' twice"),
-        ({"observation/image": {"x": 1}}, "lacks 'observation/image' and has the unknown"),
+        ({"observation/image": {"x": 1}}, "observation/image is no array, no number"),
+        ({"observation": {"image2": 1}}, r"has the unknown 'observation/image2'; this policy"),
+        ({"other": {"x": {"y": 1}}}, r"has the unknown 'other'; this policy takes"),
+        ({"observation/state": np.array([0.5, 1e300])}, r"has 1e\+300, which is beyond float32"),
         ({"observation/state": [[1], [2, 3]]}, "observation/state is no array"),
     ],
 )
@@ -169,6 +172,8 @@ def test_a_result_may_be_a_chunk_or_a_single_action_of_another_dtype() -> None:
         ({"actions": np.zeros((0, 2))}, r"has \[0\] actions"),
         ({"actions": np.zeros((1, 1, 3, 2))}, "shape"),
         ({"actions": np.array([[np.nan, 0.0]])}, "is NaN"),
+        ({"actions": np.array([[1e300, 0.0]])}, r"has 1e\+300, which is beyond float32"),
+        ({"actions": {"x": 1}}, "actions in the result"),
         ({"actions": "left"}, "actions in the result"),
         ({"actions": None}, "actions in the result"),
         ({"actions": [[[1.0], [2.0]], [[3.0]]]}, "actions in the result is no array"),
@@ -181,12 +186,21 @@ def test_a_result_that_is_no_action_of_the_space_is_refused(
         ClientCodec(ARM).decode(message)
 
 
+def test_an_infinite_number_is_one_of_float32() -> None:
+    unbounded = from_gymnasium(spaces.Box(-np.inf, np.inf, (2,), np.float32))
+
+    (column,) = space_maps.codec(unbounded).decode(pack({"observation": [np.inf, 1.0]}), 1)
+
+    assert isinstance(column, np.ndarray)
+    assert column.tolist() == [[np.inf, 1.0]]
+
+
 def test_the_parts_of_an_action_have_one_horizon() -> None:
     codec = ClientCodec(spec(arm=box(2), gripper=spaces.Discrete(3)))
 
     with pytest.raises(CodecError, match=r"has \[3, 2\] actions"):
         codec.decode({"arm": np.zeros((3, 2)), "gripper": np.zeros(2, int)})
-    arm, gripper = codec.decode(flat({"arm": np.zeros((3, 2)), "gripper": np.zeros(3, int)}))
+    arm, gripper = codec.decode({"arm": np.zeros((3, 2)), "gripper": np.zeros(3, int)})
     assert len(arm) == len(gripper) == 3
 
 

@@ -259,6 +259,17 @@ def test_a_long_text_among_numbers_costs_no_memory() -> None:
 
 def test_what_is_announced_and_does_not_come_costs_no_memory() -> None:
     assert memory_to_refuse(RAY, b"\x81\xa4type" + b"\xdd\x00\x0f\xff\xff" * 500) < 2**22
+    # Nor where the message is as long as one of the lists announces.
+    few_bytes = b"\x81\xa4type" + b"\xdd\x00\x0f\xff\xff" * 500 + bytes(2**20)
+    assert memory_to_refuse(RAY, few_bytes) < 4 * len(few_bytes)
+
+
+def test_a_message_of_very_many_values_is_refused_with_the_remedy() -> None:
+    with pytest.raises(CodecError, match="more than 524288 values in JSON; send fewer steps"):
+        JSON.parse_request(b'{"type": "GET_STATE", "x": [' + b"[]," * 2**19 + b"[]]}")
+    lists = b"\x82\xa4type\xa9GET_STATE\xa1x\x92" + (b"\xdd\x00\x08\x00\x00" + b"\x90" * 2**19) * 2
+    with pytest.raises(CodecError, match="more than 1048576 values; send arrays instead of lists"):
+        RAY.parse_request(lists)
 
 
 @pytest.mark.parametrize(
