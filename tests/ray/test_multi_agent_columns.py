@@ -145,7 +145,7 @@ def test_ids_that_are_no_strings_are_those_of_all_that_rllib_sees() -> None:
     infos = [{"1": {"x": 1}, "car_0": {"y": 2}, "0": 3}]
     batch = SessionBatch(observed, np.zeros(1), goes_on, goes_on, infos)
 
-    given = columns.dicts(batch, np.ones((1, 2), np.bool_))
+    given = columns.dicts(batch, np.ones((1, 2), np.bool_), goes_on)
 
     assert given.observations[0].keys() == {1, ("car", 0)}
     assert given.rewards == [{1: 0.5, ("car", 0): 0.0}]
