@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.leaves import Leaf
-from rlmesh_ray.spaces.spec import DiscreteSpec
+from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec
 
 
 def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
@@ -45,6 +45,22 @@ def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
             raise ConformanceError("structure", leaf.name, reason)
         array = _cast(leaf, array, leaf.dtype)
     return array[()] if num_lanes is None and isinstance(leaf.spec, DiscreteSpec) else array
+
+
+def drop_unit_axis(leaf: Leaf, value: Any, num_axes: int = 1) -> Any:
+    """Return an action of RLlib's in the leaf's shape: a number without an axis of length 1.
+
+    RLlib's modules give a Box of shape ``()`` the shape ``(1,)``.
+
+    Args:
+        leaf: The leaf that the value belongs to.
+        value: It is returned itself unless it is such an array.
+        num_axes: Number of axes before those of the leaf, such as 1 for a batch.
+    """
+    is_scalar = not leaf.shape and isinstance(leaf.spec, BoxSpec)
+    if is_scalar and isinstance(value, np.ndarray) and value.shape[num_axes:] == (1,):
+        return value[..., 0]
+    return value
 
 
 def as_array(leaf: Leaf, value: Any) -> NDArray[Any]:

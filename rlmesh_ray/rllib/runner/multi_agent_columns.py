@@ -11,7 +11,7 @@ from rlmesh_ray.errors import ConformanceError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.runner.autoreset_emulation import SessionBatch
 from rlmesh_ray.spaces.batch import flatten, unflatten
-from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.coercion import coerce, drop_unit_axis
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.multi_agent import (
@@ -267,5 +267,5 @@ def _column(leaf: Leaf, num_lanes: int, lanes: Sequence[int], values: Sequence[A
     column = np.empty((num_lanes, *leaf.shape), leaf.dtype)
     column[...] = filler
     for lane, value in zip(lanes, values, strict=True):
-        column[lane] = coerce(leaf, value, None)
+        column[lane] = coerce(leaf, drop_unit_axis(leaf, value, 0), None)
     return column
