@@ -54,13 +54,16 @@ def drop_unit_axis(leaf: Leaf, value: Any, num_axes: int = 1) -> Any:
 
     Args:
         leaf: The leaf that the value belongs to.
-        value: It is returned itself unless it is such an array.
+        value: Of any shape; all others are returned unchanged.
         num_axes: Number of axes before those of the leaf, such as 1 for a batch.
+
+    Raises:
+        ConformanceError: It is no array, such as lists of unequal lengths.
     """
-    is_scalar = not leaf.shape and isinstance(leaf.spec, BoxSpec)
-    if is_scalar and isinstance(value, np.ndarray) and value.shape[num_axes:] == (1,):
-        return value[..., 0]
-    return value
+    if leaf.shape or not isinstance(leaf.spec, BoxSpec):
+        return value
+    array = as_array(leaf, value)
+    return array[..., 0] if array.shape[num_axes:] == (1,) else value
 
 
 def as_array(leaf: Leaf, value: Any) -> NDArray[Any]:
