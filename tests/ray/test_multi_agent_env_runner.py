@@ -35,6 +35,7 @@ from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession
 from rlmesh_ray.rllib.runner.multi_agent_env import MultiAgentSessionGroup
 from tests.ray.multi_agent_worlds import (
     NUMBERED,
+    Climb,
     Crossing,
     Fragile,
     Hopeless,
@@ -346,6 +347,24 @@ def test_agents_act_at_random_as_rllib_lets_them(
     metrics = ours.get_metrics()
     assert metrics["num_agent_steps_sampled"].keys() == {"light", "car_0", "car_1"}
     assert metrics["num_env_steps_sampled"].peek() == sum(len(episode) for episode in episodes)
+
+
+def test_agents_that_are_absent_have_no_steps_and_not_nan(
+    runner: Callable[..., RLMeshMultiAgentEnvRunner],
+) -> None:
+    sampler = runner(Climb)
+
+    counts = []
+    for num_timesteps in (2, 1):  # ``second`` is seen every other time
+        sampler.sample(num_timesteps=num_timesteps, random_actions=True)
+        counts.append(sampler.get_metrics()["num_agent_steps_sampled"])
+    idle = sampler.get_metrics()
+
+    assert [{agent: int(number) for agent, number in each.items()} for each in counts] == [
+        {"first": 2, "second": 1},
+        {"first": 1, "second": 0},
+    ]
+    assert int(idle["num_env_steps_sampled"]) == 0
 
 
 class LoseActions(ConnectorV2):
