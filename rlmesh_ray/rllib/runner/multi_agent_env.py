@@ -15,7 +15,7 @@ from rlmesh_ray.rllib.runner.multi_agent_columns import (
     AgentSpec,
     agents_of_lane,
 )
-from rlmesh_ray.rllib.runner.runner_env import LaneCall, LaneCalls
+from rlmesh_ray.rllib.runner.runner_env import LaneCall, LaneCalls, SteppedByRunner
 from rlmesh_ray.rllib.runner.session_group import SessionGroup
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
@@ -23,8 +23,8 @@ from rlmesh_ray.spaces.leaves import Column
 from rlmesh_ray.spaces.multi_agent import ALL_AGENTS, AgentId
 
 
-class SpacesOnlyMultiAgentEnv(MultiAgentEnv):
-    """The agents of a lane and their spaces, for RLlib; it has no ``step``.
+class SpacesOnlyMultiAgentEnv(SteppedByRunner, MultiAgentEnv):
+    """The agents of a lane and their spaces, for RLlib; ``step`` is refused.
 
     Args:
         agents: The agents of the lane.
@@ -97,7 +97,7 @@ class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
 class MultiAgentRunnerEnv(LaneCalls, VectorMultiAgentEnv):
     """The spaces of a runner's agents, and the number of its lanes.
 
-    It has no ``step``: the runner steps the lanes of each session when they are ready.
+    The runner steps the lanes of each session when they are ready; ``step`` is refused.
 
     Args:
         contract: The contract of every endpoint.
