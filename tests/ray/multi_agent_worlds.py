@@ -151,8 +151,8 @@ class Turnover:
         self._steps += 1
         self._sum += sum(actions[agent] for agent in actions.keys() - self._ended)
         is_over, is_cut = self._steps >= self._length, bool(self._random.integers(2))
-        terminated = {"__all__": is_over and not is_cut}
-        truncated = {"__all__": is_over and is_cut}
+        terminated: dict[Any, bool] = {"__all__": is_over and not is_cut}
+        truncated: dict[Any, bool] = {"__all__": is_over and is_cut}
         observations, rewards, infos = {}, {}, {}
         for agent, joins in self._joins.items():
             draws, reward = self._random.random(4), float(self._random.normal())
