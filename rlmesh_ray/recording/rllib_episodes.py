@@ -36,7 +36,7 @@ from rlmesh_ray.recording.vector_steps import Segment
 from rlmesh_ray.recording.video import picture_position
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
 from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
-from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.coercion import coerce, drop_unit_axis
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
@@ -247,7 +247,7 @@ def _segment(
 
 def _columns(space: SpaceSpec, values: Any, count: int) -> list[Any]:
     parts = zip(leaves(space), flatten(space, values), strict=True)
-    return [coerce(leaf, part, count) for leaf, part in parts]
+    return [coerce(leaf, drop_unit_axis(leaf, part), count) for leaf, part in parts]
 
 
 def _after_reset(column: Any, *, begins: bool) -> Any:
@@ -310,6 +310,8 @@ def _rows(recording: Recording, id_: str, *, normalize: bool) -> pa.Table:
     actions = episode.actions
     if normalize and isinstance(recording.info.action_space, BoxSpec):
         actions = _normalized(actions, recording.action_space)
+    if recording.action_space.shape == () and isinstance(recording.info.action_space, BoxSpec):
+        actions = actions[:, np.newaxis]  # as RLlib's modules give it; see drop_unit_axis
     count = len(episode.rewards)
     ends = np.zeros((2, count), np.bool_)
     ends[:, -1] = episode.summary.terminated, episode.summary.truncated

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.leaves import Leaf
-from rlmesh_ray.spaces.spec import DiscreteSpec
+from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec
 
 
 def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
@@ -45,6 +45,25 @@ def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
             raise ConformanceError("structure", leaf.name, reason)
         array = _cast(leaf, array, leaf.dtype)
     return array[()] if num_lanes is None and isinstance(leaf.spec, DiscreteSpec) else array
+
+
+def drop_unit_axis(leaf: Leaf, value: Any, num_axes: int = 1) -> Any:
+    """Return an action of RLlib's in the leaf's shape: a number without an axis of length 1.
+
+    RLlib's modules give a Box of shape ``()`` the shape ``(1,)``.
+
+    Args:
+        leaf: The leaf that the value belongs to.
+        value: Of any shape; all others are returned unchanged.
+        num_axes: Number of axes before those of the leaf, such as 1 for a batch.
+
+    Raises:
+        ConformanceError: It is no array, such as lists of unequal lengths.
+    """
+    if leaf.shape or not isinstance(leaf.spec, BoxSpec):
+        return value
+    array = as_array(leaf, value)
+    return array[..., 0] if array.shape[num_axes:] == (1,) else value
 
 
 def as_array(leaf: Leaf, value: Any) -> NDArray[Any]:

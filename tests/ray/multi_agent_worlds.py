@@ -120,6 +120,64 @@ class NumberedCrossing(Crossing):
         return tuple(map(_numbered, super().step(by_name)))
 
 
+class Turnover:
+    """Agents join, wait, come back and end as the seed draws it; the episode ends independently.
+
+    So all agents may have ended while others join, or while nobody is there. Actions of agents that
+    have ended have no effect.
+    """
+
+    possible_agents = (0, 1, 2, 3)
+    observation_spaces: ClassVar[Any] = dict.fromkeys(
+        possible_agents, spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    )
+    action_spaces: ClassVar[Any] = dict.fromkeys(possible_agents, spaces.Discrete(3))
+
+    def __init__(self, context: Any = None) -> None:
+        self._random = np.random.default_rng(0)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self._steps, self._sum = 0, 0
+        self._ended: set[int] = set()
+        self._joins = dict(enumerate(self._random.choice([0, 0, 1, 2, 3, 5], 4).tolist()))
+        self._length = int(self._random.integers(2, 12))
+        self._odds = self._random.choice([0.1, 0.5, 0.9], 2)
+        first = [agent for agent, step in self._joins.items() if step == 0]
+        return {agent: self._look() for agent in first}, {agent: {} for agent in first}
+
+    def step(self, actions: Any) -> Any:
+        self._steps += 1
+        self._sum += sum(actions[agent] for agent in actions.keys() - self._ended)
+        is_over, is_cut = self._steps >= self._length, bool(self._random.integers(2))
+        terminated: dict[Any, bool] = {"__all__": is_over and not is_cut}
+        truncated: dict[Any, bool] = {"__all__": is_over and is_cut}
+        observations, rewards, infos = {}, {}, {}
+        for agent, joins in self._joins.items():
+            draws, reward = self._random.random(4), float(self._random.normal())
+            if agent in self._ended or joins > self._steps:
+                terminated |= {agent: True} if agent in self._ended and draws[3] < 0.3 else {}
+                continue
+            has_ended = joins < self._steps and draws[0] < 0.4 * self._odds[0]
+            is_cut_off = (has_ended and draws[1] < 0.5) or truncated["__all__"]
+            rewards[agent] = reward
+            # RLlib wants a last observation of agents that are truncated.
+            if joins == self._steps or draws[2] < self._odds[1] or is_cut_off:
+                observations[agent] = self._look()
+                infos[agent] = {"step": self._steps}
+            if has_ended:
+                (truncated if is_cut_off else terminated)[agent] = True
+                self._ended.add(agent)
+        return observations, rewards, terminated, truncated, infos
+
+    def close(self) -> None:
+        pass
+
+    def _look(self) -> Any:
+        return np.array([self._sum, self._random.normal()])
+
+
 class Fragile(Crossing):
     """Raises in the third episode of its life."""
 
@@ -188,6 +246,20 @@ class Precipice(Climb):
         if self._steps % 3 == 0:
             rewards = {**rewards, "first": np.inf}
         return observations, rewards, *rest
+
+
+class Relay(Climb):
+    """``first`` ends in the first step, in which ``second`` joins; the next reward is infinite."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._steps = 0
+        return self._look(("first",)), {}
+
+    def step(self, actions: Any) -> Any:
+        self._steps += 1
+        has_ended = {"first": self._steps == 1, "__all__": False}
+        rewards = {"first": 1.0} if self._steps == 1 else {"second": np.inf}
+        return self._look(("second",)), rewards, has_ended, {"__all__": False}, {}
 
 
 class Hunt:

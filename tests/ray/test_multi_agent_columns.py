@@ -123,6 +123,17 @@ def test_an_action_of_the_wrong_structure_names_its_agent() -> None:
         columns.actions([{"a": np.zeros(3)}], np.array([[True]]), NONE_IGNORED[:1])
 
 
+def test_actions_without_an_axis_lose_the_one_that_rllibs_modules_give_them() -> None:
+    number = from_gymnasium(spaces.Dict(x=spaces.Box(-2.0, 2.0, (), np.float32)))
+    columns = AgentColumns([AgentSpec("a", "a", BOX, number)])
+
+    sent = columns.actions(
+        [{"a": {"x": np.array([0.5], np.float32)}}], np.array([[True]]), NONE_IGNORED[:1]
+    )
+
+    np.testing.assert_array_equal(sent, [[0.5]])
+
+
 def test_infos_that_belong_to_no_agent_are_common() -> None:
     columns = AgentColumns([AgentSpec("a", "a", BOX, BOX), AgentSpec("b", "b", BOX, BOX)])
     infos = {"a": {"x": 1}, "b": "odd", "__common__": {"y": 2}, "rlmesh.conformance.warning": ["z"]}
@@ -145,7 +156,7 @@ def test_ids_that_are_no_strings_are_those_of_all_that_rllib_sees() -> None:
     infos = [{"1": {"x": 1}, "car_0": {"y": 2}, "0": 3}]
     batch = SessionBatch(observed, np.zeros(1), goes_on, goes_on, infos)
 
-    given = columns.dicts(batch, np.ones((1, 2), np.bool_))
+    given = columns.dicts(batch, np.ones((1, 2), np.bool_), goes_on)
 
     assert given.observations[0].keys() == {1, ("car", 0)}
     assert given.rewards == [{1: 0.5, ("car", 0): 0.0}]

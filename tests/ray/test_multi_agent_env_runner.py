@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.connectors.connector_v2 import ConnectorV2
@@ -15,6 +18,7 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.vector.sync_vector_multi_agent_env import SyncVectorMultiAgentEnv
+from ray.rllib.utils.error import MultiAgentEnvError
 
 from rlmesh_ray import EnvServer
 from rlmesh_ray.client.channel import ConnectOptions
@@ -31,11 +35,13 @@ from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession
 from rlmesh_ray.rllib.runner.multi_agent_env import MultiAgentSessionGroup
 from tests.ray.multi_agent_worlds import (
     NUMBERED,
+    Climb,
     Crossing,
     Fragile,
     Hopeless,
     Impostor,
     NumberedCrossing,
+    Turnover,
 )
 
 pytestmark = [
@@ -49,6 +55,10 @@ AGENTS = Crossing.possible_agents
 
 class LocalCrossing(Crossing, MultiAgentEnv):
     """The same for RLlib, which asks for its own base class."""
+
+
+class LocalTurnover(Turnover, MultiAgentEnv):
+    pass
 
 
 class LocalNumberedCrossing(NumberedCrossing, MultiAgentEnv):
@@ -252,6 +262,51 @@ def test_episodes_equal_those_of_rllibs_own_runner(
     assert any("S" in chunk.env_t_to_agent_t["light"].data for chunk in chunks)
 
 
+@pytest.fixture(scope="module")
+def turnovers() -> Iterator[list[Any]]:
+    """RLlib's runner and this package's, each with two lanes of the same world."""
+    config = ppo(2, LocalTurnover).multi_agent(
+        policies={"odd", "even"},
+        policy_mapping_fn=lambda agent, *_args, **_kwargs: "odd" if agent % 2 else "even",
+    )
+    theirs = build(MultiAgentEnvRunner, config)
+    with EnvServer(Turnover, num_envs=2) as server:
+        ours = build(RLMeshMultiAgentEnvRunner, configure(config.copy(), server.address))
+        yield [theirs, ours]
+        ours.stop()
+
+
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    explore=st.booleans(),
+    counted=st.sampled_from(["env_steps", "agent_steps"]),
+)
+def test_agents_that_come_and_go_by_any_schedule_give_the_episodes_of_rllibs_own_runner(
+    turnovers: list[Any], seed: int, sizes: list[int], explore: bool, counted: str
+) -> None:
+    samples: list[Any] = []
+    for runner in turnovers:
+        runner.config.multi_agent(count_steps_by=counted)
+        runner._seed, runner._needs_initial_reset = seed, True
+        torch.manual_seed(seed)
+        try:
+            samples.append(
+                [runner.sample(num_timesteps=size, explore=explore) for size in sizes]
+                + [runner.sample(num_episodes=sizes[0], explore=explore)]
+            )
+        except MultiAgentEnvError as error:  # an agent was truncated without a last observation
+            samples.append(str(error))
+
+    expected, actual = samples
+    if isinstance(expected, str):
+        assert actual == expected
+        return
+    for mine, other in zip(actual, expected, strict=True):
+        assert_same_episodes(mine, other)
+
+
 def test_agents_are_named_as_in_their_environment_and_not_by_keys(
     runner: Callable[..., RLMeshMultiAgentEnvRunner],
 ) -> None:
@@ -292,6 +347,24 @@ def test_agents_act_at_random_as_rllib_lets_them(
     metrics = ours.get_metrics()
     assert metrics["num_agent_steps_sampled"].keys() == {"light", "car_0", "car_1"}
     assert metrics["num_env_steps_sampled"].peek() == sum(len(episode) for episode in episodes)
+
+
+def test_agents_that_are_absent_have_no_steps_and_not_nan(
+    runner: Callable[..., RLMeshMultiAgentEnvRunner],
+) -> None:
+    sampler = runner(Climb)
+
+    counts = []
+    for num_timesteps in (2, 1):  # ``second`` is seen every other time
+        sampler.sample(num_timesteps=num_timesteps, random_actions=True)
+        counts.append(sampler.get_metrics()["num_agent_steps_sampled"])
+    idle = sampler.get_metrics()
+
+    assert [{agent: int(number) for agent, number in each.items()} for each in counts] == [
+        {"first": 2, "second": 1},
+        {"first": 1, "second": 0},
+    ]
+    assert int(idle["num_env_steps_sampled"]) == 0
 
 
 class LoseActions(ConnectorV2):

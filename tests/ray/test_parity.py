@@ -226,9 +226,10 @@ def echo(observations: Space[Any], actions: Space[Any]) -> Callable[[], gymnasiu
                     return {name: declared(space[name], value[name]) for name in space}
                 if isinstance(value, tuple):
                     return tuple(map(declared, space, value))
-                return np.asarray(value, space.dtype)
+                return np.asarray(value, space.dtype).reshape(space.shape)
 
-            # RLlib's own runner hands int32 to an environment that has declared int64.
+            # RLlib's own runner hands int32 to an environment that has declared int64, and an array
+            # of shape (1,) to one that has declared ().
             return super().step(declared(self.action_space, action))
 
     return partial(Echo, observations, actions)
@@ -279,6 +280,8 @@ EVERYTHING = Dict(
     }
 )
 ACT_BOX = Box(np.array([-2.0, 0.0], np.float32), np.array([3.0, 0.5], np.float32))
+
+ACT_SCALAR = Box(-2.0, 3.0, (), np.float32)
 
 CASES: dict[str, Case] = {
     "defaults, whole episodes": Case(batch_mode=WHOLE),
@@ -333,6 +336,11 @@ RARE_CASES: dict[str, Case] = {
     ),
     "multi-discrete actions": Case(actions=MultiDiscrete([3, 2])),
     "nested actions": Case(actions=Dict({"x": Tuple((Discrete(2), ACT_BOX)), "a": Discrete(3)})),
+    "continuous actions without an axis": Case(actions=ACT_SCALAR),
+    "nested actions without an axis": Case(
+        actions=Dict({"x": Tuple((Discrete(2), ACT_SCALAR)), "a": ACT_BOX}),
+        changes=(model(), continuous(normalize_actions=False, clip_actions=True)),
+    ),
     "continuous actions, clipped": Case(
         actions=ACT_BOX,
         changes=(model(), continuous(normalize_actions=False, clip_actions=True)),
@@ -417,6 +425,7 @@ ON_THE_FAST_PATH = {
     "continuous actions, as they are",
     "continuous actions, clipped",
     "continuous actions, whole episodes",
+    "continuous actions without an axis",
     "convolutions",
     "convolutions, whole episodes",
     "defaults",

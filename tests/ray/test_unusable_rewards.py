@@ -19,7 +19,7 @@ from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.rllib import configure
 from rlmesh_ray.rllib.runner.truncation import INTERRUPTED_KEY
 from tests.ray.lost_endpoints import assert_unbroken
-from tests.ray.multi_agent_worlds import Climb, Precipice
+from tests.ray.multi_agent_worlds import Climb, Precipice, Relay
 from tests.ray.ramps import Bottomless, Collapsing, Ramp, Slippery, SlipperyChoice, slippery_ramps
 
 
@@ -170,3 +170,23 @@ def test_several_agents_lose_the_step_together() -> None:
         assert episode.is_truncated == first.is_truncated
     assert "inf as a reward" in episodes[0].agent_episodes["first"].get_infos(-1)[INTERRUPTED_KEY]
     assert metrics["num_episodes_interrupted_lifetime"].peek() >= 3
+
+
+def test_a_step_to_be_discarded_ends_no_episode_where_none_has_begun() -> None:
+    started: list[str] = []
+    ended: list[str] = []
+    config = PPOConfig().multi_agent(
+        policies=set(Relay.possible_agents),
+        policy_mapping_fn=lambda agent_id, *_args, **_kwargs: agent_id,
+    )
+    config.callbacks(
+        on_episode_start=lambda episode, **_: started.append(episode.id_),
+        on_episode_end=lambda episode, **_: ended.append(episode.id_),
+    )
+    with EnvServer(Relay) as server:
+        runner = runner_of(server, config)
+        episodes = runner.sample(num_timesteps=3)
+        runner.stop()
+
+    assert started[: len(ended)] == ended
+    assert [episode.is_terminated for episode in episodes] == [True, True, True]

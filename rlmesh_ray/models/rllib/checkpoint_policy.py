@@ -48,7 +48,8 @@ from rlmesh_ray.models.rllib.weights import RllibWeights
 from rlmesh_ray.models.torch.module import torch_device
 from rlmesh_ray.models.trusted_code import is_trusted, only_computes
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.spaces.batch import empty_columns, unflatten
+from rlmesh_ray.spaces.batch import empty_columns, flatten, leaves, unflatten
+from rlmesh_ray.spaces.coercion import drop_unit_axis
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.space_description import describe_difference
@@ -179,6 +180,9 @@ class RllibPolicy:
         """
         try:
             actions, is_nan = self._actor.act(rows)
+            spec, num_axes = contract.action_space, 1 if self._horizon == 1 else 2
+            parts = zip(leaves(spec), flatten(spec, actions), strict=True)
+            actions = unflatten(spec, [drop_unit_axis(*part, num_axes) for part in parts])
         except PolicyError:
             raise
         except Exception as error:
@@ -191,7 +195,7 @@ class RllibPolicy:
             raise PolicyError(
                 f"the module's output has NaN in it for {is_nan.sum()} of {len(is_nan)} rows"
             )
-        return refusable(from_gymnasium(self._spaces[1]), actions, is_nan)
+        return refusable(spec, actions, is_nan)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Free the episode of a lane, or of all lanes of a route."""

@@ -183,8 +183,8 @@ def _narrowed(column: Tensor) -> Tensor:
 def _fit_of(leaf: Leaf, fitting: Any) -> Callable[[Tensor, Tensor], Tensor]:
     """Return what makes a module's actions those of the environment.
 
-    It does what RLlib's NormalizeAndClipActions does, and takes actions out of the space in rows of
-    NaN.
+    It does what RLlib's NormalizeAndClipActions does, gives them the leaf's shape (see
+    ``drop_unit_axis``), and takes actions out of the space in rows of NaN.
 
     Args:
         leaf: A leaf of the action space.
@@ -196,6 +196,8 @@ def _fit_of(leaf: Leaf, fitting: Any) -> Callable[[Tensor, Tensor], Tensor]:
 
     def fit(action: Tensor, is_nan: Tensor) -> Tensor:
         action = (fitted(action) if fitted else action).to(dtype_of(leaf))
+        if isinstance(leaf.spec, BoxSpec) and not leaf.shape and action.dim() == 2:
+            action = action.squeeze(-1)
         if mark is None:
             return action
         return action.masked_fill(is_nan.view(-1, *[1] * (action.dim() - 1)), mark)

@@ -11,7 +11,7 @@ from rlmesh_ray.errors import ConformanceError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.runner.autoreset_emulation import SessionBatch
 from rlmesh_ray.spaces.batch import flatten, unflatten
-from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.coercion import coerce, drop_unit_axis
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.multi_agent import (
@@ -112,12 +112,16 @@ class AgentColumns:
         self._observations = _parts(agents, [agent.observation for agent in agents])
         self._actions = _parts(agents, [agent.action for agent in agents])
 
-    def dicts(self, batch: SessionBatch, acted: NDArray[np.bool_]) -> AgentBatch:
+    def dicts(
+        self, batch: SessionBatch, acted: NDArray[np.bool_], begins: NDArray[np.bool_]
+    ) -> AgentBatch:
         """Convert the result of a step or reset.
 
         Args:
             batch: Columns of the lanes' observation space, over all lanes; arrays are kept.
             acted: Whether an agent acted in this step: ``(num_lanes, num_agents)``.
+            begins: For each lane: whether RLlib's episode begins with this result. It knows of no
+                agent that has ended then, and lets all act that are present.
         """
         *observed, presences, rewards, terminations, truncations = batch.observation
         present = np.asarray(presences, np.bool_)
@@ -126,17 +130,17 @@ class AgentColumns:
         for position, part in enumerate(self._observations):
             for lane in np.flatnonzero(present[:, position]).tolist():
                 observations[lane][part.agent_id] = part.value(observed, lane)
-        is_listed = present | ended[0] | ended[1]
+        has_ended = ended[0] | ended[1]
         values = np.asarray(rewards)
         is_over = batch.terminated | batch.truncated
         return AgentBatch(
             observations,
             self._by_agent(values, acted | (values != 0.0)),
-            self._with_all(ended[0], is_listed, batch.terminated),
-            self._with_all(ended[1], is_listed, batch.truncated),
+            self._with_all(ended[0], present | has_ended, batch.terminated),
+            self._with_all(ended[1], present | has_ended, batch.truncated),
             [self.infos(info) for info in batch.infos],
             batch.discarded,
-            present & ~ended[0] & ~ended[1] & ~is_over[:, np.newaxis],
+            present & (begins[:, np.newaxis] | ~has_ended) & ~is_over[:, np.newaxis],
         )
 
     def actions(
@@ -263,5 +267,5 @@ def _column(leaf: Leaf, num_lanes: int, lanes: Sequence[int], values: Sequence[A
     column = np.empty((num_lanes, *leaf.shape), leaf.dtype)
     column[...] = filler
     for lane, value in zip(lanes, values, strict=True):
-        column[lane] = coerce(leaf, value, None)
+        column[lane] = coerce(leaf, drop_unit_axis(leaf, value, 0), None)
     return column

@@ -15,7 +15,7 @@ from rlmesh_ray.rllib.runner.multi_agent_columns import (
     AgentSpec,
     agents_of_lane,
 )
-from rlmesh_ray.rllib.runner.runner_env import LaneCall, LaneCalls
+from rlmesh_ray.rllib.runner.runner_env import LaneCall, LaneCalls, SteppedByRunner
 from rlmesh_ray.rllib.runner.session_group import SessionGroup
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
@@ -23,8 +23,8 @@ from rlmesh_ray.spaces.leaves import Column
 from rlmesh_ray.spaces.multi_agent import ALL_AGENTS, AgentId
 
 
-class SpacesOnlyMultiAgentEnv(MultiAgentEnv):
-    """The agents of a lane and their spaces, for RLlib; it has no ``step``.
+class SpacesOnlyMultiAgentEnv(SteppedByRunner, MultiAgentEnv):
+    """The agents of a lane and their spaces, for RLlib; ``step`` is refused.
 
     Args:
         agents: The agents of the lane.
@@ -50,7 +50,8 @@ class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
     Dicts by agent are in the order of ``possible_agents``, whichever order the environment gave.
 
     Actions are one dict by agent for each lane, of the agents that were observed last and have not
-    ended.
+    ended. None stands for a lane in which RLlib's episode begins with the next result, so that
+    nobody acts: if the environment's has not ended, agents that are in it act by fillers.
 
     Args:
         sessions: At least one open session; ``close`` closes them.
@@ -66,6 +67,7 @@ class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
         self._agents = AgentColumns(agents)
         self._acting = np.zeros((self.num_envs, len(agents)), np.bool_)
         self._is_over = np.zeros(self.num_envs, np.bool_)
+        self._begins = np.ones(self.num_envs, np.bool_)
 
     def reset(
         self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None
@@ -73,14 +75,17 @@ class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
         """See ``SessionGroup``."""
         self._acting[...] = False
         self._is_over[...] = False
+        self._begins[...] = True
         return super().reset(seeds, options)
 
-    def _columns(self, actions: Sequence[Mapping[AgentId, Any]]) -> list[Column]:
-        return self._agents.actions(actions, self._acting, self._is_over)
+    def _columns(self, actions: Sequence[Mapping[AgentId, Any] | None]) -> list[Column]:
+        self._begins = np.array([own is None for own in actions])
+        self._acting[self._begins] = False
+        return self._agents.actions([own or {} for own in actions], self._acting, self._is_over)
 
     def _result(self, batch: SessionBatch) -> AgentBatch:
         """Convert the result of all lanes, and note which agents act next."""
-        result = self._agents.dicts(batch, self._acting)
+        result = self._agents.dicts(batch, self._acting, self._begins)
         for lane in np.flatnonzero(self._is_over).tolist():  # a new episode has begun there
             result.rewards[lane] = self._agents.for_all(0.0)
             for flags in (result.terminated, result.truncated):
@@ -92,7 +97,7 @@ class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
 class MultiAgentRunnerEnv(LaneCalls, VectorMultiAgentEnv):
     """The spaces of a runner's agents, and the number of its lanes.
 
-    It has no ``step``: the runner steps the lanes of each session when they are ready.
+    The runner steps the lanes of each session when they are ready; ``step`` is refused.
 
     Args:
         contract: The contract of every endpoint.

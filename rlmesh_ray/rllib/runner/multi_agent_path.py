@@ -29,6 +29,12 @@ class MultiAgentPath(PerItemPath):
         state.actions = to_env.pop(Columns.ACTIONS, [{} for _ in episodes])
         actions_for_env = to_env.pop(Columns.ACTIONS_FOR_ENV, state.actions)
         state.extras = to_env
+        # RLlib also ends an episode when all agents that took part in it have ended, and lets
+        # nobody act in that lane then, not even agents that have just joined.
+        actions_for_env = [
+            own if episode.is_reset else None
+            for episode, own in zip(episodes, actions_for_env, strict=True)
+        ]
         # A lane that has ended is not stepped but starts anew.
         num_timesteps = sum(
             1 if self._counts_env_steps else len(actions)
@@ -71,9 +77,10 @@ class MultiAgentPath(PerItemPath):
         replaced = state.shared_data[_EPISODES_MAP]
         for row, cause in batch.discarded.items():
             lane = state.slot.lanes[row]
-            former_id = episodes[lane].id_
-            self._interrupt_lane(lane, cause)
-            replaced[former_id] = episodes[lane].id_
+            if episodes[lane].is_reset:
+                former_id = episodes[lane].id_
+                self._interrupt_lane(lane, cause)
+                replaced[former_id] = episodes[lane].id_
         stepped = [lane for row, lane in enumerate(state.slot.lanes) if row not in batch.discarded]
         ended = []
         for lane, episode in self._advance(stepped, started):

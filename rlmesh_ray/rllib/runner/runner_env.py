@@ -1,12 +1,12 @@
 """The environment of a runner, as RLlib and its callbacks see it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium
 from gymnasium.vector.utils import batch_space
 
-from rlmesh_ray.client.remote_env import remote_np_random
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 
@@ -14,7 +14,49 @@ LaneCall = Callable[[str, tuple[object, ...]], tuple[Any, ...]]
 """Calls an attribute, by name and with arguments, in every lane; one result for each lane."""
 
 
-class LaneCalls:
+class SteppedByRunner:
+    """Says what to do instead where a callback or a runner's subclass steps an environment."""
+
+    def reset(self, *_args: Any, **_options: Any) -> NoReturn:
+        """Refuse: an episode of ``sample`` would lose its environment."""
+        raise _only_sampled("reset")
+
+    def step(self, *_args: Any) -> NoReturn:
+        """Refuse: a step would be missing in an episode of ``sample``."""
+        raise _only_sampled("step")
+
+    def render(self) -> NoReturn:
+        """Refuse: the environments are elsewhere."""
+        raise ConfigurationError(
+            "the environments of this runner are at endpoints: instead of env.render(), call "
+            'env.call("render"), which their operator has to allow (EnvServer(..., '
+            'allow_calls=["render"]))'
+        )
+
+    def set_attr(self, name: str, *_values: Any) -> NoReturn:
+        """Refuse: attributes of environments elsewhere are set by their methods alone."""
+        raise ConfigurationError(
+            f"the environments of this runner are at endpoints: to set {name}, give them a method "
+            'that sets it, and call that by env.call("NAME_OF_THE_METHOD", value)'
+        )
+
+
+def _only_sampled(method: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"this runner steps and resets its environments itself, at endpoints: instead of "
+        f"env.{method}(), call env_runner.sample(num_timesteps=1, force_reset=True), which returns "
+        "episodes"
+    )
+
+
+def _no_generator(name: str) -> AttributeError:
+    return AttributeError(
+        f"the environments of this runner draw at endpoints, so that it has no {name}; seed them "
+        "by config.debugging(seed=...)"
+    )
+
+
+class LaneCalls(SteppedByRunner):
     """The methods of a vector environment that reach into its lanes.
 
     Args:
@@ -25,6 +67,16 @@ class LaneCalls:
     def __init__(self, close: Callable[[], None], call: LaneCall) -> None:
         self._close = close
         self._call = call
+
+    @property
+    def np_random(self) -> NoReturn:
+        """Refuse: the lanes draw from generators of their own."""
+        raise _no_generator("np_random")
+
+    @property
+    def np_random_seed(self) -> NoReturn:
+        """Refuse: see ``np_random``."""
+        raise _no_generator("np_random_seed")
 
     def call(self, name: str, *args: Any) -> tuple[Any, ...]:
         """Call a method of every lane's environment, if the endpoints allow it.
@@ -43,10 +95,10 @@ class LaneCalls:
         self._close()
 
 
-class RunnerEnv(LaneCalls, gymnasium.vector.VectorEnv[Any, Any, Any]):
+class RunnerEnv(LaneCalls, gymnasium.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc]
     """The spaces and the number of a runner's lanes.
 
-    It has no ``step``: the runner steps the lanes of each session when they are ready.
+    The runner steps the lanes of each session when they are ready; ``step`` is refused.
 
     Args:
         contract: The contract of every endpoint.
@@ -69,10 +121,3 @@ class RunnerEnv(LaneCalls, gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.single_action_space = to_gymnasium(contract.action_space)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as SyncVectorEnv
-        """-1 for each lane, as in gymnasium where the seed is not known."""
-        return (-1,) * self.num_envs
-
-    np_random = remote_np_random

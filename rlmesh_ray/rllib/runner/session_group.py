@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession, SessionBatch
 from rlmesh_ray.rllib.runner.lane_infos import joined
-from rlmesh_ray.spaces.batch import Column, leaves, unflatten
+from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
+from rlmesh_ray.spaces.coercion import coerce, drop_unit_axis
 from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.validation import coerce_batch
 
 BatchT = TypeVar("BatchT")
 
@@ -160,7 +160,11 @@ class SingleAgentSessionGroup(SessionGroup[GroupBatch]):
         ):
             # RLlib's integers have 32 bits: each of them fits, and needs no check.
             return [actions.astype(leaf.dtype, copy=False)]
-        return coerce_batch(self._contract.action_space, actions, self.num_envs)
+        spec = self._contract.action_space
+        return [
+            coerce(part, drop_unit_axis(part, value), self.num_envs)
+            for part, value in zip(leaves(spec), flatten(spec, actions), strict=True)
+        ]
 
     def _result(self, batch: SessionBatch) -> GroupBatch:
         return GroupBatch(

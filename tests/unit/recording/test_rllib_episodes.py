@@ -203,6 +203,28 @@ def test_actions_of_a_training_are_recorded_as_the_environment_gets_them(
     np.testing.assert_array_equal(recording.episode("000001").actions, actions)
 
 
+def test_an_action_without_an_axis_is_recorded_as_a_number(tmp_path: Path) -> None:
+    number = gymnasium.spaces.Box(-2, 6, ())
+    contract = EnvContract("Toy-v0", SPACES[0], from_gymnasium(number), 1, AutoresetMode.DISABLED)
+    writer: Any = WriterInThisProcess(RecordOptions(tmp_path))
+    recorder = SampleRecorder(RecordOptions(tmp_path), contract, 1, lambda _: writer)
+    episode = SingleAgentEpisode("a", observation_space=OBSERVATIONS, action_space=number)
+    episode.add_env_reset(np.zeros(2, np.float32), {})
+    episode.add_env_step(
+        np.ones(2, np.float32),
+        np.array([0.5], np.float32),  # as RLlib's modules give it
+        1.0,
+        {},
+        terminated=True,
+        extra_model_outputs={WEIGHTS_SEQ_NO: 0},
+    )
+
+    recorder(env_runner=runner_of(), samples=[episode])
+    recorder.close()
+
+    np.testing.assert_array_equal(load(tmp_path).episode("000001").actions, [4.0])
+
+
 def recorded(folder: Path, space: gymnasium.Space[Any], actions: Any) -> None:
     steps = cart_pole(len(actions), seed=1)
     first = np.zeros_like(actions[:1])
@@ -225,6 +247,7 @@ def rows(config: BCConfig, folder: Path) -> Any:
         gymnasium.spaces.Box(np.array([-1.0, 3.0]), np.array([7.0, 4.0]), dtype=np.float64),
         gymnasium.spaces.Box(2, 9, (2,), np.int64),
         gymnasium.spaces.Box(-np.inf, np.inf, (2,)),
+        gymnasium.spaces.Box(-2, 6, ()),
         gymnasium.spaces.Discrete(5),
         gymnasium.spaces.MultiDiscrete([3, 4]),
     ],
@@ -238,6 +261,8 @@ def test_rows_for_rllib_have_the_actions_that_its_module_would_choose(
     recorded(tmp_path, space, actions)
 
     chosen = rows(BCConfig(), tmp_path)
+    if isinstance(space, gymnasium.spaces.Box):
+        actions = actions.reshape(20, -1)  # learners know no Box of shape ()
     np.testing.assert_allclose(unsquash_action(chosen, space), actions, rtol=1e-6, atol=1e-6)
     if isinstance(space, gymnasium.spaces.Box) and np.isfinite(space.low).all():
         assert chosen.min() >= (0 if space.dtype == np.int64 else -1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rlmesh_ray.errors import ConformanceError
-from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.coercion import coerce, drop_unit_axis
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium
 from rlmesh_ray.spaces.leaves import Leaf, leaves
 
@@ -169,6 +169,22 @@ def test_lanes_in_an_object_array_are_stacked() -> None:
     column = coerce(box(np.float32), lanes, 2)
 
     np.testing.assert_array_equal(column, [[0, 0], [1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("value", "num_axes", "expected"),
+    [
+        (np.ones((2, 1)), 1, (2,)),
+        ([np.ones(1), np.ones(1)], 1, (2,)),
+        (np.ones(1), 0, ()),
+        (np.ones((2, 3, 1)), 2, (2, 3)),
+        (np.ones(1), 1, (1,)),
+        (np.ones((2, 2)), 1, (2, 2)),
+    ],
+)
+def test_a_number_of_rllibs_loses_its_axis(value: Any, num_axes: int, expected: Any) -> None:
+    assert np.shape(drop_unit_axis(box("f4", ()), value, num_axes)) == expected
+    assert drop_unit_axis(box("f4", (1,)), value, num_axes) is value
 
 
 @pytest.mark.parametrize("value", [("a", "b"), ["a", "b"], np.array(["a", "b"])])

@@ -40,8 +40,11 @@ def action_transform_for(
 
     def fit(action: m.Array) -> m.Array:
         if normalize:
-            return np.asarray(unsquash_action(action, struct))
-        return np.asarray(clip_action(action, struct)) if clip else action
+            action = unsquash_action(action, struct)
+        elif clip:
+            action = clip_action(action, struct)
+        # RLlib's modules give a Box of shape () an axis.
+        return np.asarray(action).reshape(action_space.shape)
 
     return fit
 

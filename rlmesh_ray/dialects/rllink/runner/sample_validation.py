@@ -45,6 +45,8 @@ class SampleSpaces:
             )
         self.observation = observation
         self.action: gymnasium.Space[Any] = action
+        # RLlib's modules and learners know no Box of shape ().
+        self._action_shape = () if self.num_choices else action.shape or (1,)
 
     def conformed(self, chunk: m.Chunk) -> m.Chunk:
         """Return a chunk with the dtypes of the spaces.
@@ -81,7 +83,9 @@ class SampleSpaces:
         return float(_learnable("reward", np.array(reward, np.float64)))
 
     def _conformed_actions(self, actions: m.Array, num: int) -> m.Array:
-        _require_shape("actions", actions, (num, *(self.action.shape or ())))
+        if actions.shape == (num, *(self.action.shape or ())):
+            actions = actions.reshape(num, *self._action_shape)
+        _require_shape("actions", actions, (num, *self._action_shape))
         cast = _cast("actions", actions, np.dtype(self.action.dtype))
         if self.num_choices and not ((cast >= 0) & (cast < self.num_choices)).all():
             reason = f"there is one that is not from 0 to {self.num_choices - 1}"

@@ -108,6 +108,14 @@ def test_a_pipe_among_the_files_of_a_checkpoint_is_named(name: str, tmp_path: Pa
         load_policy(folder)
 
 
+def test_a_module_s_chunks_of_numbers_lose_rllibs_axis(tmp_path: Path) -> None:
+    number = spaces.Box(-2.0, 4.0, (), np.float32)
+
+    actions = act(load_policy(saved(Chunks, number, tmp_path)), number, 1.0, -1.0)
+
+    assert np.asarray(actions).tolist() == [[4.0, 2.5, 1.75], [-2.0, -0.5, 0.25]]
+
+
 def test_of_a_module_s_logits_the_largest_wins_at_each_step(tmp_path: Path) -> None:
     policy: Any = load_policy(saved(Choices, CHOICE, tmp_path))
 

@@ -55,6 +55,13 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         TINY,
     ),
     "PPO, unbounded": (PPOConfig(), VECTOR, spaces.Box(-np.inf, np.inf, (2,)), TINY),
+    "PPO, a number": (PPOConfig(), VECTOR, spaces.Box(-2, 1, ()), TINY),
+    "PPO, nested": (
+        PPOConfig(),
+        VECTOR,
+        spaces.Dict(a=spaces.Box(-2, 1, (), np.float64), b=CHOICE),
+        TINY,
+    ),
     "APPO": (APPOConfig(), VECTOR, CHOICE, TINY),
     "IMPALA": (IMPALAConfig(), VECTOR, CHOICE, TINY),
     "DQN": (DQNConfig(), VECTOR, CHOICE, TINY),
@@ -75,7 +82,7 @@ def test_the_file_acts_as_the_module_between_rllibs_default_connectors(
     proof = export_policy(str(tmp_path / "module"), tmp_path / "policy.onnx")
 
     assert (proof.num_observations, proof.num_ties) == (1000, 0)
-    is_box = isinstance(CASES[name][2], spaces.Box)
+    is_box = isinstance(CASES[name][2], (spaces.Box, spaces.Dict))
     assert (proof.largest_difference is not None) == is_box
     if name in NAN_ACTIONS:
         session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"))

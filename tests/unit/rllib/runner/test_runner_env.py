@@ -1,47 +1,82 @@
-"""What a callback finds in the environment of a runner."""
+"""What callbacks and subclasses of runners get who handle the environment as RLlib's own."""
 
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
-from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
-from rlmesh_ray.envs.multi_agent import MultiAgentLane
-from rlmesh_ray.envs.vector_host import describe
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.runner.multi_agent_env import MultiAgentRunnerEnv
 from rlmesh_ray.rllib.runner.runner_env import RunnerEnv
-from rlmesh_ray.testing.envs import SPACES, EchoEnv
-from tests.ray.multi_agent_worlds import Climb
+from rlmesh_ray.rllib.runner.slot_runner import SlotRunner
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.multi_agent import lane_observation_space
+from rlmesh_ray.spaces.spec import DictSpec
+
+BOX = from_gymnasium(spaces.Box(-1.0, 1.0, (2,), np.float32))
+OF_AGENT = DictSpec((("a", BOX),))
 
 
-@pytest.mark.parametrize(
-    ("kind", "lane"),
-    [
-        (RunnerEnv, lambda: EchoEnv(SPACES["box"], render_mode="rgb_array")),
-        (MultiAgentRunnerEnv, lambda: MultiAgentLane(Climb())),
-    ],
-)
-def test_what_the_endpoints_have_is_not_made_up(kind: Any, lane: Any) -> None:
-    contract = describe(LaneVectorEnv([lane()]), "a name")
-    env = kind(contract, 3, lambda: None, lambda name, arguments: (name,) * 3)
+def nothing(*_: Any) -> Any:
+    return ()
 
-    assert env.render_mode == (contract.render_mode or None)
+
+@pytest.fixture(params=["single agent", "several agents"])
+def env(request: pytest.FixtureRequest) -> Any:
+    if request.param == "single agent":
+        contract = EnvContract("Toy-v0", BOX, BOX, 2, AutoresetMode.NEXT_STEP)
+        return RunnerEnv(contract, 2, nothing, nothing)
+    metadata = {capabilities.MULTI_AGENT: {"agents": ["a"]}}
+    contract = EnvContract(
+        "Toy-v0",
+        lane_observation_space(OF_AGENT),
+        OF_AGENT,
+        2,
+        AutoresetMode.NEXT_STEP,
+        metadata=metadata,
+    )
+    return MultiAgentRunnerEnv(contract, 2, nothing, nothing)
+
+
+def test_an_environment_that_the_runner_steps_says_what_to_call_instead(env: Any) -> None:
+    lanes: list[MultiAgentEnv] = getattr(env, "envs", [])
+    for each in (env, *lanes):
+        for method, arguments in (("reset", ()), ("step", ([],))):
+            with pytest.raises(ConfigurationError, match=rf"env\.{method}\(\), call env_runner\.s"):
+                getattr(each, method)(*arguments)
+        with pytest.raises(ConfigurationError, match=r'env\.call\("render"\)'):
+            each.render()
+    with pytest.raises(ConfigurationError, match="to set gravity, give them a method"):
+        env.set_attr("gravity", 9.8)
+
+
+def test_generators_that_are_elsewhere_are_missing(env: Any) -> None:
+    with pytest.raises(AttributeError, match=r"no np_random; seed them by config\.debugging"):
+        _ = env.np_random
+    assert not hasattr(env, "np_random_seed")
+
+
+def test_what_the_endpoints_have_is_not_made_up(env: Any) -> None:
+    assert env.render_mode is None
     assert env.unwrapped is env
     assert env.spec is None
-    for missing in (lambda: env.step(None), env.render):
-        with pytest.raises(NotImplementedError):
-            missing()
     assert not env.closed
     env.close()
     assert env.closed
 
 
-def test_the_generators_of_a_runners_lanes_are_at_their_endpoints() -> None:
-    contract = describe(LaneVectorEnv([EchoEnv(SPACES["box"])]), "a name")
-    env = RunnerEnv(contract, 3, lambda: None, lambda name, arguments: (name,) * 3)
+def test_rllibs_own_loop_makes_no_environment_anew_without_end(env: Any) -> None:
+    class Runner(SlotRunner):
+        def __init__(self) -> None:
+            self.env = env
 
-    with pytest.raises(AttributeError, match=r"runs at its endpoint: reset\(seed=.*\) seeds it"):
-        _ = env.np_random
-    with pytest.raises(AttributeError, match="runs at its endpoint"):
-        env.np_random = np.random.default_rng(1)
-    assert env.np_random_seed == (-1, -1, -1)
+        get_spaces = assert_healthy = make_module = sample = get_metrics = nothing
+
+    with pytest.raises(ConfigurationError, match=r"env\.reset\(\)"):
+        Runner()._try_env_reset(seed=1, options=None)
+    with pytest.raises(ConfigurationError, match=r"env\.step\(\)"):
+        Runner()._try_env_step([])

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rlmesh_ray.dialects.rllink.runner.batched_inference import action_transform_for
 from rlmesh_ray.dialects.rllink.runner.chunk_queue import ChunkQueue, EpisodeProgress, ReceivedChunk
 from rlmesh_ray.dialects.rllink.runner.client_session import SimulatorSession
 from rlmesh_ray.dialects.rllink.runner.episode_chain import EpisodeChain
@@ -608,6 +609,20 @@ def test_what_fits_gets_the_dtypes_of_the_spaces() -> None:
     assert fitting.model_outputs == {}  # half of it is of no use
     with pytest.raises(ConformanceError, match="uint8"):
         spaces.conformed(m.Chunk(np.full((2, 2), 256), np.array([[3]]), np.ones(1), True, False))
+
+
+@pytest.mark.parametrize("sent", [(2,), (2, 1)])
+def test_actions_without_an_axis_get_the_one_that_learners_need(sent: tuple[int, ...]) -> None:
+    number = gymnasium.spaces.Box(-2, 2, ())
+    spaces = SampleSpaces(gymnasium.spaces.Box(-9, 9, (1,)), number)
+
+    conformed = spaces.conformed(
+        m.Chunk(np.ones((3, 1)), np.ones(sent), np.ones(2), is_terminated=True, is_truncated=False)
+    )
+
+    assert conformed.actions.shape == (2, 1)
+    fit = action_transform_for(number, normalize=True, clip=False)
+    assert fit(np.array([0.5], np.float32)).tolist() == 1.0
 
 
 @pytest.mark.parametrize(
