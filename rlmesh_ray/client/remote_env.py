@@ -119,9 +119,10 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start a new episode; see ``gymnasium.Env.reset``.
+        """Start a new episode; see ``gymnasium.Env.reset``, and ``EnvClient.reset`` for options.
 
         Raises:
+            CodecError: An option cannot travel; the message names it, and nothing was sent.
             ConfigurationError: ``seed`` is no whole number from 0 on, or ``options`` are no
                 mapping; nothing was sent.
             RemoteEnvError: The environment raised or timed out; another reset may follow.
