@@ -57,12 +57,23 @@ def encode_png(frames: list[NDArray[np.uint8]]) -> bytes:
 
 
 def as_frames(rendered: Any) -> list[NDArray[np.uint8]]:
-    """Return the frames in a VectorEnv's render result: a sequence, a batch, or a single frame."""
+    """Return the frames in a VectorEnv's render result: a sequence, a batch, or a single frame.
+
+    Raises:
+        TypeError: A frame is no picture.
+    """
     if rendered is None:
         return []
     if isinstance(rendered, np.ndarray) and rendered.ndim == 3:
         return [rendered]
-    return [np.asarray(frame) for frame in rendered if frame is not None]
+    frames = [np.asarray(frame) for frame in rendered if frame is not None]
+    for frame in frames:
+        if frame.ndim not in (2, 3):
+            raise TypeError(
+                f"render() returned {frame.dtype} of shape {frame.shape}, which is no picture; "
+                "return (height, width, 3) uint8, or None"
+            )
+    return frames
 
 
 def _tiled(frames: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:

@@ -248,7 +248,9 @@ class ClientModel:
     def _take_failure(self, result: Result, kind: str) -> None:
         world = self.world
         world.require(not result.is_final, "an honest client keeps its session")
-        if result.code in _INTERRUPTING:
+        if kind == RENDER and result.code in ("TIMEOUT", "INTERNAL"):
+            world.require(not result.account, "a picture costs no episode")
+        elif result.code in _INTERRUPTING:
             expected = "a failure reports the steps that counted"
             world.require(result.account == self.account, expected)
             self._note_failure(result.number)

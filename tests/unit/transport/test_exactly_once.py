@@ -66,6 +66,7 @@ QUICK = [
     once(*CALLS, cuts=1, kills=1),
     *on_both(once, *PIPELINED, raises=1),
     once(RESET, STEP, RENDER, STEP, raises=1, kills=1),
+    once(RESET, STEP, RENDER, STEP, deadlines=1),
     # Direct connections that are opened late, left, lost and closed.
     *on_both(once, RESET, STEP, STEP, STEP, leaves=1, deadlines=1),
     once(RESET, STEP, STEP, drains=1, deadlines=1),
