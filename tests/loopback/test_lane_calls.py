@@ -1,5 +1,6 @@
 """Calls into the lanes of a session, over real gRPC."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -19,6 +20,8 @@ from gymnasium.wrappers import TimeLimit
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
+from rlmesh_ray.envs import child_process, compact_frames
+from rlmesh_ray.envs.commands import CallReply
 from rlmesh_ray.errors import (
     CapacityError,
     CodecError,
@@ -40,7 +43,7 @@ from tests.loopback.client_internals import (
 from tests.loopback.ports import plain_channel
 from tests.loopback.test_cli import started
 
-ALLOWED = ("set_task", "task", "steps", "fail", "die", "hang", "hoard", "missing")
+ALLOWED = ("set_task", "task", "steps", "fail", "die", "hang", "hoard", "missing", "np_random")
 
 
 class Tasked(gymnasium.Env[Any, Any]):
@@ -226,6 +229,38 @@ def test_a_wrong_call_is_answered_and_forgiven(
         client.call(name, *arguments, lanes=lanes)
 
     assert tasks(client) == [0, 0, 0]
+
+
+def test_what_is_no_data_comes_back_as_text(client: EnvClient) -> None:
+    episode_ids = client.reset(seeds=[1, 2, 3]).episode_ids
+
+    results = client.call("np_random")
+
+    assert [text.partition("(")[0] for text in results] == ["Generator"] * 3
+    assert client.step(actions(0, 0, 0)).episode_ids == episode_ids
+
+
+def test_a_reply_that_the_endpoint_cannot_read_is_reported_and_forgiven(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(body: memoryview) -> Any:
+        reply = compact_frames.decode_reply(body)
+        if isinstance(reply, CallReply):
+            raise TypeError("'str' object is not callable")
+        return reply
+
+    monkeypatch.setattr(child_process, "decode_reply", read)
+    with (
+        EnvServer(Tasked, allow_calls=["task"]) as server,
+        contextlib.closing(EnvClient(ConnectOptions(server.address))) as client,
+    ):
+        episode_ids = client.reset().episode_ids
+
+        with pytest.raises(RemoteEnvError, match=r"the endpoint cannot read .*: TypeError: 'str'"):
+            client.call("task")
+
+        assert client.step(actions(0)).episode_ids == episode_ids
+    assert "cannot read what the environment's process sent: TypeError: 'str'" in caplog.text
 
 
 def test_arguments_that_cannot_travel_are_not_sent(client: EnvClient) -> None:
