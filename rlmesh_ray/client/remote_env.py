@@ -178,9 +178,11 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
 
     def _columns(self, action: Any) -> list[Column]:
         parts = flatten(self.contract.action_space, action)
+        own = [
+            coerce(leaf, part, None) for leaf, part in zip(self._action_leaves, parts, strict=True)
+        ]
         columns: list[Column] = [
-            (part,) if leaf.dtype is None else np.asarray(coerce(leaf, part, None))[np.newaxis]
-            for leaf, part in zip(self._action_leaves, parts, strict=True)
+            (part,) if isinstance(part, str) else np.asarray(part)[np.newaxis] for part in own
         ]
         # The endpoint would end the session for it.
         self._action_checker.check(columns)
