@@ -455,9 +455,10 @@ class EnvClient:
             ConfigurationError: The endpoint does not allow it; nothing was sent.
             CodecError: An argument cannot be encoded; nothing was sent.
             LocalProtocolError: The first request of the session has not been answered yet.
-            RemoteEnvError: The environment raised: its episodes go on, and lanes before the one
-                that raised have been called. Only with the codes CRASHED and TIMEOUT they do not:
-                the next step is answered with an error, and a Reset starts over.
+            RemoteEnvError: The environment raised: its episodes continue, and lanes before the one
+                that raised have been called. After a TIMEOUT they continue, too: the next request
+                waits until the call has returned, or its worker is killed. Only with CRASHED they
+                do not: the next step is answered with an error, and a Reset starts over.
             EndpointError: The session broke.
         """
         self.session_stream.require_own()
