@@ -155,9 +155,9 @@ def test_all_kinds_of_arrays_arrive(
 ) -> None:
     mapped = np.memmap(tmp_path / "mapped", np.float32, "w+", shape=(2,))
     kinds = [
-        np.ma.masked_array([1, 2], [0, 1]),
+        np.ma.masked_array([1, 2], [False, True]),
         np.ma.masked,
-        np.rec.array([(1, 2.0)]),
+        np.zeros(1, [("a", "i4")]).view(np.recarray),
         np.array([b"ab"]).view(np.char.chararray),
         mapped,
         np.array(["2026"], "M8[Y]"),

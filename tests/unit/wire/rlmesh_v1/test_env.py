@@ -162,7 +162,10 @@ LOOP.append(LOOP)
         ({"text": "\ud800"}, r"options\['text'\], of type str, would arrive as '\?'"),
         ({"third": np.longdouble(1) / 3}, r"options\['third'\], of type longdouble, would arrive"),
         ({"c": 1j}, r"options\['c'\], of type complex, cannot be sent"),
-        ({"m": np.ma.masked_array([1, 2], [0, 1])}, r"\['m'\], of type MaskedArray, cannot be"),
+        (
+            {"m": np.ma.masked_array([1, 2], [False, True])},
+            r"of type MaskedArray, cannot be sent",
+        ),
         ({"o": np.array([None])}, r"\['o'\], of type ndarray, cannot be sent"),
         ({"d": np.array(["2000"], "M8[Y]")}, r"\['d'\], of type ndarray, cannot be sent"),
         ({"x": np.zeros((1,) * 32)}, r"\['x'\], of type ndarray, cannot be sent"),

@@ -73,7 +73,7 @@ def test_a_setting_that_no_tensor_holds_is_refused_by_name() -> None:
         ({"a": 2**64}, "'a' = 18446744073709551616 cannot travel"),
         ({"a": bytearray(b"x")}, "a bytearray"),
         ({"a": range(3)}, "a range"),
-        ({"a": np.ma.masked_array([1, 2], [0, 1])}, "a MaskedArray"),
+        ({"a": np.ma.masked_array([1, 2], [False, True])}, "a MaskedArray"),
         ({"a": {"b": {}}}, "'a.b' = {} cannot travel; leave it out"),
         ({"a": {1: 2}}, "1 of setting 'a' cannot travel as a name; write text"),
         ({"a": {"b.c": 1}}, "'b.c' of setting 'a' cannot travel as a name"),
