@@ -338,6 +338,7 @@ def test_after_a_call_that_is_late_steps_and_resets_of_some_lanes_continue(
             with endpoints_give_up_after(100), pytest.raises(RemoteEnvError, match="TIMEOUT"):
                 client.call("wait_for", str(gate))
             gate.touch()
+            client.call("wait_for", str(gate))  # waits until the late one has returned
 
             assert array(use()).tolist() == counts
 

@@ -223,6 +223,7 @@ def test_looks_that_fail_in_every_way_change_nothing(transport: str, tmp_path: P
                 with endpoints_give_up_after(100), pytest.raises(RemoteEnvError, match="TIMEOUT"):
                     client.render()
                 gate.touch()
+                client.call("fail_by", way)  # waits until the late one has returned
             else:
                 with contextlib.suppress(RemoteEnvError):
                     assert client.render() is None
