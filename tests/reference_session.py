@@ -44,7 +44,7 @@ class EnvFailure(enum.Enum):
     NON_CONFORMING = enum.auto()
     """A value violates the structural rules ("Structural conformance")."""
     REFUSED = enum.auto()
-    """It refused the arguments; nothing has changed."""
+    """It refused the arguments, or could not render; nothing has changed."""
 
 
 EnvEffect = SimulatedStep | EnvFailure | None

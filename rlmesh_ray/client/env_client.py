@@ -54,6 +54,7 @@ from rlmesh_ray.transport.direct_connector import DirectConnector
 from rlmesh_ray.transport.tickets import KEY_BYTES, TICKET_ID_BYTES, Ticket
 from rlmesh_ray.wire import lane_calls_v1, transport_v1
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
+from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 
 
 def call_lanes(
@@ -226,7 +227,7 @@ class EnvClient:
             self._channel,
             self.dialect.frames,
             self.session,
-            connect_options.address,
+            max_request_bytes(self.contract),
         )
         self._configure()
 
@@ -246,11 +247,13 @@ class EnvClient:
 
         Args:
             seeds: Empty, or one for each lane that is reset.
-            options: For the environment.
+            options: For the environment: by text keys numbers, text, bytes, arrays, and lists and
+                dicts of these, up to 1 MiB. They arrive as they are, but tuples as lists.
             lanes: Indices; empty for all. Only some of them can be reset where the endpoint offers
                 it (``rlmesh_ray.partial_reset.v1``).
 
         Raises:
+            CodecError: An option or a seed cannot travel; nothing was sent.
             ConfigurationError: It cannot reset single lanes; nothing was sent.
             RemoteEnvError: The endpoint answered with an error.
             RemoteProtocolError: The answer is malformed; that ends the session.
@@ -452,9 +455,10 @@ class EnvClient:
             ConfigurationError: The endpoint does not allow it; nothing was sent.
             CodecError: An argument cannot be encoded; nothing was sent.
             LocalProtocolError: The first request of the session has not been answered yet.
-            RemoteEnvError: The environment raised: its episodes go on, and lanes before the one
-                that raised have been called. Only with the codes CRASHED and TIMEOUT they do not:
-                the next step is answered with an error, and a Reset starts over.
+            RemoteEnvError: The environment raised: its episodes continue, and lanes before the one
+                that raised have been called. After a TIMEOUT they continue, too: the next request
+                waits until the call has returned, or its worker is killed. Only with CRASHED they
+                do not: the next step is answered with an error, and a Reset starts over.
             EndpointError: The session broke.
         """
         self.session_stream.require_own()

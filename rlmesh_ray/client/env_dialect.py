@@ -17,8 +17,17 @@ from rlmesh_ray.wire.rlmesh_v1 import values
 class EnvClientFrames(Protocol):
     """Encodes requests and decodes responses, such as a module of ``wire``."""
 
-    def pack_request(self, request: EnvRequest) -> bytes:
-        """Return the frame of ``request``; raises CodecError where it has none."""
+    def pack_request(self, request: EnvRequest, *, tag_arrays: bool, max_bytes: int) -> bytes:
+        """Return the frame of ``request``.
+
+        Args:
+            request: The request.
+            tag_arrays: Whether the endpoint has the capability NDARRAY.
+            max_bytes: The largest frame that the endpoint accepts.
+
+        Raises:
+            CodecError: Something in the request would not arrive as it is, or it is too large.
+        """
 
     def parse_response(self, data: bytes) -> EnvResponse:
         """Return the response in ``data``; raises CodecError if it is malformed."""

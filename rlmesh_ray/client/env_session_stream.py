@@ -10,6 +10,7 @@ from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.protocol.capabilities import NDARRAY
 from rlmesh_ray.protocol.client_session import EnvClientSession, ResponseT
 from rlmesh_ray.protocol.messages import Close, EnvRequest
 from rlmesh_ray.transport.exactly_once import ClientSide
@@ -26,7 +27,7 @@ class EnvSessionStream:
         channel: The stream's channel; closed with the session.
         frames: How the session's dialect encodes messages.
         session: What may be sent, and what replies mean.
-        address: The endpoint's address, for error messages.
+        max_bytes: The largest request that the endpoint accepts.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class EnvSessionStream:
         channel: grpc.Channel,
         frames: EnvClientFrames,
         session: EnvClientSession,
-        address: str,
+        max_bytes: int,
     ) -> None:
         self.session = session
         self.numbers = ClientSide()
@@ -43,7 +44,9 @@ class EnvSessionStream:
         self._stream = stream
         self._channel = channel
         self._frames = frames
-        self._process = ForkGuard(address)
+        self._process = ForkGuard(session.address)
+        self._tag_arrays = NDARRAY in session.capabilities
+        self._max_bytes = max_bytes
         self._is_closed = False
 
     @property
@@ -73,10 +76,11 @@ class EnvSessionStream:
         """Send a request without waiting.
 
         Raises:
+            CodecError: Something in the request would not arrive as it is; nothing was sent.
             EndpointError: The session is closed, or an error has ended it.
         """
         self.require_open()
-        frame = self._frames.pack_request(request)
+        frame = self._pack(request)
         try:
             self._stream.send(frame)
             self.session.num_sent += 1
@@ -130,6 +134,11 @@ class EnvSessionStream:
             raise self.session.broken(f"the answer does not decode: {error}", request_id) from error
         return self.session.accept(response, request_id, kind, timeout_s)
 
+    def _pack(self, request: EnvRequest) -> bytes:
+        return self._frames.pack_request(
+            request, tag_arrays=self._tag_arrays, max_bytes=self._max_bytes
+        )
+
     def close(self) -> None:
         """End the session. Idempotent; a broken session is closed without a word."""
         self.session.close()
@@ -154,7 +163,7 @@ class EnvSessionStream:
 
     def _finish(self, request: Close) -> None:
         """Send Close and wait for its answer, past the unread answers of earlier requests."""
-        self._stream.send(self._frames.pack_request(request))
+        self._stream.send(self._pack(request))
         end_s = time.monotonic() + _CLOSE_TIMEOUT_S
         is_answered = False
         while not is_answered:

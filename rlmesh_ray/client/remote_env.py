@@ -174,9 +174,10 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start a new episode; see ``gymnasium.Env.reset``.
+        """Start a new episode; see ``gymnasium.Env.reset``, and ``EnvClient.reset`` for options.
 
         Raises:
+            CodecError: An option cannot travel; the message names it, and nothing was sent.
             ConfigurationError: ``seed`` is no whole number from 0 on, or ``options`` are no
                 mapping; nothing was sent.
             RemoteEnvError: The environment raised or timed out; another reset may follow.
@@ -240,9 +241,11 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
 
     def _columns(self, action: Any) -> list[Column]:
         parts = flatten(self.contract.action_space, action)
+        own = [
+            coerce(leaf, part, None) for leaf, part in zip(self._action_leaves, parts, strict=True)
+        ]
         columns: list[Column] = [
-            (part,) if leaf.dtype is None else np.asarray(coerce(leaf, part, None))[np.newaxis]
-            for leaf, part in zip(self._action_leaves, parts, strict=True)
+            (part,) if isinstance(part, str) else np.asarray(part)[np.newaxis] for part in own
         ]
         # The endpoint would end the session for it.
         self._action_checker.check(columns)

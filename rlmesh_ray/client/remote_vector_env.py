@@ -177,14 +177,15 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
                 Where that is not possible (on the first reset, after an error, and at endpoints
                 that only reset all lanes, as a hosted vector does that ignores
                 ``options["reset_mask"]``) a lane without a seed gets a random one.
-            options: Handed to the environment. ``{"reset_mask": mask}`` (num_envs,) bool
-                resets only those lanes, as in gymnasium; seeds still count all lanes. A hosted
-                vector that ignores ``options["reset_mask"]`` fails.
+            options: Handed to the environment; see ``EnvClient.reset``. ``{"reset_mask": mask}``
+                (num_envs,) bool resets only those lanes, as in gymnasium; seeds still count all
+                lanes. A hosted vector that ignores ``options["reset_mask"]`` fails.
 
         Returns:
             Batched observations over all lanes, and infos.
 
         Raises:
+            CodecError: An option cannot travel; the message names it, and nothing was sent.
             ConformanceError: The mask is no mask, or chooses no lane; nothing was sent.
             ConfigurationError: A seed is no whole number from 0 on, there are more or fewer than
                 lanes, or ``options`` are no mapping; likewise.

@@ -6,6 +6,7 @@ neither import an environment's modules into the endpoint nor fail there.
 """
 
 import contextlib
+import dataclasses
 import enum
 import io
 import pickle
@@ -18,9 +19,16 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
+from rlmesh_ray.errors import CodecError
+
 _HEADER = struct.Struct("!Q")
 _RECEIVE_BYTES = 64 * 1024
-_KNOWN_ROOTS = frozenset({"numpy", "rlmesh_ray"})
+_ARRAY_KINDS = (np.ndarray, np.generic, np.dtype)
+_ARRAY_MAKERS = frozenset({"_reconstruct", "_frombuffer", "_mareconstruct", "scalar"})
+"""NumPy's functions that pickled arrays and numbers name."""
+_MESSAGE_ROOMS = ("rlmesh_ray.envs.", "rlmesh_ray.protocol.", "rlmesh_ray.spaces.")
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 # Subclasses, such as named tuples and ordered dicts, become their base, made of these parts.
 _PLAIN_BASES: tuple[tuple[type, Callable[[Any], object]], ...] = (
@@ -131,6 +139,7 @@ class WorkerChannel:
         Raises:
             EOFError: The other end is gone.
             OSError: The other end is gone, or this end is closed.
+            CodecError: It does not decode; the next one can be received.
         """
         if self._unsent:
             self._connection.sendall(self._unsent)
@@ -139,11 +148,14 @@ class WorkerChannel:
             if self._is_over:
                 raise EOFError("the other end of the worker's channel is gone")
             self._take(0)
-        size = self._size_bytes
-        message = self._decode(memoryview(self._data)[_HEADER.size : size])
-        self._data = self._data[size : self._num_arrived]
+        size, data = self._size_bytes, self._data
+        # Taken before it is decoded: the next message can be received even if that fails.
+        self._data = data[size : self._num_arrived]
         self._num_arrived = len(self._data)
-        return message
+        try:
+            return self._decode(memoryview(data)[_HEADER.size : size])
+        except Exception as error:  # what a pickle raises may be of any kind
+            raise CodecError(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Close this end and wake the threads that wait on it. Idempotent."""
@@ -219,11 +231,19 @@ class _PlainPickler(pickle.Pickler):
 
 @lru_cache(maxsize=1024)
 def _is_known(owner: Any) -> bool:
-    """Return whether the endpoint can import this class or function."""
+    """Return whether the endpoint unpickles this class or function as plain data.
+
+    Others of NumPy and of this package might fail there, such as a Generator or an exception.
+    """
     if owner in _BUILTINS:
         return True
     root = (owner.__module__ or "").partition(".")[0]
-    return root in _KNOWN_ROOTS and "<" not in owner.__qualname__
+    if not isinstance(owner, type):
+        return root == "numpy" and owner.__name__ in _ARRAY_MAKERS
+    if root == "numpy":
+        return issubclass(owner, _ARRAY_KINDS)
+    is_data = dataclasses.is_dataclass(owner) or issubclass(owner, enum.Enum)
+    return is_data and owner.__module__.startswith(_MESSAGE_ROOMS)
 
 
 def _text(obj: object) -> str:

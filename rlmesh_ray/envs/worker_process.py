@@ -26,7 +26,7 @@ from rlmesh_ray.envs.commands import (
 from rlmesh_ray.envs.compact_frames import command_frame
 from rlmesh_ray.envs.env_source import EnvSource
 from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
-from rlmesh_ray.errors import ConfigurationError, EnvStartError
+from rlmesh_ray.errors import CodecError, ConfigurationError, EnvStartError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
@@ -35,6 +35,8 @@ from rlmesh_ray.transport import anonymous_memory
 from rlmesh_ray.transport.direct_handle import DirectHandle
 from rlmesh_ray.transport.session_progress import EpisodeCounts, SessionProgress
 from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers
+
+_UNREADABLE = "the endpoint cannot read what the environment's process sent"
 
 
 class WorkerProcess:
@@ -220,7 +222,8 @@ class WorkerProcess:
         """Return the reply to the last command; blocks.
 
         Returns:
-            The reply, or a Failure; of kind CRASHED if the process has died, after reaping it.
+            The reply, or a Failure; of kind CRASHED if the process has died, after reaping it, and
+            RAISED if the reply does not decode.
         """
         try:
             reply: Outcome = self._channel.receive()
@@ -232,6 +235,8 @@ class WorkerProcess:
                 f"the environment's process {status}",
                 self.process.fault_log,
             )
+        except CodecError as error:
+            return Failure(FailureKind.RAISED, f"{_UNREADABLE}: {error}")
         match reply:
             case OpenDirectReply():
                 self._bind_buffers(self._direct_buffers)
@@ -290,6 +295,9 @@ def _handshake(
             "standard error",
             process.fault_log,
         ) from error
+    except CodecError as error:
+        message = f"cannot create {source.description}: {_UNREADABLE}: {error}"
+        raise EnvStartError(message) from error
     if isinstance(answer, StartFailed):
         process.end()  # not with a grace of 0: it may host the worker of another session, too
         raise EnvStartError(answer.message, answer.traceback_text, answer.is_wrong_usage)

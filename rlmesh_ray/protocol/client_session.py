@@ -64,7 +64,8 @@ class _ClientSession:
     """
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.address = address
+        """The endpoint's."""
         self.is_closed = False
         """Whether ``close`` was called."""
         self._end: RlmeshError | None = None
@@ -81,7 +82,7 @@ class _ClientSession:
         if self._end is not None:
             raise EndpointLostError(
                 f"the session ended with an error ({self._end}); close it and open a new one",
-                self._address,
+                self.address,
             ) from self._end
 
     def close(self) -> None:
@@ -90,7 +91,7 @@ class _ClientSession:
 
     def closed(self) -> EndpointClosedError:
         """Return the error of a request after ``close``."""
-        return EndpointClosedError("the session is closed", self._address)
+        return EndpointClosedError("the session is closed", self.address)
 
     def fail(self, error: RlmeshError) -> None:
         """Refuse all further requests, because of ``error``; the first error counts."""
@@ -109,7 +110,8 @@ class EnvClientSession(_ClientSession):
     def __init__(self, num_lanes: int, capabilities: Mapping[str, str], address: str) -> None:
         super().__init__(address)
         self._all_lanes = tuple(range(num_lanes))
-        self._capabilities = capabilities
+        self.capabilities = capabilities
+        """What the endpoint offers."""
         self.num_sent = 0
         """Number of requests sent on the Join stream."""
         self.num_received = 0
@@ -128,9 +130,9 @@ class EnvClientSession(_ClientSession):
         """
         if tuple(lanes) == self._all_lanes:
             return ()
-        if lanes and names.PARTIAL_RESET not in self._capabilities:
+        if lanes and names.PARTIAL_RESET not in self.capabilities:
             raise ConfigurationError(
-                f"{self._address} resets all of its {len(self._all_lanes)} lanes or none (it does "
+                f"{self.address} resets all of its {len(self._all_lanes)} lanes or none (it does "
                 f"not offer {names.PARTIAL_RESET}); reset them all, or have it serve 1 lane"
             )
         return tuple(lanes)
@@ -153,15 +155,15 @@ class EnvClientSession(_ClientSession):
             f"have its operator allow it: EnvServer(..., allow_calls=({name!r},)), "
             f"rlmesh-ray serve-env --allow-call {name}"
         )
-        allowed = self._capabilities.get(names.LANE_CALLS)
+        allowed = self.capabilities.get(names.LANE_CALLS)
         if allowed is None:
             raise ConfigurationError(
-                f"{self._address} lets clients call nothing in its environments (it does not offer "
+                f"{self.address} lets clients call nothing in its environments (it does not offer "
                 f"{names.LANE_CALLS}); {remedy}"
             )
         if name not in allowed.split(","):
             raise ConfigurationError(
-                f"{self._address} does not let clients call {name!r} in its environments, only "
+                f"{self.address} does not let clients call {name!r} in its environments, only "
                 f"{allowed}; {remedy}"
             )
         if self.num_sent and not self.num_received:
@@ -204,7 +206,7 @@ class EnvClientSession(_ClientSession):
         """End the session if ``error`` is none of ours: it came in the middle of a request."""
         if not isinstance(error, RlmeshError):
             why = f"{type(error).__name__} came in the middle of a request"
-            self.fail(EndpointLostError(why, self._address))
+            self.fail(EndpointLostError(why, self.address))
 
     def _error(self, failed: EnvFailed, timeout_s: float) -> RemoteEnvError:
         error = RemoteEnvError(

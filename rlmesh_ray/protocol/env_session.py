@@ -21,7 +21,7 @@ from rlmesh_ray.protocol.episodes import (
     EpisodeTracker,
     SupersededEpisodes,
 )
-from rlmesh_ray.protocol.failure_effects import Effect, Failure
+from rlmesh_ray.protocol.failure_effects import RENDER_FAILURES, Effect, Failure
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -261,6 +261,8 @@ class EnvSession:
 
     def _fail(self, request: EnvRequest, failure: Failure, now_ns: int) -> EnvResponse:
         consequence = self._rules.failures[failure.kind]
+        if isinstance(request, Render):
+            consequence = RENDER_FAILURES.get(failure.kind, consequence)
         if consequence.effect is Effect.ABANDON:
             return self._abandon(
                 request, consequence.code, failure.message, now_ns, failure.debug_info

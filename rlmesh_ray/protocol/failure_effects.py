@@ -83,3 +83,8 @@ EDITION_FAILURES: Mapping[FailureKind, Consequence] = {
     FailureKind.BAD_REQUEST: Consequence(EnvErrorCode.INVALID_ACTION, Effect.NONE),
     FailureKind.OUT_OF_ORDER: Consequence(EnvErrorCode.INTERNAL, Effect.ABANDON),
 }
+RENDER_FAILURES: Mapping[FailureKind, Consequence] = {
+    FailureKind.TIMEOUT: Consequence(EnvErrorCode.TIMEOUT, Effect.NONE),
+    FailureKind.RAISED: Consequence(EnvErrorCode.INTERNAL, Effect.NONE),
+}
+"""What differs for Render, in all dialects: the episodes continue without the picture."""

@@ -41,7 +41,6 @@ from rlmesh_ray.transport.session_progress import EpisodeCounts
 from rlmesh_ray.wire.image_codec_v1 import SentImages
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 
-_LATE_CALL = "a call has not returned in time; send Reset to start over"
 _MOST_DIGITS = 18  # of a number that a client counts to
 Lanes = tuple[int, ...]
 """Some of the lanes, in any order; empty: all of them, in theirs."""
@@ -75,7 +74,6 @@ class EnvExecutor:
         self._is_numbered = is_numbered
         self._images = images
         self._is_running = False
-        self._has_late_call = False
         self._is_released = False
 
     async def run(
@@ -204,8 +202,7 @@ class EnvExecutor:
             return reply.results
         failed = as_failure(reply)
         if failed.kind in {FailureKind.TIMEOUT, FailureKind.CRASHED}:
-            self._has_late_call = failed.kind is FailureKind.TIMEOUT
-            self._direct.disconnect()  # the next step is answered on the stream, with an error
+            self._direct.disconnect()  # the next step waits on the stream, or is answered there
         return failed
 
     async def observe(self, lane: int) -> RenderOutcome | Failure:
@@ -255,8 +252,7 @@ class EnvExecutor:
     async def set_episodes(self, episodes: tuple[EpisodeStart | None, ...]) -> None:
         """Set the latest episode of each lane; see ``DirectSupervisor.set_episodes``."""
         self._is_running = True
-        if not self._has_late_call:  # else a step is handed over, for its error on the stream
-            await self._direct.set_episodes(episodes)
+        await self._direct.set_episodes(episodes)
 
     def clear_episodes(self) -> None:
         """Note that no episode runs any more; see ``DirectSupervisor.clear_episodes``."""
@@ -277,8 +273,6 @@ class EnvExecutor:
         if obstacle is not None:
             return obstacle
         lanes = self._some(request.env_indices)
-        if self._has_late_call and 0 < len(lanes) < len(self._all_lanes):
-            return Failure(FailureKind.TIMEOUT, _LATE_CALL)
         is_another = self._worker.process is not former
         if is_another and self._is_running and 0 < len(lanes) < len(self._all_lanes):
             # The other lanes are gone with the former worker, which the client does not know yet.
@@ -289,7 +283,6 @@ class EnvExecutor:
         reply = await self._worker.request(command, deadline, number)
         if not isinstance(reply, ResetReply):
             return as_failure(reply)
-        self._has_late_call = False
         shown = lanes if self._dialect.rules.narrows_replies else ()
         return ResetOutcome(
             self._observation(reply.text_columns, shown), self._infos(reply.infos, shown)
@@ -300,8 +293,6 @@ class EnvExecutor:
     ) -> EnvOutcome:
         if self._worker.endpoint.is_overdue(number):
             return self._direct.overdue
-        if self._has_late_call:
-            return Failure(FailureKind.TIMEOUT, _LATE_CALL)
         if not self._worker.endpoint.is_at_rest:
             obstacle = await self._worker.make_idle(deadline)
             if obstacle is not None:

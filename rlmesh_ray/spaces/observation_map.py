@@ -310,6 +310,20 @@ class _Channels(_Verb):
         return np.ascontiguousarray(np.moveaxis(columns[0], *axes))
 
 
+def _constants(saved: Any) -> NDArray[Any]:
+    """Return numbers of a file as float64.
+
+    Raises:
+        ArithmeticError: One is beyond float64.
+        ValueError: One is none, such as a text or true, or no float64 holds it.
+    """
+    array = np.array(saved, object)
+    for number in array.flat:
+        if type(number) not in (int, float) or (type(number) is int and float(number) != number):
+            raise ValueError(f"{number!r:.40} is no number that float64 holds")
+    return array.astype(np.float64)
+
+
 class _Normalise(_Verb):
     name, usage = "normalise", "normalise(x,FILE.json)"
 
@@ -319,7 +333,7 @@ class _Normalise(_Verb):
         form = 'write {"mean": [...], "scale": [...]}, finite numbers, each scale above 0'
         try:
             saved = json.loads(read_file(file))
-            self._mean, self._scale = (np.array(saved[key], "float64") for key in ("mean", "scale"))
+            self._mean, self._scale = (_constants(saved[key]) for key in ("mean", "scale"))
         except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as e:
             return f"{file} cannot be read ({type(e).__name__}: {e}); {form}"
         with np.errstate(over="ignore"):

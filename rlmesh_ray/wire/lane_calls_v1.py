@@ -1,23 +1,19 @@
 """The frames of LaneService: calls into the environments of a session.
 
-Arguments are validated before they are sent: one without a wire form would arrive as text, which
-the environment might take for a value. Results are encoded as infos are.
+Arguments arrive as they are, or are refused before they are sent. Results are encoded as infos are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.messages import EnvErrorCode
-from rlmesh_ray.spaces.spec import DTYPES
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2
 from rlmesh_ray.wire._pb.rlmesh_ray.lanes.v1 import service_pb2 as pb
 from rlmesh_ray.wire.protobuf import as_utf8, parse
 from rlmesh_ray.wire.rlmesh_v1.meta import (
-    ARRAY_KEY,
+    InputEncoder,
     check_peer_nodes,
     decode_meta,
     encode_meta,
@@ -31,15 +27,9 @@ MAX_ARGUMENT_BYTES = 2**19
 """Most bytes of text, bytes and arrays in the arguments of a call, so that the frame is below the
 endpoint's limit (``limits.max_request_bytes``)."""
 MAX_ARGUMENT_VALUES = 2**12
-"""Most single values in the arguments; keys count, and an array counts as four."""
+"""Most single values in the arguments; an array counts as some."""
 
-_MAX_DEPTH = 16
 _KEY = "values"
-_ARRAY_VALUES = 4
-_INT64 = range(-(2**63), 2**63)
-_ARRAY_DTYPES = frozenset({*DTYPES, "complex64", "complex128"})
-_PLAIN = (bool, np.bool_, float, np.floating)
-_REMEDY = "give numbers, text, bytes, arrays, and lists and dicts of these"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +63,6 @@ def pack_call(call: LaneCall) -> bytes:
         CodecError: An argument has no wire form, all arguments together are too large, or a lane or
             the deadline does not fit its field.
     """
-    budget = _ArgumentBudget()
-    for index, argument in enumerate(call.arguments):
-        budget.check(argument, f"argument {index}")
     try:
         message = pb.CallRequest(
             name=as_utf8(call.name),
@@ -85,7 +72,14 @@ def pack_call(call: LaneCall) -> bytes:
         )
     except (TypeError, ValueError) as error:
         raise CodecError(f"the call has no wire form: {error}") from error
-    message.arguments.CopyFrom(_as_list(call.arguments))
+    encoder = InputEncoder(
+        "the arguments",
+        tag_arrays=True,
+        max_bytes=MAX_ARGUMENT_BYTES,
+        max_values=MAX_ARGUMENT_VALUES,
+    )
+    for index, argument in enumerate(call.arguments):
+        encoder.fill(message.arguments.items.add(), argument, f"argument {index}", 1)
     return message.SerializeToString()
 
 
@@ -148,54 +142,3 @@ def _values(message: meta_pb2.MetaList) -> list[Any]:
     infos.entries[_KEY].list.CopyFrom(message)
     values: list[Any] = decode_meta(infos)[_KEY]
     return values
-
-
-class _ArgumentBudget:
-    """Validates the arguments of one call and counts their size."""
-
-    def __init__(self) -> None:
-        self._bytes_left = MAX_ARGUMENT_BYTES
-        self._values_left = MAX_ARGUMENT_VALUES
-
-    def check(self, value: object, place: str, depth: int = 0) -> None:
-        """Require that ``value`` has a wire form and fits the budget.
-
-        Raises:
-            CodecError: It has none, or does not fit.
-        """
-        self._take()
-        if value is None or isinstance(value, _PLAIN):
-            return
-        if isinstance(value, (int, np.integer)):
-            if int(value) not in _INT64:
-                raise CodecError(f"{place} does not fit into 64 bits; give a string")
-        elif isinstance(value, (str, bytes)):
-            self._take(0, 4 * len(value) if isinstance(value, str) else len(value))
-        elif isinstance(value, np.ndarray) and value.dtype.name in _ARRAY_DTYPES:
-            self._take(_ARRAY_VALUES - 1, value.nbytes)
-        elif isinstance(value, (list, tuple, Mapping)) and depth < _MAX_DEPTH:
-            self._check_parts(value, place, depth + 1)
-        else:
-            name = type(value).__name__
-            raise CodecError(f"{place}, of type {name}, cannot be sent or is too deep; {_REMEDY}")
-
-    def _check_parts(
-        self, value: Sequence[object] | Mapping[object, object], place: str, depth: int
-    ) -> None:
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, part in items:
-            if isinstance(value, Mapping):
-                if not isinstance(key, str) or key == ARRAY_KEY:
-                    raise CodecError(f"{place} has the key {key!r:.40}; give other text")
-                self._take(1, 4 * len(key))
-            self.check(part, f"{place}[{key!r:.40}]", depth)
-
-    def _take(self, num_values: int = 1, num_bytes: int = 0) -> None:
-        self._values_left -= num_values
-        self._bytes_left -= num_bytes
-        if min(self._values_left, self._bytes_left) < 0:
-            raise CodecError(
-                f"the arguments take more than {MAX_ARGUMENT_VALUES} values or "
-                f"{MAX_ARGUMENT_BYTES >> 10} KiB; give an array in place of lists, or the name of "
-                "something that the environment loads itself"
-            )

@@ -17,6 +17,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.errors import (
     CapacityError,
+    CodecError,
     ConfigurationError,
     ConformanceError,
     ContractMismatchError,
@@ -200,6 +201,26 @@ def test_a_wrong_action_is_refused_before_it_is_sent(cartpole: EnvServer) -> Non
 
     env.step(np.array([0, 1]))
     env.close()
+
+
+class Spoken(Moody):
+    """Takes words."""
+
+    action_space = spaces.Text(9)  # type: ignore[assignment]
+
+
+def test_what_is_no_text_is_refused_before_it_is_sent() -> None:
+    with EnvServer(Spoken) as server:
+        env = RemoteEnv(server.address)
+        env.reset()
+        for word in (b"left", 3, ["left"], "\ud800"):
+            with pytest.raises(ConformanceError):
+                env.step(word)
+        with pytest.raises(CodecError, match=r"Step has .* bytes, and the endpoint takes"):
+            env.step("x" * 2**21)
+
+        assert env.step(np.str_("left"))[0] == 1
+        env.close()
 
 
 def test_an_action_outside_its_domain_is_never_delivered(cartpole: EnvServer) -> None:

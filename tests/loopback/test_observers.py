@@ -4,12 +4,14 @@ import contextlib
 import io
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -36,7 +38,12 @@ from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.testing.envs import EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.wire import observe_v1 as wire
-from tests.loopback.client_internals import direct_connection, step_timeout, vanish
+from tests.loopback.client_internals import (
+    direct_connection,
+    endpoints_give_up_after,
+    step_timeout,
+    vanish,
+)
 from tests.loopback.direct_sessions import NOTHING, array, session
 from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Lifelike
@@ -166,6 +173,71 @@ def test_trajectories_are_what_they_are_without_observers(transport: str) -> Non
         observing.result()
         remote.close()
     local.close()
+
+
+class Blind(Drawn):
+    """Observes noise. It renders nothing: how it fails is said by ``fail_by``."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        _, info = super().reset(seed=seed, options=options)
+        return self.np_random.random(1, np.float32), info
+
+    def step(self, action: Any) -> Any:
+        _, *rest = super().step(action)
+        return self.np_random.random(1, np.float32), *rest
+
+    def fail_by(self, way: str) -> None:
+        self._way = way
+
+    def render(self) -> Any:
+        match self._way:
+            case "raises":
+                raise RuntimeError("no display")
+            case "exits":
+                sys.exit(3)
+            case "has no pygame":
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setitem(sys.modules, "pygame", None)
+                    return gymnasium.make("CartPole-v1", render_mode="rgb_array").render()
+            case "is late":
+                return super().render()
+        return {"a text": "no picture", "None": None, "an object": object()}.get(
+            self._way, np.zeros(7)
+        )
+
+
+@pytest.mark.usefixtures("_without_limits")
+def test_looks_that_fail_in_every_way_change_nothing(transport: str, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    ways = ["raises", "exits", "has no pygame", "a text", "None", "an object", "flat", "is late"]
+    with observed(lambda: Blind(str(gate)), transport, allow_calls=["fail_by", "render"]) as (
+        client,
+        observer,
+    ):
+        plain = Blind()
+        first, name = client.reset(seeds=[SEED]), only(observer).name
+        assert_identical(array(first)[0], plain.reset(seed=SEED)[0])
+        for number, way in enumerate(ways, 1):
+            client.call("fail_by", way)
+            if way == "is late":
+                with endpoints_give_up_after(100), pytest.raises(RemoteEnvError, match="TIMEOUT"):
+                    client.render()
+                gate.touch()
+                client.call("fail_by", way)  # waits until the late one has returned
+            else:
+                with contextlib.suppress(RemoteEnvError):
+                    assert client.render() is None
+                with contextlib.suppress(RemoteEnvError):
+                    client.call("render")
+                with pytest.raises((EndpointError, ConfigurationError)):
+                    observer.render(name)
+            assert only(observer).step_counts == (number - 1,)
+            assert observer.statistics()
+
+            step = client.step(NOTHING)
+
+            assert_identical(array(step)[0], plain.step(0)[0])
+            assert step.episode_ids == first.episode_ids
 
 
 @pytest.mark.usefixtures("_without_limits")

@@ -1,7 +1,7 @@
 """The frames of EnvService: conversion between bytes and the messages of ``protocol``."""
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rlmesh_ray.errors import CodecError
@@ -26,6 +26,7 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire import envelope
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
+from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2
 from rlmesh_ray.wire.protobuf import FastCodecMiss, as_utf8, parse
 from rlmesh_ray.wire.rlmesh_v1 import handshake
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
@@ -39,8 +40,10 @@ from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_request as pack_sh
 from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_response as pack_shutdown_response
 from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_request as parse_shutdown_request
 from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_response as parse_shutdown_response
+from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
 from rlmesh_ray.wire.rlmesh_v1.meta import (
     MAX_BYTES,
+    InputEncoder,
     MetaBudget,
     decode_meta,
     decode_peer_meta,
@@ -170,18 +173,28 @@ def _episodes(
 # --- the client's side of Join ---------------------------------------------------------
 
 
-def pack_request(request: EnvRequest) -> bytes:
+def pack_request(
+    request: EnvRequest, *, tag_arrays: bool = True, max_bytes: int = MAX_MESSAGE_BYTES
+) -> bytes:
     """Return the frame of ``request``.
 
+    Args:
+        request: The request.
+        tag_arrays: Whether the peer has the capability NDARRAY; else options have no arrays.
+        max_bytes: The largest frame that the peer accepts.
+
     Raises:
-        CodecError: A seed, index or deadline does not fit its field.
+        CodecError: A seed, index or deadline does not fit its field, an option cannot travel, or
+            the frame is too large.
     """
     try:
         if isinstance(request, Step) and _is_plain(request):
-            return pack_step(request)
-        return _request_message(request).SerializeToString()
+            frame = pack_step(request)
+        else:
+            frame = _request_message(request, tag_arrays, max_bytes).SerializeToString()
     except (TypeError, ValueError) as error:
         raise CodecError(f"{type(request).__name__} has no wire form: {error}") from error
+    return require_size(request, frame, max_bytes)
 
 
 def parse_response(data: bytes) -> EnvResponse:
@@ -209,7 +222,38 @@ def _is_plain(request: Step) -> bool:
     return not request.env_indices and 0 <= request.timeout_ms < 2**63
 
 
-def _request_message(request: EnvRequest) -> pb.JoinRequest:
+def require_size(request: EnvRequest, frame: bytes, max_bytes: int) -> bytes:
+    """Return the frame of a request, unless it is too large for the peer.
+
+    Raises:
+        CodecError: It is.
+    """
+    if len(frame) <= max_bytes:
+        return frame
+    remedy = "give shorter text"
+    if isinstance(request, Reset) and request.options:
+        sizes = {
+            options_to_proto({key: value}, tag_arrays=True, max_bytes=max_bytes).ByteSize(): key
+            for key, value in request.options.items()
+        }
+        remedy = f"give less in options[{sizes[max(sizes)]!r:.40}]"
+    raise CodecError(
+        f"{type(request).__name__} has {len(frame)} bytes, and the endpoint takes {max_bytes}; "
+        f"{remedy}"
+    )
+
+
+def options_to_proto(
+    options: Mapping[str, object], *, tag_arrays: bool, max_bytes: int
+) -> meta_pb2.MetaMap:
+    """Return the options of a reset; arguments and errors as for ``pack_request``."""
+    message = meta_pb2.MetaMap()
+    encoder = InputEncoder("the options", tag_arrays=tag_arrays, max_bytes=max_bytes)
+    encoder.fill_map(message, options, "options")
+    return message
+
+
+def _request_message(request: EnvRequest, tag_arrays: bool, max_bytes: int) -> pb.JoinRequest:
     message = pb.JoinRequest(request_id=request.request_id)
     match request:
         case Step(action=action, timeout_ms=timeout_ms, env_indices=env_indices):
@@ -218,7 +262,9 @@ def _request_message(request: EnvRequest) -> pb.JoinRequest:
             message.step.env_indices.extend(env_indices)
         case Reset(seeds=seeds, options=options, timeout_ms=timeout_ms, env_indices=env_indices):
             message.reset.seeds.extend(seeds)
-            message.reset.options.CopyFrom(encode_meta(options, tag_arrays=False))
+            message.reset.options.CopyFrom(
+                options_to_proto(options, tag_arrays=tag_arrays, max_bytes=max_bytes)
+            )
             message.reset.timeout_ms = timeout_ms
             message.reset.env_indices.extend(env_indices)
         case Render(mask=mask, timeout_ms=timeout_ms):

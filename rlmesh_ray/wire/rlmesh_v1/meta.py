@@ -1,7 +1,8 @@
 """Conversion of infos, options and metadata to ``rlmesh.spaces.v1.MetaMap`` and back.
 
 Infos may contain any object, and a step must not fail for it: values without a wire form become
-text. Only messages from a peer are validated.
+text (``encode_meta``). What a client sends arrives as it is, or is refused before it is sent
+(``InputEncoder``).
 """
 
 import contextlib
@@ -47,6 +48,8 @@ _REPR_BYTES = 4096
 """Cost of the repr of a container, which takes time however short the text is."""
 _REPR_NODES = 200
 _ARRAY_NODES = 16
+_TAGGED_VALUES = 4
+"""Values of a map that stands for an array, besides its lengths."""
 _MAP_ENTRY_NODES = 4
 _CONTAINER_NODES = 4
 _OBJECT = "object"
@@ -54,6 +57,9 @@ _ARRAY_DTYPES = {
     name: np.dtype(name).newbyteorder("<") for name in (*DTYPES, "complex64", "complex128")
 }
 _INT64 = range(-(2**63), 2**63)
+
+
+_INPUT_REMEDY = "give numbers, text, bytes, arrays, and lists and dicts of these"
 
 
 class MetaBudget:
@@ -106,6 +112,100 @@ def encode_meta(
     encoder = _MetaEncoder(tag_arrays, budget or MetaBudget())
     encoder.fill_infos(message, infos)
     return message
+
+
+class InputEncoder:
+    """Encodes what a client sends, so that it arrives equal, with the dtype and shape of arrays.
+
+    Tuples arrive as lists, and NumPy's numbers as Python's. Any other value is refused.
+
+    Args:
+        subject: All values together, for error messages.
+        tag_arrays: Whether the peer has the capability NDARRAY; else arrays are refused.
+        max_bytes: Most bytes of keys, text, bytes and arrays together.
+        max_values: Most values, as the peer counts them in ``decode_peer_meta``.
+    """
+
+    def __init__(
+        self, subject: str, *, tag_arrays: bool, max_bytes: int, max_values: int = MAX_PEER_NODES
+    ) -> None:
+        self._tag_arrays = tag_arrays
+        self._budget = MetaBudget(max_bytes, max_values)
+        self._excess = (
+            f"{subject} take more than {max_values} values or {max_bytes >> 10} KiB; give an array "
+            "in place of lists, or the name of something that the environment loads itself"
+        )
+
+    def fill_map(
+        self, message: pb.MetaMap, values: Mapping[Any, Any], place: str, depth: int = 0
+    ) -> None:
+        """Add all entries.
+
+        Args:
+            message: Gets the entries.
+            values: The values by their keys.
+            place: Where they stand in the client's input, for error messages.
+            depth: How deep they are nested.
+
+        Raises:
+            CodecError: A key or a value cannot travel; the message names it.
+        """
+        for key, value in values.items():
+            is_text = isinstance(key, str) and key != ARRAY_KEY and as_utf8(key) == key
+            if not is_text:
+                raise CodecError(f"{place} has the key {key!r:.40}; give other text")
+            inner = f"{place}[{key!r:.40}]"
+            self._take(inner, 0, len(key.encode()))
+            self.fill(message.entries[key], value, inner, depth + 1)
+
+    def fill(self, message: pb.MetaValue, value: Any, place: str, depth: int = 0) -> None:
+        """Set ``message`` to a value; arguments and errors as for ``fill_map``."""
+        self._take(place, 1)
+        if value is None:
+            return
+        scalar = _scalar(value)
+        if scalar is not None:
+            self._fill_scalar(message, value, scalar, place)
+        elif type(value) is np.ndarray and _is_taggable(value):
+            self._fill_array(message, value, place)
+        elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
+            message.map.SetInParent()
+            self.fill_map(message.map, value, place, depth)
+        elif isinstance(value, (list, tuple)) and depth < _MAX_DEPTH:
+            message.list.SetInParent()
+            for index, part in enumerate(value):
+                self.fill(message.list.items.add(), part, f"{place}[{index}]", depth + 1)
+        else:
+            name = type(value).__name__
+            raise CodecError(
+                f"{place}, of type {name}, cannot be sent or is too deep; {_INPUT_REMEDY}"
+            )
+
+    def _fill_scalar(
+        self, message: pb.MetaValue, value: Any, scalar: tuple[str, Any], place: str
+    ) -> None:
+        kind, plain = scalar
+        if kind == "int" and plain not in _INT64:
+            raise CodecError(f"{place} does not fit into 64 bits; give a string")
+        if plain != value and plain == plain:  # a lone surrogate, a longdouble; but not NaN
+            name = type(value).__name__
+            raise CodecError(
+                f"{place}, of type {name}, would arrive as {plain!r:.40}; give that, or another "
+                "form of it"
+            )
+        if kind in ("str", "bytes"):
+            self._take(place, 0, len(plain.encode() if kind == "str" else plain))
+        setattr(message, kind, plain)
+
+    def _fill_array(self, message: pb.MetaValue, array: NDArray[Any], place: str) -> None:
+        if not self._tag_arrays:
+            raise CodecError(f"{place} is an array, which this endpoint does not know; give a list")
+        self._take(place, _TAGGED_VALUES + array.ndim, array.nbytes)
+        _fill_tagged(message, array)
+
+    def _take(self, place: str, num_values: int, num_bytes: int = 0) -> None:
+        if not self._budget.affords(num_bytes, num_values):
+            raise CodecError(f"{place}: {self._excess}")
 
 
 def decode_meta(message: pb.MetaMap) -> dict[str, Any]:
@@ -261,14 +361,14 @@ class _MetaEncoder:
         self, message: pb.MetaValue, array: NDArray[Any], dtype: np.dtype[Any] | None, depth: int
     ) -> None:
         self._budget.affords(0, _ARRAY_NODES)
-        entries = message.map.entries[ARRAY_KEY].map.entries
-        entries["dtype"].str = _OBJECT if dtype is None else _named(array.dtype)[0]
-        self._fill_list(entries["shape"], array.shape, 0)
-        if dtype is None:
-            self._fill_list(entries["data"], array.ravel().tolist(), depth + 2)
-        else:
+        if dtype is not None:
             self._budget.affords(array.nbytes)
-            entries["data"].bytes = np.asarray(array, dtype).tobytes()
+            _fill_tagged(message, array)
+            return
+        entries = message.map.entries[ARRAY_KEY].map.entries
+        entries["dtype"].str = _OBJECT
+        self._fill_list(entries["shape"], array.shape, 0)
+        self._fill_list(entries["data"], array.ravel().tolist(), depth + 2)
 
     def _fill_text(self, message: pb.MetaValue, value: Any) -> None:
         text = self._text(value)
@@ -290,6 +390,21 @@ class _MetaEncoder:
 def _named(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any] | None]:
     """Return the name of a dtype, which NumPy takes long to make, and its form on the wire."""
     return dtype.name, _ARRAY_DTYPES.get(dtype.name)
+
+
+def _is_taggable(array: NDArray[Any]) -> bool:
+    return array.ndim <= MAX_RANK and _named(array.dtype)[1] is not None
+
+
+def _fill_tagged(message: pb.MetaValue, array: NDArray[Any]) -> None:
+    """Set ``message`` to the map that stands for a numeric array."""
+    name, dtype = _named(array.dtype)
+    entries = message.map.entries[ARRAY_KEY].map.entries
+    entries["dtype"].str = name
+    entries["shape"].list.SetInParent()
+    for length in array.shape:
+        entries["shape"].list.items.add().int = length
+    entries["data"].bytes = np.asarray(array, dtype).tobytes()
 
 
 def _looks_tagged(value: Mapping[Any, Any]) -> bool:

@@ -5,14 +5,19 @@ import pickle
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from rlmesh_ray.envs.commands import StepCommand, StepReply
 from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
+from rlmesh_ray.errors import CodecError, RemoteEnvError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.testing.envs import EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
 
 
@@ -119,6 +124,69 @@ def test_values_of_classes_that_the_endpoint_does_not_know_become_plain(
 
     assert type(received) is type(expected)
     assert received == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.random.default_rng(1),
+        np.random.RandomState(1),
+        np.random.PCG64(1),
+        np.random.SeedSequence(1),
+        np.random.mtrand._rand,
+        np.add,
+        np.mean,
+        np.poly1d([1, 2]),
+        np.vectorize(len),
+        RemoteEnvError("INTERNAL", "no", True),
+        EchoEnv(spaces.Discrete(2), spaces.Discrete(2)),
+        from_gymnasium,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_data_becomes_text(
+    ends: tuple[WorkerChannel, WorkerChannel], value: Any
+) -> None:
+    assert carried(ends, [value]) == [repr(value)]
+
+
+def test_all_kinds_of_arrays_arrive(
+    ends: tuple[WorkerChannel, WorkerChannel], tmp_path: Path
+) -> None:
+    mapped = np.memmap(tmp_path / "mapped", np.float32, "w+", shape=(2,))
+    kinds = [
+        np.ma.masked_array([1, 2], [False, True]),
+        np.ma.masked,
+        np.zeros(1, [("a", "i4")]).view(np.recarray),
+        np.array([b"ab"]).view(np.char.chararray),
+        mapped,
+        np.array(["2026"], "M8[Y]"),
+        np.zeros(1, [("a", "i4")]),
+        np.void(b"abc"),
+        np.dtype("f4"),
+        np.longdouble(1) / 3,
+    ]
+
+    for value, received in zip(kinds, carried(ends, kinds), strict=True):
+        assert type(received) is type(value)
+        assert str(received) == str(value)
+
+
+def test_a_message_that_does_not_decode_costs_only_itself() -> None:
+    def fail(body: memoryview) -> Any:
+        if b"bad" in bytes(body):
+            raise TypeError("'str' object is not callable")
+        return pickle.loads(body)
+
+    left, right = socket.socketpair()
+    sender, receiver = WorkerChannel(left), WorkerChannel(right, fail)
+    sender.send(encode("bad") + encode("good"))
+
+    with pytest.raises(CodecError, match="TypeError: 'str' object is not callable"):
+        receiver.receive()
+    assert receiver.receive() == "good"
+    sender.close()
+    receiver.close()
 
 
 def test_what_cannot_be_pickled_becomes_text(ends: tuple[WorkerChannel, WorkerChannel]) -> None:

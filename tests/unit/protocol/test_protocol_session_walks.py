@@ -23,7 +23,7 @@ from rlmesh_ray.protocol.env_session import (
     SessionState,
     StepOutcome,
 )
-from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.protocol.failure_effects import RENDER_FAILURES, Failure, FailureKind
 from rlmesh_ray.protocol.messages import (
     Close,
     CloseModel,
@@ -180,7 +180,8 @@ class EnvWalk(RuleBasedStateMachine):
             with pytest.raises(LocalProtocolError):
                 self._session.receive(Close("early"), 0)
             response = self._session.complete(outcome, next(self._clock))
-            deed = TROUBLES[failure] if failure else stepped
+            is_harmless = isinstance(request, Render) and failure in RENDER_FAILURES
+            deed = EnvFailure.REFUSED if is_harmless else TROUBLES[failure] if failure else stepped
         self._reference.judge(request, response, deed)
         with pytest.raises(LocalProtocolError):
             self._session.complete(RenderOutcome(None), 0)

@@ -16,7 +16,6 @@ from tests.unit.transport.worker_model import (
     CRASHED,
     PASS_OVER,
     STEP,
-    TIMEOUT,
     Doing,
     Order,
     Reply,
@@ -102,37 +101,6 @@ class ForgetsWhatItTold(EndpointSide):
     def take_skips(self) -> Sequence[int]:
         self._last_skipped = 0
         return super().take_skips()
-
-
-class LateCallLeavesDirectOpen(EndpointModel):
-    """As it was: after a late call steps still come by the direct connection."""
-
-    def _called(self, reply: Reply) -> None:
-        direct, self.direct = self.direct, 0
-        super()._called(reply)
-        self.direct = direct
-
-
-class OpensAfterLateCall(EndpointModel):
-    """As it was: a client gets a direct connection for steps that the stream would refuse."""
-
-    def opens_direct(self) -> bool:
-        return True
-
-
-class ResetForgivesNothing(EndpointModel):
-    """A late call fails all steps that follow, also after Resets."""
-
-    def is_too_late_for(self, kind: str) -> bool:
-        is_due = kind == STEP and self.world.faults.deadlines == 0
-        return is_due or super().is_too_late_for(kind)
-
-
-class PartialResetForgives(EndpointModel):
-    """As it was: after a late call a Reset of some lanes lets the others go on."""
-
-    def is_too_late_for(self, kind: str) -> bool:
-        return super().is_too_late_for(kind) and kind == STEP
 
 
 class CallsAtOnce(EndpointSide):
@@ -226,12 +194,6 @@ class BeginsAnywhere(EndpointSide):
 
     def may_start(self, number: int) -> bool:
         return True
-
-
-class CallsThatWaitAreLate(EndpointModel):
-    """As it was: a call that was not done, since the worker was busy, is answered as late."""
-
-    code_of_waiting = TIMEOUT
 
 
 class CountsWhatItRefused(EndpointSide):

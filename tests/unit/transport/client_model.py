@@ -55,7 +55,7 @@ class ClientModel:
         self.account: Account = ()
         self.broken_at = 0
         """Number of the request that has failed; 0: none since the last Reset."""
-        self.unchecked: tuple[tuple[int, Chain], ...] = ()
+        self.unchecked: tuple[tuple[int, Chain | None], ...] = ()
         """Results of calls that were made before those of earlier steps were taken."""
         # DirectConnector.
         self.direct = 0
@@ -207,8 +207,11 @@ class ClientModel:
         assert result is not None
         world.called, number, self.calling = None, self.calling, 0
         world.require(result.number == number, "the answer is the call's")
-        if result.code in (TIMEOUT, CRASHED):
+        if result.code == CRASHED:
             self._note_failure(number)
+        elif result.code == TIMEOUT:  # it is executed before anything else, or its worker is killed
+            self._count_failure()
+            self.unchecked += ((number, None),)
         elif result.code:
             world.require(result.code in (RAISED, BUSY), "an honest client's call is not refused")
         else:
@@ -217,21 +220,29 @@ class ClientModel:
             if not self.awaited and not self.awaits_direct:
                 self._check_calls(number)
 
-    def _check_calls(self, last: int) -> None:
-        """Check the results of calls up to number ``last``: what came before is known now."""
+    def _check_calls(self, last: int, *, is_success: bool = True) -> None:
+        """Check the results of calls up to number ``last``: what came before is known now.
+
+        Whether a late call was executed is known after the next success.
+        """
         while self.unchecked and self.unchecked[0][0] <= last:
             (number, chain), *rest = self.unchecked
+            if chain is None and not is_success:
+                return
             self.unchecked = tuple(rest)
             if self.broken_at:
                 continue
             name = self.world.name_of(number)
+            if chain is None:  # it has raised, or returned
+                self.chain += (name,) if name in self.world.worker.chain else ()
+                continue
             self.chain += (name,)
             self.world.require(name in self.world.executed, "an acknowledged call was executed")
             self.world.require(chain == self.chain, "a call comes after all that was sent before")
 
     def _accept(self, result: Result, kind: str) -> None:
         world, number = self.world, result.number
-        self._check_calls(number)
+        self._check_calls(number, is_success=not result.code)
         name = world.name_of(number)
         world.require(result.code or name not in world.given_up, "no late answer arrives")
         if kind == CLOSE:
@@ -248,7 +259,9 @@ class ClientModel:
     def _take_failure(self, result: Result, kind: str) -> None:
         world = self.world
         world.require(not result.is_final, "an honest client keeps its session")
-        if result.code in _INTERRUPTING:
+        if kind == RENDER and result.code in ("TIMEOUT", "INTERNAL"):
+            world.require(not result.account, "a picture costs no episode")
+        elif result.code in _INTERRUPTING:
             expected = "a failure reports the steps that counted"
             world.require(result.account == self.account, expected)
             self._note_failure(result.number)
@@ -261,6 +274,9 @@ class ClientModel:
         if self.broken_at:
             return
         self.broken_at = number
+        self._count_failure()
+
+    def _count_failure(self) -> None:
         self.world.num_failed += 1
         is_due = self.world.num_failed <= self.world.num_faults
         self.world.require(is_due, "nothing fails without a fault")

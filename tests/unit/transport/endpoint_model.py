@@ -112,9 +112,6 @@ class EndpointModel:
         world: Where it lives.
     """
 
-    code_of_waiting = BUSY
-    """Answers a call that was not executed: the episodes go on."""
-
     def __init__(self, world: "World") -> None:
         self.world = world
         progress = SessionProgress.local(NUM_LANES)
@@ -129,7 +126,7 @@ class EndpointModel:
         # WorkerProcess.
         self.buffers = self.direct_block = 0
         # EnvHost.
-        self.has_late_call = self.is_running = self.is_released = False
+        self.is_running = self.is_released = False
         # DirectSupervisor.
         self.direct = 0
         """The direct connection that it has opened; 0: none."""
@@ -166,7 +163,6 @@ class EndpointModel:
             self.started,
             self.buffers,
             self.direct_block,
-            self.has_late_call,
             self.is_running,
             self.is_released,
             self.direct,
@@ -278,16 +274,11 @@ class EndpointModel:
         """``EnvHost.run``, as far as the request waits for the worker."""
         self._settle_numbers()
         assert self.turn is not None
-        number, kind = self.turn.number, self.turn.task
-        if self.is_too_late_for(kind) or self.side.is_overdue(number):
+        if self.side.is_overdue(self.turn.number):
             self._complete(TIMEOUT)
             return
         if self.side.is_at_rest:
             self.go_on()
-
-    def is_too_late_for(self, kind: str) -> bool:
-        """``EnvHost._step``: a call has missed its deadline, and all lanes have to start over."""
-        return self.has_late_call and kind in (STEP, PUSHED, PARTIAL)
 
     def go_on(self) -> None:
         """The worker is at rest: ``EnvHost._reset``, ``._step``, ``._render``, ``.call``."""
@@ -339,8 +330,6 @@ class EndpointModel:
         else:
             assert isinstance(outcome, Reply)
             result, chain = self._success(kind, outcome)
-            if kind in (RESET, PARTIAL) and not isinstance(result, Failure):
-                self.has_late_call = False
         response = self.session.complete(result, 0)
         if self.session.state is not SessionState.READY:
             self.is_running = False  # EnvHost.stop_tracking
@@ -352,12 +341,7 @@ class EndpointModel:
     def _track(self) -> None:
         """``EnvHost.set_episodes``."""
         self.is_running = True
-        if self.opens_direct():
-            self._notify(TRACK)
-
-    def opens_direct(self) -> bool:
-        """Return whether a step may be executed that comes over the direct connection."""
-        return not self.has_late_call
+        self._notify(TRACK)
 
     def _success(self, kind: str, reply: Reply) -> tuple[EnvOutcome, Chain | None]:
         """Return what the worker's success is to the session; a wrong kind is none."""
@@ -525,7 +509,7 @@ class EndpointModel:
             self._complete(TIMEOUT)
             return
         self._skip(self.turn.number)
-        self._end_call(self.code_of_waiting)
+        self._end_call(BUSY)
 
     # --- calls ----------------------------------------------------------------------------
 
@@ -549,7 +533,6 @@ class EndpointModel:
             self._end_call("", reply.chain)
             return
         if failure in (TIMEOUT, CRASHED):
-            self.has_late_call = failure == TIMEOUT
             self.cut()
         self._end_call(failure)
 

@@ -66,6 +66,7 @@ QUICK = [
     once(*CALLS, cuts=1, kills=1),
     *on_both(once, *PIPELINED, raises=1),
     once(RESET, STEP, RENDER, STEP, raises=1, kills=1),
+    once(RESET, STEP, RENDER, STEP, deadlines=1),
     # Direct connections that are opened late, left, lost and closed.
     *on_both(once, RESET, STEP, STEP, STEP, leaves=1, deadlines=1),
     once(RESET, STEP, STEP, drains=1, deadlines=1),
@@ -126,7 +127,6 @@ TWICE = "executed twice"
 KEPT = "an honest client keeps its session"
 NOTHING_BUT_RESET = "after a failure nothing but a Reset works"
 COUNTED = "a failure reports the steps that counted"
-LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
 
 
 @pytest.mark.parametrize(
@@ -150,22 +150,6 @@ LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
             with_parts(side=broken.ForgetsWhatItTold),
             once(RESET, INVALID, INVALID, PARTIAL),
             KEPT,
-        ),
-        (with_parts(endpoint=broken.LateCallLeavesDirectOpen), LATE_CALL, NOTHING_BUT_RESET),
-        (
-            with_parts(endpoint=broken.OpensAfterLateCall),
-            once(RESET, CALL, STEP, stubborn=True, deadlines=1),
-            NOTHING_BUT_RESET,
-        ),
-        (
-            with_parts(endpoint=broken.ResetForgivesNothing),
-            once(RESET, CALL, STEP, STEP, deadlines=1, medium=TCP),
-            "nothing fails without a fault",
-        ),
-        (
-            with_parts(endpoint=broken.PartialResetForgives),
-            once(RESET, CALL, PARTIAL, stubborn=True, deadlines=1),
-            NOTHING_BUT_RESET,
         ),
         (with_parts(side=broken.CallsAtOnce), once(*PIPELINED), "call is not refused"),
         (
@@ -214,11 +198,6 @@ LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
             with_parts(worker=broken.KeepsTheDirectBuffers),
             twice(RESET, STEP, leaves=1),
             "of another run",
-        ),
-        (
-            with_parts(endpoint=broken.CallsThatWaitAreLate),
-            once(RESET, STEP, CALL, STEP, leaves=1, deadlines=2, stubborn=True),
-            NOTHING_BUT_RESET,
         ),
         (
             with_parts(side=broken.CountsWhatItRefused),

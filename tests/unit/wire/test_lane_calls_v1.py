@@ -62,11 +62,11 @@ def test_what_else_a_call_says_arrives() -> None:
         ({1: 2}, "argument 0 has the key 1; give other text"),
         ({"rlmesh_ray.ndarray": 1}, "argument 0 has the key 'rlmesh_ray.ndarray'"),
         (2**63, "argument 0 does not fit into 64 bits"),
-        ("a" * wire.MAX_ARGUMENT_BYTES, "more than 4096 values or 512 KiB"),
+        ("a" * (wire.MAX_ARGUMENT_BYTES + 1), "more than 4096 values or 512 KiB"),
         (b"a" * (wire.MAX_ARGUMENT_BYTES + 1), "512 KiB"),
         (np.zeros(wire.MAX_ARGUMENT_BYTES + 1, np.uint8), "512 KiB"),
         ([0] * wire.MAX_ARGUMENT_VALUES, "give an array in place of lists"),
-        ({"a" * wire.MAX_ARGUMENT_BYTES: 0}, "512 KiB"),
+        ({"a" * (wire.MAX_ARGUMENT_BYTES + 1): 0}, "512 KiB"),
     ],
 )
 def test_an_argument_that_would_not_arrive_as_it_is_is_refused(argument: Any, reason: str) -> None:

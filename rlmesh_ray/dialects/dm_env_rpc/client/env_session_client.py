@@ -17,6 +17,7 @@ from rlmesh_ray.client.env_client import ResetResult, StepResult
 from rlmesh_ray.client.env_session_client import DialectEnvClient
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import with_timeout_limit
+from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
 from rlmesh_ray.dialects.dm_env_rpc.client.value_check import ValueCheck
 from rlmesh_ray.dialects.dm_env_rpc.client.world_setup import open_world
@@ -40,6 +41,8 @@ from rlmesh_ray.spaces.leaves import Column
 from rlmesh_ray.transport.session_progress import SessionProgress
 
 _OWN_OPTIONS = "options"
+_MAX_SETTINGS_BYTES = 2**20
+"""Most bytes of a reset's settings, besides lanes and seeds, that this package's servers take."""
 _GOODBYE_TIMEOUT_S = 3.0
 
 _Begun = tuple[tuple[int, ...], tuple[int, ...]]
@@ -282,9 +285,11 @@ class WorldClient:
     def _reset_settings(self, options: Mapping[str, object] | None) -> Settings:
         settings: dict[str, Any] = dict(self._settings.reset)
         if options and self._is_ours:
-            settings[_OWN_OPTIONS] = options
+            settings[_OWN_OPTIONS] = {**settings.get(_OWN_OPTIONS, {}), **options}
         elif options:
             settings.update(options)
+        if self._is_ours:
+            frames.require_size(settings, _MAX_SETTINGS_BYTES)
         return settings
 
     def _note_sent(self, begun: _Begun | None) -> str:

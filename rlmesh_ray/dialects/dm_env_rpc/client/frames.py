@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 
@@ -33,6 +34,7 @@ class RequestKind(enum.Enum):
     EXTENSION = "extension"
 
 
+_SCALARS = (bool, int, float, str, np.generic)
 _KINDS = {kind.value: kind for kind in RequestKind}
 
 
@@ -155,22 +157,73 @@ def kind_name(frame: bytes) -> str:
 def _put(target: Any, settings: Settings) -> None:
     for name, value in _flat(settings):
         try:
-            target[name].CopyFrom(pack_tensor(value))
+            if name in target:
+                raise CodecError("it is given twice")
+            target[name].CopyFrom(pack_tensor(_exact(value)))
         # Values that no tensor can hold raise any of these.
-        except (CodecError, AttributeError, TypeError, ValueError) as error:
+        except (CodecError, AttributeError, RecursionError, TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"setting {name!r} = {value!r} cannot travel ({error}); write its name as text, "
-                "and its value as numbers, text, or lists or arrays of one kind of them"
+                f"setting {name!r} = {value!r:.80} cannot travel ({error}); write its name as "
+                "text, and its value as numbers, text, or lists or arrays of one kind of them"
             ) from error
 
 
-def _flat(settings: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+def _exact(value: Any) -> Any:
+    """Return a value that a tensor holds as it is; of lists, as the array that they stand for.
+
+    Raises:
+        CodecError: It is of another kind, or a list of several kinds.
+    """
+    if isinstance(value, (list, tuple)):
+        kinds = set(_kinds(value))
+        if len(kinds) != 1:
+            raise CodecError(f"a list of {' and '.join(sorted(map(str, kinds))) or 'nothing'}")
+        if kinds == {int} and np.asarray(value).dtype.kind not in "iu":
+            raise CodecError("its integers do not fit into 64 bits")
+    elif type(value) is not np.ndarray and not isinstance(value, _SCALARS):
+        raise CodecError(f"a {type(value).__name__}")
+    return value
+
+
+def _kinds(value: Any) -> Iterable[Any]:
+    """Yield the type or dtype of each part of nested lists."""
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _kinds(part)
+    else:
+        yield value.dtype if isinstance(value, np.ndarray) else type(value)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     """Yield settings by name; nested ones have names with '.'."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}.{inner}", part) for inner, part in _flat(value))
-        else:
+    for key, value in settings.items():
+        if prefix and (not isinstance(key, str) or "." in key):
+            raise ConfigurationError(
+                f"{key!r:.40} of setting {prefix[:-1]!r} cannot travel as a name; write text "
+                "without '.', or a mapping in the mapping"
+            )
+        name: Any = f"{prefix}{key}" if prefix else key
+        if not isinstance(value, Mapping):
             yield name, value
+        elif value or not prefix:
+            yield from _flat(value, f"{name}.")
+        else:
+            raise ConfigurationError(f"setting {name!r} = {{}} cannot travel; leave it out")
+
+
+def require_size(settings: Settings, max_bytes: int) -> None:
+    """Require that the settings of a reset fit into a request.
+
+    Raises:
+        ConfigurationError: They do not; the message names the largest.
+    """
+    size = len(reset_request(settings))
+    if size > max_bytes:
+        sizes = {len(reset_request({name: value})): name for name, value in _flat(settings)}
+        raise ConfigurationError(
+            f"the settings of the reset take {size} bytes, and the server takes {max_bytes}; give "
+            f"less in {sizes[max(sizes)]!r}"
+        )
 
 
 def _serialized(message: Any) -> bytes:

@@ -37,6 +37,7 @@ from rlmesh_ray.protocol.messages import EpisodeRecord, Reset, ResetDone, Step, 
 from rlmesh_ray.protocol.versions import EDITION_NAME
 from rlmesh_ray.spaces.batch import Column, empty_columns
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 
 
 class EpisodeIds:
@@ -141,9 +142,17 @@ class ReleasedEnvClientDialect:
         timeout_ms: int,
         lanes: Sequence[int],
     ) -> Reset:
-        """Return the request to reset ``lanes``, or all where these are empty."""
+        """Return the request to reset ``lanes``, or all where these are empty.
+
+        Raises:
+            CodecError: An option or a seed cannot travel.
+        """
+        request = Reset(request_id, tuple(seeds), options, timeout_ms, tuple(lanes))
+        self.frames.pack_request(  # refuses what cannot travel, before the ids change
+            request, tag_arrays=False, max_bytes=max_request_bytes(self._contract)
+        )
         episode_ids = self._episodes.new_ids(lanes or self._all_lanes)
-        request = Reset(request_id, tuple(seeds), options, timeout_ms, tuple(lanes), episode_ids)
+        request = replace(request, episode_ids=episode_ids)
         self._resets.append(request)
         return request
 

@@ -15,7 +15,9 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire.envelope import read_request
-from rlmesh_ray.wire.rlmesh_v1.meta import decode_peer_meta, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.env import options_to_proto, require_size
+from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
+from rlmesh_ray.wire.rlmesh_v1.meta import decode_peer_meta
 from rlmesh_ray.wire.validation import few
 
 _LONGEST_TIMEOUT_MS = 2**63 - 1
@@ -26,16 +28,25 @@ def parse_request(data: bytes) -> EnvRequest | MalformedRequest:
     return read_request(pb.JoinRequest, _REQUESTS, data)
 
 
-def pack_request(request: EnvRequest) -> bytes:
+def pack_request(
+    request: EnvRequest, *, tag_arrays: bool = False, max_bytes: int = MAX_MESSAGE_BYTES
+) -> bytes:
     """Return the frame of ``request``.
 
+    Args:
+        request: The request.
+        tag_arrays: Whether the peer has the capability NDARRAY; else options have no arrays.
+        max_bytes: The largest frame that the peer accepts.
+
     Raises:
-        CodecError: A seed, index or deadline does not fit its field, or the action is no value.
+        CodecError: A seed, index or deadline does not fit its field, the action is no value, an
+            option cannot travel, or the frame is too large.
     """
     try:
-        return _request_message(request).SerializeToString()
+        frame = _request_message(request, tag_arrays, max_bytes).SerializeToString()
     except (TypeError, ValueError) as error:
         raise CodecError(f"{type(request).__name__} has no wire form: {error}") from error
+    return require_size(request, frame, max_bytes)
 
 
 def _configure(message: pb.JoinRequest) -> Configure:
@@ -94,7 +105,7 @@ _REQUESTS: dict[str, Callable[[pb.JoinRequest], EnvRequest]] = {
 }
 
 
-def _request_message(request: EnvRequest) -> pb.JoinRequest:
+def _request_message(request: EnvRequest, tag_arrays: bool, max_bytes: int) -> pb.JoinRequest:
     message = pb.JoinRequest(request_id=request.request_id)
     match request:
         case Step():
@@ -104,7 +115,9 @@ def _request_message(request: EnvRequest) -> pb.JoinRequest:
             message.step.episode_ids.extend(request.episode_ids)
         case Reset():
             message.reset.seeds.extend(request.seeds)
-            message.reset.options.CopyFrom(encode_meta(request.options, tag_arrays=False))
+            message.reset.options.CopyFrom(
+                options_to_proto(request.options, tag_arrays=tag_arrays, max_bytes=max_bytes)
+            )
             message.reset.timeout_ms = request.timeout_ms
             message.reset.env_indices.extend(request.env_indices)
             message.reset.episode_ids.extend(request.episode_ids)

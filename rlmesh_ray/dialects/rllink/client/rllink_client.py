@@ -122,6 +122,7 @@ class RLlinkClient:
             weights_seq_no: Of the weights that have acted.
 
         Raises:
+            CodecError: Something in them cannot travel; nothing was sent.
             EndpointError: The connection has failed.
             RemoteError: The server has refused something that was sent before.
         """
@@ -223,6 +224,8 @@ class RLlinkClient:
         return reply
 
     def _send(self, request: m.Request) -> None:
+        if fault := m.request_fault(request):
+            raise CodecError(f"{type(request).__name__} cannot be sent: {fault}")
         frame = framed(self._encoding.pack_request(request))
         try:
             self._connection().sendall(frame)

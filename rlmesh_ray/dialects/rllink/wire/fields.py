@@ -9,7 +9,6 @@ from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.wire.msgpack_values import holds_numbers
 
-_LONGEST_TEXT = 256
 _MOST_SEQ_NO = 2**53
 _MOST_EPISODES = 2**14
 
@@ -25,8 +24,8 @@ def text(body: Body, name: str) -> str | None:
     value = body.get(name)
     if value is None:
         return None
-    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_TEXT:
-        raise CodecError(f"{name} must be a text of 1 to {_LONGEST_TEXT} characters")
+    if not isinstance(value, str) or not 0 < len(value) <= m.LONGEST_TEXT:
+        raise CodecError(f"{name} must be a text of 1 to {m.LONGEST_TEXT} characters")
     return value
 
 

@@ -4,6 +4,7 @@ Arrays have plain numbers and booleans. Messages are checked for their form only
 them against spaces.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -179,9 +180,42 @@ Reply = Pong | SetConfig | SetState | EpisodeStarted | Action | Failed
 # --- forms -------------------------------------------------------------------------------
 
 
+LONGEST_TEXT = 256
+"""Most characters of an id."""
+
+
 def is_plain(array: Array) -> bool:
     """Tell whether ``array`` holds numbers or truth values and nothing else."""
-    return array.dtype.kind in "biuf"
+    return array.dtype.kind in "biuf" and array.itemsize <= 8
+
+
+def request_fault(request: Request) -> str:
+    """Return why a server refuses a request, whatever its spaces are; nothing if it does not."""
+    for chunk in request.chunks if isinstance(request, Episodes) else ():
+        arrays = {"obs": chunk.obs, "actions": chunk.actions, "rewards": chunk.rewards}
+        fault = _array_fault({**arrays, **chunk.model_outputs}) or _id_fault(chunk.episode_id)
+        if fault := fault or shape_fault(chunk):
+            return fault
+    reward = getattr(request, "reward", 0.0)
+    is_number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
+    if not is_number or not abs(reward) <= sys.float_info.max:
+        return f"the reward {reward!r:.40} is not a finite number"
+    arrays = {"obs": request.obs} if isinstance(request, (GetAction, EndEpisode)) else {}
+    return _array_fault(arrays) or _id_fault(getattr(request, "episode_id", None))
+
+
+def _array_fault(arrays: Mapping[str, Any]) -> str:
+    for name, array in arrays.items():
+        if not (isinstance(array, np.ndarray) and is_plain(array)):
+            kind = getattr(array, "dtype", type(array).__name__)
+            return f"{name} of {kind}; give an array of numbers of at most 64 bits"
+    return ""
+
+
+def _id_fault(episode_id: str | None) -> str:
+    if episode_id is None or (isinstance(episode_id, str) and 0 < len(episode_id) <= LONGEST_TEXT):
+        return ""
+    return f"the episode id {episode_id!r:.40}; give a text of 1 to {LONGEST_TEXT} characters"
 
 
 def shape_fault(chunk: Chunk) -> str:

@@ -1,9 +1,13 @@
 from array import array
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.handshake import (
@@ -33,7 +37,7 @@ from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
 from rlmesh_ray.wire.rlmesh_v1 import env
-from rlmesh_ray.wire.rlmesh_v1.meta import ARRAY_KEY, MAX_BYTES
+from rlmesh_ray.wire.rlmesh_v1.meta import ARRAY_KEY, MAX_BYTES, MAX_PEER_NODES
 
 EPISODE = EpisodeRecord(
     episode_id="e1",
@@ -91,6 +95,109 @@ def test_a_request_comes_back_equal(request_: EnvRequest) -> None:
 @pytest.mark.parametrize("response", RESPONSES)
 def test_a_response_comes_back_equal(response: EnvResponse, tag_arrays: bool) -> None:
     assert env.parse_response(env.pack_response(response, tag_arrays=tag_arrays)) == response
+
+
+INPUTS: Any = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | st.text(st.characters(codec="utf-8"), max_size=9)
+    | st.binary(max_size=9)
+    | arrays(st.sampled_from(["f2", "f4", ">i4", "u1", "i8", "?", "c8"]), array_shapes(min_dims=0)),
+    lambda parts: st.lists(parts, max_size=4) | st.dictionaries(st.text(max_size=5), parts),
+    max_leaves=12,
+)
+
+
+def sent(options: Any, **limits: Any) -> Any:
+    request = env.parse_request(env.pack_request(Reset("r", options=options), **limits))
+    assert isinstance(request, Reset)
+    return request.options
+
+
+def native(value: Any) -> Any:
+    """Return ``value`` with the byte order of this machine: the only thing that does not travel."""
+    if isinstance(value, dict):
+        return {key: native(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [native(part) for part in value]
+    return value.astype(value.dtype.name) if isinstance(value, np.ndarray) else value
+
+
+@given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=5), INPUTS, max_size=4))
+def test_options_arrive_as_they_are(options: dict[str, Any]) -> None:
+    assert_identical(sent(options), native(options))
+
+
+@pytest.mark.parametrize("length", [0, 16_000, 16_385, 32_768, 200_000])
+def test_arrays_among_the_options_stay_arrays_whatever_their_size(length: int) -> None:
+    state = np.arange(length, dtype=np.float32)
+
+    assert_identical(sent({"state": state}), {"state": state})
+
+
+def test_kinds_of_numbers_text_and_containers_arrive_plain() -> None:
+    options = {"a": np.float32(0.1), "b": (1, (2,)), "c": OrderedDict(d=np.str_("e")), "f": b"g"}
+
+    assert sent(options) == {"a": float(np.float32(0.1)), "b": [1, [2]], "c": {"d": "e"}, "f": b"g"}
+
+
+MOST = 2**20 - 1
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"f": lambda: 1}, r"options\['f'\], of type function, cannot be sent .*; give numbers"),
+        ({"a": {"s": [{1, 2}]}}, r"options\['a'\]\['s'\]\[0\], of type set, cannot be sent"),
+        ({"big": 2**80}, r"options\['big'\] does not fit into 64 bits; give a string"),
+        ({"big": np.uint64(2**63)}, r"options\['big'\] does not fit into 64 bits"),
+        ({1: 2}, "options has the key 1; give other text"),
+        ({"a": {1: 2}}, r"options\['a'\] has the key 1; give other text"),
+        ({"\ud800": 2}, r"options has the key '\\ud800'; give other text"),
+        ({ARRAY_KEY: 1}, "options has the key 'rlmesh_ray.ndarray'"),
+        ({"text": "\ud800"}, r"options\['text'\], of type str, would arrive as '\?'"),
+        ({"third": np.longdouble(1) / 3}, r"options\['third'\], of type longdouble, would arrive"),
+        ({"c": 1j}, r"options\['c'\], of type complex, cannot be sent"),
+        (
+            {"m": np.ma.masked_array([1, 2], [False, True])},
+            r"of type MaskedArray, cannot be sent",
+        ),
+        ({"o": np.array([None])}, r"\['o'\], of type ndarray, cannot be sent"),
+        ({"d": np.array(["2000"], "M8[Y]")}, r"\['d'\], of type ndarray, cannot be sent"),
+        ({"x": np.zeros((1,) * 32)}, r"\['x'\], of type ndarray, cannot be sent"),
+        ({"loop": LOOP}, r"\['loop'\].*, of type list, cannot be sent or is too deep"),
+        ({"l": [0.5] * 16_384}, r"\['l'\]\[16383\]: the options take more than 16384 values"),
+        ({"t": "x" * 2**20}, r"\['t'\]: .* 1023 KiB; give an array in place of lists, or the name"),
+        ({"a": 1, "x": np.zeros(2**18, np.float32)}, r"\['x'\]: the options take more than"),
+        ({"x": np.zeros(MOST - 9, np.uint8), "z": 1}, r"Reset has .*; give less in options\['x'\]"),
+    ],
+)
+def test_options_that_would_not_arrive_as_they_are_are_refused(options: Any, reason: str) -> None:
+    with pytest.raises(CodecError, match=reason):
+        sent(options, max_bytes=MOST)
+
+
+def test_as_many_options_as_an_endpoint_takes_are_sent() -> None:
+    most: dict[str, Any] = {"l": [1] * (MAX_PEER_NODES - 1)}
+
+    assert sent(most) == most
+    with pytest.raises(CodecError, match="more than 16384 values"):
+        sent({**most, "a": None})
+
+
+def test_arrays_are_refused_for_a_peer_that_does_not_know_them() -> None:
+    with pytest.raises(CodecError, match=r"options\['a'\]\[0\] is an array, .*; give a list"):
+        sent({"a": [np.zeros(2)]}, tag_arrays=False)
+    assert sent({"a": [0.0, 0.0]}, tag_arrays=False) == {"a": [0.0, 0.0]}
+
+
+def test_no_request_is_larger_than_what_the_endpoint_takes() -> None:
+    with pytest.raises(CodecError, match=r"Step has .* the endpoint takes 99; give shorter text"):
+        env.pack_request(Step("r", bytes(100)), max_bytes=99)
 
 
 def test_request_ids_stand_where_the_generation_has_them() -> None:

@@ -60,6 +60,55 @@ def test_a_setting_that_no_tensor_holds_is_refused_by_name() -> None:
         frames.create_request({"half": np.float16(1)})
 
 
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"a": [1, True]}, "'a' = .*a list of .*bool.* and .*int"),
+        ({"a": [1, 2.5]}, "a list of .*float.* and .*int"),
+        ({"a": [1, "x"]}, "a list of .*int.* and .*str"),
+        ({"a": [np.float32(1), np.float64(1)]}, "a list of .*float32.* and .*float64"),
+        ({"a": [[1], []]}, "inhomogeneous"),
+        ({"a": []}, "a list of nothing"),
+        ({"a": [2**63, -1]}, "do not fit into 64 bits"),
+        ({"a": 2**64}, "'a' = 18446744073709551616 cannot travel"),
+        ({"a": bytearray(b"x")}, "a bytearray"),
+        ({"a": range(3)}, "a range"),
+        ({"a": np.ma.masked_array([1, 2], [False, True])}, "a MaskedArray"),
+        ({"a": {"b": {}}}, "'a.b' = {} cannot travel; leave it out"),
+        ({"a": {1: 2}}, "1 of setting 'a' cannot travel as a name; write text"),
+        ({"a": {"b.c": 1}}, "'b.c' of setting 'a' cannot travel as a name"),
+        ({"a": {"b": 1}, "a.b": 2}, "'a.b' = 2 cannot travel .it is given twice"),
+    ],
+)
+def test_a_setting_that_would_arrive_changed_is_refused(
+    settings: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        frames.reset_request(settings)
+
+
+def test_a_list_of_lists_within_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+
+    with pytest.raises(ConfigurationError, match="cannot travel"):
+        frames.reset_request({"a": loop})
+
+
+def test_lists_of_one_kind_travel_as_the_array_that_they_stand_for() -> None:
+    given: dict[str, Any] = {"a": [[1, 2]], "b": (0.5,), "c": ["x", "y"], "d": [2**63], "e": {}}
+
+    reset = pb.EnvironmentRequest.FromString(frames.reset_request(given)).reset
+
+    found = unpacked(reset.settings)
+    assert {key: value.tolist() for key, value in found.items()} == {
+        "a": [[1, 2]],
+        "b": [0.5],
+        "c": ["x", "y"],
+        "d": [2**63],
+    }
+
+
 @pytest.mark.parametrize("uid", [0, 1, 127, 128, 2**63, 2**64 - 1])
 def test_a_step_reads_as_the_generated_code_reads_it(uid: int) -> None:
     image = np.arange(300, dtype=np.float32).reshape(3, 100)

@@ -101,6 +101,20 @@ def numbers(result: Any) -> list[int]:
     return reported
 
 
+def test_a_reset_that_cannot_be_sent_changes_no_episode() -> None:
+    session = Session(2)
+    session.reset()
+    before = session.send_step().episode_ids
+
+    with pytest.raises(CodecError, match="no wire form"):
+        session.send_reset(seeds=(2**63, 0))
+    for options in ({"a": np.zeros(2)}, {"a": {1}}):
+        with pytest.raises(CodecError, match=r"options\['a'\]"):
+            session.dialect.reset("9", seeds=(), options=options, timeout_ms=7, lanes=())
+
+    assert session.send_step().episode_ids == before
+
+
 def test_every_reset_names_its_episodes() -> None:
     session = Session(2)
 

@@ -111,9 +111,13 @@ class ReleasedReference:
                     self.lanes[lane] = None
         return over
 
-    def fail(self, kind: FailureKind, lanes: Sequence[int]) -> list[tuple[object, ...]]:
+    def fail(
+        self, kind: FailureKind, lanes: Sequence[int], *, is_render: bool
+    ) -> list[tuple[object, ...]]:
         """Lose what a failure loses; return the reported episodes."""
         if kind in (FailureKind.BAD_ACTION, FailureKind.BAD_REQUEST):
+            return []
+        if is_render and kind in (FailureKind.RAISED, FailureKind.TIMEOUT):
             return []
         if kind is FailureKind.BAD_OBSERVATION:
             return self.end()

@@ -229,7 +229,7 @@ class ReleasedWalk(RuleBasedStateMachine):
         failed: Any = self._session.complete(Failure(failure, "why"), 0)
         assert isinstance(failed, EnvFailed)
         lanes: Sequence[int] = getattr(request, "env_indices", ())
-        interrupted = self._reference.fail(failure, lanes)
+        interrupted = self._reference.fail(failure, lanes, is_render=isinstance(request, Render))
         assert [reported(one) for one in failed.interrupted_episodes] == interrupted
         assert failed.is_recoverable == (failure is not FailureKind.BAD_OBSERVATION)
         return None

@@ -1,7 +1,9 @@
 import json
 import pickle
+import re
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,37 @@ STEPWISE = st.one_of(
         st.booleans(),
     ),
 )
+
+
+@given(st.one_of(REQUESTS, STEPWISE))
+def test_what_arrives_as_it_is_may_be_sent(request: m.Request) -> None:
+    assert m.request_fault(request) == ""
+
+
+ONE_STEP = m.Chunk(np.zeros((2, 3)), np.zeros(1), np.zeros(1), False, False)
+TEXTS = np.array(["left"])
+
+
+@pytest.mark.parametrize(
+    ("request_", "fault"),
+    [
+        (m.GetAction("e", np.zeros(2), np.inf), "the reward inf is not a finite number"),
+        (m.LogReturns("e", 10**400), "the reward .* is not a finite number"),
+        (m.LogReturns("e", True), "the reward True is not"),
+        (m.LogReturns("e" * 257, 0.0), "the episode id 'eee.*; give a text of 1 to 256"),
+        (m.StartEpisode(""), "the episode id ''"),
+        (m.GetAction("e", TEXTS), "obs of <U4; give an array of numbers"),
+        (m.GetAction("e", [0.0]), "obs of list"),  # type: ignore[arg-type]
+        (m.EndEpisode("e", np.zeros(2, complex)), "obs of complex128"),
+        (m.EndEpisode("e", np.zeros(2, np.longdouble)), "obs of float128"),
+        (m.Episodes((replace(ONE_STEP, actions=TEXTS),), False), "actions of <U4"),
+        (m.Episodes((replace(ONE_STEP, obs=np.zeros((1, 3))),), False), "1 observations"),
+        (m.Episodes((replace(ONE_STEP, rewards=np.array([np.nan])),), False), "a reward that is"),
+        (m.Episodes((replace(ONE_STEP, model_outputs={"x": TEXTS}),), False), "x of <U4"),
+    ],
+)
+def test_what_every_server_refuses_is_not_sent(request_: m.Request, fault: str) -> None:
+    assert re.match(fault, m.request_fault(request_))
 
 
 # --- frames ------------------------------------------------------------------------------
