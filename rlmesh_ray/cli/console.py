@@ -4,6 +4,7 @@ Rule of the file: with ``--json`` standard output has events and nothing else; t
 to standard error then.
 """
 
+import contextlib
 import json
 import math
 import shutil
@@ -53,11 +54,11 @@ class Console:
 
     def say(self, text: str = "", *, style: str = "") -> None:
         """Print a line for people, never wrapped: they may copy it."""
-        self._people.print(Text(text, style=style), soft_wrap=True)
+        _print(self._people, Text(text, style=style), soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
         """Print a table or panel for people."""
-        self._people.print(what)
+        _print(self._people, what)
 
     def facts(self, title: str, facts: Mapping[str, object], next_commands: Sequence[str]) -> None:
         """Print a panel of facts for people, and suggested commands.
@@ -86,12 +87,13 @@ class Console:
             kind: Class of the error, for the event.
         """
         line = Text.assemble(("error: ", "bold red"), message)
-        self._errors.print(line, soft_wrap=True)
-        self.event("error", type=kind, message=message)
+        _print(self._errors, line, soft_wrap=True)
+        with contextlib.suppress(OSError):
+            self.event("error", type=kind, message=message)
 
     def trace(self, text: str) -> None:
         """Print a traceback on standard error."""
-        self._errors.print(Text(text), soft_wrap=True)
+        _print(self._errors, Text(text), soft_wrap=True)
 
 
 def program() -> str:
@@ -109,6 +111,15 @@ def _rich(*, is_stderr: bool) -> RichConsole:
     stream = sys.stderr if is_stderr else sys.stdout
     width = None if stream.isatty() else _WIDTH_OF_A_FILE
     return RichConsole(stderr=is_stderr, width=width, highlight=False, markup=False)
+
+
+def _print(console: RichConsole, what: RenderableType, *, soft_wrap: bool = False) -> None:
+    """Print; what standard error does not take is lost, and no reason to fail."""
+    try:
+        console.print(what, soft_wrap=soft_wrap)
+    except OSError:
+        if not console.stderr:
+            raise
 
 
 def _finite(value: object) -> object:

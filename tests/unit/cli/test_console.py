@@ -1,4 +1,6 @@
 import contextlib
+import errno
+import io
 import json
 import math
 import sys
@@ -118,3 +120,27 @@ def test_the_output_of_other_code_is_not_mixed_with_events(
         console.event("done")
 
     assert capsys.readouterr() == ('{"event": "done"}\n', "output of a library\n")
+
+
+def test_text_that_standard_error_does_not_take_is_no_reason_to_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    console = Console(is_json=True)
+
+    console.say("for people")
+    console.error("for people", "Error")
+    console.event("result")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", Full())
+        with pytest.raises(OSError, match="No space left"):
+            Console().say("for people")
+    assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == [
+        "error",
+        "result",
+    ]
