@@ -235,6 +235,26 @@ def test_a_signal_ends_serve_model_although_its_policy_runs_native_code(
     assert wall_s < 10.0
 
 
+def test_the_text_of_an_endpoint_does_not_control_the_terminal(here: Run) -> None:
+    space = gymnasium.spaces.Dict({"[red]\x1b[2J": gymnasium.spaces.Box(-1, 1, (3,))})
+
+    class Hostile(EchoEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            raise ValueError("[red]\x1b]0;title\x07")
+
+    with EnvServer(Hostile(space)) as server:
+        policy = ("--model", "own_policy:balance")
+        shown = here("inspect", server.address)
+        failed = here("evaluate", "--env", server.address, *policy, code=1)
+        checked = here("check", server.address, "--answer-timeout", "20", code=3)
+
+    assert "[red]\\x1b[2J" in shown.stdout
+    assert "[red]\\x1b]0;title" in failed.stderr
+    assert "[red]\\x1b]0;title" in checked.stdout
+    for done in (shown, failed, checked):
+        assert "\x1b" not in done.stdout + done.stderr
+
+
 # --- what a shell may do to a command --------------------------------------------------
 
 

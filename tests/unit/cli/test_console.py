@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from rlmesh_ray.cli.console import Console, program
 
@@ -144,3 +145,24 @@ def test_text_that_standard_error_does_not_take_is_no_reason_to_fail(
         "error",
         "result",
     ]
+
+
+def test_a_peers_text_is_printed_as_text(capsys: Capture) -> None:
+    sent = "[red]:skull:\x1b]0;title\x9b2J"
+    console = Console()
+    table = Table(sent, title=sent)
+    table.add_row(sent)
+
+    for text in (sent, f"second {sent}"):
+        console.say(text)
+    console.show(table)
+    console.facts(sent, {sent: sent}, [sent])
+    console.error(sent, "Error")
+    console.trace(sent)
+    console.people.print(sent)
+
+    captured = capsys.readouterr()
+    output = captured.out + captured.err
+    assert not {"\x1b", "\x9b"} & set(output)
+    assert output.count("[red]:skull:\\x1b") == 12
+    assert captured.err.startswith("error: [red]:skull:\\x1b]0;title\\x9b2J\n")
