@@ -18,7 +18,7 @@ _SERVERS = {"serve-env", "serve-model", "pool", "register", "watch"}
 def main() -> int:
     """Run the command that the process was started with; return its exit code."""
     _open_standard_streams()
-    # Whoever ignores them, such as a shell's background job for Ctrl-C, goes on ignoring them.
+    # A process that ignores them, as a shell's background job ignores Ctrl-C, still does.
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)

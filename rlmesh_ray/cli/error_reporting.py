@@ -50,7 +50,7 @@ def _of_the_system(error: BaseException) -> str:
 
 
 def is_reader_gone(error: BaseException) -> bool:
-    """Return whether an error says that nobody reads standard output: after ``| head -1``."""
+    """Return whether an error says that standard output has no reader: after ``| head -1``."""
     if not isinstance(error, BrokenPipeError):
         return False
     poller = select.poll()

@@ -82,7 +82,7 @@ def serve(
                     before = now
         finally:
             server.stop(grace_s=1.0)
-            with contextlib.suppress(OSError):  # nobody reads it
+            with contextlib.suppress(OSError):  # the reader is gone
                 console.event("stopped", address=server.address)
 
 

@@ -5,7 +5,7 @@ that have imported next to nothing, and they sleep.
 
 Rule 1: whatever the environment starts becomes a child of a guard when its own parent ends, also a
 daemon, and a process in a session of its own: guards are child subreapers.
-Rule 2: a guard kills only its own children, round by round. Nobody else reaps them, so their
+Rule 2: a guard kills only its own children, round by round. Only it reaps them, so their
 process ids cannot belong to other processes.
 Rule 3: if one guard is killed, the other one ends the rest. Ray kills the children of an actor's
 process when that ends.
