@@ -41,8 +41,24 @@ def install_command(extra: str) -> str:
     return f"pip install '.[{extra}]' in a checkout of rlmesh-ray"
 
 
+def printable(text: str) -> str:
+    """Return ``text`` with what may control a terminal escaped: it may be a peer's.
+
+    Lines and tabs stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
 class RlmeshError(Exception):
-    """Base class of all errors of this package."""
+    """Base class of all errors of this package; their texts are printable."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigurationError(RlmeshError):
@@ -96,7 +112,7 @@ class ConformanceError(RlmeshError):
 
     def __str__(self) -> str:
         place = ".".join(name for name in (self.root, self.path) if name)
-        return f"{place or 'value'}: {self.reason}"
+        return printable(f"{place or 'value'}: {self.reason}")
 
     def about(self, root: str) -> "ConformanceError":
         """Return the error with ``root`` as the name of the whole value."""
@@ -121,7 +137,8 @@ class ProtocolError(RlmeshError):
         self.request_id = request_id
 
     def __str__(self) -> str:
-        return f"{self.message} (request {self.request_id})" if self.request_id else self.message
+        request = f" (request {self.request_id})" if self.request_id else ""
+        return printable(f"{self.message}{request}")
 
 
 class LocalProtocolError(ProtocolError):
@@ -146,9 +163,8 @@ class HandshakeRefusedError(RlmeshError):
         self.supported_editions = supported_editions
 
     def __str__(self) -> str:
-        if not self.supported_editions:
-            return self.reason
-        return f"{self.reason} (the peer supports: {', '.join(self.supported_editions)})"
+        editions = ", ".join(self.supported_editions)
+        return printable(self.reason + (editions and f" (the peer supports: {editions})"))
 
 
 class EndpointError(RlmeshError):
@@ -165,7 +181,7 @@ class EndpointError(RlmeshError):
         self.address = address
 
     def __str__(self) -> str:
-        return f"{self.address}: {self.message}" if self.address else self.message
+        return printable(f"{self.address}: {self.message}" if self.address else self.message)
 
 
 class EndpointUnreachableError(EndpointError):
@@ -228,7 +244,7 @@ class RemoteError(RlmeshError):
         self.debug_info = debug_info
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.message}"
+        return printable(f"{self.code}: {self.message}")
 
 
 class RemoteEnvError(RemoteError):
@@ -279,7 +295,7 @@ class EnvStartError(RlmeshError):
         self.is_wrong_usage = is_wrong_usage
 
     def __str__(self) -> str:
-        return self.message
+        return printable(self.message)
 
 
 class PolicyError(RlmeshError):

@@ -4,21 +4,47 @@ Rule of the file: with ``--json`` standard output has events and nothing else; t
 to standard error then.
 """
 
+import contextlib
 import json
 import math
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console as RichConsole
-from rich.console import RenderableType
+from rich.console import ConsoleOptions, RenderableType
 from rich.panel import Panel
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from rlmesh_ray.errors import printable
+
 # Width of logs and pipes, which have none of their own: enough for an address and a path.
 _WIDTH_OF_A_FILE = 120
+
+
+class SafeConsole(RichConsole):
+    """A rich console that writes text as it is: it may be a peer's.
+
+    What would control a terminal is escaped, and no markup or name of an emoji is read.
+
+    Args:
+        is_stderr: Whether it writes to standard error.
+    """
+
+    def __init__(self, *, is_stderr: bool) -> None:
+        stream = sys.stderr if is_stderr else sys.stdout
+        width = None if stream.isatty() else _WIDTH_OF_A_FILE
+        super().__init__(stderr=is_stderr, width=width, highlight=False, markup=False, emoji=False)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Yield the parts of what is printed."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
 
 
 class Console:
@@ -31,8 +57,8 @@ class Console:
     def __init__(self, *, is_json: bool = False) -> None:
         self.is_json = is_json
         self._programs = sys.stdout
-        self._people = _rich(is_stderr=is_json)
-        self._errors = _rich(is_stderr=True)
+        self._people = SafeConsole(is_stderr=is_json)
+        self._errors = SafeConsole(is_stderr=True)
 
     @property
     def people(self) -> RichConsole:
@@ -53,11 +79,11 @@ class Console:
 
     def say(self, text: str = "", *, style: str = "") -> None:
         """Print a line for people, never wrapped: they may copy it."""
-        self._people.print(Text(text, style=style), soft_wrap=True)
+        _print(self._people, Text(printable(text), style=style), soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
         """Print a table or panel for people."""
-        self._people.print(what)
+        _print(self._people, what)
 
     def facts(self, title: str, facts: Mapping[str, object], next_commands: Sequence[str]) -> None:
         """Print a panel of facts for people, and suggested commands.
@@ -71,7 +97,7 @@ class Console:
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in facts.items():
-            table.add_row(name, Text(str(value)))
+            table.add_row(name, Text(printable(str(value))))
         self.show(Panel(table, title=Text(title), title_align="left", expand=False))
         if next_commands:
             self.say("next:", style="dim")
@@ -86,12 +112,13 @@ class Console:
             kind: Class of the error, for the event.
         """
         line = Text.assemble(("error: ", "bold red"), message)
-        self._errors.print(line, soft_wrap=True)
-        self.event("error", type=kind, message=message)
+        _print(self._errors, line, soft_wrap=True)
+        with contextlib.suppress(OSError):
+            self.event("error", type=kind, message=message)
 
     def trace(self, text: str) -> None:
         """Print a traceback on standard error."""
-        self._errors.print(Text(text), soft_wrap=True)
+        _print(self._errors, Text(text), soft_wrap=True)
 
 
 def program() -> str:
@@ -105,10 +132,13 @@ def program() -> str:
     return str(script.relative_to(Path.cwd()) if is_below else script)
 
 
-def _rich(*, is_stderr: bool) -> RichConsole:
-    stream = sys.stderr if is_stderr else sys.stdout
-    width = None if stream.isatty() else _WIDTH_OF_A_FILE
-    return RichConsole(stderr=is_stderr, width=width, highlight=False, markup=False)
+def _print(console: RichConsole, what: RenderableType, *, soft_wrap: bool = False) -> None:
+    """Print; what standard error does not take is lost, and no reason to fail."""
+    try:
+        console.print(what, soft_wrap=soft_wrap)
+    except OSError:
+        if not console.stderr:
+            raise
 
 
 def _finite(value: object) -> object:

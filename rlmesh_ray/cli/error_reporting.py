@@ -1,5 +1,8 @@
 """Errors in one line: the cause and the remedy."""
 
+import errno
+import os
+import select
 import traceback
 from collections.abc import Iterator
 
@@ -25,11 +28,35 @@ def describe(error: BaseException) -> tuple[str, str]:
     inner = _own_error(error)
     if inner is None:
         name = type(error).__name__
-        return _one_line(f"unexpected {name}: {error} (--debug shows where)"), name
+        cause = _of_the_system(error) or f"unexpected {name}: {error}"
+        return _one_line(f"{cause} (--debug shows where)"), name
     is_code = _remote_traceback(inner) and not getattr(inner, "is_wrong_usage", False)
     hint = " (--debug shows its traceback)" if is_code else ""
     kind = type(inner)
     return _one_line(_PEERS.get(kind, "") + str(inner) + hint), kind.__name__
+
+
+def _of_the_system(error: BaseException) -> str:
+    """Return what the system refuses, and why; empty: the error does not say so."""
+    if isinstance(error, FileNotFoundError):
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return "the current folder has been deleted; change to another one"
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"cannot access {error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return f"cannot write: {error.strerror}; make room, or write elsewhere"
+    return ""
+
+
+def is_reader_gone(error: BaseException) -> bool:
+    """Return whether an error says that standard output has no reader: after ``| head -1``."""
+    if not isinstance(error, BrokenPipeError):
+        return False
+    poller = select.poll()
+    poller.register(1, 0)
+    return any(events & select.POLLERR for _, events in poller.poll(0))
 
 
 def exit_code(error: BaseException) -> int:

@@ -143,8 +143,11 @@ def _probe(where: str) -> None:
 def _init(address: str | None, **options: object) -> None:
     import ray
 
+    level = logging.ERROR
     handler = signal.getsignal(signal.SIGTERM)
-    # The logs of actors, above all of runners, are shown with --debug.
-    ray.init(address=address, log_to_driver=is_verbose(), logging_level=logging.ERROR, **options)
-    # Ray has installed a handler of its own, which would end the process at once.
-    signal.signal(signal.SIGTERM, handler)
+    try:
+        # The logs of actors, above all of runners, are shown with --debug.
+        ray.init(address=address, log_to_driver=is_verbose(), logging_level=level, **options)
+    finally:
+        # Ray installs a handler of its own first of all, which would end the process at once.
+        signal.signal(signal.SIGTERM, handler)

@@ -13,7 +13,6 @@ from rlmesh_ray.cli.options.common import OUTPUT
 from rlmesh_ray.server.log_context import ContextFilter
 from rlmesh_ray.server.log_format import (
     FORMAT_VARIABLE,
-    TEXT_FORMAT,
     LogFormat,
     formatter_of,
     log_to_stderr,
@@ -40,7 +39,9 @@ def set_up(*, is_debug: bool) -> None:
     Call this before gRPC is imported, which reads its variable once.
     """
     if is_debug:
-        logging.basicConfig(level=logging.INFO, format=TEXT_FORMAT, stream=sys.stderr)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(formatter_of(LogFormat.TEXT))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
         return
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Without a handler Python would print warnings itself.

@@ -25,7 +25,7 @@ from rlmesh_ray.cli.commands.status import status
 from rlmesh_ray.cli.commands.train import train
 from rlmesh_ray.cli.commands.watch import watch
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.error_reporting import describe, exit_code, trace
+from rlmesh_ray.cli.error_reporting import describe, exit_code, is_reader_gone, trace
 from rlmesh_ray.cli.log_setup import set_up
 from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag
 from rlmesh_ray.cli.signals import INTERRUPTED, has_interrupt, interrupt_on_sigterm
@@ -158,11 +158,15 @@ def run(app: typer.Typer, program: str, words: Sequence[str]) -> int:
         console.error(_usage(error, program), "UsageError")
         return error.exit_code
     except Exception as error:  # noqa: BLE001  # the outermost frame: every error ends in one line
+        if is_reader_gone(error):
+            return 1
         if not has_interrupt(error):
             if "--debug" in words:
                 console.trace(trace(error))
             console.error(*describe(error))
             return exit_code(error)
+        code = INTERRUPTED
+    except KeyboardInterrupt:  # between two calls of typer, which handles it within
         code = INTERRUPTED
     if code == INTERRUPTED:
         console.event("interrupted")

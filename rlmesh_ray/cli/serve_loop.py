@@ -10,6 +10,7 @@ from rich.text import Text
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import show_log
 from rlmesh_ray.cli.options.metrics import served_metrics
+from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.log_format import LogFormat
 from rlmesh_ray.server.metrics_server import MeasuredEndpoint
@@ -75,12 +76,14 @@ def serve(
                 before = server.statistics()
                 # Polled: on Windows no signal ends a wait.
                 while not server.wait(_POLL_S):
+                    require_no_interrupt()
                     now = server.statistics()
                     show(summary(before, now))
                     before = now
         finally:
             server.stop(grace_s=1.0)
-            console.event("stopped", address=server.address)
+            with contextlib.suppress(OSError):  # the reader is gone
+                console.event("stopped", address=server.address)
 
 
 @contextlib.contextmanager

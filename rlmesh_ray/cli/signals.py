@@ -25,6 +25,8 @@ class Presses:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._last_s = -math.inf
+        self.has_any = False
+        """Whether one has come since this was set to False."""
 
     def is_new(self) -> bool:
         """Return whether a signal that has just come is a press of its own."""
@@ -32,6 +34,7 @@ class Presses:
         is_new = now_s - self._last_s > _SAME_PRESS_S
         if is_new:
             self._last_s = now_s
+            self.has_any = True
         return is_new
 
 
@@ -43,7 +46,10 @@ def interrupt_on_sigterm(presses: Presses = _PRESSES) -> Iterator[None]:
     """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does, so that everything is cleaned up.
 
     A signal that comes twice for one press raises it once: the second would end the cleaning up.
+    Code that a signal interrupts may lose it, such as an import or a destructor; see
+    ``require_no_interrupt``.
     """
+    presses.has_any = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if presses.is_new():
@@ -51,6 +57,16 @@ def interrupt_on_sigterm(presses: Presses = _PRESSES) -> Iterator[None]:
 
     with _handled_by(interrupt):
         yield
+
+
+def require_no_interrupt(presses: Presses = _PRESSES) -> None:
+    """Raise the KeyboardInterrupt of a signal that has come, if it was lost.
+
+    Raises:
+        KeyboardInterrupt: One has come.
+    """
+    if presses.has_any:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ _KILL_TIMEOUT_S = 10.0  # a process that is not reaped stays; busy machines took
 
 
 class ChildProcess:
-    """A worker in a process that runs ``rlmesh_ray.envs.worker``; made by ``start`` or ``join``."""
+    """A worker in a process below its guards; made by ``start`` or ``join``."""
 
     def __init__(self, host: "_HostProcess", channel: WorkerChannel) -> None:
         self._host = host
@@ -48,11 +48,6 @@ class ChildProcess:
         """
         channel = self._host.open_channel(most_workers)
         return None if channel is None else type(self)(self._host, channel)
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._host.pid
 
     @property
     def is_over(self) -> bool:
@@ -103,7 +98,7 @@ class _HostProcess:
                 self._process = subprocess.Popen(
                     # -u: output of environments is not buffered. -P: the working directory is not
                     # on the import path, unless it is on the parent's.
-                    [sys.executable, "-u", "-P", "-m", "rlmesh_ray.envs.worker", *arguments],
+                    [sys.executable, "-u", "-P", "-m", "rlmesh_ray.envs.worker_guard", *arguments],
                     stdin=subprocess.PIPE,
                     stdout=2,
                     pass_fds=descriptors,
@@ -114,10 +109,6 @@ class _HostProcess:
                 self._control.close()
                 os.close(self._fault_log_descriptor)
                 raise
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def open_channel(self, most_workers: int) -> WorkerChannel | None:
         """Return a channel to a new worker; None: the process is ending, or has no room."""
@@ -172,17 +163,20 @@ class _HostProcess:
     def _kill(self, channel: WorkerChannel) -> None:
         """Kill and reap the process, once; release its resources.
 
-        Only this class reaps the process, so that its id, which is also its group's, cannot belong
-        to another process when the group is killed.
+        On Linux it is the worker's guard, which kills all processes below it, and then ends as the
+        worker did. Elsewhere it is the worker, whose group is killed: only this class reaps it, so
+        that its id, which is also its group's, cannot belong to another process.
         """
         if self._fault_log_descriptor < 0:
             return
         self.is_over = True
         if self._process.returncode is None:
             self._ended_by = channel
-        # The whole group, with all processes of the environments.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if sys.platform == "linux":
+            self._process.terminate()
+        else:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_TIMEOUT_S)
         if self._process.stdin is not None:

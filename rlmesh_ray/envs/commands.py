@@ -255,6 +255,8 @@ class Started:
     steps_subsets: bool
     """Whether any of its lanes can be stepped alone: they are single environments without
     autoreset."""
+    pid: int
+    """Of the worker's own process."""
 
 
 @dataclass(frozen=True, slots=True)

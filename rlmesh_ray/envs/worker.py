@@ -1,8 +1,8 @@
 """The env worker: hosts one environment and executes commands; a process has one or several.
 
-``ChildProcess`` runs ``python -m rlmesh_ray.envs.worker SOCKET PARENT_PID FAULT_LOG SPIN`` with the
-parent watch's pipe as standard input; the socket brings a channel for each worker. It imports
-neither gRPC nor Ray.
+``ChildProcess`` runs ``python -m rlmesh_ray.envs.worker_guard SOCKET PARENT_PID FAULT_LOG SPIN``,
+which runs ``main`` here; the socket brings a channel for each worker. It imports neither gRPC nor
+Ray.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rlmesh_ray.envs import fault_log, parent_watch
+from rlmesh_ray.envs import fault_log
 from rlmesh_ray.envs.commands import (
     CallCommand,
     CloseDirectCommand,
@@ -425,7 +425,7 @@ class _HostedWorker:
         channel = self.channel
         try:
             worker = EnvWorker(start)
-            started = encode(Started(worker.contract, worker.steps_subsets))
+            started = encode(Started(worker.contract, worker.steps_subsets, os.getpid()))
         except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
             message = f"cannot create {start.description}: {explain_start_error(error)}"
             # Its subclasses are about what an environment turns out to have.
@@ -601,30 +601,17 @@ def _adopt(start: Start) -> None:
         os.environ["PYTHONPATH"] = start.pythonpath
 
 
-def _take_parent_pipe() -> int:
-    """Move the parent watch's pipe from standard input, which the environment may read."""
-    descriptor = os.dup(0)
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    return descriptor
-
-
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Ignore Ctrl-C: the parent handles it and stops this process."""
 
 
 def main() -> None:
     """Run the worker process."""
-    socket_descriptor, parent_pid, fault_log_descriptor, spin = map(int, sys.argv[1:])
+    socket_descriptor, _, fault_log_descriptor, spin = map(int, sys.argv[1:])
     del sys.argv[1:]  # some simulators read the command line
     os.set_inheritable(socket_descriptor, False)
     # A handler rather than SIG_IGN, which processes of the environment would inherit.
     signal.signal(signal.SIGINT, _ignore)
     fault_log.enable(fault_log_descriptor)
-    parent_watch.start(_take_parent_pipe(), parent_pid)
     use_batch_scheduling()
     WorkerLoop(socket.socket(fileno=socket_descriptor), spin=bool(spin)).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -59,6 +59,8 @@ class WorkerProcess:
         """Contract of the environment."""
         self.steps_subsets = started.steps_subsets
         """Whether a StepCommand may name its lanes."""
+        self.pid = started.pid
+        """Id of the process that the environment runs in."""
         self.progress = progress
         """Progress of the session; readable after the worker's death, too."""
         self._bind_buffers(buffers)
@@ -106,11 +108,6 @@ class WorkerProcess:
         except BaseException:
             process.end(0.0)
             raise
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self.process.pid
 
     @property
     def is_alive(self) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from rlmesh_ray.errors import ConfigurationError, HandshakeRefusedError
+from rlmesh_ray.errors import ConfigurationError, HandshakeRefusedError, printable
 from rlmesh_ray.protocol.versions import EDITION_NAME, PROTOCOL_V1
 
 GENERATION = PROTOCOL_V1
@@ -268,5 +268,5 @@ def _known_text(message: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a peer's text for an error message, truncated: it may be megabytes long."""
-    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
+    """Return a peer's text for a message, printable and truncated: it may be megabytes long."""
+    return printable(text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…")

@@ -65,7 +65,8 @@ class EnvServer:
 
     The environment runs in worker processes, one a session; the first one starts with the
     server and the others when a session needs one. At the end of a session its environment has
-    5 s to close, then it is killed. Usable as a context manager.
+    5 s to close, then it is killed. All processes that it has started end with it; on Linux those
+    that have left its process group, too. Usable as a context manager.
 
     Where the extra ``dm-env-rpc`` is installed, it answers that protocol on the same port; each of
     its worlds is a session.

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TextIO
 
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, printable
 from rlmesh_ray.server.log_context import ContextFilter
 
 FORMAT_VARIABLE = "RLMESH_RAY_LOG_FORMAT"
@@ -100,6 +100,10 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__(TEXT_FORMAT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record's lines, printable; all but the first one are indented."""
+        return printable(super().format(record)).replace("\n", "\n  ")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line, without what follows it."""

@@ -76,7 +76,9 @@ class ModelHost:
         if traits_of(policy).checks_concurrently:
             # One thread for all checks: each may take the memory of a client's largest space.
             self._check_executor = PolicyExecutor(
-                name="rlmesh-ray-policy-checks", torch_threads=self._executor.torch_threads
+                name="rlmesh-ray-policy-checks",
+                stuck_after_s=self._executor.stuck_after_s,
+                torch_threads=self._executor.torch_threads,
             )
         self._accepted: dict[Hashable, None] = {}
         """Environments that the policy need not be asked about again, the newest last."""
@@ -125,8 +127,12 @@ class ModelHost:
         )
 
     def health(self) -> Health:
-        """Return whether the policy makes progress. From any thread."""
-        return self._executor.health()
+        """Return whether the policy makes progress. From any thread.
+
+        A check of an environment that hangs keeps new clients waiting as a batch does.
+        """
+        health = self._executor.health()
+        return health if not health.is_serving else self._check_executor.health()
 
     async def configure(self, contract: EnvContract) -> None:
         """Ask whether the policy can act in an environment; if so, count a route from now on.

@@ -15,6 +15,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -33,6 +34,18 @@ _LOG = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 Work = Callable[[], None]
 """Should not raise; an error is logged, and the thread goes on."""
+
+_EXECUTORS: "weakref.WeakSet[PolicyExecutor]" = weakref.WeakSet()
+"""All whose threads have not ended."""
+
+
+def any_policy_runs() -> bool:
+    """Return whether a policy of this process runs now, also one whose executor is closed.
+
+    Native code that runs in its thread aborts the process when the interpreter ends: it comes back
+    to an interpreter that is gone.
+    """
+    return any(executor.is_busy for executor in tuple(_EXECUTORS))
 
 
 def result_or_error(function: Callable[..., ResultT], *arguments: object) -> ResultT | RlmeshError:
@@ -78,6 +91,7 @@ class PolicyExecutor:
         torch_threads: int = 1,
     ) -> None:
         self._health = PolicyHealth(stuck_after_s)
+        self.stuck_after_s = stuck_after_s
         require_count("torch_threads", torch_threads)
         self.torch_threads = torch_threads
         self._next_batch = next_batch
@@ -92,6 +106,7 @@ class PolicyExecutor:
         self._is_asleep = False
         self._is_closed = False
         self._busy_since_s: float | None = None
+        _EXECUTORS.add(self)
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property

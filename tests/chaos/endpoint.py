@@ -13,6 +13,7 @@ import psutil
 
 from tests.chaos.link import Link
 from tests.chaos.vector_client import LIMIT_S
+from tests.loopback.child_processes import worker_pids
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address
 
@@ -67,11 +68,7 @@ class Endpoint:
     def workers(self) -> list[int]:
         """Return the ids of the processes that its environments run in."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return [
-                child.pid
-                for child in psutil.Process(self.pid).children()
-                if "rlmesh_ray.envs.worker" in child.cmdline()
-            ]
+            return sorted(worker_pids(self.pid))
         return []
 
     def kill(self) -> None:

@@ -1,5 +1,8 @@
 """What processes a process has started."""
 
+import contextlib
+import os
+
 import psutil
 
 
@@ -10,13 +13,14 @@ def child_pids(parent: int | None = None) -> set[int]:
 
 
 def worker_pids(parent: int | None = None) -> set[int]:
-    """Return the worker processes of a process, this one by default."""
-    return {pid for pid in child_pids(parent) if "rlmesh_ray.envs.worker" in _command(pid)}
+    """Return the worker processes of a process, this one by default; they are below guards."""
+    return {child.pid for child in psutil.Process(parent).children(recursive=True) if _works(child)}
 
 
-def _command(pid: int) -> list[str]:
-    """Return the command line of a process, empty when it has just ended."""
-    try:
-        return psutil.Process(pid).cmdline()
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return []
+def _works(process: psutil.Process) -> bool:
+    """Return whether a process is a worker: no guard, and no fork of a worker."""
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess, ProcessLookupError):
+        is_leader = os.getsid(process.pid) == process.pid
+        is_guard = process.name() == "rlmesh-guard"
+        return is_leader and not is_guard and "rlmesh_ray.envs.worker_guard" in process.cmdline()
+    return False

@@ -27,18 +27,21 @@ import pytest
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.cli.main import main
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.health import check_health
 from rlmesh_ray.client.model_handshake import policy_of
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.recording import load
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.testing.envs import Fault, FaultyEnv
+from rlmesh_ray.testing.envs import EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from tests.loopback.certificates import Authority, certified, needs_openssl
 from tests.loopback.eventually import eventually
 from tests.loopback.released_join import ReleasedJoin
 from tests.ray.multi_agent_worlds import Climb
+from tests.unit.models.onnx.test_file_policy import looping
 
 LIMIT_S = 240.0
 """Of a command that hangs; one that starts Ray takes a minute where the machine is busy."""
@@ -206,6 +209,111 @@ def test_serve_model_serves_openpi_clients_and_passes_an_openpi_server_on(folder
 
     assert actions == [[0], [1]]
     assert "openpi" not in passing
+
+
+@pytest.mark.slow
+def test_a_signal_ends_serve_model_although_its_policy_runs_native_code(
+    folder: Path,
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    onnx.save(looping(10**15), folder / "loop.onnx")
+    box = gymnasium.spaces.Box(-1, 1, (3,))
+
+    with (
+        started("serve-model", "loop.onnx", folder=folder) as (process, serving),
+        RemoteModel(serving["address"]) as model,
+        ThreadPoolExecutor(1) as aside,
+    ):
+        asking = aside.submit(model.configure_route, EchoEnv(box))
+        options = ConnectOptions(serving["address"])
+        assert eventually(lambda: not check_health(options).is_serving)
+        output, wall_s = ended_by(process, signal.SIGTERM)
+        assert asking.exception(LIMIT_S)
+
+    assert process.returncode == 0
+    assert events(output) == [{"event": "stopped", "address": serving["address"]}]
+    assert wall_s < 10.0
+
+
+def test_the_text_of_an_endpoint_does_not_control_the_terminal(here: Run) -> None:
+    space = gymnasium.spaces.Dict({"[red]\x1b[2J": gymnasium.spaces.Box(-1, 1, (3,))})
+
+    class Hostile(EchoEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            raise ValueError("[red]\x1b]0;title\x07")
+
+    with EnvServer(Hostile(space)) as server:
+        policy = ("--model", "own_policy:balance")
+        shown = here("inspect", server.address)
+        failed = here("evaluate", "--env", server.address, *policy, code=1)
+        checked = here("check", server.address, "--answer-timeout", "20", code=3)
+
+    assert "[red]\\x1b[2J" in shown.stdout
+    assert "[red]\\x1b]0;title" in failed.stderr
+    assert "[red]\\x1b]0;title" in checked.stdout
+    for done in (shown, failed, checked):
+        assert "\x1b" not in done.stdout + done.stderr
+
+
+# --- what a shell may do to a command --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("redirections", "code"),
+    [
+        (">&-", 0),
+        ("2>&-", 0),
+        ("<&-", 0),
+        ("<&- >&- 2>&-", 0),
+        ("2>/dev/full", 0),
+        (">/dev/full", 1),
+        ("| true", 1),
+    ],
+)
+def test_standard_streams_may_be_closed_or_full(redirections: str, code: int) -> None:
+    command = f"set -o pipefail; {shlex.join(COMMAND)} --help {redirections}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+
+    errors = "error: cannot write: No space left on device" if "full" in redirections else ""
+    assert done.returncode == code
+    assert done.stderr.startswith(errors if code else "")
+    assert bool(done.stderr) is (redirections == ">/dev/full")
+
+
+def test_characters_that_a_terminal_lacks_are_escaped(folder: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "inspect", "127.0.0.1:1/µ"],
+        capture_output=True,
+        env={**environment(), "PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+
+    assert b"\\xb5" in done.stderr
+    assert b"UnicodeEncodeError" not in done.stderr
+
+
+@pytest.mark.parametrize(("command", "code"), [("inspect", 130), ("serve-env", 0)])
+def test_an_interrupt_while_a_command_is_imported_ends_it_quietly(
+    command: str, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "typer.py").write_text("""
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+except BaseException:
+    pass  # as libraries do
+""")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*COMMAND, command, "CartPole-v1"],
+        capture_output=True,
+        text=True,
+        env={**environment(), "PYTHONPATH": path},
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "interrupted\n")
 
 
 def test_a_factory_of_the_operators_own_gets_the_keyword_arguments(here: Run, folder: Path) -> None:

@@ -24,6 +24,7 @@ from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.health import EndpointHealth, HealthStatus, check_health
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.errors import AccessDeniedError, EndpointError
+from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.server import endpoint as endpoint_module
 from rlmesh_ray.server import env_server as env_server_module
 from rlmesh_ray.server import event_loop as loop_module
@@ -32,6 +33,7 @@ from rlmesh_ray.server.env_service import SERVICE as ENV
 from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_service import SERVICE as MODEL
+from rlmesh_ray.spaces.contract import EnvContract
 from tests.loopback.child_processes import worker_pids
 from tests.loopback.client_internals import vanish
 from tests.loopback.eventually import eventually
@@ -211,6 +213,36 @@ def test_an_environment_that_hangs_is_no_reason_to_send_clients_away(
             os.kill(worker, signal.SIGCONT)
         step.result(20.0)
         frozen.close()
+
+
+def test_a_policy_that_hangs_at_the_check_of_an_environment_is_stuck(
+    aside: ThreadPoolExecutor,
+) -> None:
+    may_end = threading.Event()
+
+    class Checking:
+        traits = PolicyTraits(checks_concurrently=True)
+
+        def check_contract(self, contract: EnvContract) -> None:
+            may_end.wait(60.0)
+
+        def predict(self, contract: EnvContract, rows: Rows) -> object:
+            return np.zeros(rows.num_rows, np.int64)
+
+        def forget(self, route_key: str, env_index: int | None) -> None:
+            pass
+
+    with (
+        ModelServer(Checking(), stuck_after_s=0.05) as server,
+        RemoteModel(server.address) as model,
+    ):
+        assert check_health(ConnectOptions(server.address)).is_serving
+        asking = aside.submit(model.configure_route, gymnasium.make("CartPole-v1"))
+
+        assert eventually(lambda: not check_health(ConnectOptions(server.address)).is_serving)
+        may_end.set()
+        asking.result(60.0)
+        assert eventually(lambda: check_health(ConnectOptions(server.address)).is_serving)
 
 
 # --- a serving loop that something holds -----------------------------------------------

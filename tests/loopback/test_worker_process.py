@@ -18,6 +18,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from gymnasium.spaces import Dict, Discrete, Graph
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -626,18 +627,93 @@ def test_closing_closes_the_environment(start: Start, tmp_path: Path) -> None:
     assert (tmp_path / "closed").exists()
 
 
-def test_what_the_environment_has_started_ends_with_the_worker(start: Start) -> None:
-    class Simulating(EchoEnv):
+class Simulating(EchoEnv):
+    """Starts simulators: in its own process group, in a session of their own, and as a daemon."""
+
+    def __init__(self) -> None:
+        super().__init__(SPACES["box"])
+        command = ["sleep", "1000"]
+        plain = subprocess.Popen(command)
+        apart = subprocess.Popen(command, start_new_session=True)
+        detach = "setsid sleep 1000 >/dev/null & echo $!"
+        daemon = subprocess.run(["sh", "-c", detach], stdout=subprocess.PIPE, check=True)
+        self.pids = [plain.pid, apart.pid, int(daemon.stdout)]
+
+    def reset(self, **kwargs: Any) -> Any:
+        return super().reset(options={"pids": self.pids})
+
+
+def parent_of(pid: int) -> int:
+    return psutil.Process(pid).ppid()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes have guards on Linux only")
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda worker: worker.kill(), id="killed by the endpoint"),
+        pytest.param(lambda worker: worker.close(20.0), id="closed"),
+        pytest.param(lambda worker: os.kill(worker.pid, signal.SIGKILL), id="crashed"),
+        pytest.param(
+            lambda worker: os.kill(parent_of(worker.pid), signal.SIGKILL), id="without a guard"
+        ),
+        pytest.param(
+            lambda worker: os.kill(parent_of(parent_of(worker.pid)), signal.SIGKILL),
+            id="without the other guard",
+        ),
+    ],
+)
+def test_all_that_the_environment_has_started_ends_with_the_worker(
+    start: Start, end: Callable[[WorkerProcess], None]
+) -> None:
+    worker = start(Simulating)
+    pids = infos_of(ask(worker, ResetCommand()))["pids"][0]
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as other:
+        end(worker)
+
+        have_ended = [wait_for_end(pid) for pid in (worker.pid, *pids)]
+        is_spared = other.poll() is None
+        other.kill()
+
+    assert all(have_ended)
+    assert is_spared
+
+
+def test_how_a_worker_has_ended_is_told_although_simulators_live_on(start: Start) -> None:
+    class Exiting(Simulating):
         def reset(self, **kwargs: Any) -> Any:
-            simulator = subprocess.Popen(["sleep", "1000"])
-            return super().reset(options={"pid": simulator.pid})
+            os._exit(3)
 
-    worker = start(lambda: Simulating(SPACES["box"]))
-    pid = infos_of(ask(worker, ResetCommand()))["pid"][0]
+    failure = ask(start(Exiting), ResetCommand())
 
-    worker.kill()
+    assert isinstance(failure, Failure)
+    assert failure.message.endswith("ended with exit code 3")
 
-    assert wait_for_end(pid)
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes have guards on Linux only")
+def test_all_that_the_environment_has_started_ends_with_the_endpoint() -> None:
+    script = """
+import signal
+from rlmesh_ray.envs.commands import ResetCommand
+from rlmesh_ray.envs.env_source import make_source
+from rlmesh_ray.envs.worker_process import WorkerProcess
+from rlmesh_ray.spaces.validation import ValidationMode
+from tests.loopback.test_worker_process import Simulating
+
+worker = WorkerProcess.start(make_source(Simulating), validation=ValidationMode.WARN)
+worker.submit(ResetCommand())
+print(worker.pid, *worker.receive().infos["pids"][0], flush=True)
+signal.pause()
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as endpoint:
+        assert endpoint.stdout is not None
+        pids = [int(pid) for pid in endpoint.stdout.readline().split()]
+
+        endpoint.kill()
+
+    assert len(pids) == 4
+    assert all(wait_for_end(pid) for pid in pids)
 
 
 def test_ending_twice_is_harmless(start: Start) -> None:

@@ -1,5 +1,8 @@
 """Fleets when what they stand on is gone, and when they are asked for what cannot be."""
 
+import os
+import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +97,24 @@ def test_a_fleet_whose_manager_has_died_says_what_to_do(fleet: EnvFleet) -> None
     with pytest.raises(EndpointClosedError, match="start a new fleet"):
         _ = fleet.actors
     fleet.stop()
+
+
+@pytest.mark.parametrize("by", ["ray", "signal"])
+def test_a_simulator_in_a_session_of_its_own_ends_with_the_actor(by: str, tmp_path: Path) -> None:
+    class Simulating(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def __init__(self) -> None:
+            super().__init__(gymnasium.make("CartPole-v1"))
+            simulator = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            (tmp_path / str(simulator.pid)).touch()
+
+    with EnvFleet(Simulating, num_cpus=0.1) as fleet:
+        (first,) = [int(path.name) for path in tmp_path.iterdir()]
+        if by == "ray":
+            ray.kill(fleet.actors[0], no_restart=True)
+        else:
+            os.kill(pids(fleet)[0], signal.SIGKILL)
+
+        assert eventually(lambda: is_gone(first))
 
 
 def test_a_fleet_that_is_sent_somewhere_says_what_to_send_instead(fleet: EnvFleet) -> None:

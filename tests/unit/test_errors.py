@@ -63,3 +63,21 @@ def test_a_value_out_of_its_space_is_named_by_its_place() -> None:
 def test_an_error_names_its_request_where_there_is_one() -> None:
     assert str(errors.RemoteProtocolError("the answer is empty", "7")).endswith(" (request 7)")
     assert str(errors.RemoteProtocolError("the answer is empty")) == "the answer is empty"
+
+
+def test_a_text_is_printable_whatever_a_peer_has_sent() -> None:
+    sent = "\x1b]0;title\x07 \x9b2J \r\u202e\u200b\ud800 é µ 猫 [red]\n\tnext"
+
+    assert errors.printable(sent) == (
+        "\\x1b]0;title\\x07 \\x9b2J \\r\\u202e\\u200b\\ud800 é µ 猫 [red]\n\tnext"
+    )
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_the_text_of_an_error_is_printable(kind: type[errors.RlmeshError]) -> None:
+    if not issubclass(kind, errors.RlmeshError):
+        pytest.skip("its text is this side's")
+    error = example(kind)
+    sent = (each + "\x1b[2J" if isinstance(each, str) else each for each in error.args)
+
+    assert "\x1b" not in str(kind(*sent))

@@ -73,6 +73,7 @@ def export(  # noqa: PLR0913  # the command line; every option stands alone
 
     Loading runs code: export only checkpoints that you trust.
     """
+    search_current_folder(checkpoint)
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.models.onnx.policy_export import export_policy
 

@@ -26,6 +26,7 @@ from rlmesh_ray.cli.options.common import (
 from rlmesh_ray.cli.options.metrics import MetricsAddress, served_metrics
 from rlmesh_ray.cli.options.serving import AddressToListen, TlsClientAuthority, server_tls
 from rlmesh_ray.cli.register_with_pool import POOL_TOKEN_VARIABLE, pool_secret
+from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.errors import EndpointError
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool
 from rlmesh_ray.server.metrics_server import MeasuredEndpoint
@@ -136,6 +137,7 @@ def follow(console: Console, pool: "EnvPool") -> None:
     """Report each endpoint that registers or leaves, for ever."""
     known: dict[str, EndpointRecord] = {}
     while True:
+        require_no_interrupt()
         try:
             now = {record.endpoint_id: record for record in pool.endpoints}
         except EndpointError as error:

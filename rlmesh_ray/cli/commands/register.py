@@ -18,6 +18,7 @@ from rlmesh_ray.cli.register_with_pool import (
     registration_config,
     report_registered,
 )
+from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import Address
 
@@ -74,6 +75,7 @@ def register(
                 f"{entry.pool} at {entry.registrar}"
             )
         while True:
+            require_no_interrupt()
             if _answers(place):
                 _attend(console, entry)
             time.sleep(_LOOK_EVERY_S)
@@ -94,6 +96,7 @@ def _attend(console: Console, entry: RegistrationConfig) -> None:
     with registration:
         while _answers(place):
             registration.require_not_failed()
+            require_no_interrupt()
             time.sleep(_LOOK_EVERY_S)
     console.event("away", pool=entry.pool, endpoint_id=entry.endpoint_id, address=str(place))
     console.say(f"nothing answers at {place}: out of pool {entry.pool} until an endpoint does")

@@ -28,6 +28,7 @@ from rlmesh_ray.cli.options.common import (
     read_token,
 )
 from rlmesh_ray.cli.register_with_pool import PoolTokenOption, pool_secret
+from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.errors import (
     AddressError,
     ListenError,
@@ -146,6 +147,7 @@ def watch(  # noqa: PLR0913  # the command line; every option stands alone
         with contextlib.suppress(KeyboardInterrupt):
             console.event("watching", url=url, source=source.title, folder=folder)
             console.facts(f"watch at {url}", facts, [])
+            require_no_interrupt()
             server.run(sockets=[listener])
 
 

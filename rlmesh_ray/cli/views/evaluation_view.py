@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.console import Console, SafeConsole
 from rlmesh_ray.cli.signals import interrupts_held
 from rlmesh_ray.cli.views.episodes_file import EpisodesFile
 from rlmesh_ray.errors import EndpointError, EvaluationInterruptedError, RlmeshError
@@ -62,7 +61,7 @@ class EvaluationView:
         self._output = output
         self._episodes = [] if finished is None else finished
         self._losses: list[Loss] = []
-        terminal = RichConsole(stderr=True, highlight=False)
+        terminal = SafeConsole(is_stderr=True)
         self._bar = Progress(
             TextColumn("episodes"),
             BarColumn(),
@@ -106,7 +105,6 @@ class EvaluationView:
         self._bar.console.print(
             f"lost {loss.role} {loss.address}: {cause}{again}",
             style="yellow",
-            markup=False,
             soft_wrap=True,
         )
 

@@ -1,10 +1,13 @@
 import contextlib
+import errno
+import io
 import json
 import math
 import sys
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from rlmesh_ray.cli.console import Console, program
 
@@ -118,3 +121,48 @@ def test_the_output_of_other_code_is_not_mixed_with_events(
         console.event("done")
 
     assert capsys.readouterr() == ('{"event": "done"}\n', "output of a library\n")
+
+
+def test_text_that_standard_error_does_not_take_is_no_reason_to_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    console = Console(is_json=True)
+
+    console.say("for people")
+    console.error("for people", "Error")
+    console.event("result")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", Full())
+        with pytest.raises(OSError, match="No space left"):
+            Console().say("for people")
+    assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == [
+        "error",
+        "result",
+    ]
+
+
+def test_a_peers_text_is_printed_as_text(capsys: Capture) -> None:
+    sent = "[red]:skull:\x1b]0;title\x9b2J"
+    console = Console()
+    table = Table(sent, title=sent)
+    table.add_row(sent)
+
+    for text in (sent, f"second {sent}"):
+        console.say(text)
+    console.show(table)
+    console.facts(sent, {sent: sent}, [sent])
+    console.error(sent, "Error")
+    console.trace(sent)
+    console.people.print(sent)
+
+    captured = capsys.readouterr()
+    output = captured.out + captured.err
+    assert not {"\x1b", "\x9b"} & set(output)
+    assert output.count("[red]:skull:\\x1b") == 12
+    assert captured.err.startswith("error: [red]:skull:\\x1b]0;title\\x9b2J\n")

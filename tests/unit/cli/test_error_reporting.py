@@ -1,4 +1,7 @@
+import errno
+import os
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -126,3 +129,25 @@ def test_the_message_says_that_debug_shows_a_remote_traceback_where_there_is_one
     assert describe(error)[0] == (
         "the environment's endpoint answered INTERNAL: it failed (--debug shows its traceback)"
     )
+
+
+def test_what_the_system_refuses_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Is a directory") as raised:
+        tmp_path.read_text()
+
+    assert describe(raised.value)[0].startswith(f"cannot access {tmp_path}: Is a directory")
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert describe(full)[0].startswith("cannot write: No space left on device; make room")
+
+
+def test_a_current_folder_that_was_deleted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError) as raised:
+        os.getcwd()
+
+    assert describe(raised.value)[0].startswith("the current folder has been deleted; change to")

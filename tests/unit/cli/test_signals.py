@@ -1,3 +1,4 @@
+import contextlib
 import signal
 from itertools import count
 
@@ -9,6 +10,7 @@ from rlmesh_ray.cli.signals import (
     interrupt_on_sigterm,
     interrupts_held,
     interrupts_noted,
+    require_no_interrupt,
 )
 
 
@@ -32,6 +34,18 @@ def test_an_interrupt_is_delayed_until_the_block_is_done(
         assert interrupted_in_a_block(apart, number) == [number]
         with pytest.raises(KeyboardInterrupt):  # as before the block
             signal.raise_signal(number)
+
+
+def test_an_interrupt_that_other_code_has_lost_is_raised_again(apart: Presses) -> None:
+    with interrupt_on_sigterm(apart):
+        require_no_interrupt(apart)
+        with contextlib.suppress(KeyboardInterrupt):  # as an import, or a destructor
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            require_no_interrupt(apart)
+
+    with interrupt_on_sigterm(apart):  # of the next command
+        require_no_interrupt(apart)
 
 
 def test_a_second_interrupt_is_not_delayed(apart: Presses) -> None:

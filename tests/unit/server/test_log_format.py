@@ -163,3 +163,17 @@ def test_a_session_s_name_in_the_log_is_always_the_same_and_not_part_of_its_id()
     assert len(short_name(session_id)) == 8
     assert short_name(session_id) not in session_id
     assert short_name("") != short_name("")
+
+
+def test_text_of_a_peer_controls_no_terminal_and_forges_no_record(stderr: Stderr) -> None:
+    log_to_stderr(LogFormat.TEXT)
+    try:
+        raise ValueError("cause \x9b2J")
+    except ValueError:
+        LOG.exception("a client said \x1b]0;title\x07 \n2026-01-01 00:00:00,000 ERROR forged")
+
+    lines = stderr.lines()
+    assert not {"\x1b", "\x07", "\x9b"} & set("".join(lines))
+    assert "a client said \\x1b]0;title\\x07" in lines[0]
+    assert lines[-1] == "  ValueError: cause \\x9b2J"
+    assert all(line.startswith("  ") for line in lines[1:])

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from rlmesh_ray.errors import PolicyError
-from rlmesh_ray.server.policy_executor import PolicyExecutor, Work
+from rlmesh_ray.server.policy_executor import PolicyExecutor, Work, any_policy_runs
+from tests.loopback.eventually import eventually
 
 PATIENCE_S = 20.0
 
@@ -184,3 +185,20 @@ def test_calls_and_batches_that_raise_do_not_end_the_thread(
     assert plan.done == ["next"]
     assert isinstance(failed.exception(), PolicyError)
     assert caplog.text.count("the work of a policy has failed") == 1
+
+
+def test_a_policy_that_runs_on_after_the_end_of_its_executor_is_known() -> None:
+    executor, has_begun, may_end = PolicyExecutor(), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        has_begun.set()
+        may_end.wait(PATIENCE_S)
+
+    hanging = executor.submit(hang)
+    assert has_begun.wait(PATIENCE_S)
+    executor.close()
+
+    assert any_policy_runs()
+    may_end.set()
+    hanging.result(PATIENCE_S)
+    assert eventually(lambda: not executor.is_busy)

@@ -205,7 +205,7 @@ def test_a_model_without_loops_only_computes() -> None:
     assert not policy_of(looping()).traits.only_computes
 
 
-def looping() -> ModelProto:
+def looping(count: int = 2) -> ModelProto:
     body = helper.make_graph(
         [
             helper.make_node("Identity", ["go"], ["goes"]),
@@ -226,7 +226,7 @@ def looping() -> ModelProto:
         [("obs", F, ["n", 3])],
         [("out", F, ["n", 3])],
         helper.make_node("Loop", ["count", "", "obs"], ["out"], body=body),
-        initializers=[numpy_helper.from_array(np.array(2), "count")],
+        initializers=[numpy_helper.from_array(np.array(count), "count")],
     )
 
 
