@@ -35,7 +35,7 @@ from rlmesh_ray.errors import (
     EndpointLostError,
 )
 from rlmesh_ray.models.policy import PolicyTraits, Rows
-from rlmesh_ray.server import env_server, handshake_service
+from rlmesh_ray.server import connection_limits, env_server, handshake_service
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from tests.loopback.dm_env_rpc_stream import DmStream
@@ -281,6 +281,25 @@ def test_streams_that_are_opened_and_reset_disturb_no_other_client(undisturbed: 
         assert eventually(lambda: undisturbed.num_sessions == 1)
         with contextlib.closing(RemoteVectorEnv(undisturbed.address)) as env:
             env.reset()
+
+
+def test_a_connection_without_a_call_ends_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit_s = connection_limits.CONNECTION_IDLE_S
+    idle_ms = dict(connection_limits.connection_options())["grpc.max_connection_idle_ms"]
+    assert 2 * idle_ms == limit_s * 1000  # gRPC closes it between once and twice this time
+
+    monkeypatch.setattr(connection_limits, "CONNECTION_IDLE_S", 0.2)
+    greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
+    with (
+        EnvServer("CartPole-v1") as server,
+        socket.create_connection(where(server.address), 10.0) as line,
+    ):
+        line.sendall(greeting)
+        line.settimeout(60.0)
+        while line.recv(65536):
+            pass
 
 
 def test_giant_metadata_are_refused_unread(undisturbed: EnvServer) -> None:
