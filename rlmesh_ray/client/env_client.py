@@ -217,13 +217,12 @@ class EnvClient:
         self._episode_ids: tuple[str, ...] = ()
         self._next_stream_check_s = 0.0
         call = open_call(self._channel, _JOIN, connection.metadata)
-        self.stream = JoinStream(call, connect_options.address)
+        self.stream = JoinStream(call, connect_options.address, self._channel)
         self.session = EnvClientSession(
             self.contract.num_envs, self.answer.capabilities, connect_options.address
         )
         self.session_stream = EnvSessionStream(
             self.stream,
-            self._channel,
             self.dialect.frames,
             self.session,
             connect_options.address,

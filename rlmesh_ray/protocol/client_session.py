@@ -69,6 +69,11 @@ class _ClientSession:
         """Whether ``close`` was called."""
         self._end: RlmeshError | None = None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error has ended it."""
+        return self._end is not None
+
     def require_open(self) -> None:
         """Make sure that a request may be sent.
 

@@ -23,7 +23,10 @@ def env_client(env: RemoteEnv | RemoteVectorEnv) -> EnvClient:
 
 def join_stream(client: Client) -> JoinStream:
     """Return the stream of the session's requests."""
-    return client.stream if isinstance(client, EnvClient) else client._stream
+    if isinstance(client, EnvClient):
+        return client.stream
+    assert isinstance(client._session_stream, ModelSessionStream)
+    return client._session_stream._stream
 
 
 def vanish(client: Client) -> None:

@@ -15,6 +15,7 @@ import os
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
@@ -159,6 +160,10 @@ class _Lane:
         """Close the connection. Idempotent."""
         await self._connection.close()
 
+    def abort(self) -> None:
+        """Cut the connection without waiting."""
+        self._connection.transport.abort()
+
 
 class OpenpiSession:
     """Sessions with an openpi server, as ``RemoteModel`` needs them; it is its own dialect.
@@ -182,6 +187,9 @@ class OpenpiSession:
         self._routes: dict[str, _Route] = {}
         first = _run(_Lane.open(options))
         self._spare: list[_Lane] = [first]
+        # The loop keeps a connection that was dropped.
+        self._abort = weakref.finalize(self, _abort, os.getpid(), self._spare, self._routes)
+        self._abort.atexit = False
         self._metadata: Mapping[str, Any] = first.metadata
         facts = policy_v1.pack(facts_of(first.metadata))
         self.answer = HandshakeResponse(
@@ -211,6 +219,7 @@ class OpenpiSession:
                 reply = request.carry_out(until_s)
             except EndpointError as error:
                 # Its answer may come later: the connection cannot be used again.
+                self._abort()
                 raise self._session.lose(error) from error
             except BaseException as error:
                 if not isinstance(error, RlmeshError):
@@ -226,10 +235,8 @@ class OpenpiSession:
         if not self.is_own:
             return
         self._session.close()
-        lanes, self._spare = self._spare, []
-        for route in tuple(self._routes.values()):
-            lanes += route.lanes.values()
-        _run(_closed(lanes))
+        _run(_closed(_lanes(self._spare, self._routes)))
+        self._spare.clear()
 
     def configure(
         self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
@@ -369,6 +376,18 @@ def _begins_anew(lane: _Lane | None, row: PredictSlot) -> bool:
     if lane is None or not lane.is_used:
         return False
     return row.reset or row.episode_id not in ("", lane.episode_id)
+
+
+def _lanes(spare: Iterable[_Lane], routes: Mapping[str, _Route]) -> list[_Lane]:
+    used = (route.lanes.values() for route in tuple(routes.values()))
+    return [*spare, *itertools.chain.from_iterable(used)]
+
+
+def _abort(pid: int, spare: Iterable[_Lane], routes: Mapping[str, _Route]) -> None:
+    """Cut all connections of a session, without waiting; not in a fork of its process."""
+    if os.getpid() == pid:
+        for lane in _lanes(spare, routes):
+            _loop(pid).call_soon_threadsafe(lane.abort)
 
 
 async def _closed(lanes: Iterable[_Lane]) -> None:
