@@ -58,7 +58,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "options": ({"errors"}, set()),
     "polling": ({"errors", "options"}, set()),
     "histogram": (set(), set()),
-    "grpc_setup": ({"options"}, {"grpc"}),
+    "grpc_setup": ({"errors", "options"}, {"grpc"}),
     "spaces": ({"errors"}, {"gymnasium"}),
     "protocol": ({"errors", "dialects/registry"}, set()),
     "auth": ({"errors", "protocol", "grpc_setup"}, set()),

@@ -23,7 +23,7 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     HandshakeRefusedError,
 )
-from rlmesh_ray.grpc_setup import channel_options, grpc
+from rlmesh_ray.grpc_setup import channel_options, grpc, keep_in_forks, require_no_fork
 from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
@@ -90,7 +90,8 @@ class ConnectOptions:
 
         Raises:
             AddressError: The address is malformed.
-            ConfigurationError: A file for TLS cannot be used.
+            ConfigurationError: A file for TLS cannot be used, or this process was forked from one
+                that had used gRPC.
         """
         try:
             address = parse_address(self.address)
@@ -102,9 +103,10 @@ class ConnectOptions:
             # Some servers break off where a path stands in place of a host's name.
             options.append(("grpc.default_authority", "localhost"))
         tls = resolve_client_tls(self.tls)
+        require_no_fork()
         if tls is not None:
-            return grpc.secure_channel(target, tls.credentials(), options=options)
-        return grpc.insecure_channel(target, options=options)
+            return keep_in_forks(grpc.secure_channel(target, tls.credentials(), options=options))
+        return keep_in_forks(grpc.insecure_channel(target, options=options))
 
     @property
     def metadata(self) -> Metadata:

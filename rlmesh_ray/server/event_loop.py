@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
+from rlmesh_ray.grpc_setup import require_no_fork
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -72,7 +74,12 @@ _START = threading.Lock()
 
 
 def shared_loop() -> LoopThread:
-    """Return the process's loop; the first call, from any thread, starts it."""
+    """Return the process's loop; the first call, from any thread, starts it.
+
+    Raises:
+        ConfigurationError: This process was forked from one that had used gRPC, as a loop does.
+    """
+    require_no_fork()
     # The cache alone would start one for each thread that comes before the first has returned.
     with _START:
         return _the_loop()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlmesh_ray.grpc_setup import channel_options, grpc
+from rlmesh_ray.grpc_setup import channel_options, grpc, keep_in_forks
 from rlmesh_ray.protocol.gateway_balancer import ConnectionState, GatewayBalancer, Target
 from rlmesh_ray.server.error_text import clipped, text_of
 from rlmesh_ray.server.event_loop import in_thread
@@ -83,8 +83,10 @@ def open_upstream(target: Target, credentials: Credentials | None) -> Upstream:
     """
     options = channel_options()
     if credentials is None:
-        return Upstream(target, grpc.aio.insecure_channel(target.address, options=options))
-    return Upstream(target, grpc.aio.secure_channel(target.address, credentials(), options=options))
+        channel = grpc.aio.insecure_channel(target.address, options=options)
+    else:
+        channel = grpc.aio.secure_channel(target.address, credentials(), options=options)
+    return Upstream(target, keep_in_forks(channel))
 
 
 class Upstreams:

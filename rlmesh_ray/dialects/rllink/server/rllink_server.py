@@ -18,6 +18,7 @@ from rlmesh_ray.dialects.rllink.server.connection import (
     RLlinkLimits,
 )
 from rlmesh_ray.errors import AddressError, ListenError
+from rlmesh_ray.grpc_setup import is_fork
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.server.bind_policy import (
     TlsSource,
@@ -109,8 +110,8 @@ class RLlinkServer:
             ) from error
 
     def stop(self) -> None:
-        """Close the port and every connection. Idempotent; blocks."""
-        if self._server is not None:
+        """Close the port and every connection. Idempotent; blocks. In a fork, it does nothing."""
+        if self._server is not None and not is_fork():
             shared_loop().run(self._stop(), _STOP_S)
 
     async def _start(self) -> None:
