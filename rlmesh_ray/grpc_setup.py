@@ -25,7 +25,7 @@ from importlib import metadata
 from typing import TypeVar
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.options import KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S
+from rlmesh_ray.options import FORK_REMEDY, KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S
 
 _POLLING_ENGINE = {
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
@@ -81,13 +81,6 @@ _user_pid = 0
 """The process that has used gRPC; 0: none has. A fork inherits it."""
 _kept_in_forks: weakref.WeakSet[object] = weakref.WeakSet()
 
-HOW_TO_START = (
-    "start processes by spawn (multiprocessing.get_context('spawn'), AsyncVectorEnv(..., "
-    "context='spawn'), DataLoader(..., multiprocessing_context='spawn')), or fork before the "
-    "first connection or server is opened"
-)
-"""The remedy for a process that was forked too late."""
-
 
 def is_fork() -> bool:
     """Return whether this process was forked from one that had used gRPC."""
@@ -107,7 +100,7 @@ def require_no_fork() -> None:
     if is_fork():
         raise ConfigurationError(
             f"process {_user_pid} has used gRPC, and this one was forked from it, where gRPC "
-            f"cannot work: {HOW_TO_START}"
+            f"cannot work: {FORK_REMEDY}"
         )
     _user_pid = os.getpid()
 
