@@ -194,7 +194,7 @@ def translate_grpc_error(
         )
     if code is grpc.StatusCode.UNAVAILABLE and not is_open:
         return EndpointUnreachableError(f"{_connection_failure(details)} ({details})", address)
-    if details in _ENDED_HERE:
+    if any(words in details for words in _ENDED_HERE):
         return EndpointClosedError("this side has closed the connection", address)
     return EndpointLostError(_loss(code, details), address)
 

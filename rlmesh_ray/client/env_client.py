@@ -76,6 +76,8 @@ def call_lanes(
     data = lane_calls_v1.pack_call(call)
     try:
         reply = channel.unary_unary(lane_calls_v1.CALL)(data, timeout=timeout_s, metadata=metadata)
+    except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
+        raise EndpointClosedError("the session is closed", address) from error
     except grpc.RpcError as error:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
             raise EndpointLostError("the session is not open any more", address) from error
@@ -119,11 +121,9 @@ def request_ticket(
     except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
         raise EndpointClosedError("the session is closed", connect_options.address) from error
     except grpc.RpcError as error:
-        code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
-        if code is grpc.StatusCode.UNAVAILABLE:
+        if not isinstance(error, grpc.Call) or error.code() in _NO_REFUSALS:
             raise translate_grpc_error(error, connect_options.address, is_open=True) from error
-        details = error.details() if isinstance(error, grpc.Call) else error
-        reason = f"the endpoint refuses direct connections ({code.name}: {details})"
+        reason = f"the endpoint refuses direct connections ({error.code().name}: {error.details()})"
         raise EndpointError(reason, connect_options.address) from error
     try:
         return Ticket(*transport_v1.parse_response(reply, TICKET_ID_BYTES, KEY_BYTES))
@@ -135,6 +135,12 @@ __all__ = ["EnvClient", "ResetResult", "StepResult", "shake_hands"]
 
 T = TypeVar("T")
 
+_NO_REFUSALS = (
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNAVAILABLE,
+)
+"""Where the endpoint has not answered."""
 _JOIN = "/rlmesh.env.v1.EnvService/Join"
 _DIRECT_TIMEOUT_SHARE = 0.95
 """Part of a step's timeout to wait for the direct answer: the endpoint sets no deadline for a

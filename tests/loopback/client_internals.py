@@ -31,7 +31,7 @@ def join_stream(client: Client) -> JoinStream:
 
 def vanish(client: Client) -> None:
     """End the Join stream without Close, as a client does that is killed."""
-    join_stream(client).close()
+    join_stream(client).cancel()
 
 
 def direct_connection(client: EnvClient) -> DirectConnection:

@@ -76,7 +76,7 @@ class FailedCall(grpc.RpcError, grpc.Call):  # type: ignore[misc]  # gRPC has no
         ),
         (
             grpc.StatusCode.CANCELLED,
-            "Channel closed!",
+            "Stream removed (Channel closed!)",
             EndpointClosedError("this side has closed the connection", "host:1"),
         ),
         (
