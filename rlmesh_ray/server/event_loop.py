@@ -5,6 +5,7 @@ other for nothing (grpc/grpc#25364): every endpoint of a process shares this one
 """
 
 import asyncio
+import errno
 import functools
 import threading
 import time
@@ -95,6 +96,9 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "a
 
     The interpreter waits for an executor's threads when it exits, and what runs here may hang
     for ever: the constructor and ``close`` of a user's environment.
+
+    Raises:
+        OSError: The system lets this process start no thread.
     """
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()
@@ -107,5 +111,9 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "a
             is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
             outcome.set_exception(error if is_plain else RuntimeError(repr(error)))
 
-    threading.Thread(target=work, name=f"rlmesh-ray-{function.__name__}", daemon=True).start()
+    thread = threading.Thread(target=work, name=f"rlmesh-ray-{function.__name__}", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise BlockingIOError(errno.EAGAIN, str(error)) from error
     return asyncio.wrap_future(outcome)

@@ -23,6 +23,7 @@ from gymnasium.spaces import Dict, Discrete, Graph
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 
+from rlmesh_ray.envs import child_process
 from rlmesh_ray.envs.commands import (
     Command,
     OpenDirectCommand,
@@ -47,6 +48,7 @@ from rlmesh_ray.spaces.validation import ValidationMode, coerce_batch
 from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
+from tests.loopback.child_processes import worker_pids
 
 ROOT = Path(__file__).parents[2]
 EVERY_KIND = Dict({name.replace(" ", "_"): space for name, space in SPACES.items()})
@@ -254,6 +256,18 @@ def test_the_death_of_the_worker_is_reported(
     assert not worker.is_alive
     assert not exists(worker.pid)
     assert ask(worker, ResetCommand()) == reply
+
+
+def test_a_process_without_a_channel_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("Too many open files")
+
+    before = worker_pids()
+    monkeypatch.setattr(child_process._HostProcess, "open_channel", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        child_process.ChildProcess.start()
+
+    assert worker_pids() == before
 
 
 def test_its_death_is_seen_although_a_forked_process_lives_on(start: Start) -> None:

@@ -29,6 +29,7 @@ from websockets.exceptions import (
     InvalidURI,
 )
 from websockets.frames import CloseCode
+from websockets.http11 import Response
 
 from rlmesh_ray.auth.client_tls import resolve_client_tls
 from rlmesh_ray.client.channel import ConnectOptions
@@ -41,7 +42,7 @@ from rlmesh_ray.client.model_dialect import (
     RouteBatch,
     action_of,
 )
-from rlmesh_ray.dialects.openpi.wire.metadata import difference, facts_of, horizon_of
+from rlmesh_ray.dialects.openpi.wire.metadata import FULL, difference, facts_of, horizon_of
 from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
 from rlmesh_ray.dialects.openpi.wire.space_maps import (
     OBSERVATION,
@@ -54,6 +55,7 @@ from rlmesh_ray.dialects.openpi.wire.space_maps import (
 from rlmesh_ray.errors import (
     AccessDeniedError,
     AddressError,
+    CapacityError,
     CodecError,
     ConfigurationError,
     EndpointError,
@@ -447,15 +449,7 @@ async def _connection(options: ConnectOptions) -> ClientConnection:
             max_size=DEFAULT_MESSAGE_BYTES,
         )
     except InvalidStatus as error:
-        response = error.response
-        text = bytes(response.body or b"").decode("utf-8", "replace").strip()[:500]
-        reason = f"{text or response.reason_phrase} (HTTP {response.status_code})"
-        if response.status_code in _DENIED:
-            remedy = "give the right token (token=…, --token-file)"
-            raise AccessDeniedError(f"{reason}; {remedy}", address) from error
-        raise EndpointUnreachableError(
-            f"the server refuses the connection: {reason}; check the address", address
-        ) from error
+        raise _refusal(error.response, address) from error
     except TimeoutError as error:
         raise EndpointTimeoutError("no answer to the opening handshake in time", address) from error
     except ssl.SSLError as error:
@@ -499,3 +493,17 @@ def _telemetry(message: Mapping[str, Any]) -> PredictTelemetry | None:
 
 
 MODEL_SESSION = OpenpiSession
+
+
+def _refusal(response: Response, address: str) -> EndpointError:
+    """Return the error of a server that has answered the opening handshake with a refusal."""
+    text = bytes(response.body or b"").decode("utf-8", "replace").strip()[:500]
+    reason = f"{text or response.reason_phrase} (HTTP {response.status_code})"
+    if response.status_code in _DENIED:
+        remedy = "give the right token (token=…, --token-file)"
+        return AccessDeniedError(f"{reason}; {remedy}", address)
+    if text.startswith(FULL):
+        return CapacityError(text.removeprefix(FULL).strip(), address)
+    return EndpointUnreachableError(
+        f"the server refuses the connection: {reason}; check the address", address
+    )

@@ -17,7 +17,7 @@ from rlmesh_ray.dialects.rllink.server.connection import (
     RLlinkConnection,
     RLlinkLimits,
 )
-from rlmesh_ray.errors import AddressError, ListenError
+from rlmesh_ray.errors import AddressError, CapacityError, ListenError
 from rlmesh_ray.grpc_setup import is_fork
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.server.bind_policy import (
@@ -28,6 +28,7 @@ from rlmesh_ray.server.bind_policy import (
     warn_without_token,
 )
 from rlmesh_ray.server.event_loop import shared_loop
+from rlmesh_ray.server.session_limit import require_descriptors
 
 __all__ = [
     "ClientSession",
@@ -167,6 +168,11 @@ class RLlinkServer:
         """Count a client that may stay; return whether there is a place."""
         self._strangers.pop(task, None)
         if len(self._tasks) >= self._limits.max_clients:
+            return False
+        try:
+            require_descriptors(0)
+        except CapacityError as error:
+            _LOG.warning("a simulator is refused: %s", error.message)
             return False
         self._tasks.add(task)
         return True
