@@ -32,6 +32,7 @@ from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.client_session import (
     EnvClientSession,
+    allowance_s,
     endpoint_timeout_ms,
     is_still_starting,
     never_started,
@@ -75,7 +76,9 @@ def call_lanes(
     """
     data = lane_calls_v1.pack_call(call)
     try:
-        reply = channel.unary_unary(lane_calls_v1.CALL)(data, timeout=timeout_s, metadata=metadata)
+        reply = channel.unary_unary(lane_calls_v1.CALL)(
+            data, timeout=timeout_s + allowance_s(timeout_s), metadata=metadata
+        )
     except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
         raise EndpointClosedError("the session is closed", address) from error
     except grpc.RpcError as error:
@@ -145,8 +148,6 @@ _JOIN = "/rlmesh.env.v1.EnvService/Join"
 _DIRECT_TIMEOUT_SHARE = 0.95
 """Part of a step's timeout to wait for the direct answer: the endpoint sets no deadline for a
 worker that has not begun the step."""
-_LONGEST_ALLOWANCE_S = 1.0
-"""How long after a step's timeout the client waits for an endpoint that had little of it left."""
 _STREAM_PERIOD_S = 0.25
 """How often a client that steps over a direct connection checks whether its stream has ended."""
 _MISFIT = "the answer does not fit the contract: {}"
@@ -162,8 +163,9 @@ class EnvClient:
 
     Args:
         connect_options: How to reach the endpoint.
-        step_timeout_s: How long to wait for any answer; the endpoint's timeout is a little
-            shorter, so that a hanging environment is answered in band.
+        step_timeout_s: How long any request may take; the endpoint's timeout is a little shorter,
+            so that a hanging environment is answered in band. An endpoint that does not answer at
+            all is given up at most 1 s later.
         start_timeout_s: How long the environment of the session may take to start, before the
             first reset or call, or the first reset after its worker died. Until then, requests
             that the endpoint answers with a timeout because of that are sent again.
@@ -396,7 +398,7 @@ class EnvClient:
             left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * self.timeout_s)
             timeout_ms = endpoint_timeout_ms(left_s)
             self._send_on_stream(str(numbers.fall_back_to_join()), direct.action, timeout_ms)
-            patience_s = left_s + min(_LONGEST_ALLOWANCE_S, self.timeout_s)
+            patience_s = left_s + allowance_s(self.timeout_s)
             try:
                 with with_timeout_limit(self.timeout_s, self.address):
                     return self._receive_step(request_id, patience_s)

@@ -7,9 +7,9 @@ import time
 
 from rlmesh_ray.client.env_dialect import EnvClientFrames
 from rlmesh_ray.client.fork_guard import ForkGuard
-from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.join_stream import JoinStream, with_timeout_limit
 from rlmesh_ray.errors import CodecError, EndpointError, RlmeshError
-from rlmesh_ray.protocol.client_session import EnvClientSession, ResponseT
+from rlmesh_ray.protocol.client_session import EnvClientSession, ResponseT, allowance_s
 from rlmesh_ray.protocol.messages import Close, EnvRequest
 from rlmesh_ray.transport.exactly_once import ClientSide
 
@@ -39,6 +39,7 @@ class EnvSessionStream:
         """Numbers of the requests."""
         self._stream = stream
         self._frames = frames
+        self._address = address
         self._process = ForkGuard(address)
         self._is_closed = False
 
@@ -88,7 +89,7 @@ class EnvSessionStream:
         Args:
             request_id: Id of the request.
             kind: Type of the answer.
-            timeout_s: How long to wait.
+            timeout_s: The user's timeout; see ``allowance_s``.
 
         Raises:
             RemoteEnvError: The endpoint answered with an error; one that it does not call
@@ -98,7 +99,8 @@ class EnvSessionStream:
         """
         self.require_open()
         try:
-            frame = self._stream.receive(timeout_s)
+            with with_timeout_limit(timeout_s, self._address):
+                frame = self._stream.receive(timeout_s + allowance_s(timeout_s))
             self.session.num_received += 1
             return self.read(frame, request_id, kind, timeout_s)
         except EndpointError as error:

@@ -98,6 +98,9 @@ class JoinStream:
         except grpc.RpcError as error:
             self._release()
             raise self._translated(error) from error
+        if self._timeout_s is not None:  # it came just when the call was cancelled
+            self._release()
+            raise timeout_error(self._timeout_s, self._address)
         self._has_answered = True
         return frame
 
@@ -216,10 +219,10 @@ class _Watchdog:
 
     def _check(self) -> None:
         """Check all; a function of its own, so that the thread keeps none of them afterwards."""
+        # Under the lock, which the end of a wait takes, too: a later one must not be given up.
         with self._lock:
-            watched = list(self._open)
-        for deadline in watched:
-            deadline.check(time.monotonic())
+            for deadline in self._open:
+                deadline.check(time.monotonic())
 
 
 _WATCHDOG = _Watchdog()

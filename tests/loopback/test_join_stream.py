@@ -175,6 +175,27 @@ def test_a_mute_server_is_given_up_at_the_deadline(serve: Serve) -> None:
         stream.receive(5.0)
 
 
+def test_a_frame_that_comes_when_its_wait_is_just_given_up_is_too_late() -> None:
+    class Call:
+        is_cancelled = is_closed = False
+
+        def __next__(self) -> bytes:
+            assert eventually(lambda: self.is_cancelled)
+            return b"a"
+
+        def cancel(self) -> None:
+            self.is_cancelled = True
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    call: Any = Call()
+    with pytest.raises(EndpointTimeoutError, match=r"no answer within 0\.1 s"):
+        JoinStream(call, "").receive(0.1)
+
+    assert call.is_closed
+
+
 def test_a_server_that_ends_the_stream_has_lost_the_session(serve: Serve) -> None:
     def leave(_requests: Iterator[bytes], _context: Any) -> Iterator[bytes]:
         yield b"bye"

@@ -21,8 +21,10 @@ class Stream:
     def __init__(self, *outcomes: object) -> None:
         self._outcomes = list(outcomes)
         self.is_closed = False
+        self.waited_s: list[float] = []
 
-    def receive(self, _timeout_s: float) -> Any:
+    def receive(self, timeout_s: float) -> Any:
+        self.waited_s.append(timeout_s)
         outcome = self._outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
@@ -75,3 +77,19 @@ def test_an_error_of_the_endpoint_that_ends_the_session_closes_its_connection() 
             session_over(stream).receive("1", Rendered, 1.0)
 
     assert (ending.is_closed, passing.is_closed) == (True, False)
+
+
+@pytest.mark.parametrize(("timeout_s", "waited_s"), [(0.5, 1.0), (1.0, 2.0), (30.0, 31.0)])
+def test_an_endpoint_that_is_busy_has_longer_to_answer_than_the_limit_that_the_error_names(
+    timeout_s: float, waited_s: float
+) -> None:
+    late = EndpointTimeoutError(f"no answer within {waited_s:g} s", "host:1")
+    stream = Stream(Rendered("1", None), late)
+    session = session_over(stream)
+
+    assert session.receive("1", Rendered, timeout_s) == Rendered("1", None)
+    with pytest.raises(EndpointTimeoutError, match=f"no answer within {timeout_s:g} s"):
+        session.receive("2", Rendered, timeout_s)
+    assert stream.waited_s == [waited_s, waited_s]
+    with pytest.raises(EndpointLostError, match=f"no answer within {timeout_s:g} s"):
+        session.require_open()
