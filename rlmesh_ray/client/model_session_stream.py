@@ -33,7 +33,8 @@ class ModelSessionStream:
     """
 
     def __init__(self, stream: JoinStream, dialect: ModelClientDialect, address: str) -> None:
-        self._stream = stream
+        self.stream = stream
+        """The stream of the requests."""
         self._dialect = dialect
         self._address = address
         self._process = ForkGuard(address)
@@ -86,7 +87,7 @@ class ModelSessionStream:
             with contextlib.suppress(RlmeshError):  # it is closed below in any case
                 self._ask(lambda ids: [self._dialect.close(ids)], _CLOSE_TIMEOUT_S, is_last=True)
         self.fail(self._session.closed())
-        self._stream.close()
+        self.stream.close()
         self._reader.join(_CLOSE_TIMEOUT_S)
 
     def _ask(self, make: Make, timeout_s: float, *, is_last: bool) -> ModelReply:
@@ -106,7 +107,7 @@ class ModelSessionStream:
     def _send(self, request: EncodedRequest) -> Answer:
         answer: Answer = queue.SimpleQueue()
         self._awaited[request.request_id] = answer
-        self._stream.send(request.frame)
+        self.stream.send(request.frame)
         return answer
 
     def _result(self, request: EncodedRequest, answer: Answer, timeout_s: float) -> ModelReply:

@@ -23,7 +23,7 @@ from gymnasium.spaces import Dict, Discrete, Graph
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 
-from rlmesh_ray.envs import child_process
+from rlmesh_ray.envs.child_process import ChildProcess
 from rlmesh_ray.envs.commands import (
     Command,
     OpenDirectCommand,
@@ -259,13 +259,17 @@ def test_the_death_of_the_worker_is_reported(
 
 
 def test_a_process_without_a_channel_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    pairs = iter([socket.socketpair()])
+
+    def open_pair() -> tuple[socket.socket, socket.socket]:
+        if pair := next(pairs, None):
+            return pair
         raise OSError("Too many open files")
 
     before = worker_pids()
-    monkeypatch.setattr(child_process._HostProcess, "open_channel", fail)
+    monkeypatch.setattr(socket, "socketpair", open_pair)
     with pytest.raises(OSError, match="Too many open files"):
-        child_process.ChildProcess.start()
+        ChildProcess.start()
 
     assert worker_pids() == before
 

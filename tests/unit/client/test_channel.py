@@ -56,10 +56,10 @@ def test_a_token_file_that_was_read_before_may_come_back(tmp_path: Path) -> None
         _ = connect_options.metadata
 
 
-class FailedCall(grpc.RpcError, grpc.Call):  # type: ignore[misc]  # gRPC has no types
+class FailedCall(grpc.RpcError, grpc.Call):
     """A call that has ended with a status."""
 
-    __abstractmethods__ = frozenset()
+    __abstractmethods__: frozenset[str] = frozenset()
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         self.code = lambda: code
