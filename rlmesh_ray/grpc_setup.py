@@ -16,12 +16,16 @@ github.com/grpc/grpc.
 """
 
 import contextlib
+import ctypes
 import os
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from importlib import metadata
+from typing import TypeVar
 
-from rlmesh_ray.options import KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import FORK_REMEDY, KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S
 
 _POLLING_ENGINE = {
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
@@ -62,7 +66,61 @@ def _set(variables: Mapping[str, str]) -> Iterator[None]:
 with _set(_POLLING_ENGINE if _is_tested_version() else {}), _set(_QUIET):
     import grpc
 
-__all__ = ["channel_options", "grpc", "server_options"]
+__all__ = [
+    "channel_options",
+    "grpc",
+    "is_fork",
+    "keep_in_forks",
+    "require_no_fork",
+    "server_options",
+]
+
+T = TypeVar("T")
+
+_user_pid = 0
+"""The process that has used gRPC; 0: none has. A fork inherits it."""
+_kept_in_forks: weakref.WeakSet[object] = weakref.WeakSet()
+
+
+def is_fork() -> bool:
+    """Return whether this process was forked from one that had used gRPC."""
+    return _user_pid not in (0, os.getpid())
+
+
+def require_no_fork() -> None:
+    """Note that this process uses gRPC from now on, unless it was forked from one that did.
+
+    gRPC's threads do not exist in a fork, and its sockets are shared: calls would wait for ever
+    there, and break the connections of the parent.
+
+    Raises:
+        ConfigurationError: This process was forked from one that had used gRPC.
+    """
+    global _user_pid
+    if is_fork():
+        raise ConfigurationError(
+            f"process {_user_pid} has used gRPC, and this one was forked from it, where gRPC "
+            f"cannot work: {FORK_REMEDY}"
+        )
+    _user_pid = os.getpid()
+
+
+def keep_in_forks(thing: T) -> T:
+    """Return ``thing``, a channel, call or server, which no fork of this process will destroy.
+
+    That would end it for the parent, too, or wait for threads that a fork does not have.
+    """
+    _kept_in_forks.add(thing)
+    return thing
+
+
+def _keep() -> None:
+    for thing in list(_kept_in_forks):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep)
 
 Option = tuple[str, int | str]
 

@@ -16,6 +16,12 @@ DEFAULT_RUNNER_STEP_TIMEOUT_S = 30.0
 """Likewise of an EnvRunner: half of RLlib's ``sample_timeout_s``, so that a runner whose endpoint
 hangs returns the steps of its other sessions before RLlib drops its sample."""
 SHARED_MEMORY, TCP = "shared_memory", "tcp"
+FORK_REMEDY = (
+    "start processes by spawn (multiprocessing.get_context('spawn'), AsyncVectorEnv(..., "
+    "context='spawn'), DataLoader(..., multiprocessing_context='spawn')), or fork before the "
+    "first connection or server is opened"
+)
+"""The remedy for a process that was forked too late."""
 KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S = 10, 5
 """How long a connection may be silent before its peer is probed, and how long the peer may take to
 answer; of gRPC and of direct TCP connections."""

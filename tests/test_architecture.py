@@ -60,7 +60,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "files": (set(), set()),
     "polling": ({"errors", "options"}, set()),
     "histogram": (set(), set()),
-    "grpc_setup": ({"options"}, {"grpc"}),
+    "grpc_setup": ({"errors", "options"}, {"grpc"}),
     "spaces": ({"errors", "files"}, {"gymnasium"}),
     "protocol": ({"errors", "dialects/registry"}, set()),
     "auth": ({"errors", "files", "protocol", "grpc_setup"}, set()),

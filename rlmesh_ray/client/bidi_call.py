@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from rlmesh_ray.client.channel import Metadata
-from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.grpc_setup import grpc, keep_in_forks
 
 
 class BidiCall(Protocol):
@@ -51,8 +51,8 @@ def open_call(channel: grpc.Channel, path: str, metadata: Metadata) -> BidiCall:
         except (AttributeError, TypeError, ValueError):
             pass  # a gRPC whose private parts have changed costs speed only
         else:
-            return call
-    return QueuedCall(channel, path, metadata)
+            return keep_in_forks(call)
+    return keep_in_forks(QueuedCall(channel, path, metadata))
 
 
 class QueuedCall:

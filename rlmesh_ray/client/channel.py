@@ -16,13 +16,14 @@ from rlmesh_ray.errors import (
     CapacityError,
     CodecError,
     ConfigurationError,
+    EndpointClosedError,
     EndpointError,
     EndpointLostError,
     EndpointTimeoutError,
     EndpointUnreachableError,
     HandshakeRefusedError,
 )
-from rlmesh_ray.grpc_setup import channel_options, grpc
+from rlmesh_ray.grpc_setup import channel_options, grpc, keep_in_forks, require_no_fork
 from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
@@ -89,7 +90,8 @@ class ConnectOptions:
 
         Raises:
             AddressError: The address is malformed.
-            ConfigurationError: A file for TLS cannot be used.
+            ConfigurationError: A file for TLS cannot be used, or this process was forked from one
+                that had used gRPC.
         """
         try:
             address = parse_address(self.address)
@@ -101,9 +103,10 @@ class ConnectOptions:
             # Some servers break off where a path stands in place of a host's name.
             options.append(("grpc.default_authority", "localhost"))
         tls = resolve_client_tls(self.tls)
+        require_no_fork()
         if tls is not None:
-            return grpc.secure_channel(target, tls.credentials(), options=options)
-        return grpc.insecure_channel(target, options=options)
+            return keep_in_forks(grpc.secure_channel(target, tls.credentials(), options=options))
+        return keep_in_forks(grpc.insecure_channel(target, options=options))
 
     @property
     def metadata(self) -> Metadata:
@@ -182,7 +185,7 @@ def translate_grpc_error(
     if code is grpc.StatusCode.FAILED_PRECONDITION and _ONE_SESSION in details:
         return CapacityError(f"{details}; end that session, or serve another one", address)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return EndpointTimeoutError(f"no answer in time ({details})", address)
+        return EndpointTimeoutError("no answer in time", address)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return EndpointUnreachableError(
             "something listens there, but not the service that was asked for; "
@@ -191,8 +194,31 @@ def translate_grpc_error(
         )
     if code is grpc.StatusCode.UNAVAILABLE and not is_open:
         return EndpointUnreachableError(f"{_connection_failure(details)} ({details})", address)
-    return EndpointLostError(f"the session broke ({code.name}: {details})", address)
+    if any(words in details for words in _ENDED_HERE):
+        return EndpointClosedError("this side has closed the connection", address)
+    return EndpointLostError(_loss(code, details), address)
 
+
+def _loss(code: grpc.StatusCode, details: str) -> str:
+    """Return how a call has ended, without gRPC's own words about it."""
+    if code is grpc.StatusCode.CANCELLED:
+        return "the endpoint, or a proxy before it, has ended the call"
+    if unexpected := _UNEXPECTED.match(details):
+        reason = ": ".join(filter(None, unexpected.groups()))
+        return f"the endpoint has failed ({reason}); its log says more"
+    return f"the session broke ({code.name}: {details})"
+
+
+# gRPC's texts about a call that was ended on this side.
+_ENDED_HERE = (
+    "Locally cancelled by application!",
+    "Channel closed!",
+    "Channel deallocated!",
+    "Cancelled upon garbage collection!",
+)
+
+# gRPC's text about an exception that a server's handler has raised.
+_UNEXPECTED = re.compile(r"Unexpected <class '([\w.]+)'>(?:: (.+))?", re.DOTALL)
 
 # From an endpoint of the released rlmesh, which has one session at a time.
 _ONE_SESSION = "already has an active Join session"

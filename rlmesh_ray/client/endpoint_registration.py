@@ -9,6 +9,7 @@ from typing import Self
 
 from rlmesh_ray.auth.pool_tokens import registration_token
 from rlmesh_ray.client.channel import ClientTls, ConnectOptions, translate_grpc_error
+from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CodecError,
@@ -101,6 +102,7 @@ class Registration:
         report: Callable[[], bytes] | None = None,
     ) -> None:
         self._pool = pool
+        self._process = ForkGuard(pool.address)
         self._connect_options = pool.connect_options()
         self._request = RegistrationRequest(pool.pool, pool.endpoint_id, host, port, version)
         wire.pack_registration(self._request)  # raises here if it cannot be sent
@@ -142,7 +144,7 @@ class Registration:
         if self._thread.ident is None:
             return
         self._thread.join(_CLOSE_TIMEOUT_S)
-        if self._call is not None:
+        if self._call is not None and self._process.is_owner:
             self._call.cancel()
         self._thread.join(_CLOSE_TIMEOUT_S)
 

@@ -32,6 +32,7 @@ from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.client_session import (
     EnvClientSession,
+    allowance_s,
     endpoint_timeout_ms,
     is_still_starting,
     never_started,
@@ -76,7 +77,11 @@ def call_lanes(
     """
     data = lane_calls_v1.pack_call(call)
     try:
-        reply = channel.unary_unary(lane_calls_v1.CALL)(data, timeout=timeout_s, metadata=metadata)
+        reply = channel.unary_unary(lane_calls_v1.CALL)(
+            data, timeout=timeout_s + allowance_s(timeout_s), metadata=metadata
+        )
+    except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
+        raise EndpointClosedError("the session is closed", address) from error
     except grpc.RpcError as error:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
             raise EndpointLostError("the session is not open any more", address) from error
@@ -120,11 +125,9 @@ def request_ticket(
     except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
         raise EndpointClosedError("the session is closed", connect_options.address) from error
     except grpc.RpcError as error:
-        code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
-        if code is grpc.StatusCode.UNAVAILABLE:
+        if not isinstance(error, grpc.Call) or error.code() in _NO_REFUSALS:
             raise translate_grpc_error(error, connect_options.address, is_open=True) from error
-        details = error.details() if isinstance(error, grpc.Call) else error
-        reason = f"the endpoint refuses direct connections ({code.name}: {details})"
+        reason = f"the endpoint refuses direct connections ({error.code().name}: {error.details()})"
         raise EndpointError(reason, connect_options.address) from error
     try:
         return Ticket(*transport_v1.parse_response(reply, TICKET_ID_BYTES, KEY_BYTES))
@@ -136,12 +139,16 @@ __all__ = ["EnvClient", "ResetResult", "StepResult", "shake_hands"]
 
 T = TypeVar("T")
 
+_NO_REFUSALS = (
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNAVAILABLE,
+)
+"""Where the endpoint has not answered."""
 _JOIN = "/rlmesh.env.v1.EnvService/Join"
 _DIRECT_TIMEOUT_SHARE = 0.95
 """Part of a step's timeout to wait for the direct answer: the endpoint sets no deadline for a
 worker that has not begun the step."""
-_LONGEST_ALLOWANCE_S = 1.0
-"""How long after a step's timeout the client waits for an endpoint that had little of it left."""
 _STREAM_PERIOD_S = 0.25
 """How often a client that steps over a direct connection checks whether its stream has ended."""
 _MISFIT = "the answer does not fit the contract: {}"
@@ -157,8 +164,9 @@ class EnvClient:
 
     Args:
         connect_options: How to reach the endpoint.
-        step_timeout_s: How long to wait for any answer; the endpoint's timeout is a little
-            shorter, so that a hanging environment is answered in band.
+        step_timeout_s: How long any request may take; the endpoint's timeout is a little shorter,
+            so that a hanging environment is answered in band. An endpoint that does not answer at
+            all is given up at most 1 s later.
         start_timeout_s: How long the environment of the session may take to start, before the
             first reset or call, or the first reset after its worker died. Until then, requests
             that the endpoint answers with a timeout because of that are sent again.
@@ -218,13 +226,12 @@ class EnvClient:
         self._episode_ids: tuple[str, ...] = ()
         self._next_stream_check_s = 0.0
         call = open_call(self._channel, _JOIN, connection.metadata)
-        self.stream = JoinStream(call, connect_options.address)
+        self.stream = JoinStream(call, connect_options.address, self._channel)
         self.session = EnvClientSession(
             self.contract.num_envs, self.answer.capabilities, connect_options.address
         )
         self.session_stream = EnvSessionStream(
             self.stream,
-            self._channel,
             self.dialect.frames,
             self.session,
             max_request_bytes(self.contract),
@@ -394,7 +401,7 @@ class EnvClient:
             left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * self.timeout_s)
             timeout_ms = endpoint_timeout_ms(left_s)
             self._send_on_stream(str(numbers.fall_back_to_join()), direct.action, timeout_ms)
-            patience_s = left_s + min(_LONGEST_ALLOWANCE_S, self.timeout_s)
+            patience_s = left_s + allowance_s(self.timeout_s)
             try:
                 with with_timeout_limit(self.timeout_s, self.address):
                     return self._receive_step(request_id, patience_s)

@@ -7,11 +7,10 @@ import time
 
 from rlmesh_ray.client.env_dialect import EnvClientFrames
 from rlmesh_ray.client.fork_guard import ForkGuard
-from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.errors import CodecError
-from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.client.join_stream import JoinStream, with_timeout_limit
+from rlmesh_ray.errors import CodecError, EndpointError, RlmeshError
 from rlmesh_ray.protocol.capabilities import NDARRAY
-from rlmesh_ray.protocol.client_session import EnvClientSession, ResponseT
+from rlmesh_ray.protocol.client_session import EnvClientSession, ResponseT, allowance_s
 from rlmesh_ray.protocol.messages import Close, EnvRequest
 from rlmesh_ray.transport.exactly_once import ClientSide
 
@@ -23,8 +22,7 @@ class EnvSessionStream:
     """The Join stream of one session: one thread sends, one receives.
 
     Args:
-        stream: The stream.
-        channel: The stream's channel; closed with the session.
+        stream: The stream; closed with the session.
         frames: How the session's dialect encodes messages.
         session: What may be sent, and what replies mean.
         max_bytes: The largest request that the endpoint accepts.
@@ -33,7 +31,6 @@ class EnvSessionStream:
     def __init__(
         self,
         stream: JoinStream,
-        channel: grpc.Channel,
         frames: EnvClientFrames,
         session: EnvClientSession,
         max_bytes: int,
@@ -42,7 +39,6 @@ class EnvSessionStream:
         self.numbers = ClientSide()
         """Numbers of the requests."""
         self._stream = stream
-        self._channel = channel
         self._frames = frames
         self._process = ForkGuard(session.address)
         self._tag_arrays = NDARRAY in session.capabilities
@@ -96,19 +92,27 @@ class EnvSessionStream:
         Args:
             request_id: Id of the request.
             kind: Type of the answer.
-            timeout_s: How long to wait.
+            timeout_s: The user's timeout; see ``allowance_s``.
 
         Raises:
             RemoteEnvError: The endpoint answered with an error; one that it does not call
                 recoverable ends the session.
             RemoteProtocolError: The answer breaks the protocol; that ends the session.
-            EndpointError: The session broke, or is another process's.
+            EndpointError: The session broke or is over, or is another process's.
         """
-        self.require_own()
+        self.require_open()
         try:
-            frame = self._stream.receive(timeout_s)
+            with with_timeout_limit(timeout_s, self.session.address):
+                frame = self._stream.receive(timeout_s + allowance_s(timeout_s))
             self.session.num_received += 1
             return self.read(frame, request_id, kind, timeout_s)
+        except EndpointError as error:
+            self.session.fail(error)
+            raise
+        except RlmeshError:
+            if self.session.has_failed:
+                self._stream.close()
+            raise
         except BaseException as error:
             self.session.fail_if_interrupted(error)
             raise
@@ -159,7 +163,6 @@ class EnvSessionStream:
         with contextlib.suppress(Exception):  # a broken session is closed as well
             self._finish(Close(self.next_id))
         self._stream.close()
-        self._channel.close()
 
     def _finish(self, request: Close) -> None:
         """Send Close and wait for its answer, past the unread answers of earlier requests."""

@@ -5,6 +5,7 @@ import os
 from typing import NoReturn
 
 from rlmesh_ray.errors import EndpointLostError
+from rlmesh_ray.options import FORK_REMEDY
 
 
 class ForkGuard:
@@ -34,8 +35,8 @@ class ForkGuard:
         """
         if not self.is_owner:
             raise EndpointLostError(
-                f"the session belongs to process {self._pid}, of which this one is a fork; open "
-                "another one here",
+                f"the session belongs to process {self._pid}, of which this one is a fork: open "
+                f"one in each process, and {FORK_REMEDY}",
                 self._address,
             )
 

@@ -5,12 +5,18 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 from rlmesh_ray.client.bidi_call import BidiCall
 from rlmesh_ray.client.channel import translate_grpc_error
-from rlmesh_ray.errors import EndpointClosedError, EndpointLostError, EndpointTimeoutError
+from rlmesh_ray.client.fork_guard import ForkGuard
+from rlmesh_ray.errors import (
+    EndpointClosedError,
+    EndpointError,
+    EndpointLostError,
+    EndpointTimeoutError,
+)
 from rlmesh_ray.grpc_setup import grpc
 
 _NO_ANSWER = "no answer within"
@@ -30,9 +36,10 @@ def with_timeout_limit(limit_s: float, address: str) -> Iterator[None]:
     try:
         yield
     except EndpointTimeoutError as error:
-        if not error.message.startswith(_NO_ANSWER):
-            raise
-        raise timeout_error(limit_s, address) from error
+        if error.message.startswith(_NO_ANSWER):
+            # In place: the session keeps the error, too, as the reason of its end.
+            error.message, error.args = (own := timeout_error(limit_s, address)).message, own.args
+        raise
 
 
 def timeout_error(timeout_s: float, address: str) -> EndpointTimeoutError:
@@ -46,15 +53,21 @@ class JoinStream:
     Args:
         call: From ``open_call``.
         address: For error messages.
+        channel: Channel of the call, closed with the stream; None: the caller closes it.
     """
 
-    def __init__(self, call: BidiCall, address: str) -> None:
+    def __init__(self, call: BidiCall, address: str, channel: grpc.Channel | None = None) -> None:
         self._address = address
+        self._process = ForkGuard(address)
         self._is_closed = False
         self._has_answered = False
+        self._timeout_s: float | None = None
+        """The timeout that has ended it."""
         self._call = call
+        self._channel = channel
         # gRPC keeps a call that was dropped, and with it the connection.
-        weakref.finalize(self, _close_call, call, os.getpid()).atexit = False
+        self._close_call = weakref.finalize(self, _close_call, call, os.getpid())
+        self._close_call.atexit = False
 
     def send(self, frame: bytes) -> None:
         """Queue ``frame``; it leaves at once, or as soon as those before it have.
@@ -70,20 +83,24 @@ class JoinStream:
         """Wait for the next frame.
 
         Raises:
-            EndpointTimeoutError: None came within ``timeout_s``; the stream is gone.
+            EndpointTimeoutError: None came within ``timeout_s``.
+            EndpointClosedError: The stream was closed on this side.
             EndpointError: The stream broke; the class says how.
+
+        After any error the stream is gone, and its connection is closed.
         """
-        with CallDeadline(timeout_s, self._call) as deadline:
-            try:
+        try:
+            with CallDeadline(timeout_s, self._give_up):
                 frame = next(self._call)
-            except StopIteration:
-                raise EndpointLostError("the server ended the session", self._address) from None
-            except grpc.RpcError as error:
-                if deadline.has_passed and timeout_s is not None:
-                    raise timeout_error(timeout_s, self._address) from error
-                raise translate_grpc_error(
-                    error, self._address, is_open=self._has_answered
-                ) from error
+        except StopIteration:
+            self._release()
+            raise EndpointLostError("the server ended the session", self._address) from None
+        except grpc.RpcError as error:
+            self._release()
+            raise self._translated(error) from error
+        if self._timeout_s is not None:  # it came just when the call was cancelled
+            self._release()
+            raise timeout_error(self._timeout_s, self._address)
         self._has_answered = True
         return frame
 
@@ -101,10 +118,36 @@ class JoinStream:
             yield self.receive()
 
     def close(self) -> None:
-        """Cancel it. Idempotent; unsent frames may be lost."""
-        if not self._is_closed:
+        """Cancel it, and close its connection. Idempotent; unsent frames may be lost."""
+        self._is_closed = True
+        self._release()
+
+    def cancel(self) -> None:
+        """End it without waiting for its reader, which then closes it; not in a fork."""
+        if self._process.is_owner:
             self._is_closed = True
-            self._call.close()
+            self._call.cancel()
+
+    def _give_up(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._call.cancel()
+
+    def _release(self) -> None:
+        """Have nothing but this object refer to the call.
+
+        The call is also the error that gRPC raises: its traceback refers to whoever was waiting.
+        """
+        self._close_call()
+        if self._channel is not None:
+            self._channel.close()
+
+    def _translated(self, error: grpc.RpcError) -> EndpointError:
+        is_own = isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED
+        if is_own and self._is_closed:
+            return EndpointClosedError("the session is closed", self._address)
+        if is_own and self._timeout_s is not None:
+            return timeout_error(self._timeout_s, self._address)
+        return translate_grpc_error(error, self._address, is_open=self._has_answered)
 
 
 def _close_call(call: BidiCall, pid: int) -> None:
@@ -113,30 +156,33 @@ def _close_call(call: BidiCall, pid: int) -> None:
 
 
 class CallDeadline:
-    """Cancels a call when its time is up, without a timer thread for each wait.
+    """Ends a wait when its time is up, without a timer thread for each.
 
     gRPC's own deadline would bound the whole stream; what must be bounded is one answer.
+
+    Args:
+        timeout_s: How long to wait; None: for ever.
+        give_up: Called in another thread with ``timeout_s`` when the time is up.
     """
 
-    def __init__(self, timeout_s: float | None, call: BidiCall) -> None:
-        self._expires_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self._call = call
-        self.has_passed = False
+    def __init__(self, timeout_s: float | None, give_up: Callable[[float], None]) -> None:
+        self._timeout_s = timeout_s
+        self._expires_s = 0.0 if timeout_s is None else time.monotonic() + timeout_s
+        self._give_up = give_up
 
     def __enter__(self) -> Self:
-        if self._expires_s is not None:
+        if self._timeout_s is not None:
             _WATCHDOG.watch(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._expires_s is not None:
+        if self._timeout_s is not None:
             _WATCHDOG.forget(self)
 
     def check(self, now_s: float) -> None:
-        """Cancel the call if its time is up."""
-        if self._expires_s is not None and now_s >= self._expires_s:
-            self.has_passed = True
-            self._call.cancel()
+        """Give up if the time is up."""
+        if self._timeout_s is not None and now_s >= self._expires_s:
+            self._give_up(self._timeout_s)
 
 
 class _Watchdog:
@@ -169,9 +215,13 @@ class _Watchdog:
     def _run(self) -> None:
         while True:
             time.sleep(self._PERIOD_S)
-            with self._lock:
-                overdue = list(self._open)
-            for deadline in overdue:
+            self._check()
+
+    def _check(self) -> None:
+        """Check all; a function of its own, so that the thread keeps none of them afterwards."""
+        # Under the lock, which the end of a wait takes, too: a later one must not be given up.
+        with self._lock:
+            for deadline in self._open:
                 deadline.check(time.monotonic())
 
 

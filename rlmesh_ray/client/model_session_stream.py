@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import queue
 import threading
+import weakref
 
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import JoinStream, timeout_error
@@ -32,7 +33,8 @@ class ModelSessionStream:
     """
 
     def __init__(self, stream: JoinStream, dialect: ModelClientDialect, address: str) -> None:
-        self._stream = stream
+        self.stream = stream
+        """The stream of the requests."""
         self._dialect = dialect
         self._address = address
         self._process = ForkGuard(address)
@@ -40,9 +42,14 @@ class ModelSessionStream:
         self._request_ids = map(str, itertools.count(1))
         self._lock = threading.Lock()
         self._session = ModelClientSession(address)
+        # It must not keep a session that was dropped, whose end ends it.
         self._reader = threading.Thread(
-            target=self._read, name="rlmesh-ray-model-client", daemon=True
+            target=_read,
+            args=(stream, weakref.ref(self)),
+            name="rlmesh-ray-model-client",
+            daemon=True,
         )
+        weakref.finalize(self, stream.cancel).atexit = False
         self._reader.start()
 
     @property
@@ -79,8 +86,8 @@ class ModelSessionStream:
         if is_first:
             with contextlib.suppress(RlmeshError):  # it is closed below in any case
                 self._ask(lambda ids: [self._dialect.close(ids)], _CLOSE_TIMEOUT_S, is_last=True)
-        self._fail(self._session.closed())
-        self._stream.close()
+        self.fail(self._session.closed())
+        self.stream.close()
         self._reader.join(_CLOSE_TIMEOUT_S)
 
     def _ask(self, make: Make, timeout_s: float, *, is_last: bool) -> ModelReply:
@@ -100,7 +107,7 @@ class ModelSessionStream:
     def _send(self, request: EncodedRequest) -> Answer:
         answer: Answer = queue.SimpleQueue()
         self._awaited[request.request_id] = answer
-        self._stream.send(request.frame)
+        self.stream.send(request.frame)
         return answer
 
     def _result(self, request: EncodedRequest, answer: Answer, timeout_s: float) -> ModelReply:
@@ -116,20 +123,35 @@ class ModelSessionStream:
             raise self._session.error_of(reply.failure)
         return reply
 
-    def _read(self) -> None:
-        try:
-            for frame in self._stream.frames():
-                reply = self._dialect.read(frame)
-                with self._lock:
-                    answer = self._awaited.pop(reply.request_id, None)
-                if answer is not None:
-                    answer.put(reply)
-        except RlmeshError as error:
-            self._fail(error)
+    def take(self, frame: bytes) -> None:
+        """Hand an answer to the thread that waits for it.
 
-    def _fail(self, error: RlmeshError) -> None:
+        Raises:
+            RlmeshError: It is malformed.
+        """
+        reply = self._dialect.read(frame)
+        with self._lock:
+            answer = self._awaited.pop(reply.request_id, None)
+        if answer is not None:
+            answer.put(reply)
+
+    def fail(self, error: RlmeshError) -> None:
+        """Note that the stream has ended; threads that wait get an error."""
         with self._lock:
             error = self._session.lose(error)
             answers, self._awaited = list(self._awaited.values()), {}
         for answer in answers:
             answer.put(error)
+
+
+def _read(stream: JoinStream, session: "weakref.ref[ModelSessionStream]") -> None:
+    """Hand on the answers, until the stream or the session has ended."""
+    try:
+        for frame in stream.frames():
+            if (own := session()) is None:
+                return
+            own.take(frame)
+            del own
+    except RlmeshError as error:
+        if (own := session()) is not None:
+            own.fail(error)

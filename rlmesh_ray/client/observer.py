@@ -5,6 +5,7 @@ from typing import Self
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions, translate_grpc_error
+from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,
@@ -54,6 +55,7 @@ class EndpointObserver:
     ) -> None:
         require_seconds("timeout_s", timeout_s)
         self._connect_options = ConnectOptions(address, token, tls, timeout_s)
+        self._process = ForkGuard(address)
         self._channel = self._connect_options.open()
         self._is_closed = False
 
@@ -118,11 +120,13 @@ class EndpointObserver:
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
-        self._is_closed = True
-        self._channel.close()
+        if self._process.is_owner:
+            self._is_closed = True
+            self._channel.close()
 
     def _ask(self, path: str, data: bytes) -> bytes:
         connect_options = self._connect_options
+        self._process.require()
         if self._is_closed:
             raise EndpointClosedError(
                 "this observer is closed; make another one", connect_options.address

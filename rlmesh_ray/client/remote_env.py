@@ -48,7 +48,8 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         token: The token that the endpoint requires, or the file that has it (``TokenFile``).
         tls: For an endpoint with TLS.
         connect_timeout_s: For the connection and the handshake.
-        step_timeout_s: How long to wait for any answer.
+        step_timeout_s: How long a request may take; an endpoint that does not answer at all is
+            given up at most 1 s later.
         start_timeout_s: How long the environment may take to start, before the first reset or
             after its worker died; it does not count against ``step_timeout_s``. A dm_env_rpc
             server starts it while the world is created, within ``connect_timeout_s``.

@@ -139,22 +139,22 @@ class RemoteModel(NotPicklable):
         session = open_dialect_session(self._connect_options)
         if session is not None:
             self.answer = session.answer
-            self._channel = self._dialect = self._session_stream = session
+            self._dialect = self._session_stream = session
             return
-        self._channel = self._connect_options.open()
+        channel = self._connect_options.open()
         try:
-            variant, self.answer = handshake(self._connect_options, self._channel)
+            variant, self.answer = handshake(self._connect_options, channel)
         except BaseException:
-            self._channel.close()
+            channel.close()
             raise
         given_id = self.answer.capabilities.get(capabilities.SESSION, "")
         own = ((capabilities.SESSION_METADATA_KEY, given_id),) if given_id else ()
         # Every context names its session; rlmesh 0.1.0b3 gives no id and refuses an empty one.
         self._session_id = given_id or uuid.uuid4().hex
         self._dialect = dialect = variant.make_dialect(self._session_id)
-        call = open_call(self._channel, _JOIN, self._connect_options.metadata + own)
-        self._stream = JoinStream(call, address)
-        self._session_stream = ModelSessionStream(self._stream, dialect, address)
+        call = open_call(channel, _JOIN, self._connect_options.metadata + own)
+        stream = JoinStream(call, address, channel)
+        self._session_stream = ModelSessionStream(stream, dialect, address)
 
     @property
     def address(self) -> str:
@@ -450,8 +450,6 @@ class RemoteModel(NotPicklable):
     def close(self) -> None:
         """End the session, not the service. Idempotent."""
         self._session_stream.close()
-        if self._session_stream.is_own:
-            self._channel.close()
 
     def __enter__(self) -> Self:
         return self

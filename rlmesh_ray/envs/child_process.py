@@ -36,7 +36,11 @@ class ChildProcess:
             spin: Whether its short waits stay awake; see ``polling.should_spin``.
         """
         host = _HostProcess(should_spin(spin))
-        channel = host.open_channel(1)
+        try:
+            channel = host.open_channel(1)
+        except BaseException:
+            host.kill()
+            raise
         assert channel is not None, "it is the first"
         return cls(host, channel)
 
@@ -90,25 +94,23 @@ class _HostProcess:
         self._takes_more = True
         self._ended_by: WorkerChannel | None = None
         self._control, worker_end = socket.socketpair()
-        self._fault_log_descriptor = fault_log.create()
-        with worker_end:
+        with worker_end, contextlib.ExitStack() as failing:
+            failing.enter_context(self._control)
+            self._fault_log_descriptor = fault_log.create()
+            failing.callback(os.close, self._fault_log_descriptor)
             descriptors = [worker_end.fileno(), self._fault_log_descriptor]
             arguments = map(str, (descriptors[0], os.getpid(), descriptors[1], int(spin)))
-            try:
-                self._process = subprocess.Popen(
-                    # -u: output of environments is not buffered. -P: the working directory is not
-                    # on the import path, unless it is on the parent's.
-                    [sys.executable, "-u", "-P", "-m", "rlmesh_ray.envs.worker_guard", *arguments],
-                    stdin=subprocess.PIPE,
-                    stdout=2,
-                    pass_fds=descriptors,
-                    start_new_session=True,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path())},
-                )
-            except BaseException:
-                self._control.close()
-                os.close(self._fault_log_descriptor)
-                raise
+            self._process = subprocess.Popen(
+                # -u: output of environments is not buffered. -P: the working directory is not
+                # on the import path, unless it is on the parent's.
+                [sys.executable, "-u", "-P", "-m", "rlmesh_ray.envs.worker_guard", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=2,
+                pass_fds=descriptors,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path())},
+            )
+            failing.pop_all()
 
     def open_channel(self, most_workers: int) -> WorkerChannel | None:
         """Return a channel to a new worker; None: the process is ending, or has no room."""
@@ -160,7 +162,12 @@ class _HostProcess:
         with self.lock:
             self._kill(channel)
 
-    def _kill(self, channel: WorkerChannel) -> None:
+    def kill(self) -> None:
+        """Kill it before it has a worker."""
+        with self.lock:
+            self._kill(None)
+
+    def _kill(self, channel: WorkerChannel | None) -> None:
         """Kill and reap the process, once; release its resources.
 
         On Linux it is the worker's guard, which kills all processes below it, and then ends as the

@@ -305,20 +305,21 @@ def _share_memory(
     channel: WorkerChannel, contract: EnvContract
 ) -> tuple[StepBuffers, SessionProgress, socket.socket]:
     own_end, worker_end = socket.socketpair()
-    with contextlib.ExitStack() as owned:
+    with contextlib.ExitStack() as failing, contextlib.ExitStack() as owned:
+        failing.enter_context(own_end)
+        owned.enter_context(worker_end)
         buffers = anonymous_memory.create_step_buffers(contract)
         owned.callback(os.close, buffers)
         progress = anonymous_memory.create_progress(contract.num_envs)
         owned.callback(os.close, progress)
-        owned.enter_context(worker_end)
         try:
             socket.send_fds(channel.connection, [b"\0"], [buffers, progress, worker_end.fileno()])
         except OSError as error:
-            own_end.close()
             message = "the environment's process died as soon as it had started"
             raise EnvStartError(message) from error
-        return (
+        shared = (
             StepBuffers(buffers, contract),
             anonymous_memory.map_progress(progress, contract.num_envs),
-            own_end,
         )
+        failing.pop_all()
+        return *shared, own_end

@@ -43,6 +43,15 @@ def endpoint_timeout_ms(timeout_s: float) -> int:
     return max(1, int(timeout_s * 900))
 
 
+def allowance_s(timeout_s: float) -> float:
+    """Return how much longer than its timeout a client waits before it gives a session up.
+
+    The endpoint answers in time, and the tenth of a short timeout that is left for the way may not
+    be enough on a busy machine.
+    """
+    return min(1.0, timeout_s)
+
+
 def with_client_timeout(message: str, timeout_ms: int, timeout_s: float) -> str:
     """Return an endpoint's error message with the timeout that the user has set.
 
@@ -69,6 +78,11 @@ class _ClientSession:
         self.is_closed = False
         """Whether ``close`` was called."""
         self._end: RlmeshError | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error has ended it."""
+        return self._end is not None
 
     def require_open(self) -> None:
         """Make sure that a request may be sent.

@@ -12,7 +12,7 @@ from typing import Protocol
 from rlmesh_ray.auth.interceptor import TokenInterceptor
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.grpc_setup import grpc, is_fork, require_no_fork
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.protocol.capabilities import SESSION_METADATA_KEY
 from rlmesh_ray.server.bind_policy import (
@@ -155,11 +155,13 @@ class Endpoint:
         return str(self._bound)
 
     def require_new(self) -> None:
-        """Make sure that it is new.
+        """Make sure that it is new, and that this process can serve.
 
         Raises:
+            ConfigurationError: This process was forked from one that had used gRPC.
             LocalProtocolError: It was started or stopped before.
         """
+        require_no_fork()
         if self._bound is not None or self._stopped.is_set():
             raise LocalProtocolError("the server was started or stopped already; make a new one")
 
@@ -241,11 +243,13 @@ class Endpoint:
 
         It takes little longer than ``grace_s`` in any case: if the serving loop is blocked, it
         stops waiting 2 s later. Clients are then cut off when the loop is free again, or the
-        process ends.
+        process ends. In a fork of the process that serves, it does nothing.
 
         Args:
             grace_s: After how many seconds unanswered requests are cut off.
         """
+        if is_fork():
+            return
         with self._stopping:
             was_serving, self._is_serving = self._is_serving, False
             if was_serving:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from rlmesh_ray.errors import CapacityError, ConfigurationError
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.versions import PROTOCOL_V1
@@ -21,6 +21,7 @@ from rlmesh_ray.server.handshake_service import HandshakeService, PrependedStrea
 from rlmesh_ray.server.idle_timeout import IdleTimeout, change_detector
 from rlmesh_ray.server.lane_call_service import LaneCallService, session_id_of
 from rlmesh_ray.server.observer_service import ObserverService
+from rlmesh_ray.server.session_limit import refusing_when_full
 from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.server.session_scheduler import SessionScheduler
 from rlmesh_ray.server.worker_pool import WorkerPool
@@ -109,6 +110,12 @@ class EnvService:
 
     async def join(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """Serve one session: one response for each request, in arrival order."""
+        async with refusing_when_full(context):
+            await self._serve(requests, context)
+
+    async def _serve(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
         offered = self._handshakes.capabilities_of(context)
         if self._is_same_step and capabilities.SAME_STEP not in offered:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _SAME_STEP_REFUSAL)
@@ -189,7 +196,7 @@ class EnvService:
         if is_known:
             await self._handshakes.require_enabled(PROTOCOL_V1, context)
         images = await self._images(context) if is_known else None
-        await self._reserve(context)
+        await self._pool.reserve()
         begun = None
         try:
             # Some clients wait for the headers before they send anything; and if their call ends
@@ -204,12 +211,6 @@ class EnvService:
             if begun is None:
                 self._pool.release(None, is_idle=True)
         return begun
-
-    async def _reserve(self, context: grpc.aio.ServicerContext) -> None:
-        try:
-            await self._pool.reserve()
-        except CapacityError as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
 
     def _wait_at_broker(
         self, session_id: str, handler: EnvSessionHandler, lanes: SessionScheduler

@@ -5,12 +5,15 @@ other for nothing (grpc/grpc#25364): every endpoint of a process shares this one
 """
 
 import asyncio
+import errno
 import functools
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
+
+from rlmesh_ray.grpc_setup import require_no_fork
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,7 +75,12 @@ _START = threading.Lock()
 
 
 def shared_loop() -> LoopThread:
-    """Return the process's loop; the first call, from any thread, starts it."""
+    """Return the process's loop; the first call, from any thread, starts it.
+
+    Raises:
+        ConfigurationError: This process was forked from one that had used gRPC, as a loop does.
+    """
+    require_no_fork()
     # The cache alone would start one for each thread that comes before the first has returned.
     with _START:
         return _the_loop()
@@ -88,6 +96,9 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "a
 
     The interpreter waits for an executor's threads when it exits, and what runs here may hang
     for ever: the constructor and ``close`` of a user's environment.
+
+    Raises:
+        OSError: The system lets this process start no thread.
     """
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()
@@ -100,5 +111,9 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "a
             is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
             outcome.set_exception(error if is_plain else RuntimeError(repr(error)))
 
-    threading.Thread(target=work, name=f"rlmesh-ray-{function.__name__}", daemon=True).start()
+    thread = threading.Thread(target=work, name=f"rlmesh-ray-{function.__name__}", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise BlockingIOError(errno.EAGAIN, str(error)) from error
     return asyncio.wrap_future(outcome)

@@ -15,6 +15,7 @@ from rlmesh_ray.protocol.capabilities import (
 )
 from rlmesh_ray.protocol.gateway_balancer import Target
 from rlmesh_ray.server.gateway_upstreams import NoEndpointError, Upstream, Upstreams
+from rlmesh_ray.server.session_limit import refusing_when_full
 from rlmesh_ray.wire import health_v1
 
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -25,6 +26,8 @@ _REFUSED = (
     "the endpoint behind this gateway does not take the gateway's token: its port may have gone to "
     "another one; dial the gateway again"
 )
+
+_ENDED = "the call was ended behind the gateway; dial the gateway again"
 
 
 def passed_on(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
@@ -73,7 +76,8 @@ class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no
         connection, metadata = context.peer(), context.invocation_metadata()
         is_bound = any(key == SESSION_METADATA_KEY for key, _ in metadata or ())
         try:
-            upstream = await self._upstreams.route(connection, is_bound=is_bound)
+            async with refusing_when_full(context):
+                upstream = await self._upstreams.route(connection, is_bound=is_bound)
         except (NoEndpointError, ConfigurationError) as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise  # never reached: abort raises
@@ -104,6 +108,8 @@ class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no
         if code is grpc.StatusCode.UNAUTHENTICATED:  # the client's token is not to blame
             self._upstreams.note_lost(connection, upstream)
             return grpc.StatusCode.UNAVAILABLE, _REFUSED
+        if code is grpc.StatusCode.CANCELLED:  # else the client would take it for its own
+            return grpc.StatusCode.UNAVAILABLE, _ENDED
         if code is not grpc.StatusCode.UNAVAILABLE:
             return code, details
         if not await upstream.has_gone():  # the endpoint itself returned this: it drains, or stops

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlmesh_ray.grpc_setup import channel_options, grpc
+from rlmesh_ray.grpc_setup import channel_options, grpc, keep_in_forks
 from rlmesh_ray.protocol.gateway_balancer import ConnectionState, GatewayBalancer, Target
 from rlmesh_ray.server.error_text import clipped, text_of
 from rlmesh_ray.server.event_loop import in_thread
+from rlmesh_ray.server.session_limit import require_descriptors
 
 _LOG = logging.getLogger(__name__)
 
@@ -83,8 +84,10 @@ def open_upstream(target: Target, credentials: Credentials | None) -> Upstream:
     """
     options = channel_options()
     if credentials is None:
-        return Upstream(target, grpc.aio.insecure_channel(target.address, options=options))
-    return Upstream(target, grpc.aio.secure_channel(target.address, credentials(), options=options))
+        channel = grpc.aio.insecure_channel(target.address, options=options)
+    else:
+        channel = grpc.aio.secure_channel(target.address, credentials(), options=options)
+    return Upstream(target, keep_in_forks(channel))
 
 
 class Upstreams:
@@ -114,6 +117,7 @@ class Upstreams:
             is_bound: Whether the call belongs to a session that an endpoint knows already.
 
         Raises:
+            CapacityError: The gateway has too few file descriptors for another connection.
             NoEndpointError: No endpoint can be reached, or the one that knows the session has gone.
             ConfigurationError: The files for TLS with the endpoints cannot be used.
         """
@@ -201,6 +205,7 @@ class Upstreams:
     def _upstream(self, connection: str, target: Target) -> Upstream:
         upstream = self._upstreams.get(connection)
         if upstream is None or upstream.target != target:
+            require_descriptors(1)
             upstream = self._upstreams[connection] = open_upstream(target, self._credentials)
         return upstream
 

@@ -15,6 +15,7 @@ from rlmesh_ray.protocol.messages import EnvErrorCode
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.env_executor import EnvExecutor
 from rlmesh_ray.server.error_text import parsed
+from rlmesh_ray.server.session_limit import refusing_when_full
 from rlmesh_ray.server.session_scheduler import Outcome, SessionScheduler
 from rlmesh_ray.wire import lane_calls_v1 as wire
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
@@ -108,7 +109,8 @@ class LaneCallService:
             with self._drain.request_in_progress():
                 outcome = self._objection(call)
                 if outcome is None:
-                    outcome = await session.call(call)
+                    async with refusing_when_full(context):
+                        outcome = await session.call(call)
                 else:
                     session.refuse(call)
         if outcome is None:

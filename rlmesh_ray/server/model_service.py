@@ -15,6 +15,7 @@ from rlmesh_ray.server.idle_timeout import IdleTimeout
 from rlmesh_ray.server.model_dialects import load_model_dialects
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_stream import ModelStream
+from rlmesh_ray.server.session_limit import refusing_when_full, require_descriptors
 from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.wire import image_codec_v1, policy_v1
 
@@ -117,6 +118,8 @@ class ModelService:
 
     async def join(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """Serve one session: each request answered once, each route's in order."""
+        async with refusing_when_full(context):
+            require_descriptors(0)
         # Some clients wait for the headers before they send anything (rlmesh 0.1.0b3 does).
         await context.send_initial_metadata(())
         opening = await self._handshakes.first_message(requests, context)

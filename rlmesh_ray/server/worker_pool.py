@@ -11,10 +11,10 @@ from rlmesh_ray.envs.commands import (
 )
 from rlmesh_ray.envs.env_source import EnvSource
 from rlmesh_ray.envs.worker_process import WorkerProcess
-from rlmesh_ray.errors import EnvStartError
+from rlmesh_ray.errors import CapacityError, EnvStartError
 from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.event_loop import in_thread
-from rlmesh_ray.server.session_limit import SessionLimit
+from rlmesh_ray.server.session_limit import RAISE_LIMITS, SessionLimit, require_descriptors
 from rlmesh_ray.server.session_log import FailureLog
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
@@ -27,6 +27,8 @@ _CLEARING_HEAD_START_S = 0.1  # a new process takes several times as long
 # A leaving worker is gone by then: its environment may try to close twice, and is killed.
 _PLACE_TIMEOUT_S = _CLEAR_TIMEOUT_S + 2 * _CLOSE_TIMEOUT_S
 
+_WORKER_DESCRIPTORS = 8
+"""Of a worker with a direct connection over TCP; shared memory, which takes one more, can wait."""
 _IS_CLOSING = "the endpoint is closing"
 
 
@@ -99,9 +101,15 @@ class WorkerPool:
         It waits for a session that is just ending, as long as that can take.
 
         Raises:
-            CapacityError: All sessions are taken.
+            CapacityError: All sessions are taken, or the process has too few file descriptors.
         """
         await self._limit.reserve(self._leaving, _PLACE_TIMEOUT_S)
+        num_to_start = self._limit.num_sessions - len(self._out) - (self._spare is not None)
+        try:
+            require_descriptors(max(0, num_to_start) * _WORKER_DESCRIPTORS)
+        except CapacityError:
+            self._limit.refuse()
+            raise
 
     async def discard(self, worker: WorkerProcess | None) -> None:
         """Kill the worker that a session has lost, and count its restart; None: it had none."""
@@ -116,6 +124,7 @@ class WorkerPool:
         When the caller is cancelled, a start goes on and serves the next session.
 
         Raises:
+            CapacityError: The endpoint's machine lets it start no process.
             EnvStartError: The environment could not be created, or the endpoint is closing.
         """
         if self._spare is None and self._leaving and self._source.can_recreate:
@@ -171,6 +180,10 @@ class WorkerPool:
         except asyncio.CancelledError:
             self._leave(starting)
             raise
+        except OSError as error:
+            raise CapacityError(
+                f"the endpoint cannot start a process for another session ({error}): {RAISE_LIMITS}"
+            ) from error
 
     def _start(self) -> WorkerProcess:
         """Start a worker that ``close`` can end; in a thread."""

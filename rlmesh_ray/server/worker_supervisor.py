@@ -8,7 +8,7 @@ from typing import Any
 
 from rlmesh_ray.envs.commands import Command, Reply, ResetReply, SkipRequestCommand
 from rlmesh_ray.envs.worker_process import WorkerProcess
-from rlmesh_ray.errors import EnvStartError
+from rlmesh_ray.errors import CapacityError, EnvStartError
 from rlmesh_ray.polling import AdaptiveSpin
 from rlmesh_ray.protocol.failure_effects import NOT_STARTED, Failure, FailureKind
 from rlmesh_ray.server.log_context import current, logged_as
@@ -285,6 +285,9 @@ class WorkerSupervisor:
         Args:
             deadline: When it must be there.
             before_restart: Called before a worker is started.
+
+        Raises:
+            CapacityError: The endpoint's machine lets it start no process for a new session.
         """
         failure = await self.make_idle(deadline)
         if failure is not None or (self.process is not None and self.process.is_alive):
@@ -300,6 +303,10 @@ class WorkerSupervisor:
             return self.timed_out(NOT_STARTED, deadline.timeout_ms)
         except EnvStartError as error:
             return self.failed(FailureKind.CRASHED, str(error), error.traceback_text)
+        except CapacityError as error:
+            if self.process is None:
+                raise
+            return self.failed(FailureKind.CRASHED, error.message)
         return None
 
     async def make_idle(self, deadline: Deadline) -> Failure | None:

@@ -23,6 +23,8 @@ _MAX_LOST, LOSSES_S = 3, 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """Pause after a failed attempt; each further failure doubles it."""
 _TICKET_TIMEOUT_S = 5.0
+_ATTEMPTS, _ATTEMPT_PAUSE_S = 3, 0.5
+"""How often an endpoint is asked that is too slow, where no other transport may be used."""
 _NO_MEMORY = (
     "its shared memory is not accessible from here (it is on another machine or in another "
     "container, or descriptors are short)"
@@ -195,7 +197,26 @@ class DirectConnector:
 
     def _open_tcp(self) -> None:
         try:
-            direct = DirectConnection.open_tcp(
+            direct = self._dial(_ATTEMPTS if self._is_required else 1)
+        except Exception as error:  # noqa: BLE001  # after any error steps use the Join stream
+            is_known = isinstance(error, (OSError, RlmeshError))
+            why = str(error) if is_known else f"{type(error).__name__}: {error}"
+            self._failed(f"no direct TCP connection to {self._host}, port {self._port}: {why}")
+        else:
+            self._opened(direct)
+
+    def _dial(self, num_attempts: int) -> DirectConnection:
+        """Return a TCP connection; an endpoint that was too slow is asked again.
+
+        Args:
+            num_attempts: How often it is asked.
+
+        Raises:
+            OSError: It cannot be opened.
+            RlmeshError: The endpoint issues no ticket.
+        """
+        try:
+            return DirectConnection.open_tcp(
                 self._host,
                 self._port,
                 self._request_ticket(_TICKET_TIMEOUT_S),
@@ -203,12 +224,11 @@ class DirectConnector:
                 self._contract,
                 self._spin,
             )
-        except Exception as error:  # noqa: BLE001  # after any error steps use the Join stream
-            is_known = isinstance(error, (OSError, RlmeshError))
-            why = str(error) if is_known else f"{type(error).__name__}: {error}"
-            self._failed(f"no direct TCP connection to {self._host}, port {self._port}: {why}")
-        else:
-            self._opened(direct)
+        except ConnectionAbortedError:
+            if num_attempts == 1:
+                raise
+            time.sleep(_ATTEMPT_PAUSE_S)
+            return self._dial(num_attempts - 1)
 
     def _opened(self, direct: DirectConnection) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ requests a ticket by gRPC (``tickets``); both sides prove that they have its key
 Any error ends the connection.
 """
 
+import contextlib
 import hmac
 import secrets
 import select
@@ -30,7 +31,7 @@ ACCEPTED = b"\1"
 
 _HELLO = struct.Struct(f"{len(PROTOCOL)}s{TICKET_ID_BYTES}s{NONCE_BYTES}s")
 HELLO_BYTES = _HELLO.size
-_DIAL_TIMEOUT_S = 1.0
+_DIAL_TIMEOUT_S = 3.0
 _SHORTEST_DIAL_S = 0.001
 """A timeout of 0.0 would make the socket non-blocking."""
 _OTHER_PORT = (
@@ -127,9 +128,10 @@ def connect(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket
         port: The port in the endpoint's capability.
         ticket: A ticket from the endpoint.
         timeout_s: Timeout for the worker, which may have to finish a step; the connection to the
-            endpoint has a timeout of one second.
+            endpoint has a timeout of three seconds.
 
     Raises:
+        ConnectionAbortedError: The endpoint has hung up or was too slow, as on a busy machine.
         OSError: The endpoint cannot be reached, or another one answers.
     """
     connection = _connected(host, port)
@@ -180,12 +182,18 @@ def _connected(host: str, port: int) -> socket.socket:
 
 
 def _received(connection: socket.socket, size: int) -> bytes:
-    """Return the next ``size`` bytes; the timeout of ``connection`` covers all of them."""
+    """Return the next ``size`` bytes; the timeout of ``connection`` covers all of them.
+
+    Raises:
+        ConnectionAbortedError: They do not come, or not in time.
+    """
     end_s = time.monotonic() + (connection.gettimeout() or 0.0)
     data = b""
     while len(data) < size:
-        received = connection.recv(size - len(data))
-        if not received or time.monotonic() > end_s:
-            raise ConnectionRefusedError("the endpoint has hung up, or was too slow")
-        data += received
+        with contextlib.suppress(TimeoutError):
+            received = connection.recv(size - len(data))
+            if received and time.monotonic() <= end_s:
+                data += received
+                continue
+        raise ConnectionAbortedError("the endpoint has hung up, or was too slow")
     return data

@@ -23,12 +23,19 @@ def env_client(env: RemoteEnv | RemoteVectorEnv) -> EnvClient:
 
 def join_stream(client: Client) -> JoinStream:
     """Return the stream of the session's requests."""
-    return client.stream if isinstance(client, EnvClient) else client._stream
+    return client.stream if isinstance(client, EnvClient) else model_session_stream(client).stream
+
+
+def model_session_stream(model: RemoteModel) -> ModelSessionStream:
+    """Return the requests and answers of a session with a policy."""
+    stream = model._session_stream
+    assert isinstance(stream, ModelSessionStream)
+    return stream
 
 
 def vanish(client: Client) -> None:
     """End the Join stream without Close, as a client does that is killed."""
-    join_stream(client).close()
+    join_stream(client).cancel()
 
 
 def direct_connection(client: EnvClient) -> DirectConnection:
@@ -46,9 +53,7 @@ def hang_up(client: EnvClient) -> None:
 def num_unanswered(client: Client) -> int:
     """Return how many requests on the Join stream wait for their answers."""
     if isinstance(client, RemoteModel):
-        stream = client._session_stream
-        assert isinstance(stream, ModelSessionStream)
-        return stream.num_unanswered
+        return model_session_stream(client).num_unanswered
     session = client.session
     return session.num_sent - session.num_received
 

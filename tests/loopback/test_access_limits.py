@@ -1,7 +1,11 @@
 """Limits of one client: idle connections, calls, metadata; and their effect on other clients."""
 
 import contextlib
+import errno
+import os
 import re
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -33,17 +37,29 @@ from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointError,
     EndpointLostError,
+    RemoteEnvError,
 )
 from rlmesh_ray.models.policy import PolicyTraits, Rows
-from rlmesh_ray.server import env_server, handshake_service
+from rlmesh_ray.protocol.gateway_balancer import Target
+from rlmesh_ray.server import connection_limits, env_server, handshake_service
+from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from tests.loopback.child_processes import worker_pids
 from tests.loopback.dm_env_rpc_stream import DmStream
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address, plain_channel
 from tests.loopback.raw_join import ENV_JOIN, MODEL_JOIN, RawJoin
 from tests.loopback.served_calls import ended_with
 
+STATE = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+OPENPI_CONTRACT = EnvContract(
+    "openpi",
+    from_gymnasium(gymnasium.spaces.Dict({"state": STATE})),
+    from_gymnasium(STATE),
+    1,
+    AutoresetMode.NEXT_STEP,
+)
 TRANSPORTS = ("grpc", "shared_memory")
 """The sign of life of a direct connection is the worker's progress, whichever its medium."""
 
@@ -283,6 +299,13 @@ def test_streams_that_are_opened_and_reset_disturb_no_other_client(undisturbed: 
             env.reset()
 
 
+def test_a_connection_without_a_call_ends_within_the_limit() -> None:
+    idle_ms = dict(connection_limits.connection_options())["grpc.max_connection_idle_ms"]
+
+    # gRPC closes it between once and twice this time.
+    assert 2 * idle_ms == connection_limits.CONNECTION_IDLE_S * 1000
+
+
 def test_giant_metadata_are_refused_unread(undisturbed: EnvServer) -> None:
     for size in (20_000, 1_000_000):
         with plain_channel(undisturbed.address) as channel:
@@ -352,6 +375,80 @@ def test_calls_beyond_the_limit_are_refused_and_the_others_go_on(
         open_calls.close()
         assert eventually(lambda: check_health(ConnectOptions(server.address)).is_serving)
         env.close()
+
+
+# --- file descriptors and processes ------------------------------------------------------
+
+
+def leave_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process, as far as it knows, no file descriptors left."""
+    num_open = len(os.listdir("/dev/fd"))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (num_open, num_open))
+
+
+def test_who_finds_no_descriptors_left_is_refused_immediately_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        EnvServer("CartPole-v1", max_sessions=4) as env,
+        ModelServer(zeros, openpi="127.0.0.1:0", openpi_env=OPENPI_CONTRACT) as model,
+        GatewayServer(lambda: [Target("0", 1, env.address)]) as gateway,
+        contextlib.closing(RemoteEnv(env.address)) as earlier,
+    ):
+        clients: list[Callable[[], Any]] = [
+            lambda: RemoteEnv(env.address).reset(),
+            lambda: RemoteEnv(gateway.address),
+            lambda: RemoteEnv(f"dm_env_rpc://{env.address}", connect_timeout_s=0.05),
+            lambda: RemoteModel(model.address).configure_route(OPENPI_CONTRACT),
+            lambda: RemoteModel(f"openpi://{model.openpi_address}"),
+        ]
+        earlier.reset()
+        with monkeypatch.context() as patch:
+            leave_no_descriptors(patch)
+            for open_client in clients:
+                with pytest.raises(CapacityError, match=r"file descriptors open.*ulimit -n"):
+                    open_client()
+            assert env.statistics().sessions.refused == 2  # the gateway has not asked it
+        earlier.step(0)
+        RemoteModel(model.address).configure_route(OPENPI_CONTRACT)
+
+
+def test_a_simulator_that_finds_no_descriptors_left_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with rllink_server(RLlinkLimits()) as server:
+        leave_no_descriptors(monkeypatch)
+        with pytest.raises(EndpointLostError, match="it may be full"):
+            RLlinkClient(server.address, token="s3cret", encoding=JSON)
+
+
+def test_a_process_that_cannot_be_started_is_reported_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    before = worker_pids()
+    with (
+        EnvServer("CartPole-v1", max_sessions=3, allow_calls=("spec",)) as server,
+        contextlib.closing(RemoteEnv(server.address)) as earlier,
+    ):
+        earlier.reset()
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", fail)
+            for ask in ("reset", "call"):
+                later = RemoteEnv(server.address)
+                with pytest.raises(CapacityError, match=r"no more processes.*ulimit"):
+                    later.reset() if ask == "reset" else later.call("spec")
+            (pid,) = worker_pids() - before
+            os.kill(pid, signal.SIGKILL)
+            # Its session lasts: its lanes are lost with any environment that crashes.
+            for _ in range(2):
+                with pytest.raises(RemoteEnvError) as caught:
+                    earlier.reset()
+            assert "no more processes" in caught.value.message
+            assert caught.value.is_recoverable
+        earlier.reset()
 
 
 # --- RLlink ----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -167,8 +168,32 @@ def test_a_mute_server_is_given_up_at_the_deadline(serve: Serve) -> None:
     stream = serve(mute)
     stream.send(b"a")
 
-    with pytest.raises(EndpointTimeoutError, match=r"no answer within 0\.2 s"):
+    with pytest.raises(EndpointTimeoutError, match=r"no answer within 0\.2 s$"):
         stream.receive(0.2)
+    # gRPC would report that the call was "locally cancelled by application".
+    with pytest.raises(EndpointTimeoutError, match=r"no answer within 0\.2 s$"):
+        stream.receive(5.0)
+
+
+def test_a_frame_that_comes_when_its_wait_is_just_given_up_is_too_late() -> None:
+    class Call:
+        is_cancelled = is_closed = False
+
+        def __next__(self) -> bytes:
+            assert eventually(lambda: self.is_cancelled)
+            return b"a"
+
+        def cancel(self) -> None:
+            self.is_cancelled = True
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    call: Any = Call()
+    with pytest.raises(EndpointTimeoutError, match=r"no answer within 0\.1 s"):
+        JoinStream(call, "").receive(0.1)
+
+    assert call.is_closed
 
 
 def test_a_server_that_ends_the_stream_has_lost_the_session(serve: Serve) -> None:
@@ -294,7 +319,7 @@ def test_a_stream_that_is_closed_while_another_thread_waits_ends_there(serve: Se
     stream.close()
     reader.join(20.0)
 
-    assert [type(error) for error in errors] == [EndpointLostError]
+    assert [type(error) for error in errors] == [EndpointClosedError]
 
 
 @pytest.mark.parametrize(
@@ -451,6 +476,44 @@ def test_nothing_is_left_of_streams_that_were_closed_or_dropped(
     gc.collect()
     # Connections close in gRPC's own time.
     assert eventually(lambda: num_descriptors() <= before + 4)
+
+
+def test_a_stream_that_broke_is_freed_with_those_that_waited_for_it(
+    listen: Listen, begin: Begin
+) -> None:
+    """gRPC raises the call itself, and so the call's traceback refers to them."""
+
+    class Session:
+        def __init__(self) -> None:
+            channel = plain_channel(address)
+            self.stream = JoinStream(begin(channel, PATH, ()), address, channel)
+
+        def ask(self) -> None:
+            self.stream.send(b"a")
+            with pytest.raises(CapacityError):
+                self.stream.receive(20.0)
+
+    address = listen(abort_with(grpc.StatusCode.RESOURCE_EXHAUSTED))
+    session = Session()
+    session.ask()
+    dropped = weakref.ref(session)
+    del session
+    gc.collect()
+
+    assert dropped() is None
+
+
+def test_a_stream_that_broke_has_closed_its_connection(listen: Listen, begin: Begin) -> None:
+    address = listen(abort_with(grpc.StatusCode.RESOURCE_EXHAUSTED))
+    channel = plain_channel(address)
+    stream = JoinStream(begin(channel, PATH, ()), address, channel)
+    with pytest.raises(CapacityError):
+        stream.receive(20.0)
+
+    with pytest.raises(ValueError, match="closed channel"):
+        channel.unary_unary(PATH)(b"")
+    with pytest.raises(CapacityError):  # as often as it is asked
+        stream.receive(20.0)
 
 
 def test_a_call_needs_no_thread_of_grpc_on_linux() -> None:

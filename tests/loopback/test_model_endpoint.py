@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -196,6 +197,14 @@ def test_closed_routes_and_vanished_clients_leave_nothing_behind() -> None:
             assert eventually(lambda: len(policy.counts) == NUM_LANES)
 
         assert eventually(lambda: policy.counts == {})
+
+
+def test_a_client_that_is_dropped_ends_its_session() -> None:
+    with ModelServer(Remembering()) as server:
+        RemoteModel(server.address).configure_route(CONTRACT)
+        gc.collect()
+
+        assert eventually(lambda: server.statistics().sessions.open == 0)
 
 
 def test_many_clients_get_their_own_answers(server: ModelServer) -> None:

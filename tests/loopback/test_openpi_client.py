@@ -1,5 +1,6 @@
 """RemoteModel and evaluate at openpi servers, ours and others'."""
 
+import gc
 import http
 import json
 import threading
@@ -214,6 +215,37 @@ def test_a_server_that_does_not_answer_in_time_ends_the_session() -> None:
             model.predict(batch(0.5))
         with pytest.raises(EndpointTimeoutError):
             model.predict(batch(0.5))
+
+
+def test_a_client_that_is_dropped_leaves_no_connection() -> None:
+    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm()) as server:
+        model = RemoteModel(f"openpi://{server.openpi_address}")
+        model.configure_route(Arm())
+        model.predict(batch(0.5))
+        assert server.statistics().sessions.open == 1
+        del model
+        gc.collect()
+
+        assert eventually(lambda: server.statistics().sessions.open == 0)
+
+
+def test_a_session_that_has_timed_out_has_closed_its_connections() -> None:
+    is_late = threading.Event()
+
+    def late(observations: Any) -> Any:
+        is_late.wait(TIMEOUT_S)
+        return doubled(observations)
+
+    with (
+        ModelServer(late, openpi=LOCAL, openpi_env=Arm()) as server,
+        RemoteModel(f"openpi://{server.openpi_address}", predict_timeout_s=0.05) as model,
+    ):
+        model.configure_route(Arm())
+        with pytest.raises(EndpointTimeoutError):
+            model.predict(batch(0.5))
+        is_late.set()
+
+        assert eventually(lambda: server.statistics().sessions.open == 0)
 
 
 def test_closing_ends_requests_that_wait() -> None:

@@ -102,6 +102,97 @@ def test_so_it_is_over_dm_env_rpc() -> None:
     assert reported.stdout == "0\n", reported.stderr
 
 
+FORK_TOO_LATE = """
+import gc, os, sys
+import gymnasium
+from rlmesh_ray import (
+    EndpointObserver, EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
+)
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.health import check_health
+from rlmesh_ray.errors import RlmeshError
+from rlmesh_ray.server.gateway import GatewayServer
+
+env_server = EnvServer("CartPole-v1", max_sessions=3).start()
+model_server = ModelServer(lambda rows: [1] * len(rows)).start()
+where, there = env_server.address, model_server.address
+used = [
+    RemoteVectorEnv(where, transport=sys.argv[1]),
+    RemoteEnv(f"dm_env_rpc://{where}"),
+    RemoteModel(there),
+    EndpointObserver(where),
+]
+env, world, model, observer = used
+model.configure_route(env)
+env.reset(seed=0)
+world.reset()
+pid = os.fork()
+if not pid:
+    status = 0
+    for ask in (
+        lambda: RemoteVectorEnv(where),
+        lambda: RemoteEnv(f"dm_env_rpc://{where}"),
+        lambda: RemoteModel(there),
+        lambda: EndpointObserver(where),
+        lambda: check_health(ConnectOptions(where)),
+        EnvServer("CartPole-v1").start,
+        ModelServer(len).start,
+        GatewayServer(tuple).start,
+        env_server.health,
+        env_server.drain,
+        observer.sessions,
+        world.reset,
+    ):
+        try:
+            ask()
+        except RlmeshError as error:
+            status |= "fork" not in str(error) or "spawn" not in str(error)
+        else:
+            status |= 1
+    for client in used:
+        client.close()
+    for server in (env_server, model_server):
+        server.stop()
+    del client, server, used, env, world, model, observer, env_server, model_server, ask
+    gc.collect()
+    sys.exit(status)  # with all that the interpreter does at its end
+_, status = os.waitpid(pid, 0)
+env.step([1])
+world.step(1)
+print(status, model.predict(env.reset()[0]).tolist(), len(observer.sessions()))
+for client in used:
+    client.close()
+env_server.stop()
+model_server.stop()
+"""
+
+
+@pytest.mark.parametrize("transport", ["grpc", pytest.param("tcp", marks=pytest.mark.nightly)])
+def test_a_fork_of_a_process_with_grpc_is_told_so_and_changes_nothing(transport: str) -> None:
+    reported = ran(FORK_TOO_LATE, transport)
+
+    assert reported.stdout == "0 [1] 1\n", reported.stderr
+
+
+FORK_IN_TIME = """
+import os, sys
+from rlmesh_ray import EnvServer, RemoteEnv
+
+pid = os.fork()
+if not pid:
+    with EnvServer("CartPole-v1") as server:
+        RemoteEnv(server.address).reset()
+    os._exit(0)
+print(os.waitpid(pid, 0)[1])
+"""
+
+
+def test_a_fork_of_a_process_that_has_only_imported_the_package_may_do_all() -> None:
+    reported = ran(FORK_IN_TIME)
+
+    assert reported.stdout == "0\n", reported.stderr
+
+
 def ran(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],

@@ -24,6 +24,7 @@ from gymnasium.spaces import Dict, Discrete, Graph
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 
+from rlmesh_ray.envs.child_process import ChildProcess
 from rlmesh_ray.envs.commands import (
     Command,
     OpenDirectCommand,
@@ -48,6 +49,7 @@ from rlmesh_ray.spaces.validation import ValidationMode, coerce_batch
 from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
+from tests.loopback.child_processes import worker_pids
 
 ROOT = Path(__file__).parents[2]
 EVERY_KIND = Dict({name.replace(" ", "_"): space for name, space in SPACES.items()})
@@ -255,6 +257,22 @@ def test_the_death_of_the_worker_is_reported(
     assert not worker.is_alive
     assert not exists(worker.pid)
     assert ask(worker, ResetCommand()) == reply
+
+
+def test_a_process_without_a_channel_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = iter([socket.socketpair()])
+
+    def open_pair() -> tuple[socket.socket, socket.socket]:
+        if pair := next(pairs, None):
+            return pair
+        raise OSError("Too many open files")
+
+    before = worker_pids()
+    monkeypatch.setattr(socket, "socketpair", open_pair)
+    with pytest.raises(OSError, match="Too many open files"):
+        ChildProcess.start()
+
+    assert worker_pids() == before
 
 
 def test_its_death_is_seen_although_a_forked_process_lives_on(start: Start) -> None:

@@ -52,6 +52,9 @@ class Network:
     def monotonic(self) -> float:
         return self.now_s
 
+    def sleep(self, pause_s: float) -> None:
+        self.now_s += pause_s
+
     def open_tcp(self, *_: Any) -> FakeConnection:
         self.tries_s.append(self.now_s)
         if self.error is not None:
@@ -200,6 +203,28 @@ def test_an_error_about_a_required_transport_names_the_latest_cause(network: Net
     for _ in range(2):
         with pytest.raises(EndpointLostError, match="the second cause"):
             connector.connection()
+
+
+@pytest.mark.parametrize(
+    ("transport", "error", "num_tries"),
+    [
+        ("tcp", ConnectionAbortedError("too slow"), 3),
+        ("tcp", ConnectionRefusedError("nothing listens"), 1),
+        ("auto", ConnectionAbortedError("too slow"), 1),  # steps use the Join stream meanwhile
+    ],
+)
+def test_an_endpoint_that_is_too_slow_is_asked_again_where_steps_wait_for_it(
+    network: Network, transport: str, error: Exception, num_tries: int
+) -> None:
+    connector = make_connector(transport)
+    network.error = error
+    if transport == "tcp":
+        with pytest.raises(EndpointLostError, match=str(error)):
+            connector.connection()
+    else:
+        assert connector.connection() is None
+
+    assert network.tries_s == [1000.0, 1000.5, 1001.0][:num_tries]
 
 
 def test_a_connection_that_opens_after_the_end_is_closed(network: Network) -> None:

@@ -61,19 +61,19 @@ class Socket:
 
 @pytest.mark.parametrize("has_last", [False, True], ids=["none", "the last"])
 @pytest.mark.parametrize("num_silent", [0, 1, 9])
-def test_all_addresses_of_a_host_share_a_second(
+def test_all_addresses_of_a_host_share_three_seconds(
     num_silent: int, has_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Network(num_silent, has_last=has_last)
     monkeypatch.setattr(tcp, "socket", network)
     monkeypatch.setattr(tcp, "time", SimpleNamespace(monotonic=lambda: network.now_s))
     if has_last:
-        with pytest.raises(BrokenPipeError, match="greeted with 1 s left"):
+        with pytest.raises(BrokenPipeError, match="greeted with 3 s left"):
             tcp.connect("host", 7, TICKET, 30.0)
     else:
         with pytest.raises(ConnectionError, match=r"timed out; .*--data-advertise"):
             tcp.connect("host", 7, TICKET, 30.0)
-        assert network.now_s == pytest.approx(51.0, abs=0.01)
+        assert network.now_s == pytest.approx(53.0, abs=0.01)
     assert network.num_greeted == has_last
     assert len(network.made) == num_silent + 1
     assert all(each.is_closed for each in network.made)

@@ -274,7 +274,6 @@ class WorldClient:
         if sys.is_finalizing():
             return  # gRPC's threads have ended; the end of the process closes the streams
         if isinstance(self._end, EndpointError):
-            self.joiner.drop()
             return
         # In a thread of its own: Ctrl-C in the middle of a call can leave gRPC's lock held, and the
         # next call would wait for ever.
@@ -331,6 +330,8 @@ class WorldClient:
             raise
         except BaseException as error:
             self._end = error
+            if isinstance(error, EndpointError):
+                self.joiner.drop()
             raise
 
 

@@ -35,9 +35,9 @@ class WorldStream:
     """
 
     def __init__(self, connect_options: ConnectOptions) -> None:
-        self._channel = connect_options.open()
-        call = open_call(self._channel, _PROCESS, connect_options.metadata)
-        self.stream = JoinStream(call, connect_options.address)
+        channel = connect_options.open()
+        call = open_call(channel, _PROCESS, connect_options.metadata)
+        self.stream = JoinStream(call, connect_options.address, channel)
         self._address = connect_options.address
         # Two counts, since two threads change them.
         self._num_sent = 0
@@ -112,7 +112,6 @@ class WorldStream:
     def close(self) -> None:
         """Close the stream and its connection. Idempotent."""
         self.stream.close()
-        self._channel.close()
 
     def _explained(self, error: EndpointUnreachableError) -> EndpointUnreachableError:
         cause = error.__cause__

@@ -18,6 +18,7 @@ from rlmesh_ray.dialects.dm_env_rpc.server.action_defaults import LaneActions
 from rlmesh_ray.dialects.dm_env_rpc.server.agent_slots import AgentSlot
 from rlmesh_ray.dialects.dm_env_rpc.server.env_driver import EnvDriver
 from rlmesh_ray.dialects.dm_env_rpc.server.settings import ResetOptions
+from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 
 _LOG = logging.getLogger(__name__)
@@ -73,6 +74,8 @@ class WorkExecutor:
                     return await self._step_batch(actions)
                 case StepLanes(actions):
                     return await self._step(actions)
+        except CapacityError as error:
+            return WorkFailed(ErrorResponse(Code.RESOURCE_EXHAUSTED, error.message), True)
         except Exception as error:  # noqa: BLE001  # outermost frame: agents wait for an answer
             _LOG.exception("a world has failed")
             return WorkFailed(ErrorResponse(Code.INTERNAL, f"the endpoint failed: {error!r}"), True)

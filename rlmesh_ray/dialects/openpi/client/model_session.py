@@ -15,6 +15,7 @@ import os
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
@@ -28,6 +29,7 @@ from websockets.exceptions import (
     InvalidURI,
 )
 from websockets.frames import CloseCode
+from websockets.http11 import Response
 
 from rlmesh_ray.auth.client_tls import resolve_client_tls
 from rlmesh_ray.client.channel import ConnectOptions
@@ -40,7 +42,7 @@ from rlmesh_ray.client.model_dialect import (
     RouteBatch,
     action_of,
 )
-from rlmesh_ray.dialects.openpi.wire.metadata import difference, facts_of, horizon_of
+from rlmesh_ray.dialects.openpi.wire.metadata import FULL, difference, facts_of, horizon_of
 from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
 from rlmesh_ray.dialects.openpi.wire.space_maps import (
     OBSERVATION,
@@ -52,6 +54,7 @@ from rlmesh_ray.dialects.openpi.wire.space_maps import (
 from rlmesh_ray.errors import (
     AccessDeniedError,
     AddressError,
+    CapacityError,
     CodecError,
     ConfigurationError,
     EndpointError,
@@ -158,6 +161,10 @@ class _Lane:
         """Close the connection. Idempotent."""
         await self._connection.close()
 
+    def abort(self) -> None:
+        """Cut the connection without waiting."""
+        self._connection.transport.abort()
+
 
 class OpenpiSession:
     """Sessions with an openpi server, as ``RemoteModel`` needs them; it is its own dialect.
@@ -181,6 +188,9 @@ class OpenpiSession:
         self._routes: dict[str, _Route] = {}
         first = _run(_Lane.open(options))
         self._spare: list[_Lane] = [first]
+        # The loop keeps a connection that was dropped.
+        self._abort = weakref.finalize(self, _abort, os.getpid(), self._spare, self._routes)
+        self._abort.atexit = False
         self._metadata: Mapping[str, Any] = first.metadata
         facts = policy_v1.pack(facts_of(first.metadata))
         self.answer = HandshakeResponse(
@@ -210,6 +220,7 @@ class OpenpiSession:
                 reply = request.carry_out(until_s)
             except EndpointError as error:
                 # Its answer may come later: the connection cannot be used again.
+                self._abort()
                 raise self._session.lose(error) from error
             except BaseException as error:
                 if not isinstance(error, RlmeshError):
@@ -225,10 +236,8 @@ class OpenpiSession:
         if not self.is_own:
             return
         self._session.close()
-        lanes, self._spare = self._spare, []
-        for route in tuple(self._routes.values()):
-            lanes += route.lanes.values()
-        _run(_closed(lanes))
+        _run(_closed(_lanes(self._spare, self._routes)))
+        self._spare.clear()
 
     def configure(
         self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
@@ -370,6 +379,18 @@ def _begins_anew(lane: _Lane | None, row: PredictSlot) -> bool:
     return row.reset or row.episode_id not in ("", lane.episode_id)
 
 
+def _lanes(spare: Iterable[_Lane], routes: Mapping[str, _Route]) -> list[_Lane]:
+    used = (route.lanes.values() for route in tuple(routes.values()))
+    return [*spare, *itertools.chain.from_iterable(used)]
+
+
+def _abort(pid: int, spare: Iterable[_Lane], routes: Mapping[str, _Route]) -> None:
+    """Cut all connections of a session, without waiting; not in a fork of its process."""
+    if os.getpid() == pid:
+        for lane in _lanes(spare, routes):
+            _loop(pid).call_soon_threadsafe(lane.abort)
+
+
 async def _closed(lanes: Iterable[_Lane]) -> None:
     await asyncio.gather(*(lane.close() for lane in lanes), return_exceptions=True)
 
@@ -427,15 +448,7 @@ async def _connection(options: ConnectOptions) -> ClientConnection:
             max_size=DEFAULT_MESSAGE_BYTES,
         )
     except InvalidStatus as error:
-        response = error.response
-        text = bytes(response.body or b"").decode("utf-8", "replace").strip()[:500]
-        reason = f"{text or response.reason_phrase} (HTTP {response.status_code})"
-        if response.status_code in _DENIED:
-            remedy = "give the right token (token=…, --token-file)"
-            raise AccessDeniedError(f"{reason}; {remedy}", address) from error
-        raise EndpointUnreachableError(
-            f"the server refuses the connection: {reason}; check the address", address
-        ) from error
+        raise _refusal(error.response, address) from error
     except TimeoutError as error:
         raise EndpointTimeoutError("no answer to the opening handshake in time", address) from error
     except ssl.SSLError as error:
@@ -482,3 +495,17 @@ def _telemetry(message: object) -> PredictTelemetry | None:
 
 
 MODEL_SESSION = OpenpiSession
+
+
+def _refusal(response: Response, address: str) -> EndpointError:
+    """Return the error of a server that has answered the opening handshake with a refusal."""
+    text = bytes(response.body or b"").decode("utf-8", "replace").strip()[:500]
+    reason = f"{text or response.reason_phrase} (HTTP {response.status_code})"
+    if response.status_code in _DENIED:
+        remedy = "give the right token (token=…, --token-file)"
+        return AccessDeniedError(f"{reason}; {remedy}", address)
+    if text.startswith(FULL):
+        return CapacityError(text.removeprefix(FULL).strip(), address)
+    return EndpointUnreachableError(
+        f"the server refuses the connection: {reason}; check the address", address
+    )

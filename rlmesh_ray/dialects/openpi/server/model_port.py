@@ -13,14 +13,20 @@ from websockets.http11 import Request, Response
 from rlmesh_ray.auth.token_file import TokenStore
 from rlmesh_ray.auth.tokens import TokenRole
 from rlmesh_ray.dialects.openpi.server.connection import OpenpiConnection, ServedPolicy
-from rlmesh_ray.dialects.openpi.wire.metadata import metadata
+from rlmesh_ray.dialects.openpi.wire.metadata import FULL, metadata
 from rlmesh_ray.dialects.openpi.wire.space_maps import (
     OBSERVATION,
     message_bytes,
     require_actions,
     require_keys,
 )
-from rlmesh_ray.errors import AddressError, ConfigurationError, ListenError, LocalProtocolError
+from rlmesh_ray.errors import (
+    AddressError,
+    CapacityError,
+    ConfigurationError,
+    ListenError,
+    LocalProtocolError,
+)
 from rlmesh_ray.models.policy import PolicyTraits
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.server.bind_policy import (
@@ -35,6 +41,7 @@ from rlmesh_ray.server.drain import DRAINING
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.model_dialects import ModelPortOptions
 from rlmesh_ray.server.model_host import ModelHost
+from rlmesh_ray.server.session_limit import require_descriptors
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import contract_of
 from rlmesh_ray.transport.tcp import enable_keepalive
@@ -208,7 +215,11 @@ class OpenpiPort:
         if self._endpoint.sessions.is_closed or self._policy.drain.is_draining:
             return http.HTTPStatus.SERVICE_UNAVAILABLE, DRAINING
         if len(self._open) >= MAX_CALLS:
-            return http.HTTPStatus.SERVICE_UNAVAILABLE, "this endpoint has too many connections"
+            return http.HTTPStatus.SERVICE_UNAVAILABLE, f"{FULL} this endpoint has no place left"
+        try:
+            require_descriptors(0)
+        except CapacityError as error:
+            return http.HTTPStatus.SERVICE_UNAVAILABLE, f"{FULL} {error.message}"
         return None
 
     def _role(self, request: Request) -> TokenRole | None:

@@ -12,6 +12,9 @@ from rlmesh_ray.spaces.space_description import space_lines
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.wire.policy_v1 import PolicyFacts, facts_in
 
+FULL = "full:"
+"""Begins the HTTP response of a server of this package that has no place for a connection."""
+
 _SPACES = (("observation_space", OBSERVATION), ("action_space", ACTIONS))
 _FACTS = ("kind", "algorithm", "version")
 _HORIZON = "action_horizon"

@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 
 from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.token_file import TokenSource, client_token_of
+from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.dialects.rllink.wire.encodings import JSON, RAY, Encoding
 from rlmesh_ray.dialects.rllink.wire.frames import HEADER_BYTES, body_bytes, framed
@@ -66,6 +67,7 @@ class RLlinkClient:
         if where.path:
             raise AddressError(f"{address}: RLlink is spoken over TCP; give HOST:PORT")
         self._address = str(where)
+        self._process = ForkGuard(self._address)
         self._encoding = encoding
         shown = None if token is None else client_token_of(token)
         files = resolve_client_tls(tls)
@@ -249,6 +251,7 @@ class RLlinkClient:
         return bytes(data)
 
     def _connection(self) -> socket.socket:
+        self._process.require()
         if self._socket is None:
             raise EndpointClosedError("the connection has been closed", self._address)
         return self._socket

@@ -17,7 +17,8 @@ from rlmesh_ray.dialects.rllink.server.connection import (
     RLlinkConnection,
     RLlinkLimits,
 )
-from rlmesh_ray.errors import AddressError, ListenError
+from rlmesh_ray.errors import AddressError, CapacityError, ListenError
+from rlmesh_ray.grpc_setup import is_fork
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.server.bind_policy import (
     TlsSource,
@@ -27,6 +28,7 @@ from rlmesh_ray.server.bind_policy import (
     warn_without_token,
 )
 from rlmesh_ray.server.event_loop import shared_loop
+from rlmesh_ray.server.session_limit import require_descriptors
 
 __all__ = [
     "ClientSession",
@@ -109,8 +111,8 @@ class RLlinkServer:
             ) from error
 
     def stop(self) -> None:
-        """Close the port and every connection. Idempotent; blocks."""
-        if self._server is not None:
+        """Close the port and every connection. Idempotent; blocks. In a fork, it does nothing."""
+        if self._server is not None and not is_fork():
             shared_loop().run(self._stop(), _STOP_S)
 
     async def _start(self) -> None:
@@ -164,6 +166,11 @@ class RLlinkServer:
         """Count a client that may stay; return whether there is a place."""
         self._strangers.pop(task, None)
         if len(self._tasks) >= self._limits.max_clients:
+            return False
+        try:
+            require_descriptors(0)
+        except CapacityError as error:
+            _LOG.warning("a simulator is refused: %s", error.message)
             return False
         self._tasks.add(task)
         return True

@@ -7,7 +7,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray.actors import cluster_resources
+from rlmesh_ray.actors.cluster_resources import local_resources
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.config.cluster_capacity import (
     ActorGroup,
@@ -151,8 +151,8 @@ def test_before_ray_runs_actors_are_compared_with_this_machine(
 ) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(cluster_resources.services, "find_bootstrap_address", lambda _: None)
-    monkeypatch.setattr(cluster_resources, "get_num_cpus", lambda: 2)
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda _: None)
+    monkeypatch.setattr(f"{local_resources.__module__}.get_num_cpus", lambda: 2)
     config.env_runners(num_env_runners=config.num_env_runners or 0)
 
     with pytest.raises(ConfigurationError, match="before configure") as refused:
