@@ -269,4 +269,5 @@ def _known_text(message: str) -> str:
 
 def quoted(text: str) -> str:
     """Return a peer's text for a message, printable and truncated: it may be megabytes long."""
-    return printable(text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…")
+    shown = printable(text[: _LONGEST_QUOTE + 1])
+    return shown if len(shown) <= _LONGEST_QUOTE else f"{shown[:_LONGEST_QUOTE]}…"
