@@ -1,4 +1,4 @@
-"""Opening files that a user names, or that are found in a folder, whatever they turn out to be.
+"""Opening files that a user names, or that are found in a folder, of any kind.
 
 Opening a pipe waits for its writer, and reading a device may never end. A symbolic link in a folder
 that others may write can lead to any file. What is checked here is the descriptor that is read.

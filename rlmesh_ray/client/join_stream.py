@@ -135,7 +135,7 @@ class JoinStream:
     def _release(self) -> None:
         """Have nothing but this object refer to the call.
 
-        The call is also the error that gRPC raises: its traceback refers to whoever was waiting.
+        The call is also the error that gRPC raises: its traceback refers to all frames that waited.
         """
         self._close_call()
         if self._channel is not None:

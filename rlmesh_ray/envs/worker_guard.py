@@ -3,7 +3,7 @@
 On Linux a worker process has two guards above it: endpoint, guard, guard, worker. They are forks
 that have imported next to nothing, and they sleep.
 
-Rule 1: whatever the environment starts becomes a child of a guard when its own parent ends, also a
+Rule 1: each process below the worker becomes a child of a guard when its own parent ends, also a
 daemon, and a process in a session of its own: guards are child subreapers.
 Rule 2: a guard kills only its own children, round by round. Only it reaps them, so their
 process ids cannot belong to other processes.

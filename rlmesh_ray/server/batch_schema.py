@@ -110,7 +110,7 @@ class BatchSchema:
     def rows(self, codecs: CodecPair, parts: "Requests", counts: Sequence[int]) -> Rows:
         """Return the parts' observations as the policy takes them; takers of chunks are marked.
 
-        Their arrays are writable and shared with nobody, whether they come from one part or many.
+        Their arrays are writable and not shared, whether they come from one part or many.
 
         Args:
             codecs: From ``codecs(parts)``.

@@ -51,7 +51,7 @@ class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
 
     Actions are one dict by agent for each lane, of the agents that were observed last and have not
     ended. None stands for a lane in which RLlib's episode begins with the next result, so that
-    nobody acts: if the environment's has not ended, agents that are in it act by fillers.
+    no agent acts: if the environment's has not ended, agents that are in it act by fillers.
 
     Args:
         sessions: At least one open session; ``close`` closes them.

@@ -30,7 +30,7 @@ class MultiAgentPath(PerItemPath):
         actions_for_env = to_env.pop(Columns.ACTIONS_FOR_ENV, state.actions)
         state.extras = to_env
         # RLlib also ends an episode when all agents that took part in it have ended, and lets
-        # nobody act in that lane then, not even agents that have just joined.
+        # no agent act in that lane then, not even those that have just joined.
         actions_for_env = [
             own if episode.is_reset else None
             for episode, own in zip(episodes, actions_for_env, strict=True)
