@@ -86,13 +86,21 @@ class EnvSessionStream:
             self.session.fail_if_interrupted(error)
             raise
 
-    def receive(self, request_id: str, kind: type[ResponseT], timeout_s: float) -> ResponseT:
+    def receive(
+        self,
+        request_id: str,
+        kind: type[ResponseT],
+        timeout_s: float,
+        *,
+        left_s: float | None = None,
+    ) -> ResponseT:
         """Wait for the answer to the oldest request that was sent.
 
         Args:
             request_id: Id of the request.
             kind: Type of the answer.
             timeout_s: The user's timeout; see ``allowance_s``.
+            left_s: What is left of it; None: all.
 
         Raises:
             RemoteEnvError: The endpoint answered with an error; one that it does not call
@@ -103,7 +111,8 @@ class EnvSessionStream:
         self.require_open()
         try:
             with with_timeout_limit(timeout_s, self.session.address):
-                frame = self._stream.receive(timeout_s + allowance_s(timeout_s))
+                left_s = timeout_s if left_s is None else left_s
+                frame = self._stream.receive(left_s + allowance_s(timeout_s))
             self.session.num_received += 1
             return self.read(frame, request_id, kind, timeout_s)
         except EndpointError as error:

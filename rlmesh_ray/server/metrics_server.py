@@ -13,7 +13,6 @@ from typing import Any
 
 from rlmesh_ray.errors import AddressError, ListenError, MissingPackageError, install_command
 from rlmesh_ray.protocol.address import Address, parse_address
-from rlmesh_ray.server.bind_policy import listen_arguments
 from rlmesh_ray.server.event_loop import in_thread, shared_loop
 from rlmesh_ray.server.metrics import RESTARTS, TAGS, Metric, families_of
 from rlmesh_ray.server.statistics import Statistics
@@ -133,6 +132,9 @@ class _MetricsPort:
         Raises:
             OSError: The address is in use, or not this machine's.
         """
+        # It loads gRPC, which commands with this option need only when they serve.
+        from rlmesh_ray.server.bind_policy import listen_arguments
+
         self._server = await asyncio.start_server(
             self._serve, **listen_arguments(place), limit=MAX_REQUEST_BYTES
         )
