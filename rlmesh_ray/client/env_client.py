@@ -13,7 +13,7 @@ from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions, Metadata, translate_grpc_error
 from rlmesh_ray.client.env_handshake import connect, shake_hands
 from rlmesh_ray.client.env_session_stream import EnvSessionStream
-from rlmesh_ray.client.join_stream import JoinStream, with_timeout_limit
+from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.step_results import ResetResult, StepResult
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -361,12 +361,12 @@ class EnvClient:
         self._settle()
         if request_id in self._kept:
             return _result_or_raise(self._kept.pop(request_id))
-        return self._receive_step(request_id, self.timeout_s)
+        return self._receive_step(request_id)
 
-    def _receive_step(self, request_id: str, timeout_s: float) -> StepResult:
-        """Wait for the result of a step that was sent on the stream."""
+    def _receive_step(self, request_id: str, left_s: float | None = None) -> StepResult:
+        """Wait for the result of a step that was sent on the stream; for ``left_s`` see there."""
         try:
-            done = self.session_stream.receive(request_id, StepDone, timeout_s)
+            done = self.session_stream.receive(request_id, StepDone, self.timeout_s, left_s)
         except RemoteEnvError:
             self.direct_connector.on_lanes_lost()
             raise
@@ -401,10 +401,8 @@ class EnvClient:
             left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * self.timeout_s)
             timeout_ms = endpoint_timeout_ms(left_s)
             self._send_on_stream(str(numbers.fall_back_to_join()), direct.action, timeout_ms)
-            patience_s = left_s + allowance_s(self.timeout_s)
             try:
-                with with_timeout_limit(self.timeout_s, self.address):
-                    return self._receive_step(request_id, patience_s)
+                return self._receive_step(request_id, left_s)
             except RemoteEnvError as error:
                 error.message = with_client_timeout(error.message, timeout_ms, self.timeout_s)
                 raise

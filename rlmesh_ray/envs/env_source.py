@@ -253,7 +253,7 @@ def _check_interface(env: AnyEnv) -> None:
             has = "has no" if space is None else f"has {space!r:.60} as"
             raise ConfigurationError(f"{env} {has} {name}; set it to a gymnasium.Space")
     inner = env
-    # Gymnasium's own wrappers hand both arguments on; a user's wrapper may adapt an old environment.
+    # Gymnasium's own wrappers pass both arguments on; a user's may adapt an old environment.
     while isinstance(inner, gymnasium.Wrapper) and _is_of_gymnasium(inner.reset):
         inner = inner.env
     if getattr(inner.step, "__func__", None) is gymnasium.Env.step:

@@ -47,8 +47,8 @@ def from_gymnasium(space: Space) -> SpaceSpec:
     Raises:
         UnsupportedSpaceError: The contract cannot express the space or a part of it: Graph,
             Sequence, OneOf and other custom spaces, keys that are no strings, a MultiDiscrete that
-            does not start at 0, dtypes and sizes that the wire does not have, more parts than clients
-            accept.
+            does not start at 0, dtypes and sizes that the wire does not have, and more parts than
+            clients accept.
     """
     spec = _spec(space, ())
     if _path_characters(spec) > MAX_PATH_CHARACTERS:
