@@ -26,6 +26,7 @@ from rlmesh_ray.spaces.vector_infos import lane_info
 
 
 def _refuse_generator(_env: object, _value: object = None) -> NoReturn:
+    """Raise AttributeError: the generator is at the endpoint, and ``reset`` seeds it there."""
     raise AttributeError(
         "np_random is the random generator of an environment, and that runs at its endpoint: "
         "reset(seed=...) seeds it there, and a wrapper that draws from it wraps the environment "
