@@ -254,8 +254,9 @@ class EnvClient:
 
         Args:
             seeds: Empty, or one for each lane that is reset.
-            options: For the environment: by text keys numbers, text, bytes, arrays, and lists and
-                dicts of these, up to 1 MiB. They arrive as they are, but tuples as lists.
+            options: For the environment, with text as keys: numbers, text, bytes, arrays, and lists
+                and dicts of these, up to 1 MiB. They arrive as they are, except that tuples become
+                lists.
             lanes: Indices; empty for all. Only some of them can be reset where the endpoint offers
                 it (``rlmesh_ray.partial_reset.v1``).
 
@@ -441,7 +442,7 @@ class EnvClient:
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of the environment of each lane, or read an attribute that is none.
 
-        It happens after all earlier requests and never during a step. Episodes go on. Its changes
+        It happens after all earlier requests and never during a step. Episodes continue. Changes
         last as long as the session has its environment: not beyond a crash (then a Reset creates a
         new one), nor into the next session.
 
@@ -462,7 +463,7 @@ class EnvClient:
             LocalProtocolError: The first request of the session has not been answered yet.
             RemoteEnvError: The environment raised: its episodes continue, and lanes before the one
                 that raised have been called. After a TIMEOUT they continue, too: the next request
-                waits until the call has returned, or its worker is killed. Only with CRASHED they
+                waits until the call has returned, or its worker is killed. Only after CRASHED they
                 do not: the next step is answered with an error, and a Reset starts over.
             EndpointError: The session broke.
         """

@@ -140,7 +140,7 @@ class JoinStream:
         self._call.cancel()
 
     def _release(self) -> None:
-        """Have nothing but this object refer to the call.
+        """Close the call, so that nothing but this object refers to it, and the connection.
 
         The call is also the error that gRPC raises: its traceback refers to all frames that waited.
         """

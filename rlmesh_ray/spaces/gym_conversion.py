@@ -80,7 +80,7 @@ def require_one_space(side: str, single: Space, batched: Space) -> None:
     Args:
         side: ``"observation"`` or ``"action"``, for the message.
         single: Space of one lane.
-        batched: Space of all lanes; some vectors, such as EnvPool's, have that of one lane here.
+        batched: Space of all lanes; some vectors, such as EnvPool's, give that of one lane.
 
     Raises:
         UnsupportedSpaceError: They differ, as with gymnasium's ``observation_mode="different"``.

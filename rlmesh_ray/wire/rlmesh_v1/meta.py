@@ -60,7 +60,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 _ARRAYS = (np.ndarray, np.memmap)
-"""Of the other subclasses something would be lost, such as a mask."""
+"""Other subclasses would lose something, such as a mask."""
 _INPUT_REMEDY = "give numbers, text, bytes, arrays, and lists and dicts of these"
 
 

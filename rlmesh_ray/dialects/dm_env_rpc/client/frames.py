@@ -36,7 +36,7 @@ class RequestKind(enum.Enum):
 
 _SCALARS = (bool, int, float, str, np.generic)
 _ARRAYS = (np.ndarray, np.memmap)
-"""Of the other subclasses something would be lost, such as a mask."""
+"""Other subclasses would lose something, such as a mask."""
 _PYTHON_KINDS: dict[Any, type] = {np.bool_: bool, np.int64: int, np.float64: float, np.str_: str}
 _KINDS = {kind.value: kind for kind in RequestKind}
 
