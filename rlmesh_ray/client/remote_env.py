@@ -152,7 +152,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         Raises:
             AttributeError: The client has no such attribute.
         """
-        if hasattr(self, name):
+        if hasattr(self, name) or hasattr(type(self), name):  # np_random says why there is none
             return getattr(self, name)
         raise AttributeError(
             f"{name!r} is no attribute of a RemoteEnv; if the environment at {self.address} has "
@@ -166,7 +166,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
             ConfigurationError: The operator of the endpoint does not allow the call
                 ``set_wrapper_attr``, or ``has_wrapper_attr``, which ``force=False`` needs.
         """
-        if hasattr(self, name):
+        if hasattr(self, name) or hasattr(type(self), name):
             setattr(self, name, value)
             return True
         return (force or self.has_wrapper_attr(name)) and bool(
