@@ -185,6 +185,8 @@ def _exact(value: Any) -> Any:
             raise CodecError("its integers do not fit into 64 bits")
     elif type(value) not in _ARRAYS and not isinstance(value, _SCALARS):
         raise CodecError(f"a {type(value).__name__}")
+    elif isinstance(value, int) and np.asarray(value).dtype == object:
+        raise CodecError("it does not fit into 64 bits")
     return value
 
 
