@@ -254,8 +254,9 @@ class EnvClient:
 
         Args:
             seeds: Empty, or one for each lane that is reset.
-            options: For the environment: by text keys numbers, text, bytes, arrays, and lists and
-                dicts of these, up to 1 MiB. They arrive as they are, but tuples as lists.
+            options: For the environment, with text as keys: numbers, text, bytes, arrays, and lists
+                and dicts of these, up to 1 MiB. They arrive as they are, except that tuples become
+                lists.
             lanes: Indices; empty for all. Only some of them can be reset where the endpoint offers
                 it (``rlmesh_ray.partial_reset.v1``).
 
@@ -363,10 +364,10 @@ class EnvClient:
             return _result_or_raise(self._kept.pop(request_id))
         return self._receive_step(request_id)
 
-    def _receive_step(self, request_id: str, *, left_s: float | None = None) -> StepResult:
-        """Wait for the result of a step that was sent on the stream."""
+    def _receive_step(self, request_id: str, left_s: float | None = None) -> StepResult:
+        """Wait for the result of a step that was sent on the stream; for ``left_s`` see there."""
         try:
-            done = self.session_stream.receive(request_id, StepDone, self.timeout_s, left_s=left_s)
+            done = self.session_stream.receive(request_id, StepDone, self.timeout_s, left_s)
         except RemoteEnvError:
             self.direct_connector.on_lanes_lost()
             raise
@@ -402,7 +403,7 @@ class EnvClient:
             timeout_ms = endpoint_timeout_ms(left_s)
             self._send_on_stream(str(numbers.fall_back_to_join()), direct.action, timeout_ms)
             try:
-                return self._receive_step(request_id, left_s=left_s)
+                return self._receive_step(request_id, left_s)
             except RemoteEnvError as error:
                 error.message = with_client_timeout(error.message, timeout_ms, self.timeout_s)
                 raise
@@ -441,7 +442,7 @@ class EnvClient:
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of the environment of each lane, or read an attribute that is none.
 
-        It happens after all earlier requests and never during a step. Episodes go on. Its changes
+        It happens after all earlier requests and never during a step. Episodes continue. Changes
         last as long as the session has its environment: not beyond a crash (then a Reset creates a
         new one), nor into the next session.
 
@@ -462,7 +463,7 @@ class EnvClient:
             LocalProtocolError: The first request of the session has not been answered yet.
             RemoteEnvError: The environment raised: its episodes continue, and lanes before the one
                 that raised have been called. After a TIMEOUT they continue, too: the next request
-                waits until the call has returned, or its worker is killed. Only with CRASHED they
+                waits until the call has returned, or its worker is killed. Only after CRASHED they
                 do not: the next step is answered with an error, and a Reset starts over.
             EndpointError: The session broke.
         """

@@ -7,7 +7,7 @@ import time
 
 from rlmesh_ray.client.env_dialect import EnvClientFrames
 from rlmesh_ray.client.fork_guard import ForkGuard
-from rlmesh_ray.client.join_stream import JoinStream, with_timeout_limit
+from rlmesh_ray.client.join_stream import JoinStream, name_limit
 from rlmesh_ray.errors import CodecError, EndpointError, RlmeshError
 from rlmesh_ray.protocol.capabilities import NDARRAY
 from rlmesh_ray.protocol.client_session import EnvClientSession, ResponseT, allowance_s
@@ -91,7 +91,6 @@ class EnvSessionStream:
         request_id: str,
         kind: type[ResponseT],
         timeout_s: float,
-        *,
         left_s: float | None = None,
     ) -> ResponseT:
         """Wait for the answer to the oldest request that was sent.
@@ -110,12 +109,12 @@ class EnvSessionStream:
         """
         self.require_open()
         try:
-            with with_timeout_limit(timeout_s, self.session.address):
-                left_s = timeout_s if left_s is None else left_s
-                frame = self._stream.receive(left_s + allowance_s(timeout_s))
+            own_s = timeout_s if left_s is None else left_s
+            frame = self._stream.receive(own_s + allowance_s(timeout_s))
             self.session.num_received += 1
             return self.read(frame, request_id, kind, timeout_s)
         except EndpointError as error:
+            name_limit(error, timeout_s, self.session.address)
             self.session.fail(error)
             raise
         except RlmeshError:

@@ -26,6 +26,7 @@ from rlmesh_ray.spaces.vector_infos import lane_info
 
 
 def _refuse_generator(_env: object, _value: object = None) -> NoReturn:
+    """Raise AttributeError: the generator is at the endpoint, and ``reset`` seeds it there."""
     raise AttributeError(
         "np_random is the random generator of an environment, and that runs at its endpoint: "
         "reset(seed=...) seeds it there, and a wrapper that draws from it wraps the environment "
@@ -151,7 +152,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         Raises:
             AttributeError: The client has no such attribute.
         """
-        if hasattr(self, name):
+        if hasattr(self, name) or hasattr(type(self), name):  # np_random says why there is none
             return getattr(self, name)
         raise AttributeError(
             f"{name!r} is no attribute of a RemoteEnv; if the environment at {self.address} has "
@@ -165,7 +166,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
             ConfigurationError: The operator of the endpoint does not allow the call
                 ``set_wrapper_attr``, or ``has_wrapper_attr``, which ``force=False`` needs.
         """
-        if hasattr(self, name):
+        if hasattr(self, name) or hasattr(type(self), name):
             setattr(self, name, value)
             return True
         return (force or self.has_wrapper_attr(name)) and bool(

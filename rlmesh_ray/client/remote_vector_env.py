@@ -342,7 +342,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:  # type: ignore[override]  # a TypeVar
         """Return one picture per lane, ``(height, width, 3) uint8``.
 
-        None where gymnasium's environments draw none either: the render mode is None or human.
+        None where gymnasium's environments return none either: the render mode is None or human.
         Endpoints of other implementations may send one picture for all lanes; each gets that.
 
         Raises:

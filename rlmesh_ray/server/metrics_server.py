@@ -1,7 +1,7 @@
 """``/metrics`` for Prometheus, without Ray: an HTTP server over endpoints' statistics.
 
 A scrape reads counters, in a thread of its own; it asks no worker, so that no step waits for it. A
-connection takes a thread only once its request is complete, and ends with the answer.
+connection takes a thread only when its request is complete, and ends with the answer.
 """
 
 import asyncio

@@ -15,9 +15,12 @@ from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.leaves import Path, leaves, path_name
 from rlmesh_ray.spaces.spec import (
     DTYPES,
+    MAX_COUNTS,
     MAX_DEPTH,
     MAX_LANE_BYTES,
+    MAX_PATH_CHARACTERS,
     MAX_RANK,
+    PART_CHARACTERS,
     BoxSpec,
     DictSpec,
     DiscreteSpec,
@@ -44,13 +47,31 @@ def from_gymnasium(space: Space) -> SpaceSpec:
     Raises:
         UnsupportedSpaceError: The contract cannot express the space or a part of it: Graph,
             Sequence, OneOf and other custom spaces, keys that are no strings, a MultiDiscrete that
-            does not start at 0, dtypes and sizes that the wire does not have.
+            does not start at 0, dtypes and sizes that the wire does not have, and more parts than
+            clients accept.
     """
     spec = _spec(space, ())
+    if _path_characters(spec) > MAX_PATH_CHARACTERS:
+        raise UnsupportedSpaceError(
+            f"the space {space!r:.80} cannot be served: it has more than "
+            f"{MAX_PATH_CHARACTERS // PART_CHARACTERS} parts, or long keys above many parts; make "
+            "arrays of parts of the same kind"
+        )
     size_bytes = sum(leaf.lane_bytes for leaf in leaves(spec))
     if size_bytes > MAX_LANE_BYTES:
         raise _unsupported(space, (), f"a value has {size_bytes} bytes, more than {MAX_LANE_BYTES}")
     return spec
+
+
+def _path_characters(spec: SpaceSpec, characters: int = 0) -> int:
+    """Return what the parts of a space count as; see ``MAX_PATH_CHARACTERS``."""
+    parts: list[tuple[str, SpaceSpec]] = []
+    if isinstance(spec, DictSpec):
+        parts += spec.items
+    elif isinstance(spec, TupleSpec):
+        parts += [(str(index), part) for index, part in enumerate(spec.items)]
+    inner = (_path_characters(part, characters + len(key)) for key, part in parts)
+    return PART_CHARACTERS + characters + sum(inner)
 
 
 def require_one_space(side: str, single: Space, batched: Space) -> None:
@@ -59,7 +80,7 @@ def require_one_space(side: str, single: Space, batched: Space) -> None:
     Args:
         side: ``"observation"`` or ``"action"``, for the message.
         single: Space of one lane.
-        batched: Space of all lanes; some vectors, such as EnvPool's, have that of one lane here.
+        batched: Space of all lanes; some vectors, such as EnvPool's, give that of one lane.
 
     Raises:
         UnsupportedSpaceError: They differ, as with gymnasium's ``observation_mode="different"``.
@@ -200,6 +221,8 @@ def _multi_discrete(space: spaces.MultiDiscrete, path: Path) -> MultiDiscreteSpe
     nvec = tuple(map(int, space.nvec.ravel()))
     if max(nvec, default=0) > _INT64_MAX:
         raise _unsupported(space, path, "it goes beyond int64")
+    if len(nvec) > MAX_COUNTS:
+        raise _unsupported(space, path, f"it has more than {MAX_COUNTS} counts")
     return MultiDiscreteSpec(nvec, space.nvec.shape, np.dtype(space.dtype).name)
 
 

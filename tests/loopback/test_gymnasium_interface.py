@@ -313,6 +313,10 @@ def test_attributes_of_the_environment_are_looked_up_there_or_refused(pole: EnvS
                 ask()
         with pytest.raises(AttributeError, match=r"call\('gravity'\) reads or calls it there"):
             env.get_wrapper_attr("gravity")
+        with pytest.raises(AttributeError, match="that runs at its endpoint"):
+            env.get_wrapper_attr("np_random")
+        with pytest.raises(AttributeError, match="that runs at its endpoint"):
+            env.set_wrapper_attr("np_random", None)
 
     allowed = ("has_wrapper_attr", "set_wrapper_attr", "gravity")
     with EnvServer("CartPole-v1", allow_calls=allowed) as server, RemoteEnv(server.address) as env:
