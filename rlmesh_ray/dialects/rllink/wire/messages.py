@@ -184,7 +184,7 @@ LONGEST_TEXT = 256
 """Most characters of an id."""
 
 
-def is_plain(array: Array) -> bool:
+def is_plain(array: Array | np.generic) -> bool:
     """Tell whether ``array`` holds numbers or truth values and nothing else."""
     return array.dtype.kind in "biuf" and array.itemsize <= 8
 
