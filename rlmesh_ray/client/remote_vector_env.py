@@ -30,7 +30,7 @@ from rlmesh_ray.protocol.capabilities import NDARRAY, PARTIAL_RESET, SET_ATTR
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.gym_conversion import env_spec, to_gymnasium
 from rlmesh_ray.spaces.images import ImageOptions, Resize
 from rlmesh_ray.spaces.validation import coerce_batch, structure_checker
 from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
@@ -118,6 +118,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         # Where gymnasium's own vectors have it, too: TorchRL asks for the attribute.
         self.autoreset_mode = gymnasium.vector.AutoresetMode(mode.value)
         self.metadata = {**contract.metadata, "autoreset_mode": self.autoreset_mode}
+        self.spec = env_spec(contract)
         self.render_mode = contract.render_mode or None
         self.single_observation_space = to_gymnasium(contract.observation_space)
         self.single_action_space = to_gymnasium(contract.action_space)
