@@ -115,7 +115,8 @@ def bench(
             address, pid = stack.enter_context(_endpoint(env, own.num_envs, kwargs))
         for name, transport in _TRANSPORTS.items():
             try:
-                remote = _remote(address, transport)
+                with console.waiting(f"connecting: {name}"):
+                    remote = _remote(address, transport)
             except RlmeshError as error:
                 console.say(f"no {name}: {error}", style="yellow")
                 continue
@@ -126,7 +127,8 @@ def bench(
         except ConfigurationError as error:
             console.say(str(error), style="yellow")
         else:
-            from rlmesh_ray.rllib.local_sampling import sampling
+            with console.waiting("loading Ray and RLlib"):
+                from rlmesh_ray.rllib.local_sampling import sampling
 
             stack.enter_context(connected_ray(console, 1, address="local"))
             with console.waiting("starting the runner"):

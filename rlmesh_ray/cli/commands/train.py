@@ -379,12 +379,12 @@ def _run_claimed(console: Console, job: _TrainOptions) -> int:
         from rlmesh_ray.rllib.training import learning_curve, require_goal_ahead, saved_progress
         from rlmesh_ray.rllib.training import train as run
 
-    limit_torch_threads(1)  # as train() does
-    checkpoint = job.folder / _CHECKPOINT
-    former = saved_progress(checkpoint) if job.is_resumed else []
-    # What can be refused is refused before Ray starts, which takes long.
-    require_goal_ahead(former, job.stop_return, job.stop_iters)
-    config = _config(job)
+        limit_torch_threads(1)  # as train() does
+        checkpoint = job.folder / _CHECKPOINT
+        former = saved_progress(checkpoint) if job.is_resumed else []
+        # What can be refused is refused before Ray starts, which takes long.
+        require_goal_ahead(former, job.stop_return, job.stop_iters)
+        config = _config(job)
     endpoints = 0 if looks_like_address(job.env) else job.num_endpoints or job.num_env_runners or 1
     num_cpus = endpoints + job.num_env_runners + 1
     with connected_ray(console, num_cpus=num_cpus):
