@@ -1,5 +1,6 @@
 """RemoteEnv: a single-lane endpoint as a gymnasium environment."""
 
+import warnings
 from typing import Any, NoReturn
 
 import gymnasium
@@ -14,12 +15,17 @@ from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.multi_agent_errors import action_error
 from rlmesh_ray.client.png import decode_frame
 from rlmesh_ray.dialects.registry import DialectSettings
-from rlmesh_ray.errors import ConformanceError, ContractMismatchError, RemoteEnvError
+from rlmesh_ray.errors import (
+    ConfigurationWarning,
+    ConformanceError,
+    ContractMismatchError,
+    RemoteEnvError,
+)
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_reset_options, as_seed
 from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.gym_conversion import env_spec, to_gymnasium
 from rlmesh_ray.spaces.images import ImageOptions, Resize
 from rlmesh_ray.spaces.validation import structure_checker
 from rlmesh_ray.spaces.vector_infos import lane_info
@@ -107,6 +113,32 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
             spin=spin,
             images=ImageOptions(image_codec, resize),
         )
+
+        def connect_again(render_mode: str | None = None) -> RemoteEnv:
+            """Open another session: what ``spec.make()`` and gymnasium's checker ask for."""
+            env = RemoteEnv(
+                address,
+                token=token,
+                tls=tls,
+                connect_timeout_s=connect_timeout_s,
+                step_timeout_s=step_timeout_s,
+                start_timeout_s=start_timeout_s,
+                edition_text=edition_text,
+                transport=transport,
+                dm_env_rpc=dm_env_rpc,
+                spin=spin,
+                image_codec=image_codec,
+                resize=resize,
+            )
+            if render_mode not in (None, env.render_mode):
+                warnings.warn(
+                    f"{address} serves render_mode={env.render_mode!r}, not {render_mode!r}: a "
+                    "client cannot choose it",
+                    ConfigurationWarning,
+                    stacklevel=2,
+                )
+            return env
+
         contract = self._client.contract
         if contract.num_envs != 1:
             self._client.close()
@@ -114,6 +146,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
                 f"{address} serves {contract.num_envs} lanes; use RemoteVectorEnv"
             )
         self.metadata = dict(contract.metadata)
+        self.spec = env_spec(contract, connect_again)
         self.render_mode = contract.render_mode or None
         self.observation_space = to_gymnasium(contract.observation_space)
         self.action_space = to_gymnasium(contract.action_space)

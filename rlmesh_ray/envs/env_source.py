@@ -72,7 +72,7 @@ EnvLike = str | Callable[..., EnvInstance] | EnvInstance
 
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_OWN_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+OWN_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 """Pattern of ``module:factory``; a Gymnasium id without version may look the same."""
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -301,7 +301,7 @@ class _FromId:
         try:
             return gymnasium.make(self.env_id, **self.kwargs)
         except (gymnasium_error.UnregisteredEnv, gymnasium_error.DeprecatedEnv) as error:
-            if not _OWN_CODE.fullmatch(self.env_id):
+            if not OWN_CODE.fullmatch(self.env_id):
                 raise ConfigurationError(explain_start_error(error)) from error
             raise ConfigurationError(
                 f"module {module_name} has no function or class {name}, and registers no "

@@ -137,6 +137,44 @@ def contract_of(env: Any) -> EnvContract:
     )
 
 
+_SPEC_FIELDS: dict[str, tuple[type, ...]] = {
+    "id": (str,),
+    "max_episode_steps": (int,),
+    "reward_threshold": (int, float),
+    "nondeterministic": (bool,),
+}
+"""The fields of an EnvSpec that a contract has, with the types that they may have."""
+
+
+def spec_fields(env: Any) -> dict[str, object]:
+    """Return what a contract says of the spec of ``env``; empty where it has none with an id."""
+    spec = getattr(env, "spec", None)
+    if not isinstance(getattr(spec, "id", None), str):
+        return {}
+    fields = {name: getattr(spec, name, None) for name in _SPEC_FIELDS}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def env_spec(
+    contract: EnvContract, entry_point: Callable[..., Any] | None = None
+) -> gymnasium.envs.registration.EnvSpec | None:
+    """Return the spec of an environment as a client knows it; None where the endpoint told none.
+
+    Args:
+        contract: A peer's, which may say anything.
+        entry_point: What ``make`` calls; None: nothing can be made.
+    """
+    fields: dict[str, Any] = {
+        name: value
+        for name, value in contract.spec.items()
+        if type(value) in _SPEC_FIELDS.get(name, ())
+    }
+    try:
+        return gymnasium.envs.registration.EnvSpec(entry_point=entry_point, **fields)
+    except (TypeError, gymnasium.error.Error):  # no id, or one that gymnasium does not take
+        return None
+
+
 def to_gymnasium(spec: SpaceSpec) -> Space:
     """Return a new space, equal to the one that ``spec`` was made from.
 

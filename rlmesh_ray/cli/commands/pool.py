@@ -103,9 +103,11 @@ def pool(  # noqa: PLR0913  # the command line; every option stands alone
     ):
         from rlmesh_ray.actors.pool import EnvPool
 
-        with EnvPool(
-            name, address=address, token=secret, tls=tls, endpoint_tls=endpoint_tls
-        ) as started:
+        with console.waiting("starting the registrar"):
+            started = EnvPool(
+                name, address=address, token=secret, tls=tls, endpoint_tls=endpoint_tls
+            )
+        with started:
             _announce(console, started, is_protected=secret is not None)
             announce_metrics()
             follow(console, started)

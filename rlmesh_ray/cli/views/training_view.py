@@ -13,6 +13,7 @@ from rlmesh_ray.cli.console import Console
 if TYPE_CHECKING:
     from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
 
+_BEGINNING = "building the algorithm, and running its first iteration"
 _WINDOW = 10
 
 
@@ -91,8 +92,10 @@ class TrainingView:
         self._sessions_lost = 0
         self._is_failure_shown = False
         self._status: Status | None = None
+        self._first = contextlib.ExitStack()
+        """Open until the first iteration is over, without a status line."""
         if console.people.is_terminal:
-            self._status = console.people.status("first iteration …")
+            self._status = console.people.status(f"{_BEGINNING} …")
 
     def __enter__(self) -> Self:
         self._console.say(
@@ -102,9 +105,12 @@ class TrainingView:
         )
         if self._status is not None:
             self._status.start()
+        else:
+            self._first.enter_context(self._console.waiting(_BEGINNING))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._first.close()
         if self._status is not None:
             self._status.stop()
 
@@ -125,6 +131,7 @@ class TrainingView:
 
     def update(self, progress: "TrainingProgress") -> None:
         """Show the progress after an iteration."""
+        self._first.close()
         self._samples.append(progress)
         left_s = eta_s(self._samples, self._goal)
         self._console.event(
