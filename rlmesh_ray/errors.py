@@ -8,7 +8,7 @@
         * ContractMismatchError: two contracts differ in width, spaces or autoreset mode
         * MissingPackageError (an ImportError, too): a package that it needs is not installed
     * ConformanceError: a value does not conform to its space
-    * CodecError: bytes that do not decode
+    * CodecError: a value that cannot be sent, or bytes that do not decode
     * ProtocolError: a message violates the rules of the session
         * LocalProtocolError: this side sent it; fix the caller
         * RemoteProtocolError: the peer sent it; answer with an in-band error
@@ -120,7 +120,7 @@ class ConformanceError(RlmeshError):
 
 
 class CodecError(RlmeshError):
-    """Bytes from a peer do not decode; the message says where."""
+    """A value cannot be sent as it is, or bytes from a peer do not decode."""
 
 
 class ProtocolError(RlmeshError):

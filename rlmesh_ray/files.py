@@ -31,8 +31,9 @@ def open_file(path: Path, below: Path | None = None, mode: Literal["rb", "ab"] =
 
     Args:
         path: The file.
-        below: A folder that ``path`` begins with: no symbolic link behind it is followed. None: all
-            links are. Systems that open no file relative to a folder (Windows) follow them, too.
+        below: A folder that ``path`` begins with: no symbolic link below it is followed. None: all
+            links are. Systems that cannot open a file relative to a folder (Windows) follow them,
+            too.
         mode: ``"rb"`` or ``"ab"``.
 
     Raises:
@@ -75,7 +76,7 @@ def require_plain_files(folder: Path) -> None:
 
 
 def list_folder(path: Path, below: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the folders in a folder, and of all else, as of links; see ``open_file``.
+    """Return the names of the folders in a folder, and those of the rest; see ``open_file``.
 
     Raises:
         OSError: It cannot be read, or it is no folder.

@@ -232,15 +232,15 @@ def main() -> int:
     reads, replaced = private_reads(files, private_names(modules)), replaced_parts(files)
     limits = (
         Limit("modules", len(modules), 524),
-        Limit("lines", lines.total(), 85_700),
+        Limit("lines", lines.total(), 86_450),
         Limit("public class names in several modules", len(again), 0),
         Limit("words such as whoever, somebody, nobody", riddles, 5),
         Limit("modules under 40 lines with one importer", len(small), 2),
         Limit("lines of a function, 99th percentile", _percentile(functions, 99), 40),
         Limit("pairs of places that share six lines", repeated_runs(modules), 45),
         Limit("private attributes that tests use", reads, 13),
-        Limit("waits and limits that tests shorten", replaced[True], 43),
-        Limit("functions and classes that tests replace", replaced[False], 44),
+        Limit("waits and limits that tests shorten", replaced[True], 45),
+        Limit("functions and classes that tests replace", replaced[False], 47),
     )
     sys.stdout.write("\n" + "\n".join(limit.line() for limit in limits) + "\n")
     if "--names" in sys.argv:

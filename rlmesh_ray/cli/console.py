@@ -9,7 +9,8 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console as RichConsole
@@ -21,6 +22,8 @@ from rich.text import Text
 
 from rlmesh_ray.errors import printable
 
+# How long a command may take over something before it says what it does.
+_SILENCE_S = 3.0
 # Width of logs and pipes, which have none of their own: enough for an address and a path.
 _WIDTH_OF_A_FILE = 120
 
@@ -56,6 +59,8 @@ class Console:
 
     def __init__(self, *, is_json: bool = False) -> None:
         self.is_json = is_json
+        self.has_json_log = False
+        """Whether a program reads standard error, too."""
         self._programs = sys.stdout
         self._people = SafeConsole(is_stderr=is_json)
         self._errors = SafeConsole(is_stderr=True)
@@ -64,6 +69,37 @@ class Console:
     def people(self) -> RichConsole:
         """The rich console for people, for live displays."""
         return self._people
+
+    @contextlib.contextmanager
+    def waiting(self, doing: str | Callable[[], str]) -> Iterator[None]:
+        """Say on standard error what the command does meanwhile, if that takes longer than 3 s.
+
+        Nothing where standard error has a log in JSON.
+
+        Args:
+            doing: Such as ``"loading the checkpoint"``; or a function that returns it, with how far
+                it is: it is asked after 3 s, 6 s more, 12 s more and so on, and said if it changed.
+        """
+        is_over = threading.Event()
+
+        def report() -> None:
+            pause_s, said = _SILENCE_S, ""
+            while not is_over.wait(pause_s):
+                text = doing if isinstance(doing, str) else doing()
+                if text != said:
+                    _print(self._errors, Text(f"{text} …", style="dim"), soft_wrap=True)
+                pause_s, said = 2 * pause_s, text
+
+        if self.has_json_log:
+            yield
+            return
+        reporter = threading.Thread(target=report, name="rlmesh-ray-waiting", daemon=True)
+        reporter.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            reporter.join()  # so that it says nothing after what follows
 
     def event(self, kind: str, **fields: object) -> None:
         """Print an event for programs; nothing without ``--json``.

@@ -37,7 +37,7 @@ def describe(error: BaseException) -> tuple[str, str]:
 
 
 def _of_the_system(error: BaseException) -> str:
-    """Return what the system refuses, and why; empty: the error does not say so."""
+    """Return what the system refuses, and why; empty where the error does not say so."""
     if isinstance(error, FileNotFoundError):
         try:
             os.getcwd()

@@ -55,11 +55,12 @@ def connected_ray(console: Console, num_cpus: int, *, address: str | None = None
     Raises:
         RlmeshError: There is no Ray at the address.
     """
-    import ray
+    with console.waiting("starting Ray" if address == "local" else "starting or joining Ray"):
+        import ray
 
-    is_new = _start_or_join(address, max(num_cpus, os.cpu_count() or 1))
-    cpus = ray.cluster_resources().get("CPU", 0.0)
-    nodes = sum(node["Alive"] for node in ray.nodes())
+        is_new = _start_or_join(address, max(num_cpus, os.cpu_count() or 1))
+        cpus = ray.cluster_resources().get("CPU", 0.0)
+        nodes = sum(node["Alive"] for node in ray.nodes())
     console.event("ray", started=is_new, nodes=nodes, cpus=cpus, version=ray.__version__)
     console.say(
         f"Ray {ray.__version__} {'started' if is_new else 'joined'}: {nodes} node(s), "
@@ -75,24 +76,26 @@ def connected_ray(console: Console, num_cpus: int, *, address: str | None = None
 
 
 @contextlib.contextmanager
-def joined_ray(address: str | None) -> Iterator[str]:
+def joined_ray(console: Console, address: str | None) -> Iterator[str]:
     """Connect to a running Ray, yield its address, and disconnect in the end; never starts one.
 
     Args:
+        console: Reports a connection that takes long.
         address: Address for ``ray.init``. None: the one of ``RAY_ADDRESS``, else the one that
             ``ray start`` has started on this machine.
 
     Raises:
         RlmeshError: There is no Ray at the address.
     """
-    import ray
-
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
-    try:
-        _probe(where)
-        _init(where)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise _not_joined(where, error) from error
+    with console.waiting("joining Ray"):
+        import ray
+
+        try:
+            _probe(where)
+            _init(where)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise _not_joined(where, error) from error
     try:
         yield ray.get_runtime_context().gcs_address if where == "auto" else where
     finally:

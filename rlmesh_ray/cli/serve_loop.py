@@ -13,7 +13,7 @@ from rlmesh_ray.cli.options.metrics import served_metrics
 from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.log_format import LogFormat
-from rlmesh_ray.server.metrics_server import MeasuredEndpoint
+from rlmesh_ray.server.metrics import MeasuredEndpoint
 from rlmesh_ray.server.statistics import EnvStatistics, Statistics
 
 _POLL_S = 1.0
@@ -39,6 +39,12 @@ class ServerLifecycle(Protocol):
         """Return the server's statistics."""
 
 
+def quiet_for_programs(console: Console, log_format: LogFormat) -> None:
+    """Have ``console`` print no text but errors where programs read it."""
+    console.has_json_log = log_format is LogFormat.JSON
+    console.people.quiet = console.has_json_log and console.is_json
+
+
 def serve(
     console: Console,
     server: ServerLifecycle,
@@ -61,12 +67,12 @@ def serve(
         return [MeasuredEndpoint(endpoint_id, server.statistics(), fleet)]
 
     show_log(log_format)
-    # With both JSON formats programs read standard error, too.
-    console.people.quiet = log_format is LogFormat.JSON and console.is_json
+    quiet_for_programs(console, log_format)
     # Metrics first: an address that cannot be used shows before the environment has started.
     metrics = served_metrics(console, metrics_address, measured)
     with contextlib.suppress(KeyboardInterrupt), metrics as announce_metrics:
-        server.start()
+        with console.waiting("starting the endpoint"):
+            server.start()
         is_started = True
         freeze_heap()
         try:

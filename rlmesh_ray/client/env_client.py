@@ -3,11 +3,10 @@
 RemoteEnv, RemoteVectorEnv and the RLlib plug-in are made of this.
 """
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,7 +14,7 @@ from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions, Metadata, translate_grpc_error
 from rlmesh_ray.client.env_handshake import connect, shake_hands
 from rlmesh_ray.client.env_session_stream import EnvSessionStream
-from rlmesh_ray.client.join_stream import CallDeadline, JoinStream, with_timeout_limit
+from rlmesh_ray.client.join_stream import CallDeadline, JoinStream
 from rlmesh_ray.client.step_results import ResetResult, StepResult
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -35,6 +34,7 @@ from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.client_session import (
     EnvClientSession,
+    ResponseT,
     allowance_s,
     endpoint_timeout_ms,
     is_still_starting,
@@ -140,29 +140,28 @@ def request_ticket(
         raise RemoteProtocolError(f"the answer is no ticket: {error}") from error
 
 
-@contextlib.contextmanager
-def naming_option(option: str, limit_s: float, address: str, sent_ms: int = 0) -> Iterator[None]:
-    """Have a timeout name the option that limits a request.
+Limit = tuple[str, float]
+"""The name of an option that limits a request, and its seconds."""
+
+
+def name_option(
+    error: RemoteEnvError | EndpointTimeoutError, limit: Limit, left_s: float | None
+) -> None:
+    """Have a timeout name the option that limits a request, and its value.
+
+    In place: the session keeps the error, too, as the reason of its end.
 
     Args:
-        option: Name of the option.
-        limit_s: Its value.
-        address: For error messages.
-        sent_ms: What was left of it for the endpoint, where that is less; 0: all of it.
+        error: Of the request.
+        limit: What limits it.
+        left_s: What was left of that for the endpoint; None: all.
     """
-    try:
-        with with_timeout_limit(limit_s, address):
-            yield
-    except RemoteEnvError as error:
-        for timeout_ms in (sent_ms, endpoint_timeout_ms(limit_s)):
-            error.message = with_client_timeout(error.message, timeout_ms, limit_s)
-        error.message = with_option(error.message, option, limit_s)
-        raise
-    except EndpointTimeoutError as error:
-        # In place: the session keeps the error, too, as the reason of its end.
-        error.message = with_option(error.message, option, limit_s)
+    option, limit_s = limit
+    if left_s is not None:
+        error.message = with_client_timeout(error.message, endpoint_timeout_ms(left_s), limit_s)
+    error.message = with_option(error.message, option, limit_s)
+    if isinstance(error, EndpointTimeoutError):
         error.args = (error.message, error.address)
-        raise
 
 
 def reset_report(
@@ -200,7 +199,6 @@ _LOG = logging.getLogger(__name__)
 
 _SLOW_RESET_S = 3.0
 """After how long a wait for resets is logged."""
-_NOTHING_TO_REPORT = contextlib.nullcontext()
 _NO_REFUSALS = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -287,10 +285,11 @@ class EnvClient:
         # thread waits here while another one receives.
         self._settling = threading.RLock()
         self._in_flight_direct: tuple[str, DirectConnection] | None = None
-        self._with_resets: set[str] = set()
-        """Steps without an answer that may contain resets."""
-        self._has_ended = False
-        """Whether a lane's episode had ended in the last result."""
+        self._step_limit: Limit = "step_timeout_s", step_timeout_s
+        self._reset_limit: Limit = "reset_timeout_s", reset_timeout_s
+        self._limits: dict[str, Limit] = {}
+        """Of steps without an answer that may contain resets."""
+        self._last_step: StepResult | None = None
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
         self._next_stream_check_s = 0.0
@@ -323,8 +322,9 @@ class EnvClient:
 
         Args:
             seeds: Empty, or one for each lane that is reset.
-            options: For the environment: by text keys numbers, text, bytes, arrays, and lists and
-                dicts of these, up to 1 MiB. They arrive as they are, but tuples as lists.
+            options: For the environment, with text as keys: numbers, text, bytes, arrays, and lists
+                and dicts of these, up to 1 MiB. They arrive as they are, except that tuples become
+                lists.
             lanes: Indices; empty for all. Only some of them can be reset where the endpoint offers
                 it (``rlmesh_ray.partial_reset.v1``).
 
@@ -360,12 +360,7 @@ class EnvClient:
 
     def receive_reset(self, request_id: str) -> ResetResult:
         """Wait for the result of the oldest request that was sent, a reset."""
-        limit_s = self.reset_timeout_s
-        with (
-            naming_option("reset_timeout_s", limit_s, self.address),
-            self._reporting_resets(),
-        ):
-            done = self.session_stream.receive(request_id, ResetDone, limit_s)
+        done = self._receive(request_id, ResetDone, self._reset_limit)
         self.direct_connector.on_lanes_reset()
         try:
             result = self.dialect.reset_result(done)
@@ -392,37 +387,25 @@ class EnvClient:
         is_alone = is_last and not self.session.has_unanswered
         direct = self._direct_connection() if is_alone else None
         request_id = self.session_stream.next_id
+        limit_s = self.timeout_s
         if self._may_reset():
-            self._with_resets.add(request_id)
+            self._limits[request_id], limit_s = self._reset_limit, self.reset_timeout_s
+        timeout_ms = self._server_timeout_ms(limit_s)
         if direct is None:
-            timeout_ms = self._server_timeout_ms(self._limit_of(request_id)[1])
             self._send_on_stream(request_id, action, timeout_ms)
         else:
-            self._send_direct(request_id, action, direct)
+            self._send_direct(request_id, action, direct, timeout_ms)
         return request_id
 
     def _may_reset(self) -> bool:
         """Return whether the next step may reset lanes, as far as this end knows."""
         mode = self.contract.autoreset_mode
-        if mode is AutoresetMode.NEXT_STEP:
-            return self._has_ended or self.session.has_unanswered
-        return mode is AutoresetMode.SAME_STEP
-
-    def _reporting(self, request_id: str) -> contextlib.AbstractContextManager[object]:
-        """Return what logs a long wait for the answer, where a step contains resets."""
-        if request_id not in self._with_resets:
-            return _NOTHING_TO_REPORT
-        return self._reporting_resets()
-
-    def _reporting_resets(self) -> CallDeadline:
-        report = reset_report(self.contract.num_envs, self.reset_timeout_s)
-        return CallDeadline(_SLOW_RESET_S, report)
-
-    def _limit_of(self, request_id: str) -> tuple[str, float]:
-        """Return the option that limits a step, and its value."""
-        if request_id in self._with_resets:
-            return "reset_timeout_s", self.reset_timeout_s
-        return "step_timeout_s", self.timeout_s
+        if mode is not AutoresetMode.NEXT_STEP:
+            return mode is AutoresetMode.SAME_STEP
+        last = self._last_step
+        return self.session.has_unanswered or (
+            last is not None and 1 in last.terminated.tobytes() + last.truncated.tobytes()
+        )
 
     def _direct_connection(self) -> DirectConnection | None:
         """Return the direct connection; None: there is none, or the session's stream has ended."""
@@ -434,10 +417,13 @@ class EnvClient:
         return self.direct_connector.connection()
 
     def _send_direct(
-        self, request_id: str, action: Sequence[Column], direct: DirectConnection
+        self,
+        request_id: str,
+        action: Sequence[Column],
+        direct: DirectConnection,
+        timeout_ms: int,
     ) -> None:
         try:
-            timeout_ms = self._server_timeout_ms(self._limit_of(request_id)[1])
             direct.send(int(request_id), action, timeout_ms)
             self.session_stream.numbers.sent_direct()
             self._in_flight_direct = request_id, direct
@@ -459,16 +445,14 @@ class EnvClient:
         self._settle()
         if request_id in self._kept:
             return _result_or_raise(self._kept.pop(request_id))
-        with self._reporting(request_id):
-            return self._receive_step(request_id, self._limit_of(request_id)[1])
+        return self._receive_step(request_id, self._limits.pop(request_id, self._step_limit))
 
-    def _receive_step(self, request_id: str, timeout_s: float, sent_ms: int = 0) -> StepResult:
-        """Wait for the result of a step that was sent on the stream; see ``naming_option``."""
-        option, limit_s = self._limit_of(request_id)
-        self._with_resets.discard(request_id)
+    def _receive_step(
+        self, request_id: str, limit: Limit, left_s: float | None = None
+    ) -> StepResult:
+        """Wait for the result of a step that was sent on the stream; see ``_receive``."""
         try:
-            with naming_option(option, limit_s, self.address, sent_ms):
-                done = self.session_stream.receive(request_id, StepDone, timeout_s)
+            done = self._receive(request_id, StepDone, limit, left_s)
         except RemoteEnvError:
             self.direct_connector.on_lanes_lost()
             raise
@@ -477,12 +461,33 @@ class EnvClient:
         except CodecError as error:
             raise self.session.broken(_MISFIT.format(error), request_id) from error
         self._episode_ids = result.episode_ids
-        self._note_ends(result)
+        self._last_step = result
         return result
 
-    def _note_ends(self, result: StepResult) -> None:
-        ends = result.terminated.tobytes() + result.truncated.tobytes()
-        self._has_ended = 1 in ends
+    def _receive(
+        self, request_id: str, kind: type[ResponseT], limit: Limit, left_s: float | None = None
+    ) -> ResponseT:
+        """Wait for the answer to a request on the stream; a timeout names its limit.
+
+        Args:
+            request_id: Id of the request.
+            kind: Type of the answer.
+            limit: What limits the request.
+            left_s: What is left of that; None: all.
+        """
+        try:
+            if limit is not self._reset_limit:
+                return self.session_stream.receive(request_id, kind, limit[1], left_s)
+            with self._reporting_resets():
+                return self.session_stream.receive(request_id, kind, limit[1], left_s)
+        except (RemoteEnvError, EndpointTimeoutError) as error:
+            name_option(error, limit, left_s)
+            raise
+
+    def _reporting_resets(self) -> CallDeadline:
+        """Return what logs a long wait for resets."""
+        report = reset_report(self.contract.num_envs, self.reset_timeout_s)
+        return CallDeadline(_SLOW_RESET_S, report)
 
     def _settle(self) -> None:
         """Receive and keep a pending direct answer: stream and connection have no common order."""
@@ -492,8 +497,7 @@ class EnvClient:
             self.session_stream.require_own()
             (request_id, direct), self._in_flight_direct = self._in_flight_direct, None
             try:
-                with self._reporting(request_id):
-                    self._kept[request_id] = self._receive_direct(request_id, direct)
+                self._kept[request_id] = self._receive_direct(request_id, direct)
             except RlmeshError as error:
                 self._kept[request_id] = error
             except BaseException as error:
@@ -501,17 +505,21 @@ class EnvClient:
                 raise
 
     def _receive_direct(self, request_id: str, direct: DirectConnection) -> StepResult:
-        _, limit_s = self._limit_of(request_id)
+        limit = self._limits.pop(request_id, self._step_limit)
+        limit_s = limit[1]
         end_s = time.monotonic() + limit_s
-        frame = direct.receive(_DIRECT_TIMEOUT_SHARE * limit_s)
+        if limit is self._reset_limit:
+            with self._reporting_resets():
+                frame = direct.receive(_DIRECT_TIMEOUT_SHARE * limit_s)
+        else:
+            frame = direct.receive(_DIRECT_TIMEOUT_SHARE * limit_s)
         numbers = self.session_stream.numbers
         if frame is None:
             # The step keeps its deadline; only the endpoint knows whether it has begun.
             left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * limit_s)
             timeout_ms = endpoint_timeout_ms(left_s)
             self._send_on_stream(str(numbers.fall_back_to_join()), direct.action, timeout_ms)
-            return self._receive_step(request_id, left_s + allowance_s(limit_s), timeout_ms)
-        self._with_resets.discard(request_id)
+            return self._receive_step(request_id, limit, left_s)
         numbers.direct_answered(int(request_id))
         completed: tuple[EpisodeRecord, ...] = ()
         infos: Infos = {}
@@ -532,7 +540,7 @@ class EnvClient:
             completed,
             self._episode_ids,
         )
-        self._note_ends(result)
+        self._last_step = result
         return result
 
     def wakeup(self) -> WakeupDescriptors | None:
@@ -551,7 +559,7 @@ class EnvClient:
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of the environment of each lane, or read an attribute that is none.
 
-        It happens after all earlier requests and never during a step. Episodes go on. Its changes
+        It happens after all earlier requests and never during a step. Episodes continue. Changes
         last as long as the session has its environment: not beyond a crash (then a Reset creates a
         new one), nor into the next session.
 
@@ -572,7 +580,7 @@ class EnvClient:
             LocalProtocolError: The first request of the session has not been answered yet.
             RemoteEnvError: The environment raised: its episodes continue, and lanes before the one
                 that raised have been called. After a TIMEOUT they continue, too: the next request
-                waits until the call has returned, or its worker is killed. Only with CRASHED they
+                waits until the call has returned, or its worker is killed. Only after CRASHED they
                 do not: the next step is answered with an error, and a Reset starts over.
             EndpointError: The session broke.
         """

@@ -7,7 +7,7 @@ import time
 
 from rlmesh_ray.client.env_dialect import EnvClientFrames
 from rlmesh_ray.client.fork_guard import ForkGuard
-from rlmesh_ray.client.join_stream import JoinStream, with_timeout_limit
+from rlmesh_ray.client.join_stream import JoinStream, name_limit
 from rlmesh_ray.errors import CodecError, EndpointError, RlmeshError
 from rlmesh_ray.protocol.capabilities import NDARRAY
 from rlmesh_ray.protocol.client_session import EnvClientSession, ResponseT, allowance_s
@@ -86,13 +86,20 @@ class EnvSessionStream:
             self.session.fail_if_interrupted(error)
             raise
 
-    def receive(self, request_id: str, kind: type[ResponseT], timeout_s: float) -> ResponseT:
+    def receive(
+        self,
+        request_id: str,
+        kind: type[ResponseT],
+        timeout_s: float,
+        left_s: float | None = None,
+    ) -> ResponseT:
         """Wait for the answer to the oldest request that was sent.
 
         Args:
             request_id: Id of the request.
             kind: Type of the answer.
             timeout_s: The user's timeout; see ``allowance_s``.
+            left_s: What is left of it; None: all.
 
         Raises:
             RemoteEnvError: The endpoint answered with an error; one that it does not call
@@ -102,11 +109,12 @@ class EnvSessionStream:
         """
         self.require_open()
         try:
-            with with_timeout_limit(timeout_s, self.session.address):
-                frame = self._stream.receive(timeout_s + allowance_s(timeout_s))
+            own_s = timeout_s if left_s is None else left_s
+            frame = self._stream.receive(own_s + allowance_s(timeout_s))
             self.session.num_received += 1
             return self.read(frame, request_id, kind, timeout_s)
         except EndpointError as error:
+            name_limit(error, timeout_s, self.session.address)
             self.session.fail(error)
             raise
         except RlmeshError:

@@ -18,17 +18,19 @@ from rlmesh_ray.errors import (
     EndpointTimeoutError,
 )
 from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.protocol.client_session import with_option
 
 _NO_ANSWER = "no answer within"
 
 
 @contextlib.contextmanager
-def with_timeout_limit(limit_s: float, address: str) -> Iterator[None]:
+def with_timeout_limit(limit_s: float, address: str, option: str = "") -> Iterator[None]:
     """Have a timeout name the limit that the user has set, not what was left of it.
 
     Args:
         limit_s: That is shared by several waits.
         address: For error messages.
+        option: Name of the option that sets the limit, where the error is to name it.
 
     Raises:
         EndpointTimeoutError: As raised inside, with ``limit_s``.
@@ -36,10 +38,20 @@ def with_timeout_limit(limit_s: float, address: str) -> Iterator[None]:
     try:
         yield
     except EndpointTimeoutError as error:
-        if error.message.startswith(_NO_ANSWER):
-            # In place: the session keeps the error, too, as the reason of its end.
-            error.message, error.args = (own := timeout_error(limit_s, address)).message, own.args
+        name_limit(error, limit_s, address)
+        if option:
+            error.message = with_option(error.message, option, limit_s)
+            error.args = (error.message, error.address)
         raise
+
+
+def name_limit(error: EndpointError, limit_s: float, address: str) -> None:
+    """Have an error name the limit that the user has set, if it is a timeout.
+
+    In place: a session keeps the error, too, as the reason of its end.
+    """
+    if isinstance(error, EndpointTimeoutError) and error.message.startswith(_NO_ANSWER):
+        error.message, error.args = (own := timeout_error(limit_s, address)).message, own.args
 
 
 def timeout_error(timeout_s: float, address: str) -> EndpointTimeoutError:
@@ -133,7 +145,7 @@ class JoinStream:
         self._call.cancel()
 
     def _release(self) -> None:
-        """Have nothing but this object refer to the call.
+        """Close the call, so that nothing but this object refers to it, and the connection.
 
         The call is also the error that gRPC raises: its traceback refers to all frames that waited.
         """

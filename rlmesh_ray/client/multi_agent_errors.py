@@ -10,7 +10,8 @@ from rlmesh_ray.spaces.multi_agent import agents_from_metadata
 _MOST_NAMES = 8
 _REMEDY = (
     "use RLlib's multi-agent runner: rlmesh_ray.rllib.configure(config, ADDRESS), with policies "
-    "and their mapping in config.multi_agent(...)"
+    "and their mapping in config.multi_agent(...); docs/how_to/several_agents.md says what takes "
+    "several agents"
 )
 
 

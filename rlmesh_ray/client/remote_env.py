@@ -1,5 +1,6 @@
 """RemoteEnv: a single-lane endpoint as a gymnasium environment."""
 
+import warnings
 from typing import Any, NoReturn
 
 import gymnasium
@@ -14,7 +15,12 @@ from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.multi_agent_errors import action_error
 from rlmesh_ray.client.png import decode_frame
 from rlmesh_ray.dialects.registry import DialectSettings
-from rlmesh_ray.errors import ConformanceError, ContractMismatchError, RemoteEnvError
+from rlmesh_ray.errors import (
+    ConfigurationWarning,
+    ConformanceError,
+    ContractMismatchError,
+    RemoteEnvError,
+)
 from rlmesh_ray.options import (
     DEFAULT_RESET_TIMEOUT_S,
     DEFAULT_STEP_TIMEOUT_S,
@@ -24,13 +30,14 @@ from rlmesh_ray.options import (
 from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.gym_conversion import env_spec, to_gymnasium
 from rlmesh_ray.spaces.images import ImageOptions, Resize
 from rlmesh_ray.spaces.validation import structure_checker
 from rlmesh_ray.spaces.vector_infos import lane_info
 
 
 def _refuse_generator(_env: object, _value: object = None) -> NoReturn:
+    """Raise AttributeError: the generator is at the endpoint, and ``reset`` seeds it there."""
     raise AttributeError(
         "np_random is the random generator of an environment, and that runs at its endpoint: "
         "reset(seed=...) seeds it there, and a wrapper that draws from it wraps the environment "
@@ -114,6 +121,32 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
             spin=spin,
             images=ImageOptions(image_codec, resize),
         )
+
+        def connect_again(render_mode: str | None = None) -> RemoteEnv:
+            """Open another session: what ``spec.make()`` and gymnasium's checker ask for."""
+            env = RemoteEnv(
+                address,
+                token=token,
+                tls=tls,
+                connect_timeout_s=connect_timeout_s,
+                step_timeout_s=step_timeout_s,
+                start_timeout_s=start_timeout_s,
+                edition_text=edition_text,
+                transport=transport,
+                dm_env_rpc=dm_env_rpc,
+                spin=spin,
+                image_codec=image_codec,
+                resize=resize,
+            )
+            if render_mode not in (None, env.render_mode):
+                warnings.warn(
+                    f"{address} serves render_mode={env.render_mode!r}, not {render_mode!r}: a "
+                    "client cannot choose it",
+                    ConfigurationWarning,
+                    stacklevel=2,
+                )
+            return env
+
         contract = self._client.contract
         if contract.num_envs != 1:
             self._client.close()
@@ -121,6 +154,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
                 f"{address} serves {contract.num_envs} lanes; use RemoteVectorEnv"
             )
         self.metadata = dict(contract.metadata)
+        self.spec = env_spec(contract, connect_again)
         self.render_mode = contract.render_mode or None
         self.observation_space = to_gymnasium(contract.observation_space)
         self.action_space = to_gymnasium(contract.action_space)
@@ -159,7 +193,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         Raises:
             AttributeError: The client has no such attribute.
         """
-        if hasattr(self, name):
+        if hasattr(self, name) or hasattr(type(self), name):  # np_random says why there is none
             return getattr(self, name)
         raise AttributeError(
             f"{name!r} is no attribute of a RemoteEnv; if the environment at {self.address} has "
@@ -173,7 +207,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
             ConfigurationError: The operator of the endpoint does not allow the call
                 ``set_wrapper_attr``, or ``has_wrapper_attr``, which ``force=False`` needs.
         """
-        if hasattr(self, name):
+        if hasattr(self, name) or hasattr(type(self), name):
             setattr(self, name, value)
             return True
         return (force or self.has_wrapper_attr(name)) and bool(

@@ -31,15 +31,16 @@ from rlmesh_ray.options import (
     as_reset_options,
     as_seed,
 )
-from rlmesh_ray.protocol.capabilities import NDARRAY, PARTIAL_RESET
+from rlmesh_ray.protocol.capabilities import NDARRAY, PARTIAL_RESET, SET_ATTR
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.gym_conversion import env_spec, to_gymnasium
 from rlmesh_ray.spaces.images import ImageOptions, Resize
 from rlmesh_ray.spaces.validation import coerce_batch, structure_checker
 from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
 from rlmesh_ray.spaces.vector_infos import merged_infos, with_arrays
+from rlmesh_ray.wire.lane_calls_v1 import LaneCall, pack_call
 
 
 class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
@@ -126,6 +127,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         # Where gymnasium's own vectors have it, too: TorchRL asks for the attribute.
         self.autoreset_mode = gymnasium.vector.AutoresetMode(mode.value)
         self.metadata = {**contract.metadata, "autoreset_mode": self.autoreset_mode}
+        self.spec = env_spec(contract)
         self.render_mode = contract.render_mode or None
         self.single_observation_space = to_gymnasium(contract.observation_space)
         self.single_action_space = to_gymnasium(contract.action_space)
@@ -348,10 +350,38 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Return an attribute of every lane's environment; as in gymnasium, methods are called."""
         return self._client.call(name)
 
+    def set_attr(self, name: str, values: list[Any] | tuple[Any, ...] | Any) -> None:
+        """Set an attribute of every lane's environment, by ``gymnasium.Env.set_wrapper_attr``.
+
+        Args:
+            name: Any attribute, of the environment or of one of its wrappers.
+            values: A list or tuple has one value for each lane; anything else is the value of all
+                lanes.
+
+        Raises:
+            CodecError: A value cannot travel; no lane was changed.
+            ConfigurationError: The operator of the endpoint does not allow the call
+                ``set_wrapper_attr``, or there are more or fewer values than lanes; no lane was
+                changed.
+            RemoteEnvError: An environment raised; lanes before it have been changed.
+        """
+        if not isinstance(values, list | tuple):
+            self._client.call(SET_ATTR, name, values)
+            return
+        if len(values) != self.num_envs:
+            raise ConfigurationError(
+                f"set_attr: {name} has {len(values)} values; give one per lane ({self.num_envs}), "
+                "or one that is no list or tuple, for all of them"
+            )
+        for value in values:  # an error of the last one must not come after the others were set
+            pack_call(LaneCall(SET_ATTR, (name, value)))
+        for lane, value in enumerate(values):
+            self._client.call(SET_ATTR, name, value, lanes=[lane])
+
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:  # type: ignore[override]  # a TypeVar
         """Return one picture per lane, ``(height, width, 3) uint8``.
 
-        None where gymnasium's environments draw none either: the render mode is None or human.
+        None where gymnasium's environments return none either: the render mode is None or human.
         Endpoints of other implementations may send one picture for all lanes; each gets that.
 
         Raises:

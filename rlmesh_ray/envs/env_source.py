@@ -72,7 +72,7 @@ EnvLike = str | Callable[..., EnvInstance] | EnvInstance
 
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_OWN_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+OWN_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 """Pattern of ``module:factory``; a Gymnasium id without version may look the same."""
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -261,19 +261,26 @@ def _check_interface(env: AnyEnv) -> None:
         if not isinstance(space, gymnasium.Space):
             has = "has no" if space is None else f"has {space!r:.60} as"
             raise ConfigurationError(f"{env} {has} {name}; set it to a gymnasium.Space")
-    inner = type(env.unwrapped)
-    if inner.step is gymnasium.Env.step:
-        raise ConfigurationError(f"{env} has no step(action); a gymnasium.Env defines it")
+    inner = env
+    # Gymnasium's own wrappers pass both arguments on; a user's may adapt an old environment.
+    while isinstance(inner, gymnasium.Wrapper) and _is_of_gymnasium(inner.reset):
+        inner = inner.env
+    if getattr(inner.step, "__func__", None) is gymnasium.Env.step:
+        raise ConfigurationError(f"{inner} has no step(action); a gymnasium.Env defines it")
     try:
-        inspect.signature(env.unwrapped.reset).bind(seed=None, options=None)
+        inspect.signature(inner.reset).bind(seed=None, options=None)
     except TypeError:
         raise ConfigurationError(
-            f"reset of {env} does not take seed and options: define reset(self, *, seed=None, "
+            f"reset of {inner} does not take seed and options: define reset(self, *, seed=None, "
             "options=None), which returns an observation and an info dict (an environment for gym "
             "or an old Gymnasium needs a wrapper)"
         ) from None
     except ValueError:  # a function of C without a signature: its first call shows it
         pass
+
+
+def _is_of_gymnasium(method: Callable[..., Any]) -> bool:
+    return str(getattr(method, "__module__", "")).startswith("gymnasium.")
 
 
 def _check_mode(vector: AnyVectorEnv, autoresets: bool) -> None:
@@ -303,7 +310,7 @@ class _FromId:
         try:
             return gymnasium.make(self.env_id, **self.kwargs)
         except (gymnasium_error.UnregisteredEnv, gymnasium_error.DeprecatedEnv) as error:
-            if not _OWN_CODE.fullmatch(self.env_id):
+            if not OWN_CODE.fullmatch(self.env_id):
                 raise ConfigurationError(explain_start_error(error)) from error
             raise ConfigurationError(
                 f"module {module_name} has no function or class {name}, and registers no "

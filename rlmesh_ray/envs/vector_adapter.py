@@ -202,8 +202,8 @@ class VectorEnvAdapter:
             )
         if sorted(lanes) != list(range(self._num_lanes)):
             raise ConfigurationError(
-                f"{self._vector} calls all of its lanes or none; leave lanes out, or serve single "
-                "environments with num_envs"
+                f"{self._vector} calls all of its lanes or none; leave lanes out, give set_attr "
+                "one value for all lanes, or serve single environments with num_envs"
             )
         try:
             results: Sequence[object] = call(name, *arguments)

@@ -21,8 +21,13 @@ SAME_STEP = "rlmesh_ray.same_step.v1"
 observation of the next episode for the last one. From a server: its lanes are in that mode."""
 MULTI_AGENT = "rlmesh_ray.multi_agent.v1"
 """Key of a contract's metadata: each lane holds several agents (``spaces.multi_agent``)."""
+SPEC = "rlmesh_ray.spec.v1"
+"""Key of a contract's metadata: id, ``max_episode_steps`` and more of the environment's spec in
+Gymnasium (``EnvContract.spec``)."""
 LANE_CALLS = "rlmesh_ray.lane_calls.v1"
 """From a server only: the names that clients may call in their lanes, separated by commas."""
+SET_ATTR = "set_wrapper_attr"
+"""The method of gymnasium's environments that sets an attribute: the call of ``set_attr``."""
 SHARED_MEMORY = "rlmesh_ray.shared_memory.v1"
 """The shared-memory transport of steps, between processes of one machine. From a client: it can use
 it. From a server: the name of its socket (``transport.shared_memory``)."""

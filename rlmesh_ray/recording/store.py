@@ -132,7 +132,7 @@ class Store:
 
     Args:
         folder: The folder.
-        root: Folder above it: no symbolic link behind that one is followed. None: ``folder``.
+        root: A folder above it: no symbolic link below that is followed. None: ``folder``.
     """
 
     def __init__(self, folder: str | Path, root: Path | None = None) -> None:

@@ -66,6 +66,8 @@ def as_rgb(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if images.shape[-1] != 3:
         images = np.repeat(images[..., -1:], 3, axis=-1)
     odd = images.shape[1] % 2, images.shape[2] % 2
+    if not any(odd):
+        return images  # np.pad would copy them
     return np.pad(images, ((0, 0), (0, odd[0]), (0, odd[1]), (0, 0)), mode="edge")
 
 

@@ -7,7 +7,7 @@ the lowest bucket that is not empty for all that lies below it, too.
 """
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,21 @@ TAGS = ("endpoint_id", "fleet")
 
 Numbers = Mapping[str, float]
 """Values by the metric's own label; the key is empty where it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredEndpoint:
+    """The statistics of an endpoint, with its labels."""
+
+    endpoint_id: str
+    statistics: Statistics
+    fleet: str = ""
+    restarts: int | None = None
+    """None: not known."""
+
+
+Measured = Callable[[], Iterable[MeasuredEndpoint]]
+"""Returns endpoints; it is called at each scrape, in a thread."""
 
 
 class MetricKind(enum.Enum):

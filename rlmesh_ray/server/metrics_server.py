@@ -1,22 +1,20 @@
 """``/metrics`` for Prometheus, without Ray: an HTTP server over endpoints' statistics.
 
 A scrape reads counters, in a thread of its own; it asks no worker, so that no step waits for it. A
-connection takes a thread only once its request is complete, and ends with the answer.
+connection takes a thread only when its request is complete, and ends with the answer.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rlmesh_ray.errors import AddressError, ListenError, MissingPackageError, install_command
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.server.bind_policy import listen_arguments
 from rlmesh_ray.server.event_loop import in_thread, shared_loop
-from rlmesh_ray.server.metrics import RESTARTS, TAGS, Metric, families_of
-from rlmesh_ray.server.statistics import Statistics
+from rlmesh_ray.server.metrics import RESTARTS, TAGS, Measured, Metric, families_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,21 +23,6 @@ MAX_CONNECTIONS = 64
 REQUEST_TIMEOUT_S = 10.0
 """How long a client may take to send its request, and then to receive its answer."""
 MAX_REQUEST_BYTES = 8 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredEndpoint:
-    """The statistics of an endpoint, with its labels."""
-
-    endpoint_id: str
-    statistics: Statistics
-    fleet: str = ""
-    restarts: int | None = None
-    """None: not known."""
-
-
-Measured = Callable[[], Iterable[MeasuredEndpoint]]
-"""Returns endpoints; it is called at each scrape, in a thread."""
 
 
 class StatisticsCollector:

@@ -86,7 +86,7 @@ class SessionLimit:
         self.num_sessions += 1
 
     def refuse(self) -> None:
-        """Give a place back to which there is something else in the way."""
+        """Give a place back: the session is refused for another reason."""
         self.num_sessions -= 1
         self._note_refused()
 

@@ -30,6 +30,7 @@ class EnvContract:
     """Id, spaces, width and modes of an environment; constant during a session."""
 
     id: str
+    """The name that the environment was given as ``module:factory``, or its id in Gymnasium."""
     observation_space: SpaceSpec
     """Observation space of one lane."""
     action_space: SpaceSpec
@@ -40,6 +41,8 @@ class EnvContract:
     render_mode: str = ""
     """Gymnasium's render mode; empty for None."""
     metadata: Mapping[str, object] = field(default_factory=dict)
+    spec: Mapping[str, object] = field(default_factory=dict)
+    """Fields of gymnasium's EnvSpec of the environment, by name; empty where none are known."""
 
 
 def require_same_contract(expected: EnvContract, found: EnvContract, address: str) -> None:

@@ -15,9 +15,12 @@ from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.leaves import Path, leaves, path_name
 from rlmesh_ray.spaces.spec import (
     DTYPES,
+    MAX_COUNTS,
     MAX_DEPTH,
     MAX_LANE_BYTES,
+    MAX_PATH_CHARACTERS,
     MAX_RANK,
+    PART_CHARACTERS,
     BoxSpec,
     DictSpec,
     DiscreteSpec,
@@ -44,13 +47,31 @@ def from_gymnasium(space: Space) -> SpaceSpec:
     Raises:
         UnsupportedSpaceError: The contract cannot express the space or a part of it: Graph,
             Sequence, OneOf and other custom spaces, keys that are no strings, a MultiDiscrete that
-            does not start at 0, dtypes and sizes that the wire does not have.
+            does not start at 0, dtypes and sizes that the wire does not have, and more parts than
+            clients accept.
     """
     spec = _spec(space, ())
+    if _path_characters(spec) > MAX_PATH_CHARACTERS:
+        raise UnsupportedSpaceError(
+            f"the space {space!r:.80} cannot be served: it has more than "
+            f"{MAX_PATH_CHARACTERS // PART_CHARACTERS} parts, or long keys above many parts; make "
+            "arrays of parts of the same kind"
+        )
     size_bytes = sum(leaf.lane_bytes for leaf in leaves(spec))
     if size_bytes > MAX_LANE_BYTES:
         raise _unsupported(space, (), f"a value has {size_bytes} bytes, more than {MAX_LANE_BYTES}")
     return spec
+
+
+def _path_characters(spec: SpaceSpec, characters: int = 0) -> int:
+    """Return what the parts of a space count as; see ``MAX_PATH_CHARACTERS``."""
+    parts: list[tuple[str, SpaceSpec]] = []
+    if isinstance(spec, DictSpec):
+        parts += spec.items
+    elif isinstance(spec, TupleSpec):
+        parts += [(str(index), part) for index, part in enumerate(spec.items)]
+    inner = (_path_characters(part, characters + len(key)) for key, part in parts)
+    return PART_CHARACTERS + characters + sum(inner)
 
 
 def require_one_space(side: str, single: Space, batched: Space) -> None:
@@ -59,7 +80,7 @@ def require_one_space(side: str, single: Space, batched: Space) -> None:
     Args:
         side: ``"observation"`` or ``"action"``, for the message.
         single: Space of one lane.
-        batched: Space of all lanes; some vectors, such as EnvPool's, have that of one lane here.
+        batched: Space of all lanes; some vectors, such as EnvPool's, give that of one lane.
 
     Raises:
         UnsupportedSpaceError: They differ, as with gymnasium's ``observation_mode="different"``.
@@ -114,6 +135,44 @@ def contract_of(env: Any) -> EnvContract:
         num_envs=env.num_envs if is_vector else 1,
         autoreset_mode=AutoresetMode.DISABLED,
     )
+
+
+_SPEC_FIELDS: dict[str, tuple[type, ...]] = {
+    "id": (str,),
+    "max_episode_steps": (int,),
+    "reward_threshold": (int, float),
+    "nondeterministic": (bool,),
+}
+"""The fields of an EnvSpec that a contract has, with the types that they may have."""
+
+
+def spec_fields(env: Any) -> dict[str, object]:
+    """Return what a contract says of the spec of ``env``; empty where it has none with an id."""
+    spec = getattr(env, "spec", None)
+    if not isinstance(getattr(spec, "id", None), str):
+        return {}
+    fields = {name: getattr(spec, name, None) for name in _SPEC_FIELDS}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def env_spec(
+    contract: EnvContract, entry_point: Callable[..., Any] | None = None
+) -> gymnasium.envs.registration.EnvSpec | None:
+    """Return the spec of an environment as a client knows it; None where the endpoint told none.
+
+    Args:
+        contract: A peer's, which may say anything.
+        entry_point: What ``make`` calls; None: nothing can be made.
+    """
+    fields: dict[str, Any] = {
+        name: value
+        for name, value in contract.spec.items()
+        if type(value) in _SPEC_FIELDS.get(name, ())
+    }
+    try:
+        return gymnasium.envs.registration.EnvSpec(entry_point=entry_point, **fields)
+    except (TypeError, gymnasium.error.Error):  # no id, or one that gymnasium does not take
+        return None
 
 
 def to_gymnasium(spec: SpaceSpec) -> Space:
@@ -200,6 +259,8 @@ def _multi_discrete(space: spaces.MultiDiscrete, path: Path) -> MultiDiscreteSpe
     nvec = tuple(map(int, space.nvec.ravel()))
     if max(nvec, default=0) > _INT64_MAX:
         raise _unsupported(space, path, "it goes beyond int64")
+    if len(nvec) > MAX_COUNTS:
+        raise _unsupported(space, path, f"it has more than {MAX_COUNTS} counts")
     return MultiDiscreteSpec(nvec, space.nvec.shape, np.dtype(space.dtype).name)
 
 

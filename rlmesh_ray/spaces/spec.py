@@ -30,6 +30,10 @@ MAX_RANK = 31
 """Most axes of a leaf; a batch adds one, and NumPy 1 allows 32."""
 MAX_LANE_BYTES = 2**27
 """Largest total size of one lane's arrays, so that a spec from a peer cannot exhaust memory."""
+MAX_COUNTS = 2**19
+"""Most counts of a MultiDiscrete."""
+MAX_PATH_CHARACTERS, PART_CHARACTERS = 2**20, 256
+"""Most characters of the paths of all parts of a space; each part counts as some more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,8 @@ def with_arrays(
         num_lanes: Width of the vector.
 
     Returns:
-        The infos; a value that is neither one per lane nor without a mask, such as the text in
-        place of a value that is too large, belongs to each lane that the mask names.
+        The infos. Where a mask names lanes, but the value is not one per lane, such as the text
+        that replaces a value that is too large, it belongs to each of these lanes.
     """
     found = dict(infos)
     for key, value in infos.items():

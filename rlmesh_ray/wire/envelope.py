@@ -42,7 +42,7 @@ def read_response(frame: type[Message], readers: Readers[T], data: bytes) -> T:
         CodecError: ``data`` is no response, or one of an unknown kind.
     """
     # Infos may have very many values, and the client has chosen the server.
-    message: Any = parse(frame, data, is_bounded=False)
+    message: Any = parse(frame, data, most_parts=None)
     kind = message.WhichOneof("kind")
     if kind is None:
         raise CodecError("the frame holds no kind of response known here")

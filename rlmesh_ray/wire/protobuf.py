@@ -16,23 +16,24 @@ Descriptor = Any
 """``google.protobuf.descriptor.Descriptor``, of either implementation."""
 
 _LARGE_BYTES = 2**21
-_MOST_PARTS = 2**16 + 2**12
+MOST_PARTS = 2**16 + 2**12
+"""Of a large message, unless its reader says otherwise."""
 
 
-def parse(kind: type[MessageT], data: bytes, *, is_bounded: bool = True) -> MessageT:
+def parse(kind: type[MessageT], data: bytes, *, most_parts: int | None = MOST_PARTS) -> MessageT:
     """Return the message of type ``kind`` that ``data`` holds.
 
     Args:
         kind: Type of the message.
         data: The message.
-        is_bounded: Whether a message of some megabytes may have some 65,000 parts only. Others
-            are parsed in one call that no other thread interrupts, and take 25 times their bytes.
+        most_parts: Limit for a message of some megabytes; None: none. A message is parsed in one
+            call that no other thread interrupts, and can take 25 times its bytes.
 
     Raises:
         CodecError: ``data`` holds none, or one of too many parts.
     """
-    if is_bounded and len(data) > _LARGE_BYTES:
-        _check_parts(kind.DESCRIPTOR, data)
+    if most_parts is not None and len(data) > _LARGE_BYTES:
+        _check_parts(kind.DESCRIPTOR, data, most_parts)
     try:
         return kind.FromString(data)
     except DecodeError as error:
@@ -40,13 +41,13 @@ def parse(kind: type[MessageT], data: bytes, *, is_bounded: bool = True) -> Mess
         raise CodecError(f"{len(data)} bytes are no {name}: {error}") from error
 
 
-def _check_parts(root: Descriptor, data: bytes) -> None:
+def _check_parts(root: Descriptor, data: bytes, most_parts: int) -> None:
     """Count the fields of a message and of those in it.
 
     Raises:
         CodecError: There are too many, or the message is malformed.
     """
-    num_left = _MOST_PARTS
+    num_left = most_parts
     unseen = [(root, 0, len(data))]
     try:
         while unseen:
@@ -56,7 +57,7 @@ def _check_parts(root: Descriptor, data: bytes) -> None:
                 num_left -= 1
                 if num_left < 0:
                     raise CodecError(
-                        f"a message of {len(data)} bytes has more than {_MOST_PARTS} parts; send "
+                        f"a message of {len(data)} bytes has more than {most_parts} parts; send "
                         "less at a time"
                     )
                 tag, at = _varint_at(data, at)

@@ -17,7 +17,9 @@ from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.spec import (
     MAX_DEPTH,
     MAX_LANE_BYTES,
+    MAX_PATH_CHARACTERS,
     MAX_RANK,
+    PART_CHARACTERS,
     BoxSpec,
     DiscreteSpec,
     MultiBinarySpec,
@@ -94,10 +96,6 @@ PartT = TypeVar("PartT")
 _INT64_MAX = 2**63 - 1
 MAX_LANES = 2**16
 """Most lanes of a session."""
-MAX_COUNTS = 2**19
-"""Most counts of a MultiDiscrete."""
-_MOST_PATH_CHARACTERS = 2**20
-_PART_CHARACTERS = 256
 
 
 def few(values: Sequence[PartT], what: str, most: int = MAX_LANES) -> tuple[PartT, ...]:
@@ -116,7 +114,7 @@ class LaneBudget:
 
     def __init__(self) -> None:
         self._bytes_left = MAX_LANE_BYTES
-        self._characters_left = _MOST_PATH_CHARACTERS
+        self._characters_left = MAX_PATH_CHARACTERS
 
     def enter(self, path: Sequence[str]) -> None:
         """Subtract a subspace and the name of its place, which may be long above many short ones.
@@ -126,10 +124,10 @@ class LaneBudget:
         """
         if len(path) > MAX_DEPTH:
             raise CodecError(f"the space is nested more than {MAX_DEPTH} deep")
-        self._characters_left -= _PART_CHARACTERS + sum(map(len, path))
+        self._characters_left -= PART_CHARACTERS + sum(map(len, path))
         if self._characters_left < 0:
             raise CodecError(
-                f"the space has more than {_MOST_PATH_CHARACTERS // _PART_CHARACTERS} parts, or "
+                f"the space has more than {MAX_PATH_CHARACTERS // PART_CHARACTERS} parts, or "
                 "long keys above many parts"
             )
 

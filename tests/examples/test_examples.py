@@ -190,3 +190,32 @@ def test_switch_an_existing_script(
     assert "longest episode" in first
     assert "evaluated at" in second
     assert (tmp_path / "made" / "rllib_checkpoint.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("way", "fast_path"),
+    [
+        pytest.param([], "it has FrameStacking, ScalePixels", id="connectors"),
+        pytest.param(["--in-module", "--frames", "1"], "fast path: taken", id="module"),
+    ],
+)
+def test_train_from_images(
+    way: list[str], fast_path: str, tmp_path: Path, ray_of_programs: dict[str, str]
+) -> None:
+    small = ["--lanes", "4", *SMALL]
+
+    output = run("train_from_images.py", *small, *way, folder=tmp_path, variables=ray_of_programs)
+
+    assert "iteration 1: mean return -" in output
+    assert fast_path in output
+
+
+@pytest.mark.nightly
+@pytest.mark.ray
+def test_train_from_images_learns(tmp_path: Path, ray_of_programs: dict[str, str]) -> None:
+    output = run("train_from_images.py", folder=tmp_path, variables=ray_of_programs)
+
+    last = [line for line in output.splitlines() if line.startswith("iteration")][-1]
+    assert float(last.split()[-1]) > 0.8

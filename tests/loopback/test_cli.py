@@ -415,7 +415,8 @@ def test_several_endpoints_share_the_work_and_give_what_names_give(
     )
     assert "mean return" in people.stdout
     assert "6 episodes" in people.stdout
-    assert people.stderr == ""
+    # On a busy machine it says what it waits for.
+    assert all(line.endswith(" …") for line in people.stderr.splitlines())
 
 
 def returns_by_seed(episodes: list[Event]) -> dict[int, float]:

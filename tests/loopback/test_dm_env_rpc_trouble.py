@@ -211,9 +211,9 @@ def test_some_lanes_of_a_batch_begin_anew(pair: EnvServer) -> None:
 
 
 def test_many_small_tensors_cannot_stand_for_giant_settings(pair: EnvServer) -> None:
-    large = pb.Tensor(floats=pb.Tensor.FloatArray(array=[1.0]), shape=[2**19])
+    large = pb.Tensor(floats=pb.Tensor.FloatArray(array=[1.0]), shape=[2**16])
     with DmStream(pair.address) as stream:
-        settings = {f"options.{number}": large for number in range(3)}
+        settings = {f"options.{number}": large for number in range(17)}
         assert "1048576 in all" in stream.refused(create_world={"settings": settings}).message
 
 

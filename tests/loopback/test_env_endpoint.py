@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
 
@@ -164,7 +165,7 @@ def test_a_partial_reset_does_not_hide_that_the_other_lanes_have_died() -> None:
         client = EnvClient(ConnectOptions(server.address))
         pid = int(np.asarray(client.reset().infos["pid"])[0])
         os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert eventually(lambda: not psutil.pid_exists(pid))
 
         with pytest.raises(RemoteEnvError) as hidden:
             client.reset(lanes=[0])

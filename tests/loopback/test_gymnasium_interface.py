@@ -2,16 +2,19 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Discrete
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers import TimeAwareObservation
 from gymnasium.wrappers.vector import DictInfoToList, NormalizeObservation, RecordEpisodeStatistics
 
 from rlmesh_ray import (
@@ -25,6 +28,7 @@ from rlmesh_ray import (
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,
+    ConfigurationWarning,
     ConformanceError,
     ContractMismatchError,
     EndpointClosedError,
@@ -32,6 +36,7 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
     RlmeshError,
 )
+from rlmesh_ray.spaces.gym_conversion import env_spec
 from rlmesh_ray.testing.equality import assert_identical
 
 NUM_LANES = 3
@@ -71,6 +76,35 @@ def test_gymnasiums_checker_finds_nothing_wrong(env_id: str) -> None:
         check_env(env, skip_render_check=True)
 
         env.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*infinity:UserWarning")
+def test_a_spec_opens_sessions_where_gymnasium_makes_environments(pole: EnvServer) -> None:
+    with RemoteEnv(pole.address) as env:
+        # One for each render mode that the environment has: the client cannot choose.
+        with pytest.warns(ConfigurationWarning, match="a client cannot choose it") as warned:
+            check_env(env)
+        assert sum("render_mode=None" in str(each.message) for each in warned) == 2
+        assert str(TimeAwareObservation(env)) == "<TimeAwareObservation<RemoteEnv<CartPole-v1>>>"
+        with gymnasium.make(env.spec, max_episode_steps=3) as again:
+            again.reset(seed=0)
+            assert [again.step(0)[3] for _ in range(3)] == [False, False, True]
+            assert isinstance(again.unwrapped, RemoteEnv)
+
+
+def test_what_the_endpoint_does_not_tell_or_gymnasium_does_not_take_is_no_spec() -> None:
+    with (
+        EnvServer(Stray, num_envs=2) as server,
+        contextlib.closing(RemoteVectorEnv(server.address)) as env,
+    ):
+        assert env.spec is None
+        contract = env.contract
+
+    assert str(env) == "RemoteVectorEnv(num_envs=2)"
+    for fields in ({"max_episode_steps": 5}, {"id": "not an id!"}, {"id": 5}):
+        assert env_spec(replace(contract, spec=fields)) is None
+    spec = env_spec(replace(contract, spec={"id": "Own-v0", "kwargs": {}, "max_episode_steps": ""}))
+    assert spec == EnvSpec("Own-v0")
 
 
 @pytest.mark.parametrize("wrapper", [RecordEpisodeStatistics, NormalizeObservation, DictInfoToList])
@@ -195,8 +229,10 @@ def itself(remote: Any, _local: Any, name: str) -> None:
     assert getattr(remote, name) is remote
 
 
-def none(remote: Any, _local: Any, name: str) -> None:
-    assert getattr(remote, name) is None  # gymnasium.make cannot make it again
+def same_spec(remote: Any, _local: Any, name: str) -> None:
+    local = gymnasium.spec("CartPole-v1")  # a SyncVectorEnv has none
+    for field in ("id", "max_episode_steps", "reward_threshold", "nondeterministic"):
+        same(getattr(remote, name), local, field)
 
 
 def refused(remote: Any, _local: Any, name: str) -> None:
@@ -214,7 +250,7 @@ ATTRIBUTES = {
     "render": own,
     "render_mode": same,
     "reset": own,
-    "spec": none,
+    "spec": same_spec,
     "step": own,
     "unwrapped": itself,
 }
@@ -313,6 +349,10 @@ def test_attributes_of_the_environment_are_looked_up_there_or_refused(pole: EnvS
                 ask()
         with pytest.raises(AttributeError, match=r"call\('gravity'\) reads or calls it there"):
             env.get_wrapper_attr("gravity")
+        with pytest.raises(AttributeError, match="that runs at its endpoint"):
+            env.get_wrapper_attr("np_random")
+        with pytest.raises(AttributeError, match="that runs at its endpoint"):
+            env.set_wrapper_attr("np_random", None)
 
     allowed = ("has_wrapper_attr", "set_wrapper_attr", "gravity")
     with EnvServer("CartPole-v1", allow_calls=allowed) as server, RemoteEnv(server.address) as env:

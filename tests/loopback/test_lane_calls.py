@@ -52,6 +52,7 @@ ALLOWED = (
     "missing",
     "np_random",
     "spoil",
+    "set_wrapper_attr",
 )
 
 
@@ -466,18 +467,50 @@ def test_a_vector_environment_calls_the_chosen_lanes(endpoint: EnvServer) -> Non
     assert tasks_of_lanes == (0, 9, 0)
 
 
+def test_attributes_are_set_as_in_gymnasiums_vectors(endpoint: EnvServer) -> None:
+    local: Any = SyncVectorEnv([Tasked] * 3)
+    remote = RemoteVectorEnv(endpoint.address, token="secret")
+    for env in (remote, local):
+        env.set_attr("task", 7)
+        assert env.get_attr("task") == (7, 7, 7)
+        env.set_attr("task", (1, 2, 3))
+        assert env.get_attr("task") == (1, 2, 3)
+
+    for values, kind, message in (
+        ([4, 5], ConfigurationError, r"task has 2 values; give one per lane \(3\)"),
+        ([4, 5, {6}], CodecError, "argument 1"),
+    ):
+        with pytest.raises(kind, match=message):
+            remote.set_attr("task", values)
+    assert remote.get_attr("task") == (1, 2, 3)
+    remote.close()
+
+
+def test_the_permission_that_setting_an_attribute_takes_is_named() -> None:
+    with (
+        EnvServer("CartPole-v1", allow_calls=("gravity",)) as server,
+        contextlib.closing(RemoteVectorEnv(server.address)) as env,
+        pytest.raises(ConfigurationError, match="serve-env --allow-call set_wrapper_attr"),
+    ):
+        env.set_attr("gravity", 1.6)
+
+
 @pytest.mark.slow
 def test_an_environment_of_ones_own_width_is_called_as_a_whole() -> None:
     def two() -> SyncVectorEnv:
         return SyncVectorEnv([Tasked, Tasked])
 
-    with EnvServer(two, allow_calls=("set_task", "task")) as server:
+    with EnvServer(two, allow_calls=("set_task", "task", "set_wrapper_attr")) as server:
         env = RemoteVectorEnv(server.address)
         env.call("set_task", 4)
         tasks_of_lanes = env.get_attr("task")
+        env.set_attr("task", 5)
+        with pytest.raises(RemoteEnvError, match="give set_attr one value for all lanes"):
+            env.set_attr("task", [6, 7])
+        set_tasks = env.get_attr("task")
         env.close()
 
-    assert tasks_of_lanes == (4, 4)
+    assert (tasks_of_lanes, set_tasks) == ((4, 4), (5, 5))
 
 
 def test_private_names_are_refused_before_anything_starts() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
 
@@ -32,6 +33,7 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.protocol.versions import EDITION_NAME
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as pb
+from tests.loopback.eventually import eventually
 from tests.loopback.released_join import LONG_MS, ReleasedJoin, shake_hands
 
 GO, RAISE, DIE, END, STRAY, NAN, ODD_INFO, WAIT, OUTSIDE = range(9)
@@ -441,7 +443,7 @@ def test_a_partial_reset_does_not_hide_that_the_other_lanes_have_died(lanes: Env
     with ReleasedJoin(lanes.address) as session:
         pid = session.reset(10).infos["pid"][0]
         os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert eventually(lambda: not psutil.pid_exists(pid))
         hidden = session.reset(1, lanes=(0,))
         early = session.step(actions(lanes, GO), lanes=(1,))
         anew = session.reset(1, lanes=(0,))

@@ -336,3 +336,6 @@ class Impostor(gymnasium.Env[Any, Any]):
     metadata = {capabilities.MULTI_AGENT: {"agents": ["a", "b"]}}  # noqa: RUF012
     observation_space = spaces.Box(0.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
+
+    def step(self, action: Any) -> Any:
+        raise NotImplementedError  # it is refused before

@@ -314,6 +314,10 @@ class OwnDefault(PPOConfig):
         return super().get_default_rl_module_spec()
 
 
+def image(size: int) -> spaces.Space[Any]:
+    return spaces.Box(0, 255, (size, size, 3), np.uint8)
+
+
 def check_module(config: AlgorithmConfig, *of: spaces.Space[Any]) -> None:
     require_module(config, contract(*of), choose_runner(config, contract(*of)))
 
@@ -323,9 +327,9 @@ def check_module(config: AlgorithmConfig, *of: spaces.Space[Any]) -> None:
     [
         (PPOConfig, TEXT, spaces.Discrete(2), "No default encoder config"),
         (PPOConfig, spaces.Dict(a=BOX, b=BOX), spaces.Discrete(2), "FlattenObservations"),
-        (PPOConfig, spaces.Box(0, 255, (9, 9, 3), np.uint8), spaces.Discrete(2), "conv_filters"),
-        (PPOConfig, spaces.Box(0, 255, (84, 84, 3), np.uint8), spaces.Discrete(2), "DtypeObs"),
-        (PPOConfig, spaces.Box(0, 9, (3,), np.int64), spaces.Discrete(2), "DtypeObservation"),
+        (PPOConfig, image(9), spaces.Discrete(2), r"Config\(conv_filters=.*train_from_images\.md"),
+        (PPOConfig, image(84), spaces.Discrete(2), r"travel as bytes.*train_from_images\.md has"),
+        (PPOConfig, spaces.Box(0, 9, (3,), np.int64), spaces.Discrete(2), "FlattenObservations"),
         (PPOConfig, BOX, spaces.MultiBinary(3), "Unsupported action space"),
         (PPOConfig, spaces.Dict(a=BOX, b=TEXT), spaces.Discrete(2), "no encoder for Text"),
         (PPOConfig, FROM_FIVE, spaces.Discrete(2), "begin at 0, as RLlib's Fla"),

@@ -100,7 +100,8 @@ def bench(
     search_current_folder(env)
     console: Console = context.obj
     with contextlib.ExitStack() as stack:
-        own = _own_vector(env, num_envs, kwargs)
+        with console.waiting("starting the environment"):
+            own = _own_vector(env, num_envs, kwargs)
         stack.callback(own.close)
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         if load > _QUIET_LOAD * (os.cpu_count() or 1):
@@ -110,10 +111,12 @@ def bench(
                 style="yellow",
             )
         rates = [Rate(BY_ITSELF, _stepping(own))]
-        address, pid = stack.enter_context(_endpoint(env, own.num_envs, kwargs))
+        with console.waiting("starting the endpoint"):
+            address, pid = stack.enter_context(_endpoint(env, own.num_envs, kwargs))
         for name, transport in _TRANSPORTS.items():
             try:
-                remote = _remote(address, transport)
+                with console.waiting(f"connecting: {name}"):
+                    remote = _remote(address, transport)
             except RlmeshError as error:
                 console.say(f"no {name}: {error}", style="yellow")
                 continue
@@ -124,12 +127,16 @@ def bench(
         except ConfigurationError as error:
             console.say(str(error), style="yellow")
         else:
-            from rlmesh_ray.rllib.local_sampling import sampling
+            with console.waiting("loading Ray and RLlib"):
+                from rlmesh_ray.rllib.local_sampling import sampling
 
             stack.enter_context(connected_ray(console, 1, address="local"))
-            sample = stack.enter_context(sampling(address, own.num_envs, seed=_SEED))
+            with console.waiting("starting the runner"):
+                sample = stack.enter_context(sampling(address, own.num_envs, seed=_SEED))
             rates.append(Rate(RUNNER, sample))
-        _measure(rates, seconds, repetitions, pid)
+        total_s = len(rates) * seconds * (repetitions + 0.5)
+        with console.waiting(f"measuring, {total_s:.0f} s in all"):
+            _measure(rates, seconds, repetitions, pid)
     _show(console, env, own.num_envs, rates)
 
 

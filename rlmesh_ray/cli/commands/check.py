@@ -150,7 +150,7 @@ def check(  # noqa: PLR0913  # the command line; every option stands alone
     report = _Report()
     is_interrupted = False
     try:
-        for finding in _watched(console, _findings(plan, report)):
+        for finding in _watched(console, report, _findings(plan, report)):
             console.event(
                 "finding",
                 service=finding.service,
@@ -296,10 +296,15 @@ def _contract(env: str, model: "ConnectOptions") -> "EnvContract":
     return contract
 
 
-def _watched(console: Console, findings: "Iterator[Finding]") -> "Iterator[Finding]":
-    """Show a progress line on a terminal."""
+def _watched(
+    console: Console, report: _Report, findings: "Iterator[Finding]"
+) -> "Iterator[Finding]":
+    """Show how far the checks are."""
     if not console.people.is_terminal:
-        yield from findings
+        with console.waiting(
+            lambda: f"checking: {len(report.findings)} of {len(report.planned)} clauses"
+        ):
+            yield from findings
         return
     with console.people.status("checking …") as status:
         for finding in findings:

@@ -81,13 +81,17 @@ def compare(  # noqa: PLR0913  # the command line; every option stands alone
     with contextlib.ExitStack() as stack:
         endpoints = [ConnectOptions(name, token, tls) for name in env]
         lanes = min(math.ceil(episodes / len(env)), MOST_LANES)
-        envs = [stack.enter_context(served_env(each, lanes, kwargs)) for each in endpoints]
-        first = check_endpoints(envs, None)[0]  # all serve the same environment
+        with console.waiting("starting the environment"):
+            envs = [stack.enter_context(served_env(each, lanes, kwargs)) for each in endpoints]
+            first = check_endpoints(envs, None)[0]  # all serve the same environment
         policies = []
         # Both policies are asked before the first episode runs: episodes may take hours.
-        with contextlib.closing(
-            RemoteVectorEnv(first.address, token=first.token, tls=first.tls)
-        ) as asking:
+        with (
+            console.waiting("loading the policies, and asking them about a first observation"),
+            contextlib.closing(
+                RemoteVectorEnv(first.address, token=first.token, tls=first.tls)
+            ) as asking,
+        ):
             observations, _ = asking.reset(seed=seed)
             for name in (a, b):
                 served_map, route_map = maps_for(observation_map, [name])

@@ -284,15 +284,17 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
         file = stack.enter_context(episodes_file(output))
         endpoints = [ConnectOptions(name, token, tls, edition_text=edition_text) for name in env]
         lanes = num_envs or min(math.ceil(episodes / len(env)), MOST_LANES)
-        envs = [stack.enter_context(served_env(each, lanes, kwargs)) for each in endpoints]
-        check_endpoints(envs, num_envs)
+        with console.waiting("starting the environment"):
+            envs = [stack.enter_context(served_env(each, lanes, kwargs)) for each in endpoints]
+            check_endpoints(envs, num_envs)
         policies = [
             ConnectOptions(name, model_token, model_tls, edition_text=model_edition_text)
             for name in model
         ]
-        models = [
-            stack.enter_context(served_model(each, inference, served_map)) for each in policies
-        ]
+        with console.waiting("loading the policy"):
+            models = [
+                stack.enter_context(served_model(each, inference, served_map)) for each in policies
+            ]
         finished: list[EpisodeResult] = []
         try:
             run_and_show(

@@ -87,8 +87,9 @@ def export(  # noqa: PLR0913  # the command line; every option stands alone
     contract = None
     if env is not None:
         tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
-        contract = _contract(ConnectOptions(env, read_token(token_file), tls), kwargs)
-    with muted():
+        with console.waiting("starting the environment"):
+            contract = _contract(ConnectOptions(env, read_token(token_file), tls), kwargs)
+    with console.waiting("loading, exporting and comparing the policy"), muted():
         proof = export_policy(checkpoint, file, contract=contract)
     console.event("exported", file=str(file), **proof._asdict())
     console.say(str(proof))

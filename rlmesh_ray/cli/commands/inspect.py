@@ -93,16 +93,22 @@ def inspect(  # noqa: PLR0913  # the command line; every option stands alone
         edition_text,
     )
     if health:
-        return _probe(console, connect_options.address, check_health(connect_options))
+        with console.waiting(f"asking {address}"):
+            answer = check_health(connect_options)
+        return _probe(console, connect_options.address, answer)
     if sessions:
         from rlmesh_ray.client.observer import EndpointObserver
 
         with EndpointObserver(
             address, token=connect_options.token, tls=connect_options.tls
         ) as observer:
-            _show_sessions(console, address, observer.sessions())
+            with console.waiting(f"asking {address}"):
+                seen = observer.sessions()
+            _show_sessions(console, address, seen)
         return 0
-    for service in _services(connect_options):
+    with console.waiting(f"asking {address}"):
+        services = list(_services(connect_options))
+    for service in services:
         _show(console, connect_options.address, service, check_health(connect_options))
     return 0
 

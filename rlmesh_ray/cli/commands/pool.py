@@ -29,7 +29,7 @@ from rlmesh_ray.cli.register_with_pool import POOL_TOKEN_VARIABLE, pool_secret
 from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.errors import EndpointError
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool
-from rlmesh_ray.server.metrics_server import MeasuredEndpoint
+from rlmesh_ray.server.metrics import MeasuredEndpoint
 from rlmesh_ray.server.statistics import StatisticsPair
 
 if TYPE_CHECKING:
@@ -103,9 +103,11 @@ def pool(  # noqa: PLR0913  # the command line; every option stands alone
     ):
         from rlmesh_ray.actors.pool import EnvPool
 
-        with EnvPool(
-            name, address=address, token=secret, tls=tls, endpoint_tls=endpoint_tls
-        ) as started:
+        with console.waiting("starting the registrar"):
+            started = EnvPool(
+                name, address=address, token=secret, tls=tls, endpoint_tls=endpoint_tls
+            )
+        with started:
             _announce(console, started, is_protected=secret is not None)
             announce_metrics()
             follow(console, started)

@@ -256,10 +256,13 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         )
     # Ctrl-C while the checkpoint loads ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):
+        from rlmesh_ray.cli.serve_loop import quiet_for_programs, serve
         from rlmesh_ray.models.loading import load_policy
         from rlmesh_ray.server.bind_policy import checked_address
         from rlmesh_ray.server.model_server import ModelServer
 
+        console: Console = context.obj
+        quiet_for_programs(console, log_format)
         mapping = parse_map(observation_map)
         token = read_token(token_file)
         tls = server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray)
@@ -267,7 +270,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         checked_address(address, token, no_token=no_token)
         if openpi is not None:
             checked_address(openpi, token, no_token=no_token)
-        spaces = None if openpi_env is None else _contract(openpi_env)
+        spaces = None if openpi_env is None else _contract(console, openpi_env)
         if _is_policy_server(checkpoint):
             if explore or device or bucket or horizon or inference is not Inference.AUTO:
                 raise ConfigurationError(
@@ -276,7 +279,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
                 )
             policy: object = _remote_policy(checkpoint, model_token_file, model_tls_ca)
         else:
-            with muted():
+            with console.waiting("loading the checkpoint"), muted():
                 policy = load_policy(
                     checkpoint,
                     explore=explore,
@@ -312,10 +315,8 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             for prefix in ("--", "--model-")
         ]
         protection = token_fact(token, token_file)
-        from rlmesh_ray.cli.serve_loop import serve
-
         run = functools.partial(serve, log_format=log_format, metrics_address=metrics_address)
-        _serve(context.obj, server, checkpoint, protection, options, run)
+        _serve(console, server, checkpoint, protection, options, run)
 
 
 def _is_policy_server(checkpoint: str) -> bool:
@@ -336,14 +337,17 @@ def _remote_policy(address: str, token_file: Path | None, tls_ca: Path | None) -
         raise
 
 
-def _contract(env: str) -> object:
+def _contract(console: Console, env: str) -> object:
     """Return the contract of an environment, which is made for a moment unless it is served."""
     from rlmesh_ray.cli.commands.evaluate import served_env
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.client.env_session_client import probe_endpoint
 
     search_current_folder(env)
-    with served_env(ConnectOptions(env), 1, None) as options:
+    with (
+        console.waiting("starting the environment"),
+        served_env(ConnectOptions(env), 1, None) as options,
+    ):
         return probe_endpoint(options).contract
 
 

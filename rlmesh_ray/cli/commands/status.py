@@ -64,7 +64,7 @@ def status(
         sys.stdout.write(render())
         return
     require_rllib("status", ["ray"], instead=_WITHOUT_RAY)
-    with joined_ray(ray_address) as joined:
+    with joined_ray(console, ray_address) as joined:
         if not watch:
             console.show(_shown(_query(console, joined), joined))
             return

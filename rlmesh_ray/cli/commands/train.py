@@ -368,25 +368,28 @@ def _run(console: Console, job: _TrainOptions) -> int:
     from rlmesh_ray.cli.local_ray import require_rllib
 
     require_rllib("train")
-    _check_env(job)
+    with console.waiting(f"asking {job.env}"):
+        _check_env(job)
     with claimed(job.folder):
         return _run_claimed(console, job)
 
 
 def _run_claimed(console: Console, job: _TrainOptions) -> int:
-    from rlmesh_ray.cli.local_ray import connected_ray
-    from rlmesh_ray.cli.views.training_view import TrainingView
-    from rlmesh_ray.models.torch.threads import limit_torch_threads
-    from rlmesh_ray.rllib.tracking import tracked
-    from rlmesh_ray.rllib.training import learning_curve, require_goal_ahead, saved_progress
-    from rlmesh_ray.rllib.training import train as run
+    with console.waiting("loading Ray and RLlib"):
+        from rlmesh_ray.cli.local_ray import connected_ray
+        from rlmesh_ray.cli.views.training_view import TrainingView
+        from rlmesh_ray.models.torch.threads import limit_torch_threads
+        from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
+        from rlmesh_ray.rllib.tracking import tracked
+        from rlmesh_ray.rllib.training import learning_curve, require_goal_ahead, saved_progress
+        from rlmesh_ray.rllib.training import train as run
 
-    limit_torch_threads(1)  # as train() does
-    checkpoint = job.folder / _CHECKPOINT
-    former = saved_progress(checkpoint) if job.is_resumed else []
-    # What can be refused is refused before Ray starts, which takes long.
-    require_goal_ahead(former, job.stop_return, job.stop_iters)
-    config = _config(job)
+        limit_torch_threads(1)  # as train() does
+        checkpoint = job.folder / _CHECKPOINT
+        former = saved_progress(checkpoint) if job.is_resumed else []
+        # What can be refused is refused before Ray starts, which takes long.
+        require_goal_ahead(former, job.stop_return, job.stop_iters)
+        config = _config(job)
     endpoints = 0 if looks_like_address(job.env) else job.num_endpoints or job.num_env_runners or 1
     num_cpus = endpoints + job.num_env_runners + 1
     with connected_ray(console, num_cpus=num_cpus):
@@ -413,9 +416,10 @@ def _run_claimed(console: Console, job: _TrainOptions) -> int:
             progress = tracked(progress, job.folder, former=former, tensorboard=tensorboard)
             history = [*former, *view.follow(progress)]
         file, curve = job.folder / _CURVE, None
-        title = f"{job.algo} on {job.env}, over endpoints"
+        title = f"{job.algo} on {config.env_config[PLAN_KEY].contract.id}, over endpoints"
         try:
-            learning_curve(history, file, title=title, goal=job.stop_return)
+            with console.waiting("drawing the learning curve"):
+                learning_curve(history, file, title=title, goal=job.stop_return)
             curve = file
         except OSError as error:  # a full disk: the checkpoint is there
             console.say(f"{file} cannot be written: {error}", style="yellow")

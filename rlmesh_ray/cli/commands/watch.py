@@ -163,7 +163,7 @@ def _on_ray(
 
     try:
         require_rllib("watch without addresses", ["ray"])
-        joined = stack.enter_context(joined_ray(ray_address))
+        joined = stack.enter_context(joined_ray(console, ray_address))
     except RlmeshError as error:
         if names or ray_address is not None:
             raise

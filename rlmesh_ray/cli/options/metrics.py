@@ -8,7 +8,7 @@ import typer
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import OUTPUT
-from rlmesh_ray.server.metrics_server import Measured, serve_metrics
+from rlmesh_ray.server.metrics import Measured
 
 MetricsAddress = Annotated[
     str | None,
@@ -34,6 +34,9 @@ def served_metrics(
     if address is None:
         yield lambda: None
         return
+    # It loads gRPC, which no other command needs.
+    from rlmesh_ray.server.metrics_server import serve_metrics
+
     with serve_metrics(address, measured) as bound:
 
         def announce() -> None:

@@ -58,6 +58,7 @@ class EvaluationView:
         finished: "list[EpisodeResult] | None" = None,
     ) -> None:
         self._console = console
+        self._num_episodes = num_episodes
         self._output = output
         self._episodes = [] if finished is None else finished
         self._losses: list[Loss] = []
@@ -73,13 +74,24 @@ class EvaluationView:
             transient=True,
         )
         self._task = self._bar.add_task("episodes", total=num_episodes, last="")
+        self._shown = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._bar.disable:
+            self._shown.enter_context(self._console.waiting(self._state))
+        else:
+            self._bar.start()
+            self._shown.callback(self._bar.stop)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._shown.close()
+
+    def _state(self) -> str:
+        count = len(self._episodes)
+        if count == self._num_episodes:
+            return "closing the sessions, and writing what is recorded"
+        return f"running episodes: {count} of {self._num_episodes} have ended"
 
     def advance(self, episode: "EpisodeResult") -> None:
         """Record, show and write a finished episode.

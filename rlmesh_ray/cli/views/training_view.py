@@ -14,6 +14,7 @@ from rlmesh_ray.cli.console import Console
 if TYPE_CHECKING:
     from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
 
+_BEGINNING = "building the algorithm, and running its first iteration"
 _WINDOW = 10
 
 
@@ -107,8 +108,10 @@ class TrainingView:
         self._sessions_lost = 0
         self._is_failure_shown = False
         self._status: Status | None = None
+        self._first = contextlib.ExitStack()
+        """Open until the first iteration is over, without a status line."""
         if console.people.is_terminal:
-            self._status = console.people.status("first iteration …")
+            self._status = console.people.status(f"{_BEGINNING} …")
         self._resets = _ResetsHandler(console)
 
     def __enter__(self) -> Self:
@@ -121,9 +124,12 @@ class TrainingView:
         )
         if self._status is not None:
             self._status.start()
+        else:
+            self._first.enter_context(self._console.waiting(_BEGINNING))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._first.close()
         _CLIENT_LOG.removeHandler(self._resets)
         _CLIENT_LOG.setLevel(logging.NOTSET)
         if self._status is not None:
@@ -146,6 +152,7 @@ class TrainingView:
 
     def update(self, progress: "TrainingProgress") -> None:
         """Show the progress after an iteration."""
+        self._first.close()
         self._samples.append(progress)
         left_s = eta_s(self._samples, self._goal)
         self._console.event(

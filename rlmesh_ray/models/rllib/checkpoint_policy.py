@@ -53,7 +53,7 @@ from rlmesh_ray.spaces.coercion import drop_unit_axis
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.space_description import describe_difference
-from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.spec import BoxSpec, SpaceSpec
 
 if TYPE_CHECKING:
     from rlmesh_ray.models.onnx.policy_export import GreedyForward
@@ -141,6 +141,11 @@ class RllibPolicy:
             horizon=self._horizon,
             torch_reason=self._forward.torch_reason,
         )
+        action_space = self.traits.action_space
+        self._has_numbers = action_space is not None and any(
+            isinstance(leaf.spec, BoxSpec) and not leaf.shape for leaf in leaves(action_space)
+        )
+        """Whether some actions are a Box of shape (), to which RLlib gives an axis."""
         if inference == "compiled" and of_device.type == "cpu":
             with contextlib.suppress(PolicyError):  # connectors may refuse zeros
                 self._weights.try_out()
@@ -180,9 +185,10 @@ class RllibPolicy:
         """
         try:
             actions, is_nan = self._actor.act(rows)
-            spec, num_axes = contract.action_space, 1 if self._horizon == 1 else 2
-            parts = zip(leaves(spec), flatten(spec, actions), strict=True)
-            actions = unflatten(spec, [drop_unit_axis(*part, num_axes) for part in parts])
+            if self._has_numbers:
+                spec, num_axes = contract.action_space, 1 if self._horizon == 1 else 2
+                parts = zip(leaves(spec), flatten(spec, actions), strict=True)
+                actions = unflatten(spec, [drop_unit_axis(*part, num_axes) for part in parts])
         except PolicyError:
             raise
         except Exception as error:
@@ -195,7 +201,7 @@ class RllibPolicy:
             raise PolicyError(
                 f"the module's output has NaN in it for {is_nan.sum()} of {len(is_nan)} rows"
             )
-        return refusable(spec, actions, is_nan)
+        return refusable(from_gymnasium(self._spaces[1]), actions, is_nan)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Free the episode of a lane, or of all lanes of a route."""

@@ -74,7 +74,7 @@ def require_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> None:
             raise ConfigurationError(
                 f"step_timeout_s={step_timeout_s:g} is not below {setting}={limit_s:g}, after "
                 "which RLlib drops what a runner samples; lower step_timeout_s, or first set "
-                f"{setting} to a multiple of it"
+                f"{setting} to a multiple of it; docs/how_to/slow_simulators.md has all limits"
             )
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
@@ -37,9 +38,18 @@ _OWN_ACTIONS = "env_runners(module_to_env_connector=...)"
 _OWN_MODULE = "rl_module(rl_module_spec=...)"
 _OWN_OBSERVATIONS = "env_runners(env_to_module_connector=...)"
 _AS_FLOATS = (
-    "if the observations are integers, wrap the environment in "
-    "gymnasium.wrappers.DtypeObservation(env, numpy.float32); else, before configure, set "
-    f"{_OWN_MODULE} or {_OWN_OBSERVATIONS}"
+    f"before configure, set {_OWN_OBSERVATIONS} to RLlib's FlattenObservations, which makes floats "
+    f"of integers, or to a connector of your own, or set {_OWN_MODULE}"
+)
+_FLOATS_OF_PIXELS = (
+    f"before configure, set {_OWN_OBSERVATIONS} to a connector that makes floats of the pixels, so "
+    f"that they still travel as bytes, or set {_OWN_MODULE}; docs/how_to/train_from_images.md has "
+    "both"
+)
+_FILTERS = (
+    "before configure, set rl_module(model_config=DefaultModelConfig(conv_filters=...)), as "
+    f"docs/how_to/train_from_images.md does, or {_OWN_OBSERVATIONS} to RLlib's "
+    "FlattenObservations, which needs no CNN"
 )
 
 
@@ -173,7 +183,7 @@ def _refused_modules(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[
         try:
             _show_zeros(module, spaces[0])
         except Exception as error:  # noqa: BLE001  # likewise
-            yield Incompatibility(part, owner, spaces, _in_one_line(error), _AS_FLOATS)
+            yield Incompatibility(part, owner, spaces, _in_one_line(error), _as_floats(spaces[0]))
 
 
 def _show_zeros(module: RLModule, observation: Space) -> None:
@@ -253,7 +263,19 @@ def _is_index(leaf: Space) -> bool:
     return -int(leaf.n) <= int(leaf.start) <= 0
 
 
+def _as_floats(observation: Space) -> str:
+    is_image = _is_image(observation) and observation.dtype == np.uint8
+    return _FLOATS_OF_PIXELS if is_image else _AS_FLOATS
+
+
+def _is_image(observation: Space) -> bool:
+    """Return whether RLlib's default module would be a CNN."""
+    return isinstance(observation, gymnasium.spaces.Box) and len(observation.shape) == 3
+
+
 def _remedy(observation: Space) -> str:
+    if _is_image(observation):
+        return _FILTERS
     parts = list(_leaves(observation))
     if any(isinstance(part, gymnasium.spaces.Text) for part in parts):
         return (

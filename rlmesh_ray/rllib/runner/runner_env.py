@@ -7,6 +7,7 @@ import gymnasium
 from gymnasium.vector.utils import batch_space
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.capabilities import SET_ATTR
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 
@@ -31,13 +32,6 @@ class SteppedByRunner:
             "the environments of this runner are at endpoints: instead of env.render(), call "
             'env.call("render"), which their operator has to allow (EnvServer(..., '
             'allow_calls=["render"]))'
-        )
-
-    def set_attr(self, name: str, *_values: Any) -> NoReturn:
-        """Refuse: attributes of environments elsewhere are set by their methods alone."""
-        raise ConfigurationError(
-            f"the environments of this runner are at endpoints: to set {name}, give them a method "
-            'that sets it, and call that by env.call("NAME_OF_THE_METHOD", value)'
         )
 
 
@@ -89,6 +83,23 @@ class LaneCalls(SteppedByRunner):
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return an attribute of every lane's environment; as in gymnasium, methods are called."""
         return self._call(name, ())
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute to one value in every lane; see ``RemoteVectorEnv.set_attr``.
+
+        New sessions get the value, too, as with ``call``.
+
+        Raises:
+            ConfigurationError: ``values`` is a list or tuple, or the operator of an endpoint does
+                not allow the call ``set_wrapper_attr``.
+        """
+        if isinstance(values, list | tuple):
+            raise ConfigurationError(
+                f"set_attr: the lanes of a runner get one value of {name}, for gymnasium reads a "
+                f"{type(values).__name__} as one value per lane; where it is the value itself, "
+                f"call env.call({SET_ATTR!r}, {name!r}, value)"
+            )
+        self._call(SET_ATTR, (name, values))
 
     def close_extras(self, **_kwargs: Any) -> None:
         """End the sessions; ``close`` calls this."""

@@ -49,7 +49,7 @@ class RetryPolicy:
         """Episodes since then that ended before a step which was discarded."""
         self._since_s: float | None = None
         self._next_report_s = 0.0
-        """How long an endpoint is away when this is said next."""
+        """How long an endpoint has been away when its absence is reported next."""
 
     def succeeded(self) -> None:
         """Note a success of the endpoint."""
@@ -94,8 +94,8 @@ class RetryPolicy:
     def absence_to_report(self, now_s: float) -> tuple[float, float] | None:
         """Return for how long an endpoint has been away, and after how many seconds it is given up.
 
-        None: this failure is not to be said. Those that are come at once, and when the endpoint has
-        been away for 1, 2, 4, 8, ... seconds, so that a long absence fills no log.
+        None: this failure is not reported. The first one is, and others after 1, 2, 4, 8, ...
+        seconds, so that a long absence does not fill the log.
         """
         away_s = 0.0 if self._since_s is None else now_s - self._since_s
         if away_s < self._next_report_s:

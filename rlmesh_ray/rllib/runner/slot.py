@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from rlmesh_ray.errors import EndpointClosedError, EndpointError, RemoteEnvError, RlmeshError
 from rlmesh_ray.polling import WakeupDescriptors
+from rlmesh_ray.protocol.capabilities import SET_ATTR
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue, Job
 from rlmesh_ray.rllib.runner.session_retry import RetryPolicy
 
@@ -93,7 +94,7 @@ class Slot:
         """The job that the thread runs since its signal has not arrived for long."""
         self._closing = threading.Event()
         self._work = 0
-        self._settings: dict[str, tuple[object, ...]] = {}
+        self._settings: dict[object, tuple[str, tuple[object, ...]]] = {}
         self._is_behind = False
 
     def is_current(self, result: SlotResult) -> bool:
@@ -145,8 +146,9 @@ class Slot:
     def call(self, name: str, arguments: tuple[object, ...]) -> tuple[Any, ...]:
         """Call into every lane; see ``EnvClient.call``.
 
-        A call with arguments is a setting: the last one of each name is repeated in new sessions,
-        before their episodes begin. A slot without open sessions returns None for each lane.
+        A call with arguments is a setting: the last one of each name, and of each attribute that
+        is set, is repeated in new sessions, before their episodes begin. A slot without open
+        sessions returns None for each lane.
 
         Raises:
             ConfigurationError: The endpoints do not allow it.
@@ -163,7 +165,8 @@ class Slot:
             if step is not None:
                 self._completions.defer(step)
         if arguments:
-            self._settings[name] = arguments
+            key = (name, arguments[0]) if name == SET_ATTR else name
+            self._settings[key] = name, arguments
             # Also where an earlier setting has not been repeated yet.
             self._is_behind = self._is_behind or self.phase is SlotPhase.OPENING
         return results
@@ -244,7 +247,7 @@ class Slot:
         return group.reset()
 
     def _set_up(self, group: SlotGroup) -> None:
-        for name, arguments in list(self._settings.items()):
+        for name, arguments in list(self._settings.values()):
             group.call(name, arguments)
 
 

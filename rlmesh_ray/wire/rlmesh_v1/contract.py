@@ -1,6 +1,7 @@
 """Conversion between EnvContract and ``rlmesh.env.v1.EnvContract``."""
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.capabilities import SPEC
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2 as pb
 from rlmesh_ray.wire.rlmesh_v1.meta import decode_peer_meta, encode_meta
@@ -19,11 +20,14 @@ _MODES = {number: mode for mode, number in _MODE_NUMBERS.items()} | {
 
 def contract_to_proto(contract: EnvContract) -> pb.EnvContract:
     """Return the message of ``contract``; metadata without a wire form become text."""
+    metadata = dict(contract.metadata)
+    if contract.spec:
+        metadata[SPEC] = dict(contract.spec)
     return pb.EnvContract(
         id=contract.id,
         action_space=spec_to_proto(contract.action_space),
         observation_space=spec_to_proto(contract.observation_space),
-        metadata=encode_meta(contract.metadata, tag_arrays=False),
+        metadata=encode_meta(metadata, tag_arrays=False),
         render_mode=contract.render_mode,
         num_envs=contract.num_envs,
         autoreset_mode=_MODE_NUMBERS[contract.autoreset_mode],
@@ -39,6 +43,8 @@ def contract_from_proto(message: pb.EnvContract) -> EnvContract:
     """
     if message.autoreset_mode not in _MODES:
         raise CodecError(f"autoreset mode {message.autoreset_mode} is not known")
+    metadata = decode_peer_meta(message.metadata)
+    spec = metadata.pop(SPEC, {})
     return require_width(
         EnvContract(
             id=message.id,
@@ -49,6 +55,7 @@ def contract_from_proto(message: pb.EnvContract) -> EnvContract:
             num_envs=message.num_envs,
             autoreset_mode=_MODES[message.autoreset_mode],
             render_mode=message.render_mode,
-            metadata=decode_peer_meta(message.metadata),
+            metadata=metadata,
+            spec=spec if isinstance(spec, dict) else {},
         )
     )

@@ -59,6 +59,8 @@ _ARRAY_DTYPES = {
 _INT64 = range(-(2**63), 2**63)
 
 
+_ARRAYS = (np.ndarray, np.memmap)
+"""Other subclasses would lose something, such as a mask."""
 _INPUT_REMEDY = "give numbers, text, bytes, arrays, and lists and dicts of these"
 
 
@@ -166,7 +168,7 @@ class InputEncoder:
         scalar = _scalar(value)
         if scalar is not None:
             self._fill_scalar(message, value, scalar, place)
-        elif type(value) is np.ndarray and _is_taggable(value):
+        elif type(value) in _ARRAYS and _is_taggable(value):
             self._fill_array(message, value, place)
         elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
             message.map.SetInParent()
@@ -297,13 +299,13 @@ class _MetaEncoder:
         return entry
 
     def _fill_scalar(self, message: pb.MetaValue, value: Any) -> bool:
-        if isinstance(value, (int, np.integer)) and int(value) not in _INT64:
-            message.str = self._text(int(value))
-            return True
         scalar = _scalar(value)
         if scalar is None:
             return False
         kind, plain = scalar
+        if kind == "int" and plain not in _INT64:
+            message.str = self._text(plain)
+            return True
         if isinstance(plain, (str, bytes)) and not self._budget.affords(len(plain) - _ENTRY_BYTES):
             message.str = f"<{len(plain)} of {type(plain).__name__}>"
         else:
@@ -416,7 +418,7 @@ def _scalar(value: Any) -> tuple[str, Any] | None:
     """Return the field and the plain value of a scalar; None for other values."""
     if isinstance(value, (bool, np.bool_)):
         return "bool", bool(value)
-    if isinstance(value, (int, np.integer)):
+    if isinstance(value, (int, np.integer)) and not isinstance(value, np.timedelta64):
         return "int", int(value)
     if isinstance(value, (float, np.floating)):
         return "float", float(value)

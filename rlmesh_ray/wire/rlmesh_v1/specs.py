@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.spec import (
     DTYPES,
+    MAX_COUNTS,
     BoxSpec,
     DictSpec,
     DiscreteSpec,
@@ -265,14 +266,14 @@ def _nvec(message: pb.MultiDiscreteSpec) -> tuple[tuple[int, ...], tuple[int, ..
     if kind is None:
         raise CodecError("MultiDiscrete has neither flat nor shaped")
     if kind == "flat":
-        counts = validation.few(message.flat.data, "counts", validation.MAX_COUNTS)
+        counts = validation.few(message.flat.data, "counts", MAX_COUNTS)
         return counts, (len(counts),)
     rows = [row.data for row in validation.few(message.shaped.data, "rows")]
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
         raise CodecError(f"MultiDiscrete has rows of lengths {sorted(lengths)[:8]}")
-    if sum(map(len, rows)) > validation.MAX_COUNTS:
-        raise CodecError(f"MultiDiscrete has more than {validation.MAX_COUNTS} counts")
+    if sum(map(len, rows)) > MAX_COUNTS:
+        raise CodecError(f"MultiDiscrete has more than {MAX_COUNTS} counts")
     counts = tuple(count for row in rows for count in row)
     return counts, (len(rows), lengths.pop() if lengths else 0)
 

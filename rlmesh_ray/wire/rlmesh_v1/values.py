@@ -28,7 +28,7 @@ from rlmesh_ray.spaces.spec import (
 )
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import value_pb2 as pb
 from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
-from rlmesh_ray.wire.protobuf import parse
+from rlmesh_ray.wire.protobuf import MOST_PARTS, parse
 from rlmesh_ray.wire.validation import check_column, check_size
 
 _LITTLE = {np.dtype(name): np.dtype(name).newbyteorder("<") for name in DTYPES}
@@ -40,6 +40,8 @@ _KINDS: dict[type[LeafSpec], str] = {
     TextSpec: "text",
 }
 """Field of ``SpaceValueNode`` for each kind of leaf."""
+_NODE_PARTS = 32
+"""Most parts of a message for one leaf of one lane, with the nodes above it."""
 
 
 def encode_batch(spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) -> bytes:
@@ -200,7 +202,8 @@ def decode_nodes(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[list[Any]
     Raises:
         CodecError: It has other lanes or another structure. Sizes are not checked.
     """
-    batch = parse(pb.ValueList, data, is_bounded=False)  # it has as many parts as the lanes have
+    most_parts = max(MOST_PARTS, _NODE_PARTS * num_lanes * len(leaves(spec)))
+    batch = parse(pb.ValueList, data, most_parts=most_parts)
     if len(batch.items) != num_lanes:
         raise CodecError(f"the batch has {len(batch.items)} lanes, expected {num_lanes}")
     parts: list[list[Any]] = [[] for _ in leaves(spec)]

@@ -4,11 +4,13 @@ import io
 import json
 import math
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from rich.table import Table
 
+from rlmesh_ray.cli import console as console_module
 from rlmesh_ray.cli.console import Console, program
 
 Capture = pytest.CaptureFixture[str]
@@ -166,3 +168,39 @@ def test_a_peers_text_is_printed_as_text(capsys: Capture) -> None:
     assert not {"\x1b", "\x9b"} & set(output)
     assert output.count("[red]:skull:\\x1b") == 12
     assert captured.err.startswith("error: [red]:skull:\\x1b]0;title\\x9b2J\n")
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_what_takes_long_is_said_on_standard_error_when_it_has_changed(
+    is_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(console_module, "_SILENCE_S", 1e-4)
+    states, is_asked = ["0 of 2", "0 of 2", "1 of 2"], threading.Event()
+
+    def doing() -> str:
+        if len(states) == 1:
+            is_asked.set()
+            return states[0]
+        return states.pop(0)
+
+    with Console(is_json=is_json).waiting(doing):
+        assert is_asked.wait(20)
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "0 of 2 …\n1 of 2 …\n"
+
+
+def test_nothing_is_said_of_what_is_over_soon_nor_where_programs_read_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    with pytest.raises(ValueError, match="in vain"), Console().waiting("loading"):
+        raise ValueError("in vain")
+    monkeypatch.setattr(console_module, "_SILENCE_S", 0.0)
+    console = Console()
+    console.has_json_log = True
+    threads = threading.active_count()
+    with console.waiting("loading"):
+        assert threading.active_count() == threads
+
+    assert capsys.readouterr().err == ""

@@ -93,3 +93,11 @@ def test_an_endpoint_that_is_busy_has_longer_to_answer_than_the_limit_that_the_e
     assert stream.waited_s == [waited_s, waited_s]
     with pytest.raises(EndpointLostError, match=f"no answer within {timeout_s:g} s"):
         session.require_open()
+
+
+def test_what_is_left_of_a_limit_is_waited_for_and_the_limit_is_named() -> None:
+    stream = Stream(EndpointTimeoutError("no answer within 1.5 s", "host:1"))
+
+    with pytest.raises(EndpointTimeoutError, match="no answer within 10 s"):
+        session_over(stream).receive("1", Rendered, 10.0, 0.5)
+    assert stream.waited_s == [1.5]

@@ -96,6 +96,34 @@ class WithoutStep(gymnasium.Env[Any, Any]):
     observation_space = action_space = Discrete(2)
 
 
+class Adapted(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Makes an old environment one of gymnasium's."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.env.reset(), {}
+
+
+class HidingItself(Complete):
+    """Its ``unwrapped`` is a simulator's own object."""
+
+    unwrapped: Any = object()
+
+
+class StepGiven(WithoutStep):
+    def __init__(self) -> None:
+        self.step = Complete().step  # type: ignore[method-assign]
+
+    reset = Complete.reset
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [lambda: gymnasium.wrappers.TimeLimit(Adapted(OldReset()), 9), HidingItself, StepGiven],
+)
+def test_environments_that_are_complete_in_unusual_ways_are_accepted(factory: Any) -> None:
+    build(make_source(factory).payload, 1).close()
+
+
 @pytest.mark.parametrize(
     ("factory", "cause"),
     [

@@ -688,6 +688,30 @@ def test_the_contract_describes_the_environment() -> None:
     assert contract.autoreset_mode is AutoresetMode.NEXT_STEP
     assert contract.render_mode == "rgb_array"
     assert contract.metadata == {"render_modes": ["human", "rgb_array"], "render_fps": 50}
+    assert contract.spec == {
+        "id": "CartPole-v1",
+        "max_episode_steps": 500,
+        "reward_threshold": 475.0,
+        "nondeterministic": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "env_id"),
+    [
+        ("course:make", "course:make"),
+        ("course:Course.make", "course:Course.make"),
+        ("gymnasium:CartPole-v1", "CartPole-v1"),
+        ("make", "CartPole-v1"),
+        ("functools.partial(<function make>, {'a': 1})", "CartPole-v1"),
+    ],
+)
+def test_own_code_that_is_given_by_name_keeps_its_name(name: str, env_id: str) -> None:
+    vector = LaneVectorEnv([gymnasium.make("CartPole-v1")])
+
+    contract = VectorHost(vector, ValidationMode.WARN, name).contract
+
+    assert (contract.id, contract.spec["id"]) == (env_id, "CartPole-v1")
 
 
 def up_to(*highs: float, mode: Any) -> SyncVectorEnv:

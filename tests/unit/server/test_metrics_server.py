@@ -10,13 +10,8 @@ from rlmesh_ray.errors import AddressError
 from rlmesh_ray.server import metrics
 from rlmesh_ray.server.batch_queue import BatchQueueStatistics
 from rlmesh_ray.server.counters import EnvCounters, ModelCounters
-from rlmesh_ray.server.metrics import ALL_METRICS
-from rlmesh_ray.server.metrics_server import (
-    Measured,
-    MeasuredEndpoint,
-    StatisticsCollector,
-    serve_metrics,
-)
+from rlmesh_ray.server.metrics import ALL_METRICS, Measured, MeasuredEndpoint
+from rlmesh_ray.server.metrics_server import StatisticsCollector, serve_metrics
 from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics
 from tests.lane_counts import note_step
 

@@ -36,7 +36,7 @@ def test_a_large_message_has_few_parts() -> None:
     )
     with pytest.raises(CodecError, match=r"has more than 69632 parts; send less at a time"):
         parse(model_pb.JoinRequest, slots(2**17, large))
-    parse(model_pb.JoinRequest, slots(2**17, large), is_bounded=False)
+    parse(model_pb.JoinRequest, slots(2**17, large), most_parts=None)
     parse(model_pb.JoinRequest, slots(2**17))  # of less than two megabytes
 
 

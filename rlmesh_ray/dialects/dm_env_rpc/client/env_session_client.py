@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import ResetResult, StepResult, naming_option
+from rlmesh_ray.client.env_client import ResetResult, StepResult
 from rlmesh_ray.client.env_session_client import DialectEnvClient
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import with_timeout_limit
@@ -185,7 +185,7 @@ class WorldClient:
         limit_s = self._reset_timeout_s
         with (
             self._ending(RemoteEnvError),
-            naming_option("reset_timeout_s", limit_s, self.address),
+            with_timeout_limit(limit_s, self.address, "reset_timeout_s"),
         ):
             self._pending.popleft()
             observation = self._transport.receive_reset(time.monotonic() + limit_s)
@@ -227,7 +227,7 @@ class WorldClient:
         option, limit_s = "step_timeout_s", self._step_timeout_s
         if self._has_ended:
             option, limit_s = "reset_timeout_s", self._reset_timeout_s
-        with self._ending(RemoteEnvError), naming_option(option, limit_s, self.address):
+        with self._ending(RemoteEnvError), with_timeout_limit(limit_s, self.address, option):
             self._pending.popleft()
             try:
                 step = self._transport.receive_step(time.monotonic() + limit_s)

@@ -35,6 +35,9 @@ class RequestKind(enum.Enum):
 
 
 _SCALARS = (bool, int, float, str, np.generic)
+_ARRAYS = (np.ndarray, np.memmap)
+"""Other subclasses would lose something, such as a mask."""
+_PYTHON_KINDS: dict[Any, type] = {np.bool_: bool, np.int64: int, np.float64: float, np.str_: str}
 _KINDS = {kind.value: kind for kind in RequestKind}
 
 
@@ -176,22 +179,31 @@ def _exact(value: Any) -> Any:
     """
     if isinstance(value, (list, tuple)):
         kinds = set(_kinds(value))
-        if len(kinds) != 1:
+        if len(kinds) != 1 and not (kinds == {int, float} and _are_floats(value)):
             raise CodecError(f"a list of {' and '.join(sorted(map(str, kinds))) or 'nothing'}")
         if kinds == {int} and np.asarray(value).dtype.kind not in "iu":
             raise CodecError("its integers do not fit into 64 bits")
-    elif type(value) is not np.ndarray and not isinstance(value, _SCALARS):
+    elif type(value) not in _ARRAYS and not isinstance(value, _SCALARS):
         raise CodecError(f"a {type(value).__name__}")
+    elif isinstance(value, int) and np.asarray(value).dtype == object:
+        raise CodecError("it does not fit into 64 bits")
     return value
 
 
+def _are_floats(value: Any) -> bool:
+    """Return whether float64 holds all integers of nested lists."""
+    numbers = np.asarray(value, object).ravel()
+    return all(float(number) == number for number in numbers if isinstance(number, int))
+
+
 def _kinds(value: Any) -> Iterable[Any]:
-    """Yield the type or dtype of each part of nested lists."""
+    """Yield the type or dtype of each part of nested lists; of NumPy's numbers, Python's type."""
     if isinstance(value, (list, tuple)):
         for part in value:
             yield from _kinds(part)
     else:
-        yield value.dtype if isinstance(value, np.ndarray) else type(value)
+        kind = value.dtype if isinstance(value, np.ndarray) else type(value)
+        yield _PYTHON_KINDS.get(kind, kind)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -89,7 +89,7 @@ class ValueCheck:
         return dict(warnings_as_texts(warnings_info(untold, self._num_lanes))) if untold else {}
 
     def _refusal(self, side: str, error: ConformanceError) -> RemoteEnvError:
-        remedy = "mend the server"
+        remedy = "fix the server"
         if error.kind == "range":
             remedy += ", or have it delivered: DmEnvRpcSettings(validation='warn')"
         elif error.path:

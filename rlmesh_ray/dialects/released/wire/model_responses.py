@@ -60,7 +60,7 @@ def with_timings(frame: bytes, timings: ModelTimings) -> bytes:
 
 def parse_timings(data: bytes) -> ModelTimings:
     """Return the timings of the response in ``data``. Raises CodecError if it is none."""
-    message = parse(pb.JoinResponse, data, is_bounded=False)
+    message = parse(pb.JoinResponse, data, most_parts=None)
     names = ModelTimings.__slots__  # type: ignore[attr-defined]  # a dataclass with slots
     told = {name: getattr(message, name) for name in names if message.HasField(name)}
     return ModelTimings(**told)

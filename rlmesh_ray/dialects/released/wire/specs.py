@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.spec import (
     DTYPES,
+    MAX_COUNTS,
     BoxSpec,
     DictSpec,
     DiscreteSpec,
@@ -131,7 +132,7 @@ class _SpecReader:
                 return validation.multi_binary(_count_or_shape(shape), self._budget)
             case "multi_discrete":
                 counts = message.multi_discrete.nvec
-                nvec = validation.few(counts, "counts", validation.MAX_COUNTS)
+                nvec = validation.few(counts, "counts", MAX_COUNTS)
                 # One count without an axis is a scalar; without a shape, several are a vector.
                 own_shape = shape or (() if len(nvec) == 1 else (len(nvec),))
                 dtype_name = _integer_dtype(message)

@@ -256,7 +256,7 @@ def _packed(kind: str, **values: Any) -> bytes:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    # Brackets and commas in texts count, too: what is written with them is not what simulators say.
+    # Brackets and commas in texts count, too; simulators send few of them.
     if sum(map(body.count, (b",", b"[", b"{"))) > _MOST_VALUES:
         raise CodecError(
             f"a message of more than {_MOST_VALUES} values in JSON; send fewer steps at a time, or "

@@ -184,7 +184,7 @@ LONGEST_TEXT = 256
 """Most characters of an id."""
 
 
-def is_plain(array: Array) -> bool:
+def is_plain(array: Array | np.generic) -> bool:
     """Tell whether ``array`` holds numbers or truth values and nothing else."""
     return array.dtype.kind in "biuf" and array.itemsize <= 8
 
@@ -199,14 +199,14 @@ def request_fault(request: Request) -> str:
     reward = getattr(request, "reward", 0.0)
     is_number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
     if not is_number or not abs(reward) <= sys.float_info.max:
-        return f"the reward {reward!r:.40} is not a finite number"
+        return f"the reward {reward!r:.40}; give a finite int or float"
     arrays = {"obs": request.obs} if isinstance(request, (GetAction, EndEpisode)) else {}
     return _array_fault(arrays) or _id_fault(getattr(request, "episode_id", None))
 
 
 def _array_fault(arrays: Mapping[str, Any]) -> str:
     for name, array in arrays.items():
-        if not (isinstance(array, np.ndarray) and is_plain(array)):
+        if not (isinstance(array, (np.ndarray, np.generic)) and is_plain(array)):
             kind = getattr(array, "dtype", type(array).__name__)
             return f"{name} of {kind}; give an array of numbers of at most 64 bits"
     return ""

@@ -18,7 +18,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> Any:
     def interrupted(console: Console, joined: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(status, "joined_ray", lambda address: contextlib.nullcontext(""))
+    monkeypatch.setattr(status, "joined_ray", lambda *_: contextlib.nullcontext(""))
     monkeypatch.setattr(status, "_query", interrupted)
     return SimpleNamespace(obj=Console(is_json=True))
 

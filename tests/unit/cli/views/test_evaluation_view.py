@@ -1,6 +1,7 @@
+import contextlib
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,6 +199,29 @@ def test_an_error_while_the_last_episodes_are_shown_costs_no_summary(
 
     assert seen is not None
     assert seen.episodes == (episode(0), episode(1))
+
+
+def test_without_a_terminal_it_says_how_many_episodes_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    console = Console()
+    asked: list[Callable[[], str]] = []
+
+    @contextlib.contextmanager
+    def waiting(doing: Callable[[], str]) -> Iterator[None]:
+        asked.append(doing)
+        yield
+
+    monkeypatch.setattr(console, "waiting", waiting)
+    with EvaluationView(console, 2, None) as meter:
+        (doing,) = asked
+        texts = [doing()]
+        for index in range(2):
+            meter.advance(episode(index))
+            texts.append(doing())
+
+    running = [f"running episodes: {count} of 2 have ended" for count in range(2)]
+    assert texts == [*running, "closing the sessions, and writing what is recorded"]
 
 
 def test_episodes_of_an_error_count_and_are_shown(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import logging
 import math
@@ -45,6 +46,28 @@ def test_a_line_is_printed_for_each_iteration(capsys: Capture) -> None:
     assert first.split() == ["1", "1,000", "500", "-", "2", "s", "4", "s"]
     assert second.split() == ["2", "2,000", "500", "21.5", "4", "s", "2", "s"]
     assert [point.iteration for point in history] == [1, 2]
+
+
+def test_without_a_terminal_it_waits_aloud_until_the_first_iteration_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    console = Console()
+    story: list[str] = []
+
+    @contextlib.contextmanager
+    def waiting(doing: str) -> Iterator[None]:
+        story.append(doing)
+        yield
+        story.append("over")
+
+    monkeypatch.setattr(console, "waiting", waiting)
+    with TrainingView(console, StopCriteria(stop_iters=3)) as view:
+        for iteration in (1, 2):
+            story.append(str(iteration))
+            view.update(progress(iteration, 1.0))
+
+    beginning = "building the algorithm, and running its first iteration"
+    assert story == [beginning, "1", "over", "2"]
 
 
 def test_an_event_is_printed_for_each_iteration(capsys: Capture) -> None:

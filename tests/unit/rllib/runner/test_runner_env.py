@@ -50,8 +50,19 @@ def test_an_environment_that_the_runner_steps_says_what_to_call_instead(env: Any
                 getattr(each, method)(*arguments)
         with pytest.raises(ConfigurationError, match=r'env\.call\("render"\)'):
             each.render()
-    with pytest.raises(ConfigurationError, match="to set gravity, give them a method"):
-        env.set_attr("gravity", 9.8)
+
+
+def test_an_attribute_is_set_to_one_value_in_every_lane(
+    env: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(env, "_call", lambda *call: calls.append(call))
+
+    env.set_attr("gravity", 9.8)
+    with pytest.raises(ConfigurationError, match=r"list as one value per lane; where it is the v"):
+        env.set_attr("gravity", [9.8, 1.6])
+
+    assert calls == [("set_wrapper_attr", ("gravity", 9.8))]
 
 
 def test_generators_that_are_elsewhere_are_missing(env: Any) -> None:

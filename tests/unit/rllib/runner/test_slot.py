@@ -65,6 +65,21 @@ def test_what_was_called_while_a_slot_was_away_is_called_before_its_next_step() 
     assert group.asked == [("set_level", 3), ("set_wind", 1), "send"]
 
 
+def test_a_new_session_gets_the_last_value_of_each_attribute_that_was_set() -> None:
+    group, completions = Group(), CompletionQueue[SlotResult](1)
+    slot = slot_of(group, completions)
+    for name, value in (("gravity", 1), ("wind", 2), ("gravity", 3)):
+        slot.call("set_wrapper_attr", (name, value))
+    group.asked.clear()
+
+    slot.reopen(0.0)
+    completions.take(10)
+
+    set_again = [("set_wrapper_attr", "gravity", 3), ("set_wrapper_attr", "wind", 2)]
+    assert group.asked == ["close", *set_again, "reset"]
+    slot.close()
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 from gymnasium import spaces
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.capabilities import SPEC
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2 as pb
@@ -17,6 +20,7 @@ def contract(mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> EnvContract:
         autoreset_mode=mode,
         render_mode="rgb_array",
         metadata={"render_fps": 30, "render_modes": ["rgb_array"]},
+        spec={"id": "Maze-v0", "max_episode_steps": 200, "nondeterministic": False},
     )
 
 
@@ -25,6 +29,15 @@ def test_a_contract_comes_back_equal(mode: AutoresetMode) -> None:
     data = contract_to_proto(contract(mode)).SerializeToString()
 
     assert contract_from_proto(pb.EnvContract.FromString(data)) == contract(mode)
+
+
+@pytest.mark.parametrize("value", [None, "Maze-v0", ["Maze-v0"]])
+def test_a_spec_in_another_form_is_none(value: object) -> None:
+    message = contract_to_proto(replace(contract(), spec={}, metadata={SPEC: value}))
+    if value is None:
+        del message.metadata.entries[SPEC]  # as peers have it that do not know of the key
+
+    assert contract_from_proto(message) == replace(contract(), spec={}, metadata={})
 
 
 def test_odd_metadata_becomes_text() -> None:

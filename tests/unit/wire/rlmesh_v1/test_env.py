@@ -1,5 +1,6 @@
 from array import array
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,12 @@ def test_arrays_among_the_options_stay_arrays_whatever_their_size(length: int) -
     assert_identical(sent({"state": state}), {"state": state})
 
 
+def test_a_mapped_file_among_the_options_arrives_as_an_array(tmp_path: Path) -> None:
+    state = np.memmap(tmp_path / "state", np.float32, "w+", shape=(2, 3))
+
+    assert_identical(sent({"state": state}), {"state": np.zeros((2, 3), np.float32)})
+
+
 def test_kinds_of_numbers_text_and_containers_arrive_plain() -> None:
     options = {"a": np.float32(0.1), "b": (1, (2,)), "c": OrderedDict(d=np.str_("e")), "f": b"g"}
 
@@ -161,6 +168,7 @@ LOOP.append(LOOP)
         ({ARRAY_KEY: 1}, "options has the key 'rlmesh_ray.ndarray'"),
         ({"text": "\ud800"}, r"options\['text'\], of type str, would arrive as '\?'"),
         ({"third": np.longdouble(1) / 3}, r"options\['third'\], of type longdouble, would arrive"),
+        ({"t": np.timedelta64(1, "s")}, r"options\['t'\], of type timedelta64, cannot be sent"),
         ({"c": 1j}, r"options\['c'\], of type complex, cannot be sent"),
         (
             {"m": np.ma.masked_array([1, 2], [False, True])},

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.errors import CodecError
+from rlmesh_ray.errors import CodecError, UnsupportedSpaceError
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.spaces.spec import (
@@ -324,6 +324,19 @@ def test_a_long_key_above_many_parts_is_refused() -> None:
         spec_from_proto(long)
     with pytest.raises(CodecError, match="more than 4096 parts"):
         spec_from_proto(pb.SpaceSpec(tuple=pb.TupleSpec(spaces=[text(0, 1)] * 2**12)))
+
+
+def test_a_space_that_clients_would_refuse_is_refused_at_the_start() -> None:
+    most = spaces.Dict({"k" * 8128: spaces.Tuple([spaces.Discrete(2)] * 124)})
+    spec_from_proto(spec_to_proto(from_gymnasium(most)))
+
+    longer = spaces.Dict({"k" * 8129: most["k" * 8128]})
+    many = spaces.Tuple([spaces.Discrete(2)] * 2**12)
+    for space in (longer, many):
+        with pytest.raises(UnsupportedSpaceError, match=r"more than 4096 parts.*; make arrays"):
+            from_gymnasium(space)
+    with pytest.raises(UnsupportedSpaceError, match="more than 524288 counts"):
+        from_gymnasium(spaces.MultiDiscrete([2] * (2**19 + 1)))
 
 
 def test_more_counts_than_a_policy_could_learn_are_refused() -> None:

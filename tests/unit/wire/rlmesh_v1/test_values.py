@@ -215,3 +215,13 @@ def test_keys_that_the_space_does_not_declare_are_left_out() -> None:
     columns = decode_batch(DICT, pb.ValueList(items=[item]).SerializeToString(), 1)
 
     assert len(columns) == len(leaves(DICT))
+
+
+def test_a_large_batch_has_no_more_parts_than_its_lanes_need() -> None:
+    num_lanes = 2**15
+    columns: list[Column] = [np.zeros((num_lanes, 32), np.float32), np.zeros(num_lanes, np.int64)]
+    spec = from_gymnasium(spaces.Tuple([spaces.Box(0, 1, (32,)), spaces.Discrete(2)]))
+    assert_identical(decode_batch(spec, encode_batch(spec, columns, num_lanes), num_lanes), columns)
+
+    with pytest.raises(CodecError, match="has more than 69632 parts"):
+        decode_batch(spec, b"\n\0" * 2**21, 2)

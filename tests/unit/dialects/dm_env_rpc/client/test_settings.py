@@ -64,13 +64,13 @@ def test_a_setting_that_no_tensor_holds_is_refused_by_name() -> None:
     ("settings", "complaint"),
     [
         ({"a": [1, True]}, "'a' = .*a list of .*bool.* and .*int"),
-        ({"a": [1, 2.5]}, "a list of .*float.* and .*int"),
+        ({"a": [2**53 + 1, 2.5]}, "a list of .*float.* and .*int"),
         ({"a": [1, "x"]}, "a list of .*int.* and .*str"),
-        ({"a": [np.float32(1), np.float64(1)]}, "a list of .*float32.* and .*float64"),
+        ({"a": [np.float32(1), np.float64(1)]}, "a list of .*float.* and .*float32"),
         ({"a": [[1], []]}, "inhomogeneous"),
         ({"a": []}, "a list of nothing"),
         ({"a": [2**63, -1]}, "do not fit into 64 bits"),
-        ({"a": 2**64}, "'a' = 18446744073709551616 cannot travel"),
+        ({"a": 2**64}, "'a' = 18446744073709551616 cannot travel .it does not fit into 64"),
         ({"a": bytearray(b"x")}, "a bytearray"),
         ({"a": range(3)}, "a range"),
         ({"a": np.ma.masked_array([1, 2], [False, True])}, "a MaskedArray"),
@@ -107,6 +107,30 @@ def test_lists_of_one_kind_travel_as_the_array_that_they_stand_for() -> None:
         "c": ["x", "y"],
         "d": [2**63],
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ([1, 2.5], "doubles"),
+        ([np.float64(1), 0.5, 2**53], "doubles"),
+        ([np.int64(1), 2], "int64s"),
+        ([np.bool_(True), True], "bools"),
+    ],
+)
+def test_numbers_of_python_and_numpy_travel_in_one_list(value: Any, kind: str) -> None:
+    reset = pb.EnvironmentRequest.FromString(frames.reset_request({"a": value})).reset
+
+    assert reset.settings["a"].WhichOneof("payload") == kind
+    assert unpacked(reset.settings)["a"].tolist() == value
+
+
+def test_a_mapped_file_travels_as_an_array(tmp_path: Any) -> None:
+    numbers = np.memmap(tmp_path / "numbers", np.float32, "w+", shape=(2, 3))
+
+    reset = pb.EnvironmentRequest.FromString(frames.reset_request({"a": numbers})).reset
+
+    assert unpacked(reset.settings)["a"].shape == (2, 3)
 
 
 @pytest.mark.parametrize("uid", [0, 1, 127, 128, 2**63, 2**64 - 1])

@@ -312,6 +312,7 @@ class SlowStream:
         self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.together: list[list[str]] = []
         """The kinds of the requests that were there at once."""
+        self.cancel = self.close
 
     def send(self, frame: bytes) -> None:
         self._sent.put(frame)
@@ -361,6 +362,7 @@ class SilentStream:
     def __init__(self) -> None:
         self.has_predict = threading.Event()
         self._is_over = threading.Event()
+        self.cancel = self._is_over.set
 
     def send(self, frame: bytes) -> None:
         if isinstance(request(frame), CloseParticipant):

@@ -88,6 +88,15 @@ def test_what_arrives_as_it_is_may_be_sent(request: m.Request) -> None:
     assert m.request_fault(request) == ""
 
 
+def test_an_observation_may_be_a_number_of_numpy() -> None:
+    request = m.GetAction("e", np.int64(3), 0.5)  # type: ignore[arg-type]
+
+    assert m.request_fault(request) == ""
+    read = JSON.parse_request(JSON.pack_request(request))
+    assert isinstance(read, m.GetAction)
+    assert read.obs == 3
+
+
 ONE_STEP = m.Chunk(np.zeros((2, 3)), np.zeros(1), np.zeros(1), False, False)
 TEXTS = np.array(["left"])
 
@@ -95,9 +104,9 @@ TEXTS = np.array(["left"])
 @pytest.mark.parametrize(
     ("request_", "fault"),
     [
-        (m.GetAction("e", np.zeros(2), np.inf), "the reward inf is not a finite number"),
-        (m.LogReturns("e", 10**400), "the reward .* is not a finite number"),
-        (m.LogReturns("e", True), "the reward True is not"),
+        (m.GetAction("e", np.zeros(2), np.inf), "the reward inf; give a finite"),
+        (m.LogReturns("e", 10**400), "the reward .*; give a finite"),
+        (m.LogReturns("e", True), "the reward True; give"),
         (m.LogReturns("e" * 257, 0.0), "the episode id 'eee.*; give a text of 1 to 256"),
         (m.StartEpisode(""), "the episode id ''"),
         (m.GetAction("e", TEXTS), "obs of <U4; give an array of numbers"),
