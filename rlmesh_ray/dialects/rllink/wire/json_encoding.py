@@ -19,8 +19,8 @@ from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import CodecError
 
 _MOST_MODEL_BYTES = 2**30
-_MOST_VALUES = 2**19
-"""Of a message. Python reads JSON in one call, which no other thread interrupts."""
+_MOST_VALUES = 2**18
+"""Of a message. Python reads JSON in one call, which no other thread interrupts: 50 ms of numbers."""
 _STATE_FIELDS = {"type", "weights_seq_no", "onnx_file"}
 _CONFIG_FIELDS = {"type", "env_steps_per_sample", "force_on_policy"}
 

@@ -307,7 +307,7 @@ def test_what_is_announced_and_does_not_come_costs_no_memory() -> None:
 
 
 def test_a_message_of_very_many_values_is_refused_with_the_remedy() -> None:
-    with pytest.raises(CodecError, match="more than 524288 values in JSON; send fewer steps"):
+    with pytest.raises(CodecError, match="more than 262144 values in JSON; send fewer steps"):
         JSON.parse_request(b'{"type": "GET_STATE", "x": [' + b"[]," * 2**19 + b"[]]}")
     lists = b"\x82\xa4type\xa9GET_STATE\xa1x\x92" + (b"\xdd\x00\x08\x00\x00" + b"\x90" * 2**19) * 2
     with pytest.raises(CodecError, match="more than 1048576 values; send arrays instead of lists"):
