@@ -27,7 +27,7 @@ from rlmesh_ray.evaluation import (
     Schedule,
     check_seeds,
 )
-from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
+from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.spaces.images import Resize
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 
@@ -50,6 +50,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
     on_episode: Callable[[EpisodeResult], None] | None = None,
     on_loss: Callable[[Loss], None] | None = None,
     env_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
+    reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
     model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     reconnect_timeout_s: float = 30.0,
     max_interruptions: int = 5,
@@ -79,6 +80,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         on_episode: Called with each episode, in the caller's thread, soon after it has ended.
         on_loss: Called in the caller's thread when an endpoint fails, unless its error is raised.
         env_timeout_s: See ``evaluate``.
+        reset_timeout_s: See ``evaluate``.
         model_timeout_s: See ``evaluate``.
         reconnect_timeout_s: See ``evaluate``; for each worker and its own endpoints.
         max_interruptions: See ``evaluate``; for each worker.
@@ -103,6 +105,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         on_episode=on_episode,
         on_loss=on_loss,
         env_timeout_s=env_timeout_s,
+        reset_timeout_s=reset_timeout_s,
         model_timeout_s=model_timeout_s,
         reconnect_timeout_s=reconnect_timeout_s,
         max_interruptions=max_interruptions,

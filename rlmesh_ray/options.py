@@ -11,7 +11,9 @@ from typing import Any
 from rlmesh_ray.errors import ConfigurationError
 
 DEFAULT_STEP_TIMEOUT_S = 60.0
-"""Longest wait of a client for one answer."""
+"""Longest wait of a client for one answer, except for a reset's."""
+DEFAULT_RESET_TIMEOUT_S = 300.0
+"""Longest wait of every client for a reset of its lanes, also for those that a step contains."""
 DEFAULT_RUNNER_STEP_TIMEOUT_S = 30.0
 """Likewise of an EnvRunner: half of RLlib's ``sample_timeout_s``, so that a runner whose endpoint
 hangs returns the steps of its other sessions before RLlib drops its sample."""

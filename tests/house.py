@@ -232,7 +232,7 @@ def main() -> int:
     reads, replaced = private_reads(files, private_names(modules)), replaced_parts(files)
     limits = (
         Limit("modules", len(modules), 524),
-        Limit("lines", lines.total(), 86_000),
+        Limit("lines", lines.total(), 86_450),
         Limit("public class names in several modules", len(again), 0),
         Limit("words such as whoever, somebody, nobody", riddles, 5),
         Limit("modules under 40 lines with one importer", len(small), 2),

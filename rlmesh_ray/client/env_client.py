@@ -3,6 +3,7 @@
 RemoteEnv, RemoteVectorEnv and the RLlib plug-in are made of this.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions, Metadata, translate_grpc_error
 from rlmesh_ray.client.env_handshake import connect, shake_hands
 from rlmesh_ray.client.env_session_stream import EnvSessionStream
-from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.join_stream import CallDeadline, JoinStream
 from rlmesh_ray.client.step_results import ResetResult, StepResult
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -21,22 +22,25 @@ from rlmesh_ray.errors import (
     EndpointClosedError,
     EndpointError,
     EndpointLostError,
+    EndpointTimeoutError,
     HandshakeRefusedError,
     RemoteEnvError,
     RemoteProtocolError,
     RlmeshError,
 )
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
+from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.client_session import (
     EnvClientSession,
+    ResponseT,
     allowance_s,
     endpoint_timeout_ms,
     is_still_starting,
     never_started,
     with_client_timeout,
+    with_option,
 )
 from rlmesh_ray.protocol.messages import (
     Configure,
@@ -49,6 +53,7 @@ from rlmesh_ray.protocol.messages import (
     StepDone,
 )
 from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.images import AS_THEY_ARE, ImageOptions
 from rlmesh_ray.transport.direct_connection import DirectConnection
 from rlmesh_ray.transport.direct_connector import DirectConnector
@@ -135,10 +140,65 @@ def request_ticket(
         raise RemoteProtocolError(f"the answer is no ticket: {error}") from error
 
 
+Limit = tuple[str, float]
+"""The name of an option that limits a request, and its seconds."""
+
+
+def name_option(
+    error: RemoteEnvError | EndpointTimeoutError, limit: Limit, left_s: float | None
+) -> None:
+    """Have a timeout name the option that limits a request, and its value.
+
+    In place: the session keeps the error, too, as the reason of its end.
+
+    Args:
+        error: Of the request.
+        limit: What limits it.
+        left_s: What was left of that for the endpoint; None: all.
+    """
+    option, limit_s = limit
+    if left_s is not None:
+        error.message = with_client_timeout(error.message, endpoint_timeout_ms(left_s), limit_s)
+    error.message = with_option(error.message, option, limit_s)
+    if isinstance(error, EndpointTimeoutError):
+        error.args = (error.message, error.address)
+
+
+def reset_report(
+    num_lanes: int, limit_s: float, clock: Callable[[], float] = time.monotonic
+) -> Callable[[float], None]:
+    """Return what logs, after 3, 6, 12, … seconds, how long a wait for resets takes already.
+
+    Args:
+        num_lanes: Width of the session.
+        limit_s: ``reset_timeout_s``.
+        clock: Returns seconds.
+    """
+    began_s, due_s = clock(), _SLOW_RESET_S
+
+    def report(_: float) -> None:  # several times a second, in the thread of all deadlines
+        nonlocal due_s
+        took_s = clock() - began_s
+        if took_s >= due_s:
+            due_s *= 2
+            _LOG.info(
+                "resetting %d lane(s): %.0f s so far (reset_timeout_s is %g s)",
+                num_lanes,
+                took_s,
+                limit_s,
+            )
+
+    return report
+
+
 __all__ = ["EnvClient", "ResetResult", "StepResult", "shake_hands"]
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger(__name__)
+
+_SLOW_RESET_S = 3.0
+"""After how long a wait for resets is logged."""
 _NO_REFUSALS = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -164,9 +224,11 @@ class EnvClient:
 
     Args:
         connect_options: How to reach the endpoint.
-        step_timeout_s: How long any request may take; the endpoint's timeout is a little shorter,
-            so that a hanging environment is answered in band. An endpoint that does not answer at
-            all is given up at most 1 s later.
+        step_timeout_s: How long a request may take that resets no lane; the endpoint's timeout is a
+            little shorter, so that a hanging environment is answered in band. An endpoint that does
+            not answer at all is given up at most 1 s later.
+        reset_timeout_s: How long a reset of the lanes may take, and a step that contains resets:
+            one after the end of an episode (NEXT_STEP), or any step (SAME_STEP).
         start_timeout_s: How long the environment of the session may take to start, before the
             first reset or call, or the first reset after its worker died. Until then, requests
             that the endpoint answers with a timeout because of that are sent again.
@@ -181,18 +243,19 @@ class EnvClient:
         HandshakeRefusedError: It has no dialect or edition of this package.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # every option stands alone
         self,
         connect_options: ConnectOptions,
         *,
         step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
+        reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
         start_timeout_s: float = 120.0,
         transport: str = "auto",
         spin: bool | None = None,
         images: ImageOptions = AS_THEY_ARE,
     ) -> None:
         self._connect_options = connect_options
-        self.timeout_s = step_timeout_s
+        self.timeout_s, self.reset_timeout_s = step_timeout_s, reset_timeout_s
         self._start_timeout_s = start_timeout_s
         connection = connect(connect_options, images)
         self.answer, self.contract = connection.answer, connection.contract
@@ -203,7 +266,7 @@ class EnvClient:
                 self.answer.capabilities,
                 self.session_id,
                 self.contract,
-                self._server_timeout_ms,
+                self._server_timeout_ms(self.timeout_s),
                 connect_options.address,
                 transport=transport,
                 spin=spin,
@@ -212,7 +275,7 @@ class EnvClient:
                     connect_options,
                     connection.channel,
                     self._own_metadata,
-                    self._server_timeout_ms,
+                    self._server_timeout_ms(self.timeout_s),
                 ),
             )
         except BaseException:
@@ -222,6 +285,11 @@ class EnvClient:
         # thread waits here while another one receives.
         self._settling = threading.RLock()
         self._in_flight_direct: tuple[str, DirectConnection] | None = None
+        self._step_limit: Limit = "step_timeout_s", step_timeout_s
+        self._reset_limit: Limit = "reset_timeout_s", reset_timeout_s
+        self._limits: dict[str, Limit] = {}
+        """Of steps without an answer that may contain resets."""
+        self._last_step: StepResult | None = None
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
         self._next_stream_check_s = 0.0
@@ -284,7 +352,7 @@ class EnvClient:
             self.session_stream.next_id,
             seeds=seeds,
             options=options or {},
-            timeout_ms=self._server_timeout_ms,
+            timeout_ms=self._server_timeout_ms(self.reset_timeout_s),
             lanes=self.session.lanes_to_reset(lanes),
         )
         self.session_stream.send(request)
@@ -292,7 +360,7 @@ class EnvClient:
 
     def receive_reset(self, request_id: str) -> ResetResult:
         """Wait for the result of the oldest request that was sent, a reset."""
-        done = self.session_stream.receive(request_id, ResetDone, self.timeout_s)
+        done = self._receive(request_id, ResetDone, self._reset_limit)
         self.direct_connector.on_lanes_reset()
         try:
             result = self.dialect.reset_result(done)
@@ -319,11 +387,25 @@ class EnvClient:
         is_alone = is_last and not self.session.has_unanswered
         direct = self._direct_connection() if is_alone else None
         request_id = self.session_stream.next_id
+        limit_s = self.timeout_s
+        if self._may_reset():
+            self._limits[request_id], limit_s = self._reset_limit, self.reset_timeout_s
+        timeout_ms = self._server_timeout_ms(limit_s)
         if direct is None:
-            self._send_on_stream(request_id, action)
+            self._send_on_stream(request_id, action, timeout_ms)
         else:
-            self._send_direct(request_id, action, direct)
+            self._send_direct(request_id, action, direct, timeout_ms)
         return request_id
+
+    def _may_reset(self) -> bool:
+        """Return whether the next step may reset lanes, as far as this end knows."""
+        mode = self.contract.autoreset_mode
+        if mode is not AutoresetMode.NEXT_STEP:
+            return mode is AutoresetMode.SAME_STEP
+        last = self._last_step
+        return self.session.has_unanswered or (
+            last is not None and 1 in last.terminated.tobytes() + last.truncated.tobytes()
+        )
 
     def _direct_connection(self) -> DirectConnection | None:
         """Return the direct connection; None: there is none, or the session's stream has ended."""
@@ -335,20 +417,21 @@ class EnvClient:
         return self.direct_connector.connection()
 
     def _send_direct(
-        self, request_id: str, action: Sequence[Column], direct: DirectConnection
+        self,
+        request_id: str,
+        action: Sequence[Column],
+        direct: DirectConnection,
+        timeout_ms: int,
     ) -> None:
         try:
-            direct.send(int(request_id), action, self._server_timeout_ms)
+            direct.send(int(request_id), action, timeout_ms)
             self.session_stream.numbers.sent_direct()
             self._in_flight_direct = request_id, direct
         except BaseException as error:
             self.session.fail_if_interrupted(error)
             raise
 
-    def _send_on_stream(
-        self, request_id: str, action: Sequence[Column], timeout_ms: int = 0
-    ) -> None:
-        timeout_ms = timeout_ms or self._server_timeout_ms
+    def _send_on_stream(self, request_id: str, action: Sequence[Column], timeout_ms: int) -> None:
         self.session_stream.send(self.dialect.step(request_id, action, timeout_ms))
 
     def receive_step(self, request_id: str) -> StepResult:
@@ -362,12 +445,14 @@ class EnvClient:
         self._settle()
         if request_id in self._kept:
             return _result_or_raise(self._kept.pop(request_id))
-        return self._receive_step(request_id)
+        return self._receive_step(request_id, self._limits.pop(request_id, self._step_limit))
 
-    def _receive_step(self, request_id: str, left_s: float | None = None) -> StepResult:
-        """Wait for the result of a step that was sent on the stream; for ``left_s`` see there."""
+    def _receive_step(
+        self, request_id: str, limit: Limit, left_s: float | None = None
+    ) -> StepResult:
+        """Wait for the result of a step that was sent on the stream; see ``_receive``."""
         try:
-            done = self.session_stream.receive(request_id, StepDone, self.timeout_s, left_s)
+            done = self._receive(request_id, StepDone, limit, left_s)
         except RemoteEnvError:
             self.direct_connector.on_lanes_lost()
             raise
@@ -376,7 +461,33 @@ class EnvClient:
         except CodecError as error:
             raise self.session.broken(_MISFIT.format(error), request_id) from error
         self._episode_ids = result.episode_ids
+        self._last_step = result
         return result
+
+    def _receive(
+        self, request_id: str, kind: type[ResponseT], limit: Limit, left_s: float | None = None
+    ) -> ResponseT:
+        """Wait for the answer to a request on the stream; a timeout names its limit.
+
+        Args:
+            request_id: Id of the request.
+            kind: Type of the answer.
+            limit: What limits the request.
+            left_s: What is left of that; None: all.
+        """
+        try:
+            if limit is not self._reset_limit:
+                return self.session_stream.receive(request_id, kind, limit[1], left_s)
+            with self._reporting_resets():
+                return self.session_stream.receive(request_id, kind, limit[1], left_s)
+        except (RemoteEnvError, EndpointTimeoutError) as error:
+            name_option(error, limit, left_s)
+            raise
+
+    def _reporting_resets(self) -> CallDeadline:
+        """Return what logs a long wait for resets."""
+        report = reset_report(self.contract.num_envs, self.reset_timeout_s)
+        return CallDeadline(_SLOW_RESET_S, report)
 
     def _settle(self) -> None:
         """Receive and keep a pending direct answer: stream and connection have no common order."""
@@ -394,19 +505,21 @@ class EnvClient:
                 raise
 
     def _receive_direct(self, request_id: str, direct: DirectConnection) -> StepResult:
-        end_s = time.monotonic() + self.timeout_s
-        frame = direct.receive(_DIRECT_TIMEOUT_SHARE * self.timeout_s)
+        limit = self._limits.pop(request_id, self._step_limit)
+        limit_s = limit[1]
+        end_s = time.monotonic() + limit_s
+        if limit is self._reset_limit:
+            with self._reporting_resets():
+                frame = direct.receive(_DIRECT_TIMEOUT_SHARE * limit_s)
+        else:
+            frame = direct.receive(_DIRECT_TIMEOUT_SHARE * limit_s)
         numbers = self.session_stream.numbers
         if frame is None:
             # The step keeps its deadline; only the endpoint knows whether it has begun.
-            left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * self.timeout_s)
+            left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * limit_s)
             timeout_ms = endpoint_timeout_ms(left_s)
             self._send_on_stream(str(numbers.fall_back_to_join()), direct.action, timeout_ms)
-            try:
-                return self._receive_step(request_id, left_s)
-            except RemoteEnvError as error:
-                error.message = with_client_timeout(error.message, timeout_ms, self.timeout_s)
-                raise
+            return self._receive_step(request_id, limit, left_s)
         numbers.direct_answered(int(request_id))
         completed: tuple[EpisodeRecord, ...] = ()
         infos: Infos = {}
@@ -418,7 +531,7 @@ class EnvClient:
                 done.episode_ids,
             )
         results = direct.results()
-        return StepResult(
+        result = StepResult(
             direct.observation(),
             results.rewards,
             results.terminated,
@@ -427,6 +540,8 @@ class EnvClient:
             completed,
             self._episode_ids,
         )
+        self._last_step = result
+        return result
 
     def wakeup(self) -> WakeupDescriptors | None:
         """Return the descriptors that signal the answer to a direct step; None: there is none."""
@@ -435,7 +550,9 @@ class EnvClient:
     def render(self) -> bytes | None:
         """Return a PNG, or None where the render mode gives no picture."""
         self._settle()
-        request = Render(self.session_stream.next_id, timeout_ms=self._server_timeout_ms)
+        request = Render(
+            self.session_stream.next_id, timeout_ms=self._server_timeout_ms(self.timeout_s)
+        )
         self.session_stream.send(request)
         return self.session_stream.receive(request.request_id, Rendered, self.timeout_s).png
 
@@ -481,7 +598,7 @@ class EnvClient:
         numbers = self.session_stream.numbers
         is_numbered = capabilities.NUMBERED_REQUESTS in self.answer.capabilities
         num_before = numbers.next_number - 1 if is_numbered else self.session.num_sent
-        call = LaneCall(name, arguments, lanes, num_before, self._server_timeout_ms)
+        call = LaneCall(name, arguments, lanes, num_before, self._server_timeout_ms(self.timeout_s))
         try:
             results = call_lanes(self._channel, call, self.metadata, self.address, self.timeout_s)
         except (CodecError, AccessDeniedError):
@@ -528,9 +645,8 @@ class EnvClient:
     def _own_metadata(self) -> Metadata:
         return ((capabilities.SESSION_METADATA_KEY, self.session_id),) if self.session_id else ()
 
-    @property
-    def _server_timeout_ms(self) -> int:
-        return endpoint_timeout_ms(self.timeout_s)
+    def _server_timeout_ms(self, limit_s: float) -> int:
+        return endpoint_timeout_ms(limit_s)
 
     def _configure(self) -> None:
         """Send Configure with the edition, where the dialect requires it as the first request."""

@@ -8,7 +8,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
 from rlmesh_ray.dialects.registry import Dialect, client_dialect
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError, install_command
-from rlmesh_ray.options import allowed_transports, require_seconds
+from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, allowed_transports, require_seconds
 from rlmesh_ray.polling import WakeupDescriptors, should_spin
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
@@ -78,16 +78,17 @@ class EnvSessionClient(Protocol):
 class DialectEnvClient:
     """A dialect's client for environments: ``ENV_SESSION_CLIENT`` of its module of this name."""
 
-    open: Callable[[ConnectOptions, float], EnvSessionClient]
-    """Opens a session, given how many seconds to wait for any answer."""
+    open: Callable[[ConnectOptions, float, float], EnvSessionClient]
+    """Opens a session, given how many seconds to wait for a step, and for a reset."""
     probe: Callable[[ConnectOptions], HandshakeResponse]
     """Returns what a session would be."""
 
 
-def open_env_session(
+def open_env_session(  # noqa: PLR0913  # every option stands alone
     connect_options: ConnectOptions,
     *,
     step_timeout_s: float,
+    reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
     start_timeout_s: float = 120.0,
     transport: str = "auto",
     spin: bool | None = None,
@@ -97,7 +98,8 @@ def open_env_session(
 
     Args:
         connect_options: The endpoint.
-        step_timeout_s: How long to wait for any answer.
+        step_timeout_s: How long to wait for an answer.
+        reset_timeout_s: How long to wait for one that takes a reset.
         start_timeout_s: As for ``EnvClient``; ignored in another dialect.
         transport: As for ``EnvClient``.
         spin: As for ``EnvClient``; ignored in another dialect.
@@ -109,6 +111,7 @@ def open_env_session(
         RlmeshError: As ``EnvClient`` or the dialect's client does.
     """
     require_seconds("step_timeout_s", step_timeout_s)
+    require_seconds("reset_timeout_s", reset_timeout_s)
     require_seconds("start_timeout_s", start_timeout_s, allow_zero=True)
     wanted = allowed_transports(transport)
     should_spin(spin)  # refuses a wrong environment variable before anything is opened
@@ -125,6 +128,7 @@ def open_env_session(
             connect_options,
             images=images,
             step_timeout_s=step_timeout_s,
+            reset_timeout_s=reset_timeout_s,
             start_timeout_s=start_timeout_s,
             transport="grpc" if images.names else transport,
             spin=spin,
@@ -139,7 +143,8 @@ def open_env_session(
             f"{connect_options.address}: {dialect.name} carries everything in messages; leave "
             "transport out"
         )
-    return _lane_client(dialect, connect_options).open(connect_options, step_timeout_s)
+    client = _lane_client(dialect, connect_options)
+    return client.open(connect_options, step_timeout_s, reset_timeout_s)
 
 
 def probe_endpoint(connect_options: ConnectOptions) -> HandshakeResponse:

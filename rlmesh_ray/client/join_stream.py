@@ -18,17 +18,19 @@ from rlmesh_ray.errors import (
     EndpointTimeoutError,
 )
 from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.protocol.client_session import with_option
 
 _NO_ANSWER = "no answer within"
 
 
 @contextlib.contextmanager
-def with_timeout_limit(limit_s: float, address: str) -> Iterator[None]:
+def with_timeout_limit(limit_s: float, address: str, option: str = "") -> Iterator[None]:
     """Have a timeout name the limit that the user has set, not what was left of it.
 
     Args:
         limit_s: That is shared by several waits.
         address: For error messages.
+        option: Name of the option that sets the limit, where the error is to name it.
 
     Raises:
         EndpointTimeoutError: As raised inside, with ``limit_s``.
@@ -37,6 +39,9 @@ def with_timeout_limit(limit_s: float, address: str) -> Iterator[None]:
         yield
     except EndpointTimeoutError as error:
         name_limit(error, limit_s, address)
+        if option:
+            error.message = with_option(error.message, option, limit_s)
+            error.args = (error.message, error.address)
         raise
 
 

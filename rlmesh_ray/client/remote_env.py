@@ -21,7 +21,12 @@ from rlmesh_ray.errors import (
     ContractMismatchError,
     RemoteEnvError,
 )
-from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_reset_options, as_seed
+from rlmesh_ray.options import (
+    DEFAULT_RESET_TIMEOUT_S,
+    DEFAULT_STEP_TIMEOUT_S,
+    as_reset_options,
+    as_seed,
+)
 from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.contract import EnvContract
@@ -57,8 +62,9 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         connect_timeout_s: For the connection and the handshake.
         step_timeout_s: How long a request may take; an endpoint that does not answer at all is
             given up at most 1 s later.
+        reset_timeout_s: How long a reset may take instead.
         start_timeout_s: How long the environment may take to start, before the first reset or
-            after its worker died; it does not count against ``step_timeout_s``. A dm_env_rpc
+            after its worker died; it does not count against ``reset_timeout_s``. A dm_env_rpc
             server starts it while the world is created, within ``connect_timeout_s``.
         edition_text: The edition's text that the endpoint implements, where it is not this
             package's, such as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.
@@ -94,6 +100,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         tls: ClientTlsSource | None = None,
         connect_timeout_s: float = 10.0,
         step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
+        reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
         start_timeout_s: float = 120.0,
         edition_text: str | None = None,
         transport: str = "auto",
@@ -108,6 +115,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         self._client = open_env_session(
             connect_options,
             step_timeout_s=step_timeout_s,
+            reset_timeout_s=reset_timeout_s,
             start_timeout_s=start_timeout_s,
             transport=transport,
             spin=spin,

@@ -25,7 +25,12 @@ from rlmesh_ray.errors import (
     LocalProtocolError,
     RemoteEnvError,
 )
-from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_reset_options, as_seed
+from rlmesh_ray.options import (
+    DEFAULT_RESET_TIMEOUT_S,
+    DEFAULT_STEP_TIMEOUT_S,
+    as_reset_options,
+    as_seed,
+)
 from rlmesh_ray.protocol.capabilities import NDARRAY, PARTIAL_RESET, SET_ATTR
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
@@ -55,8 +60,10 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         connect_timeout_s: For the connection and the handshake.
         step_timeout_s: How long a request may take; an endpoint that does not answer at all is
             given up at most 1 s later.
+        reset_timeout_s: How long a reset may take instead: one of all lanes or of some,
+            and a step that contains resets, such as the one after an episode's end.
         start_timeout_s: How long the environment may take to start, before the first reset or
-            after its worker died; it does not count against ``step_timeout_s``. A dm_env_rpc
+            after its worker died; it does not count against ``reset_timeout_s``. A dm_env_rpc
             server starts it while the world is created, within ``connect_timeout_s``.
         edition_text: The edition's text that the endpoint implements, where it is not this
             package's, such as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.
@@ -89,6 +96,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         tls: ClientTlsSource | None = None,
         connect_timeout_s: float = 10.0,
         step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
+        reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
         start_timeout_s: float = 120.0,
         edition_text: str | None = None,
         transport: str = "auto",
@@ -103,6 +111,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._client = open_env_session(
             connect_options,
             step_timeout_s=step_timeout_s,
+            reset_timeout_s=reset_timeout_s,
             start_timeout_s=start_timeout_s,
             transport=transport,
             spin=spin,

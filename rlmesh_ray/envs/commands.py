@@ -235,6 +235,8 @@ class Start:
     validation: ValidationMode
     truncates: bool
     """See ``EnvSource.truncates_on_bad_value``."""
+    reset_threads: int
+    """See ``EnvSource``."""
     observer: bytes | None
     """See ``EnvSource``."""
     sys_path: tuple[str, ...]

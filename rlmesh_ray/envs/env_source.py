@@ -95,6 +95,8 @@ class EnvSource:
     """Whether an episode ends at a value that would be refused; see ``TruncateOnBadValue``."""
     spin: bool | None = None
     """Whether short waits for this environment spin; see ``polling.should_spin``."""
+    reset_threads: int = 1
+    """How many lanes are reset at the same time."""
     observer: bytes | None = None
     """A pickled callable that makes a ``StepObserver`` of the contract; None: there is none."""
 
@@ -185,6 +187,7 @@ def build(
     *,
     autoresets: bool = True,
     truncates_at: ValidationMode | None = None,
+    reset_threads: int = 1,
 ) -> AnyVectorEnv:
     """Create the environment of a source, in the worker.
 
@@ -194,10 +197,11 @@ def build(
         autoresets: ``EnvSource.autoresets``.
         truncates_at: The endpoint's validation mode, where episodes are to be truncated at values
             that it would refuse; None: they are not.
+        reset_threads: ``EnvSource.reset_threads``.
 
     Raises:
         ConfigurationError: The result is no environment, has another width, or contradicts
-            ``autoresets`` or ``truncates_at``.
+            ``autoresets``, ``truncates_at`` or ``reset_threads``.
     """
     builder = pickle.loads(payload)
     first = builder()
@@ -209,12 +213,17 @@ def build(
                 f'on_bad_value="truncate" ends single lanes, and {first} resets its lanes itself; '
                 "give a factory of single environments and num_envs"
             )
+        if reset_threads > 1:
+            raise ConfigurationError(
+                f"reset_threads is for single environments, and {first} resets its lanes itself; "
+                "leave it out, or give a factory of single environments and num_envs"
+            )
         return first
     _check_single(first)
     envs = _lanes([first, *(builder() for _ in range(num_envs - 1))])
     if truncates_at is not None and len(set(map(id, envs))) == len(envs):
         envs = [TruncateOnBadValue(env, truncates_at, lane) for lane, env in enumerate(envs)]
-    return LaneVectorEnv(envs, autoresets=autoresets)
+    return LaneVectorEnv(envs, autoresets=autoresets, reset_threads=reset_threads)
 
 
 def _check_vector(vector: AnyVectorEnv, num_envs: int) -> None:

@@ -7,6 +7,8 @@ shared memory, and the last info of every ended episode is kept.
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -23,6 +25,8 @@ from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.transport.step_buffers import StepArrays
 
+NoteResets = Callable[[int, int], None]
+"""Gets how many lanes a request has reset by now, of how many."""
 AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
 """``VectorEnv._add_info``: adds the info of one lane to the vector's infos."""
 
@@ -72,14 +76,23 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     Args:
         envs: One for each lane, different objects with equal spaces; owned.
         autoresets: Whether several lanes have autoreset.
+        reset_threads: How many lanes are reset at the same time, each in a thread.
 
     Raises:
         ConfigurationError: The environments cannot be lanes of one vector.
         UnsupportedSpaceError: A contract cannot express their spaces.
     """
 
-    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], *, autoresets: bool = True) -> None:
+    def __init__(
+        self,
+        envs: Sequence[gymnasium.Env[Any, Any]],
+        *,
+        autoresets: bool = True,
+        reset_threads: int = 1,
+    ) -> None:
         self.envs = tuple(envs)
+        num_threads = min(reset_threads, len(envs))
+        self._threads = ThreadPoolExecutor(num_threads, "reset") if num_threads > 1 else None
         _check_lanes(envs)
         first = envs[0]
         self.num_envs = len(envs)
@@ -104,6 +117,8 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self._fresh_lanes: Sequence[int] = ()
         self._fresh: list[object] = []
         self._rewards: list[Any] = []
+        self.note_resets: NoteResets = lambda num_reset, num_lanes: None
+        """Called before the first reset of a request, and after each."""
         self.final_infos: dict[int, dict[str, Any]] = {}
         """Last info of each episode that ended on the last step, by lane."""
         self.observations: list[Column] = empty_columns(self._spec, self.num_envs)
@@ -190,13 +205,44 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         fresh: list[object] = []
         self._fresh_lanes, self._fresh = lanes, fresh
         self.final_infos = {}
-        for lane, seed in zip(lanes, seeds or [None] * len(lanes), strict=True):
-            own_options = None if options is None else dict(options)
-            observation, info = self.envs[lane].reset(seed=seed, options=own_options)
+        arguments = {
+            lane: {"seed": seed, "options": None if options is None else dict(options)}
+            for lane, seed in zip(lanes, seeds or [None] * len(lanes), strict=True)
+        }
+        for lane, reset in self._resets(arguments).items():
+            observation, info = reset()
             fresh.append(observation)
             self._has_ended[lane] = False
             merge_info(self._add_info, infos, info, lane, self.num_envs)
         return infos
+
+    def _resets(
+        self, arguments: Mapping[int, dict[str, Any]]
+    ) -> dict[int, Callable[[], tuple[Any, dict[str, Any]]]]:
+        """Return for each lane what returns its first observation and info, in the lanes' order.
+
+        With threads the lanes have been reset by then; without, each is reset by that call.
+
+        Args:
+            arguments: Keyword arguments of each lane's ``reset``.
+        """
+        num_lanes = len(arguments)
+        self.note_resets(0, num_lanes)
+        if self._threads is not None and num_lanes > 1:
+            futures = {
+                lane: self._threads.submit(self.envs[lane].reset, **own)
+                for lane, own in arguments.items()
+            }
+            for num_done, _ in enumerate(as_completed(futures.values()), 1):
+                self.note_resets(num_done, num_lanes)
+            return {lane: future.result for lane, future in futures.items()}
+
+        def reset(lane: int, number: int) -> tuple[Any, dict[str, Any]]:
+            first = self.envs[lane].reset(**arguments[lane])
+            self.note_resets(number, num_lanes)
+            return first
+
+        return {lane: partial(reset, lane, number) for number, lane in enumerate(arguments, 1)}
 
     def step_lanes(self, actions: Iterable[Any]) -> dict[str, Any]:
         """Step every lane; ``flush`` then writes the observations.
@@ -215,9 +261,10 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         truncated.fill(False)
         self._fresh_lanes, self._fresh = range(self.num_envs), fresh
         self.final_infos = {}
-        due = self._has_ended if self._autoresets else [False] * self.num_envs
-        for env, action, is_due in zip(self.envs, actions, due, strict=True):
-            if not is_due:
+        due = [lane for lane, has_ended in enumerate(self._has_ended) if has_ended]
+        resets = self._resets({lane: {} for lane in due}) if due and self._autoresets else {}
+        for env, action in zip(self.envs, actions, strict=True):
+            if len(fresh) not in resets:
                 observation, reward, is_terminated, is_truncated, info = env.step(action)
                 if is_terminated or is_truncated:
                     lane = len(fresh)
@@ -225,7 +272,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
                     self._has_ended[lane] = True
                     self.final_infos[lane] = info
             else:
-                observation, info = env.reset()
+                observation, info = resets[len(fresh)]()
                 reward = 0.0
                 self._has_ended[len(fresh)] = False
             if info:
@@ -337,6 +384,8 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close every environment."""
+        if self._threads is not None:
+            self._threads.shutdown()
         for env in self.envs:
             env.close()  # type: ignore[no-untyped-call]  # gymnasium leaves it untyped
 

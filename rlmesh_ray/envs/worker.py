@@ -47,6 +47,7 @@ from rlmesh_ray.envs.commands import (
 )
 from rlmesh_ray.envs.compact_frames import compact_reply_frame, decode_command
 from rlmesh_ray.envs.env_source import build, explain_start_error
+from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.reply_limits import MAX_BYTES, encode_reply, limit_reply
 from rlmesh_ray.envs.vector_host import StepObserver, VectorHost, describe
 from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
@@ -241,6 +242,8 @@ class EnvWorker:
             self._observer.close()
 
     def _reset(self, command: ResetCommand) -> Outcome:
+        num_lanes = self.contract.num_envs
+        self._progress.note_resets(0, len(command.lanes) or num_lanes)
         reply = self._host.reset(command)
         if isinstance(reply, ResetReply):
             self._progress.count_reset(command.lanes)
@@ -351,10 +354,13 @@ class EnvWorker:
             start.num_envs,
             autoresets=start.autoresets,
             truncates_at=start.validation if start.truncates else None,
+            reset_threads=start.reset_threads,
         )
         if start.observer is not None and self._observer is None:
             make_observer = pickle.loads(start.observer)
             self._observer = make_observer(describe(vector, start.description))
+        if isinstance(vector, LaneVectorEnv):
+            vector.note_resets = lambda *resets: self._progress.note_resets(*resets)
         return VectorHost(vector, start.validation, start.description, self._logged, self._observer)
 
 

@@ -273,6 +273,7 @@ def _handshake(
         description=source.description,
         validation=validation,
         truncates=source.truncates_on_bad_value,
+        reset_threads=source.reset_threads,
         observer=source.observer,
         sys_path=search_path(),
         pythonpath=os.environ.get("PYTHONPATH"),

@@ -30,7 +30,13 @@ from rlmesh_ray.evaluation.session_sources import (
     SessionSource,
     session_sources,
 )
-from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_int, require_count, require_seconds
+from rlmesh_ray.options import (
+    DEFAULT_RESET_TIMEOUT_S,
+    DEFAULT_STEP_TIMEOUT_S,
+    as_int,
+    require_count,
+    require_seconds,
+)
 from rlmesh_ray.spaces.images import ImageCodec, Resize
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 
@@ -69,6 +75,7 @@ class EvaluationOptions:
     on_episode: Callable[[EpisodeResult], None] | None = None
     on_loss: Callable[[Loss], None] | None = None
     env_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
+    reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S
     model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
     reconnect_timeout_s: float = 30.0
     max_interruptions: int = 5
@@ -81,6 +88,7 @@ class EvaluationOptions:
 
     def __post_init__(self) -> None:
         require_seconds("env_timeout_s", self.env_timeout_s)
+        require_seconds("reset_timeout_s", self.reset_timeout_s)
         require_seconds("model_timeout_s", self.model_timeout_s)
         require_seconds("reconnect_timeout_s", self.reconnect_timeout_s, allow_zero=True)
         for name in ("on_episode", "on_loss"):
@@ -109,6 +117,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
     on_episode: Callable[[EpisodeResult], None] | None = None,
     on_loss: Callable[[Loss], None] | None = None,
     env_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
+    reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
     model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     reconnect_timeout_s: float = 30.0,
     max_interruptions: int = 5,
@@ -142,6 +151,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         on_episode: Called with each episode as it ends, in the caller's thread.
         on_loss: Called in the caller's thread when an endpoint fails, unless its error is raised.
         env_timeout_s: Longest wait for an answer of an environment whose session this opens.
+        reset_timeout_s: Longest wait for one that takes a reset, likewise.
         model_timeout_s: Longest wait for an answer of a model whose session this opens.
         reconnect_timeout_s: How long to wait for an endpoint when none is left.
         max_interruptions: How often the same episode may be interrupted, in case it kills every
@@ -173,6 +183,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         on_episode=on_episode,
         on_loss=on_loss,
         env_timeout_s=env_timeout_s,
+        reset_timeout_s=reset_timeout_s,
         model_timeout_s=model_timeout_s,
         reconnect_timeout_s=reconnect_timeout_s,
         max_interruptions=max_interruptions,
@@ -354,6 +365,7 @@ class _Evaluation:
             tls=connect_options.tls,
             connect_timeout_s=connect_options.timeout_s,
             step_timeout_s=self._options.env_timeout_s,
+            reset_timeout_s=self._options.reset_timeout_s,
             edition_text=connect_options.edition_text,
             dm_env_rpc=connect_options.dialect_settings,
             image_codec=self._options.image_codec,

@@ -65,6 +65,26 @@ def with_client_timeout(message: str, timeout_ms: int, timeout_s: float) -> str:
     return re.sub(rf"\b{timeout_ms} ms\b", f"{timeout_s:g} s", message)
 
 
+_OPTIONS_ELSEWHERE = {
+    "reset_timeout_s": "--reset-timeout of train and evaluate",
+    "step_timeout_s": "env_timeout_s of evaluate",
+}
+"""What else sets an option of a client."""
+
+
+def with_option(message: str, option: str, timeout_s: float) -> str:
+    """Return an error message with the option to raise, where it is about that option's value.
+
+    Args:
+        message: Names ``timeout_s``, where it is about that.
+        option: Name of a client's option.
+        timeout_s: Its value.
+    """
+    if f"within {timeout_s:g} s" not in message or message.startswith(NOT_STARTED):
+        return message
+    return f"{message}; raise {option} ({_OPTIONS_ELSEWHERE[option]})"
+
+
 class _ClientSession:
     """Whether a session may still be used.
 

@@ -93,6 +93,7 @@ class DirectSupervisor:
             self._end_overdue,
             lambda: process.is_alive and not direct.has_ended,
             self.disconnect,
+            self._worker.report_resets,
         )
         return direct
 

@@ -15,6 +15,7 @@ from rlmesh_ray.envs.env_source import EnvLike, make_source
 from rlmesh_ray.options import (
     SHARED_MEMORY,
     allowed_transports,
+    as_int,
     as_names,
     require_count,
     require_flag,
@@ -101,6 +102,9 @@ class EnvServer:
             observation, a reward of 0 in place of one that is not finite, and the cause under
             ``"rlmesh_ray.bad_value"`` in the info. For single environments, whose observations
             are then checked one by one.
+        reset_threads: How many of a session's lanes are reset at the same time, each in a thread of
+            the worker; for single environments that are slow to reset and do not depend on the
+            thread that uses them. Results are those of resets one after the other.
         step_grace_s: How many seconds an environment may go on after a deadline has passed and
             its request has been answered with TIMEOUT. Its result is dropped. If it finishes in
             time, its process serves the next Reset; if not, the process is killed.
@@ -152,6 +156,7 @@ class EnvServer:
         no_token: bool = False,
         validation: str = "warn",
         on_bad_value: str = "error",
+        reset_threads: int = 1,
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
         allow_calls: Collection[str] = (),
         observers: bool = True,
@@ -169,6 +174,7 @@ class EnvServer:
         endpoint_id = endpoint_id or new_endpoint_id()
         require_seconds("step_grace_s", step_grace_s, allow_zero=True)
         self._step_grace_s = step_grace_s
+        require_count("reset_threads", reset_threads)
         require_flag("observers", observers)
         require_flag("allow_shutdown", allow_shutdown)
         self._transports = allowed_transports(transport)
@@ -178,6 +184,7 @@ class EnvServer:
         self._source = dataclasses.replace(
             make_source(env, num_envs, env_kwargs, autoresets=autoresets(autoreset)),
             truncates_on_bad_value=truncates_on_bad_value(on_bad_value),
+            reset_threads=as_int("reset_threads", reset_threads),
             spin=should_spin(spin),
             observer=None if record is None else _recorder(record, endpoint_id),
         )

@@ -20,7 +20,8 @@ class LogFormat(enum.StrEnum):
     """The format of the log."""
 
     TEXT = "text"
-    """For people: warnings and errors; the commands also show how sessions begin and end."""
+    """For people: warnings and errors; the commands also show how sessions begin and end, and slow
+    resets."""
     JSON = "json"
     """One object a line, also for the begin and end of each session."""
 
@@ -33,7 +34,8 @@ def log_to_stderr(
     Args:
         log_format: Format of a line.
         level: The lowest level; default: warnings as text; as JSON also the events of sessions.
-        with_sessions: Whether text has the begin and end of sessions, and the server's end, too.
+        with_sessions: Whether text has the begin and end of sessions, their slow resets, and the
+            server's end, too.
     """
     if level is None:
         level = logging.INFO if log_format is LogFormat.JSON else logging.WARNING
@@ -76,7 +78,7 @@ def configure_logging_from_environment() -> None:
 
 def _is_of_lifetime(record: logging.LogRecord) -> bool:
     event = getattr(record, "facts", {}).get("event")
-    return event in ("session_begins", "session_ends", "stopped")
+    return event in ("session_begins", "session_ends", "resetting", "stopped")
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # generic for type checkers only

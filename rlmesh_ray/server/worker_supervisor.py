@@ -11,7 +11,7 @@ from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, EnvStartError
 from rlmesh_ray.polling import AdaptiveSpin
 from rlmesh_ray.protocol.failure_effects import NOT_STARTED, Failure, FailureKind
-from rlmesh_ray.server.log_context import current, logged_as
+from rlmesh_ray.server.log_context import current, facts, logged_as
 from rlmesh_ray.server.request_deadline import (
     Deadline,
     LateCommand,
@@ -33,6 +33,9 @@ _LONGEST_SENDING_S = 1.0
 
 _OBSERVER_GRACE_S = 60.0
 """How long a picture for an observer may take after a step that was late."""
+
+_SLOW_RESET_S = 3.0
+"""After how long resets in progress are logged, and again after twice that, four times that, …"""
 
 _RECHECK_S = 0.05
 """How often a worker that seems to be idle is checked for a direct step that has begun."""
@@ -123,6 +126,8 @@ class WorkerSupervisor:
         self.counting = SessionEpisodeCounters(progress, self.endpoint)
         """Counters of its episodes."""
         self._late_command = LateCommand(self.endpoint, grace_s, self.warn)
+        self._next_report = 0, 0.0
+        """The request whose resets were logged last, and after how many seconds they are next."""
         self._started: WorkerProcess | None = None
         """The process that takes the session's requests."""
 
@@ -193,11 +198,45 @@ class WorkerSupervisor:
             is_alone = self._pool.num_sessions == 1  # else other sessions would wait for the loop
             if is_alone:
                 self._spin.spin(worker.advance)
-            if not await wait_for_reply(worker, deadline.at_s):
+            if not await self._wait_for_reply(worker, deadline.at_s):
                 return self._late(worker, deadline.timeout_ms)
             if is_alone:
                 self._spin.learn()
             return await self._received_reply(worker)
+
+    async def _wait_for_reply(self, worker: WorkerProcess, deadline_s: float | None) -> bool:
+        """Wait as ``wait_for_reply`` does; log resets that take long meanwhile."""
+        loop = asyncio.get_running_loop()
+        while True:
+            until_s = loop.time() + _SLOW_RESET_S
+            if deadline_s is not None and deadline_s <= until_s:
+                return await wait_for_reply(worker, deadline_s)
+            if await wait_for_reply(worker, until_s):
+                return True
+            self.report_resets()
+
+    def report_resets(self) -> None:
+        """Log how far the resets of the request in progress are, if they take long."""
+        progress, (number, due_s) = self.progress, self._next_report
+        num_reset, num_lanes = progress.resets
+        took_s = progress.elapsed_ns / 1e9
+        if progress.begun != number:
+            due_s = _SLOW_RESET_S
+        if not (progress.is_busy and num_lanes) or took_s < due_s:
+            return
+        while due_s <= took_s:
+            due_s *= 2
+        self._next_report = progress.begun, due_s
+        with logged_as(*self._log_names):
+            _LOG.info(
+                "resetting: %d of %d lanes after %.0f s",
+                num_reset,
+                num_lanes,
+                took_s,
+                extra=facts(
+                    "resetting", num_reset=num_reset, num_lanes=num_lanes, took_s=round(took_s, 3)
+                ),
+            )
 
     async def call_after_step(self, command: Command, timeout_ms: int) -> Reply | Failure:
         """Have ``command`` executed after the direct step that may be in progress.
@@ -341,7 +380,13 @@ class WorkerSupervisor:
         The log also has the lanes, and the limit that a user of our clients has set: they leave the
         endpoint less than that, see ``protocol.client_session.endpoint_timeout_ms``.
         """
-        failure = Failure(FailureKind.TIMEOUT, f"{message} {timeout_ms} ms")
+        num_reset, to_reset = self.progress.resets
+        if self.progress.is_busy and to_reset:
+            slow = f"the reset of {to_reset} lane{'s'[: to_reset > 1]}"
+            message = f"{message} {timeout_ms} ms: {slow}, of which {num_reset} had been reset"
+        else:
+            message = f"{message} {timeout_ms} ms"
+        failure = Failure(FailureKind.TIMEOUT, message)
         num_lanes = self.process.contract.num_envs if self.process is not None else 1
         lanes = f"lanes 0 to {num_lanes - 1}, which step together" if num_lanes > 1 else "lane 0"
         self._report(

@@ -23,6 +23,7 @@ class DirectDeadlineWatch:
             so the watch, has ended.
         is_connected: Returns whether the worker and the connection are alive.
         on_end: Called when they are not; the watch ends.
+        on_busy: Called at each check while a step is in progress.
     """
 
     def __init__(
@@ -32,10 +33,11 @@ class DirectDeadlineWatch:
         on_overdue: Callable[[int], bool],
         is_connected: Callable[[], bool],
         on_end: Callable[[], None],
+        on_busy: Callable[[], None] = lambda: None,
     ) -> None:
         self._progress = progress
         self._on_overdue = on_overdue
-        self._is_connected, self._on_end = is_connected, on_end
+        self._is_connected, self._on_end, self._on_busy = is_connected, on_end, on_busy
         self._period_s = _LONGEST_PERIOD_S
         if timeout_ms:
             wanted_s = _PART_OF_TIMEOUT * timeout_ms / 1000
@@ -55,7 +57,10 @@ class DirectDeadlineWatch:
         overdue = self._progress.overdue_number
         if overdue and self._on_overdue(overdue):
             return
-        remaining_s = self._progress.remaining_s if self._progress.is_busy else None
+        remaining_s = None
+        if self._progress.is_busy:
+            self._on_busy()
+            remaining_s = self._progress.remaining_s
         wait_s = self._period_s if remaining_s is None else min(remaining_s, self._period_s)
         self._schedule(max(wait_s, _SHORTEST_PERIOD_S))
 

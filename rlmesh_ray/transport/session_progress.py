@@ -11,7 +11,7 @@ dies in between leaves no partial counts.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.histogram import DURATION_BOUNDS_NS, HistogramCounter, num_counters
 
 _BEGUN, _DONE, _BEGUN_NS, _TIMEOUT_MS, _LANE_STEPS, _NUM_ENDED, _NUM_DEVIATIONS = range(7)
-_NUM_FIELDS = 7
+_LANES_RESET, _LANES_TO_RESET, _NUM_FIELDS = range(7, 10)
 _WORD_BYTES = 8
 _STEPS_AT = _NUM_FIELDS * _WORD_BYTES
 _COUNTS_AT = _STEPS_AT + num_counters(DURATION_BOUNDS_NS) * _WORD_BYTES
@@ -59,7 +59,7 @@ class SessionProgress:
         return _COUNTS_AT + 2 * _half_bytes(num_lanes)
 
     @classmethod
-    def local(cls, num_lanes: int) -> "SessionProgress":
+    def local(cls, num_lanes: int) -> Self:
         """Return a progress in memory that is not shared."""
         return cls(memoryview(bytearray(cls.size_bytes(num_lanes))), num_lanes)
 
@@ -136,6 +136,14 @@ class SessionProgress:
         """The counts before the last begun request."""
         return self._counts[1 - self._fields[_BEGUN] % 2]
 
+    @property
+    def resets(self) -> tuple[int, int]:
+        """How many lanes the request in progress has reset, and how many it resets in all.
+
+        Both are 0 for a step that resets none, as far as is known.
+        """
+        return self._fields[_LANES_RESET], self._fields[_LANES_TO_RESET]
+
     # --- writing: by the worker alone; ``start`` by the endpoint, between sessions ---------
 
     def start(self, number: int, counts: EpisodeCounts | None = None) -> None:
@@ -159,7 +167,12 @@ class SessionProgress:
         self._halves[number % 2][:] = self._halves[1 - number % 2]
         # Processes of one machine share the monotonic clock.
         fields[_BEGUN_NS], fields[_TIMEOUT_MS] = time.monotonic_ns(), timeout_ms
+        fields[_LANES_RESET] = fields[_LANES_TO_RESET] = 0
         fields[_BEGUN] = number
+
+    def note_resets(self, num_reset: int, num_lanes: int) -> None:
+        """Note how many lanes the request in progress has reset by now, of how many."""
+        self._fields[_LANES_RESET], self._fields[_LANES_TO_RESET] = num_reset, num_lanes
 
     def count_reset(self, lanes: Sequence[int]) -> None:
         """Start tracking episodes in ``lanes`` with the request in progress; empty: in all."""

@@ -54,7 +54,13 @@ class RunnerClient:
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConfigurationWarning)
-            config = configure(config, place, lockstep=lockstep, step_timeout_s=timeout_s)
+            config = configure(
+                config,
+                place,
+                lockstep=lockstep,
+                step_timeout_s=timeout_s,
+                reset_timeout_s=timeout_s,
+            )
             self._runner = config.env_runner_cls(config=config, worker_index=0, num_workers=0)
 
     def advance(self) -> bool:

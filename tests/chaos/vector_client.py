@@ -95,6 +95,7 @@ class VectorClient:
                 token=self._token,
                 connect_timeout_s=LIMIT_S,
                 step_timeout_s=TIMEOUT_S,
+                reset_timeout_s=TIMEOUT_S,
             )
         if self._must_reset:
             observations, _ = self._env.reset()

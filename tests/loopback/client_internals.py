@@ -61,11 +61,12 @@ def num_unanswered(client: Client) -> int:
 @contextlib.contextmanager
 def step_timeout(client: EnvClient, timeout_s: float) -> Iterator[None]:
     """Have ``client`` wait so long only for answers, for a while: not while the session starts."""
-    before_s, client.timeout_s = client.timeout_s, timeout_s
+    before_s = client.timeout_s, client.reset_timeout_s
+    client.timeout_s = client.reset_timeout_s = timeout_s
     try:
         yield
     finally:
-        client.timeout_s = before_s
+        client.timeout_s, client.reset_timeout_s = before_s
 
 
 @contextlib.contextmanager
@@ -76,5 +77,5 @@ def endpoints_give_up_after(timeout_ms: int) -> Iterator[None]:
         timeout_ms: What requests ask for.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EnvClient, "_server_timeout_ms", timeout_ms)
+        patch.setattr(EnvClient, "_server_timeout_ms", lambda *_: timeout_ms)
         yield

@@ -47,7 +47,7 @@ def edition(connect_options: ConnectOptions) -> ConnectOptions:
 
 
 ENV_SESSION_CLIENT = DialectEnvClient(
-    open=lambda options, timeout_s: EnvClient(edition(options), step_timeout_s=timeout_s),
+    open=lambda options, *timeouts_s: EnvClient(edition(options), step_timeout_s=timeouts_s[0]),
     probe=lambda options: shake_hands(edition(options)),
 )
 

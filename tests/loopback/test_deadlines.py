@@ -591,6 +591,56 @@ def test_a_reset_that_hangs_keeps_its_deadline_however_long_a_start_may_take(
             client.reset(options={"fault": "HANG", "at_step": 0})
 
 
+@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
+def test_a_step_that_contains_resets_has_the_limit_of_a_reset(transport: str, gate: Path) -> None:
+    limits_s: list[float] = []
+
+    class Noting(EnvClient):
+        def _server_timeout_ms(self, limit_s: float) -> int:
+            limits_s.append(limit_s)
+            return super()._server_timeout_ms(limit_s)
+
+    def two_steps_an_episode() -> gymnasium.Env[Any, Any]:
+        return gymnasium.wrappers.TimeLimit(Slow(str(gate)), 2)
+
+    with EnvServer(two_steps_an_episode, num_envs=2) as server:
+        client = Noting(
+            ConnectOptions(server.address),
+            step_timeout_s=30.0,
+            reset_timeout_s=90.0,
+            transport=transport,
+        )
+        with closing(client):
+            client.reset()
+            limits_s.clear()
+            for _ in range(4):
+                client.step([np.zeros(2, np.int64)])
+
+        assert limits_s == [30.0, 30.0, 90.0, 30.0]
+
+
+class SlowToReset(Slow):
+    """Its reset waits until ``gate`` is opened."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        with open(self._gate):
+            pass
+        return super().reset(seed=seed, options=options)
+
+
+def test_a_reset_that_is_late_names_its_lanes_and_the_option_to_raise(gate: Path) -> None:
+    env = functools.partial(SlowToReset, str(gate))
+    with EnvServer(env, num_envs=2, step_grace_s=0.0) as server:
+        client = EnvClient(ConnectOptions(server.address), reset_timeout_s=2.0)
+        with closing(client), pytest.raises(RemoteEnvError) as caught:
+            client.reset()
+
+    assert caught.value.message == (
+        "no result within 2 s: the reset of 2 lanes, of which 0 had been reset; raise "
+        "reset_timeout_s (--reset-timeout of train and evaluate)"
+    )
+
+
 def test_a_session_without_a_worker_draws_nothing_closes_and_leaves_its_place(
     start_server: Callable[[int], EnvServer],
 ) -> None:

@@ -47,7 +47,10 @@ INVALID = 3
 def client(peer: Peer, num_envs: int = 2, *, wait_s: float = 10.0, **more: Any) -> WorldClient:
     settings = DmEnvRpcSettings(num_envs=num_envs, **more)
     return WorldClient(
-        ConnectOptions(peer.address, timeout_s=wait_s), settings, step_timeout_s=wait_s
+        ConnectOptions(peer.address, timeout_s=wait_s),
+        settings,
+        step_timeout_s=wait_s,
+        reset_timeout_s=wait_s,
     )
 
 

@@ -57,7 +57,11 @@ PERMISSION_DENIED, EXHAUSTED, FAILED_PRECONDITION, INVALID = 7, 8, 9, 3
 def vector(peer: Peer, num_envs: int = 2, *, wait_s: float = 10.0, **more: Any) -> RemoteVectorEnv:
     settings = DmEnvRpcSettings(num_envs=num_envs, **more)
     return RemoteVectorEnv(
-        peer.address, connect_timeout_s=wait_s, step_timeout_s=wait_s, dm_env_rpc=settings
+        peer.address,
+        connect_timeout_s=wait_s,
+        step_timeout_s=wait_s,
+        reset_timeout_s=wait_s,
+        dm_env_rpc=settings,
     )
 
 
@@ -454,7 +458,9 @@ def test_a_step_without_an_answer_ends_the_session_at_its_deadline() -> None:
         )
         env.reset()
         peer.conduct.refusals["step"] = [SILENT]
-        with pytest.raises(EndpointTimeoutError, match=r"no answer within 1\.5 s$"):
+        with pytest.raises(
+            EndpointTimeoutError, match=r"no answer within 1\.5 s; raise step_timeout_s"
+        ):
             env.step(moves(1, 1))
         with pytest.raises(EndpointLostError):
             env.reset()

@@ -485,7 +485,9 @@ def test_a_process_that_is_killed_or_frozen_costs_no_episode(
     with process() as (mortal, address), EnvServer(lambda: Held(gate), num_envs=2) as other:
         record = Record()
         policy = Meddling(lambda: os.kill(mortal.pid, number), gate)
-        result = run([address, other.address], policy, record, env_timeout_s=5.0)
+        result = run(
+            [address, other.address], policy, record, env_timeout_s=5.0, reset_timeout_s=5.0
+        )
 
     check(result, record)
     assert {loss.address for loss in record.losses} == {address}

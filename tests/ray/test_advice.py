@@ -31,6 +31,7 @@ from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.config.config_validation import (
+    allow_resets,
     require_deadlines,
     require_module,
     require_spaces,
@@ -250,6 +251,18 @@ def test_a_deadline_may_be_long_where_rllib_waits_longer(config: AlgorithmConfig
     require_deadlines(config, 600.0)
 
     assert found(config, step_timeout_s=600.0) == []
+
+
+def test_rllib_waits_for_two_resets_where_its_limits_are_the_defaults() -> None:
+    config = evaluated(PPOConfig().env_runners(num_env_runners=1), evaluation_num_env_runners=1)
+    own = PPOConfig().env_runners(num_env_runners=1, sample_timeout_s=90.0)
+    local = PPOConfig().env_runners(num_env_runners=0)
+
+    for each in (config, own, local):
+        allow_resets(each, 300.0)
+
+    assert (config.sample_timeout_s, config.evaluation_sample_timeout_s) == (600.0, 600.0)
+    assert (own.sample_timeout_s, local.sample_timeout_s) == (90.0, PPOConfig().sample_timeout_s)
 
 
 @pytest.mark.parametrize("step_timeout_s", [0.0, -1.0, math.nan, math.inf, "3"])

@@ -230,7 +230,7 @@ def test_an_endpoint_that_is_frozen_with_all_its_processes_is_given_up_in_time(
     with started(*serve, folder=tmp_path) as (server, serving):
         config = PPOConfig().environment("CartPole-v1")
         config.env_runners(num_envs_per_env_runner=2 * num_sessions, sample_timeout_s=12.0)
-        configure(config, serving["address"], step_timeout_s=3.0)
+        configure(config, serving["address"], step_timeout_s=3.0, reset_timeout_s=3.0)
         runner = RLMeshEnvRunner(config=config, worker_index=1, num_workers=1)
         runner.sample(num_timesteps=8)
 

@@ -26,6 +26,7 @@ from rlmesh_ray.cli.options.common import (
     JsonFlag,
     MapOption,
     PlotOption,
+    ResetTimeout,
     TlsAuthority,
     TlsCertificate,
     TlsFromRay,
@@ -49,7 +50,7 @@ from rlmesh_ray.cli.options.recording import (
 from rlmesh_ray.cli.views.episodes_file import EpisodesFile, episodes_file
 from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options, show_result
 from rlmesh_ray.errors import AccessDeniedError, ContractMismatchError, EndpointError, RlmeshError
-from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
+from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
@@ -232,6 +233,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     image_codec: ImageCodecOption = None,
     resize: ResizeOption = None,
     env_timeout: EnvTimeoutOption = DEFAULT_STEP_TIMEOUT_S,
+    reset_timeout: ResetTimeout = DEFAULT_RESET_TIMEOUT_S,
     model_timeout: ModelTimeoutOption = DEFAULT_STEP_TIMEOUT_S,
     reconnect_timeout: ReconnectOption = 30.0,
     token_file: TokenFile = None,
@@ -304,6 +306,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
                 finished,
                 seed=seed,
                 env_timeout_s=env_timeout,
+                reset_timeout_s=reset_timeout,
                 model_timeout_s=model_timeout,
                 reconnect_timeout_s=reconnect_timeout,
                 observation_map=route_map,

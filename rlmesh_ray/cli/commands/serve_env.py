@@ -145,6 +145,16 @@ GraceOption = Annotated[
     ),
 ]
 
+ThreadsOption = Annotated[
+    int,
+    typer.Option(
+        "--reset-threads",
+        min=1,
+        metavar="N",
+        rich_help_panel=ENVIRONMENT,
+        help="Lanes of a session that reset at the same time.",
+    ),
+]
 CallsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -179,6 +189,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     sessions_per_worker: SharedWorkerOption = 1,
     validation: ValidationOption = ValidationChoice.WARN,
     on_bad_value: OnBadValueOption = OnBadValue.ERROR,
+    reset_threads: ThreadsOption = 1,
     step_grace: GraceOption = 5.0,
     allow_call: CallsOption = None,
     no_observers: ObserversOption = False,
@@ -246,6 +257,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             no_token=no_token,
             validation=validation.value,
             on_bad_value=on_bad_value.value,
+            reset_threads=reset_threads,
             step_grace_s=step_grace,
             allow_calls=allow_call or (),
             observers=not no_observers,

@@ -22,6 +22,7 @@ from rlmesh_ray.cli.options.common import (
     EditionText,
     EnvKwargs,
     JsonFlag,
+    ResetTimeout,
     TlsAuthority,
     TlsCertificate,
     TlsFromRay,
@@ -63,6 +64,7 @@ from rlmesh_ray.cli.options.training_run import (
 from rlmesh_ray.cli.signals import INTERRUPTED, interrupts_noted
 from rlmesh_ray.cli.views.training_view import StopCriteria, format_duration
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S
 from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
@@ -196,6 +198,7 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     num_endpoints: EndpointsOption = None,
     num_envs: LanesOption = None,
     env_kwargs: EnvKwargs = None,
+    reset_timeout: ResetTimeout = DEFAULT_RESET_TIMEOUT_S,
     num_env_runners: RunnersOption = None,
     stop_return: ReturnOption = None,
     stop_iters: ItersOption = None,
@@ -258,6 +261,7 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
         token=token,
         tls=tls,
         edition_text=edition_text,
+        reset_timeout_s=reset_timeout,
         record=record_options(record, record_max_gb, record_video, record_every),
         record_every=record_every or 10,
         connection=shown_options(
@@ -334,6 +338,7 @@ class _TrainOptions:
     token: str | None
     tls: "ClientTls | None"
     edition_text: str | None
+    reset_timeout_s: float
     record: "RecordOptions | None"
     record_every: int
     connection: str
@@ -492,6 +497,7 @@ def _configure(config: "AlgorithmConfig", job: _TrainOptions, *, num_done: int) 
         token=job.token,
         tls=job.tls,
         edition_text=job.edition_text,
+        reset_timeout_s=job.reset_timeout_s,
         lockstep=job.seed is not None,  # a seed is given for a reproducible training
     )
     _require_one_agent(config.env_config[PLAN_KEY].contract)
@@ -575,7 +581,10 @@ def _show_result(
 
 def _resume_command(job: _TrainOptions) -> str:
     """Return the command that goes on with a training, with what its folder does not hold."""
-    again = shown_options(config=job.config_file)
+    again = shown_options(
+        config=job.config_file,
+        reset_timeout=job.reset_timeout_s != DEFAULT_RESET_TIMEOUT_S and job.reset_timeout_s,
+    )
     if record := job.record:
         again += shown_options(
             record=record.folder,

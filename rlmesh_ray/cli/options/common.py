@@ -197,6 +197,16 @@ EnvKwargs = Annotated[
         help="Keyword arguments of gymnasium.make or the factory.",
     ),
 ]
+ResetTimeout = Annotated[
+    float,
+    typer.Option(
+        "--reset-timeout",
+        metavar="SECONDS",
+        rich_help_panel=ENVIRONMENT,
+        callback=lambda value: positive_s(value),
+        help="Longest wait for a reset of a session's lanes.",
+    ),
+]
 
 
 def _checked_plot(path: Path | None) -> Path | None:

@@ -1,6 +1,7 @@
 """Progress of ``rlmesh-ray train``, with an estimate of the time left."""
 
 import contextlib
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,21 @@ def _rise_per_s(samples: "Sequence[TrainingProgress]") -> float | None:
     return together / spread
 
 
+_CLIENT_LOG = logging.getLogger("rlmesh_ray.client.env_client")
+
+
+class _ResetsHandler(logging.Handler):
+    """Prints what the driver's sessions log: that their lanes take long to reset."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record's message."""
+        self._console.say(record.getMessage(), style="dim")
+
+
 class TrainingView:
     """Prints a line for each iteration; on a terminal also a live status line.
 
@@ -96,8 +112,11 @@ class TrainingView:
         """Open until the first iteration is over, without a status line."""
         if console.people.is_terminal:
             self._status = console.people.status(f"{_BEGINNING} …")
+        self._resets = _ResetsHandler(console)
 
     def __enter__(self) -> Self:
+        _CLIENT_LOG.addHandler(self._resets)
+        _CLIENT_LOG.setLevel(logging.INFO)
         self._console.say(
             f"{'iteration':>9} {'env steps':>11} {'steps/s':>8} {'return':>9} {'elapsed':>12} "
             f"{'time left':>12}",
@@ -111,6 +130,8 @@ class TrainingView:
 
     def __exit__(self, *_: object) -> None:
         self._first.close()
+        _CLIENT_LOG.removeHandler(self._resets)
+        _CLIENT_LOG.setLevel(logging.NOTSET)
         if self._status is not None:
             self._status.stop()
 

@@ -78,6 +78,21 @@ def require_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> None:
             )
 
 
+def allow_resets(config: AlgorithmConfig, reset_timeout_s: float) -> None:
+    """Raise RLlib's limits of a sample to twice ``reset_timeout_s`` where they have its defaults.
+
+    A runner whose lanes reset for longer than that would never deliver a sample: RLlib drops it,
+    and asks for another one.
+    """
+    limits = dict(sample_limits(config))
+    defaults = type(config)()
+    if limits.get("sample_timeout_s") == defaults.sample_timeout_s:
+        config.env_runners(sample_timeout_s=max(defaults.sample_timeout_s, 2 * reset_timeout_s))
+    if limits.get("evaluation_sample_timeout_s") == defaults.evaluation_sample_timeout_s:
+        limit_s = max(defaults.evaluation_sample_timeout_s, 2 * reset_timeout_s)
+        config.evaluation(evaluation_sample_timeout_s=limit_s)
+
+
 def require_spaces(config: AlgorithmConfig, choice: RunnerChoice) -> None:
     """Compare the spaces in the config with those of the endpoints.
 

@@ -14,9 +14,16 @@ from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import ConfigurationWarning
-from rlmesh_ray.options import DEFAULT_RUNNER_STEP_TIMEOUT_S, require_flag, require_inference
+from rlmesh_ray.options import (
+    DEFAULT_RESET_TIMEOUT_S,
+    DEFAULT_RUNNER_STEP_TIMEOUT_S,
+    require_flag,
+    require_inference,
+    require_seconds,
+)
 from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
 from rlmesh_ray.rllib.config.config_validation import (
+    allow_resets,
     is_evaluated,
     require_config,
     require_deadlines,
@@ -57,6 +64,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     token: TokenSource | None = None,
     tls: ClientTlsSource | None = None,
     step_timeout_s: float = DEFAULT_RUNNER_STEP_TIMEOUT_S,
+    reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
     edition_text: str | None = None,
     lockstep: bool = False,
     fast_path: bool = True,
@@ -126,8 +134,12 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             token is sent to an endpoint of another source. Tokens become part of the config, and so
             of the algorithm's checkpoints.
         tls: For addresses whose endpoints use TLS.
-        step_timeout_s: Longest wait for any answer of an endpoint; at most half of the config's
+        step_timeout_s: Longest wait for an answer of an endpoint; at most half of the config's
             ``sample_timeout_s`` and ``evaluation_sample_timeout_s``.
+        reset_timeout_s: Longest wait for a reset of a session's lanes, and for a step that contains
+            resets. The config's ``sample_timeout_s`` and ``evaluation_sample_timeout_s``, after
+            which RLlib drops what a runner samples, are raised to twice that where they have
+            RLlib's defaults.
         edition_text: For addresses: the edition's text that the endpoints implement, where it is
             not this package's, such as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.
         lockstep: Step all sessions of a runner together, in RLlib's own order, so that a seed
@@ -163,6 +175,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     require_flag("fast_path", fast_path)
     require_inference(inference)
     require_deadlines(config, step_timeout_s)
+    require_seconds("reset_timeout_s", reset_timeout_s)
     require_evaluation_at_endpoints(config)
     runner_spec = _runner_spec(config)
     request = FleetRequest(
@@ -188,6 +201,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         lanes_asked=runner_spec.lanes,
         access=endpoints.access,
         step_timeout_s=step_timeout_s,
+        reset_timeout_s=reset_timeout_s,
         lockstep=lockstep,
         fast_path=fast_path,
         inference=inference,
@@ -228,6 +242,7 @@ def _log_fast_path_eligibility(
 
 
 def _apply(config: AlgorithmConfig, plan: RolloutPlan, choice: RunnerChoice) -> None:
+    allow_resets(config, plan.reset_timeout_s)
     config.environment(
         # The endpoints are the environment: RLlib must not make another one.
         env=None,

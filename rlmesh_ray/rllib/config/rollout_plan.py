@@ -11,7 +11,7 @@ from rlmesh_ray.auth.token_file import TokenFile, TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
-from rlmesh_ray.options import DEFAULT_RUNNER_STEP_TIMEOUT_S
+from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_RUNNER_STEP_TIMEOUT_S
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.config.session_endpoints import SessionLayout, max_sessions_per_endpoint
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -172,6 +172,7 @@ class RolloutPlan:
     access: tuple[Access, ...] = ()
     """One for each endpoint; empty: they need no credentials."""
     step_timeout_s: float = DEFAULT_RUNNER_STEP_TIMEOUT_S
+    reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S
     lockstep: bool = False
     """Whether the sessions of a runner are stepped together."""
     fast_path: bool = True

@@ -213,10 +213,13 @@ def _lanes_of(slot: Slot) -> str:
 
 def _broken(error: RemoteEnvError, num_raised: int) -> RemoteEnvError:
     """Return the error of an environment that fails again and again."""
+    # A timeout names its own remedy.
+    is_late = error.code == "TIMEOUT"
+    remedy = "" if is_late else "; repair it (the endpoint's log has the traceback)"
     return RemoteEnvError(
         error.code,
         f"{error.message}; this environment has failed {num_raised} times since it last finished "
-        "an episode, and this is the last error; repair it (the endpoint's log has the traceback)",
+        f"an episode, and this is the last error{remedy}",
         error.is_recoverable,
         error.debug_info,
         error.interrupted_episodes,

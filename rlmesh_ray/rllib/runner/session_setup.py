@@ -85,7 +85,11 @@ def open_sessions(
             connect_options = plan.connect_options(
                 assignments.endpoints[number], assignments.get(number)
             )
-            client = open_env_session(connect_options, step_timeout_s=plan.step_timeout_s)
+            client = open_env_session(
+                connect_options,
+                step_timeout_s=plan.step_timeout_s,
+                reset_timeout_s=plan.reset_timeout_s,
+            )
             sessions.append(NextStepSession(client))
             require_same_contract(plan.contract, client.contract, client.address)
             require_next_step(client.contract, client.answer.capabilities, client.address)

@@ -308,3 +308,10 @@ def test_a_vector_without_autoreset_goes_with_autoreset_disabled() -> None:
     assert isinstance(built(make_source(disabled, autoresets=False)), SyncVectorEnv)
     instance = LaneVectorEnv([EchoEnv(SPACES["box"])])
     assert make_source(instance, autoresets=False).num_envs == 1
+
+
+def test_a_vector_that_resets_its_lanes_itself_takes_no_threads_for_that() -> None:
+    source = make_source(lambda: gymnasium.make_vec("CartPole-v1", 2))
+
+    with pytest.raises(ConfigurationError, match="reset_threads is for single environments"):
+        build(source.payload, source.num_envs, reset_threads=2)

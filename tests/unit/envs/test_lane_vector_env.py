@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
@@ -21,14 +22,18 @@ from rlmesh_ray.transport.step_buffers import StepArrays
 NUM_LANES = 3
 
 
-def pair(make: Callable[[], gymnasium.Env[Any, Any]]) -> tuple[LaneVectorEnv, SyncVectorEnv]:
-    env_under_test = LaneVectorEnv([make() for _ in range(NUM_LANES)])
+def pair(
+    make: Callable[[], gymnasium.Env[Any, Any]], reset_threads: int = 1
+) -> tuple[LaneVectorEnv, SyncVectorEnv]:
+    lanes = [make() for _ in range(NUM_LANES)]
+    env_under_test = LaneVectorEnv(lanes, reset_threads=reset_threads)
     return env_under_test, SyncVectorEnv([make] * NUM_LANES)
 
 
+@pytest.mark.parametrize("reset_threads", [1, NUM_LANES])
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
-def test_lanes_equal_a_sync_vector_env(space: gymnasium.Space[Any]) -> None:
-    env_under_test, expected_env = pair(lambda: EchoEnv(space))
+def test_lanes_equal_a_sync_vector_env(space: gymnasium.Space[Any], reset_threads: int) -> None:
+    env_under_test, expected_env = pair(lambda: EchoEnv(space), reset_threads)
     expected_env.action_space.seed(1)
 
     assert_identical(env_under_test.reset(seed=7), expected_env.reset(seed=7))
@@ -390,3 +395,48 @@ def test_infos_that_contain_themselves_cost_no_episode() -> None:
     assert infos["x"][0] is None
     assert infos["x"][1] is own
     assert_identical(infos["_x"], np.array([False, True]))
+
+
+class Together(EchoEnv):
+    """An environment whose reset returns only when those of all lanes have begun."""
+
+    begun = threading.Barrier(NUM_LANES)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self.begun.wait(60.0)
+        return super().reset(**kwargs)
+
+
+def test_with_threads_the_lanes_reset_at_the_same_time_also_within_a_step() -> None:
+    noted: list[tuple[int, int]] = []
+    lanes, _ = pair(lambda: Together(SPACES["box"], max_length=1), NUM_LANES)
+    lanes.note_resets = lambda *resets: noted.append(resets)
+    actions = np.zeros((NUM_LANES, 2, 3), np.float32)
+
+    lanes.reset(seed=1)
+    lanes.step(actions)  # ends all episodes
+    lanes.step(actions)
+
+    lanes.close()
+    assert noted == [(done, NUM_LANES) for done in range(NUM_LANES + 1)] * 2
+
+
+@pytest.mark.parametrize("reset_threads", [1, NUM_LANES])
+def test_the_first_lane_that_raises_in_its_reset_is_named(reset_threads: int) -> None:
+    envs = [FaultyEnv(Fault.RAISE, at_step=at_step) for at_step in (9, 0, 0)]
+    lanes = LaneVectorEnv(envs, reset_threads=reset_threads)
+
+    with pytest.raises(ValueError, match="is broken"):
+        lanes.reset()
+
+    assert lanes.lane_in_progress == 1
+
+
+def test_the_resets_of_a_request_are_counted_one_by_one() -> None:
+    noted: list[tuple[int, int]] = []
+    lanes, _ = pair(lambda: EchoEnv(SPACES["box"]))
+    lanes.note_resets = lambda *resets: noted.append(resets)
+
+    lanes.reset(options={"reset_mask": np.array([True, False, True])})
+
+    assert noted == [(0, 2), (1, 2), (2, 2)]

@@ -22,6 +22,7 @@ from rlmesh_ray.protocol.client_session import (
     is_still_starting,
     never_started,
     with_client_timeout,
+    with_option,
 )
 from rlmesh_ray.protocol.failure_effects import NOT_STARTED
 from rlmesh_ray.protocol.messages import (
@@ -59,6 +60,23 @@ def test_a_timeout_names_the_limit_that_the_user_has_set_and_no_other(
     message: str, timeout_s: float, expected: str
 ) -> None:
     assert with_client_timeout(message, endpoint_timeout_ms(timeout_s), timeout_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "is_named"),
+    [
+        ("no result within 3 s: the reset of 2 lanes, of which 1 had been reset", True),
+        ("no answer within 3 s", True),
+        ("no result within 12700 ms", False),  # a limit of the endpoint's own
+        ("the environment has not started within 3 s", False),
+    ],
+)
+def test_a_timeout_names_the_option_to_raise_where_it_is_that_option_s(
+    message: str, is_named: bool
+) -> None:
+    remedy = "; raise reset_timeout_s (--reset-timeout of train and evaluate)" * is_named
+
+    assert with_option(message, "reset_timeout_s", 3.0) == message + remedy
 
 
 def test_a_reply_of_the_expected_kind_is_returned_as_it_is() -> None:

@@ -90,6 +90,7 @@ def test_a_worker_that_does_not_read_loses_its_direct_connection(
         call_after_step=call_after_step,
         send=send,
         warn=logged.append,
+        report_resets=lambda: None,
     )
 
     async def set_episodes() -> None:

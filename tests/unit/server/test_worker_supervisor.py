@@ -1,19 +1,28 @@
 """What is asked between two steps never hides that a step is late."""
 
 import asyncio
+import logging
 import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlmesh_ray.envs.commands import RenderCommand, RenderReply, SetEpisodesCommand
+from rlmesh_ray.envs.commands import (
+    RenderCommand,
+    RenderReply,
+    Reply,
+    ResetCommand,
+    SetEpisodesCommand,
+)
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server import worker_supervisor
 from rlmesh_ray.server.counters import EnvCounters
+from rlmesh_ray.server.request_deadline import Deadline
 from rlmesh_ray.server.session_log import FailureLog
 from rlmesh_ray.server.worker_supervisor import WorkerSupervisor
 from rlmesh_ray.transport.session_progress import SessionProgress
+from tests.unit.server.jumping_loop import JumpingLoop
 
 
 class BusyWorker:
@@ -32,7 +41,7 @@ class BusyWorker:
     def fileno(self) -> int:
         return self._ours.fileno()
 
-    def submit(self, command: object) -> None:
+    def submit(self, command: object, number: int = 0) -> None:
         """Take it, and do nothing."""
 
     @property
@@ -90,6 +99,59 @@ def asked_aside(*, begins_later: bool, replies: bool) -> tuple[Any, BusyWorker]:
     if not process.was_killed:
         process.kill()
     return answer, process
+
+
+class ClockedProgress(SessionProgress):
+    """Its request in progress has begun when the clock of a ``JumpingLoop`` did."""
+
+    loop: JumpingLoop
+
+    @property
+    def elapsed_ns(self) -> int:
+        return int((self.loop.time() - 100.0) * 1e9)
+
+
+def reset_of_eight_lanes() -> Reply | Failure:
+    """Have the lanes reset, one each 5 s, with a deadline after 30 s; return the answer."""
+    process, loop = BusyWorker(), JumpingLoop()
+    process.progress = progress = ClockedProgress.local(1)
+    ClockedProgress.loop = loop
+
+    async def run() -> Reply | Failure:
+        session = session_of(process)
+        session.counting.progress = progress
+        progress.begin(1, 30_000)
+        progress.note_resets(0, 8)
+        for number in range(1, 9):
+            loop.call_later(5.0 * number - 0.5, progress.note_resets, number, 8)
+        answer = await session.call(ResetCommand(), Deadline.after(30_000), 1)
+        await session.make_idle(_never())
+        return answer
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(run())
+
+
+def test_resets_that_take_long_are_logged_less_and_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, worker_supervisor.__name__)
+
+    reset_of_eight_lanes()
+
+    assert [each.message for each in caplog.records if each.levelno == logging.INFO] == [
+        "resetting: 0 of 8 lanes after 3 s",
+        "resetting: 1 of 8 lanes after 6 s",
+        "resetting: 2 of 8 lanes after 12 s",
+        "resetting: 4 of 8 lanes after 24 s",
+    ]
+
+
+def test_a_reset_that_is_late_says_how_many_lanes_had_been_reset() -> None:
+    answer = reset_of_eight_lanes()
+
+    message = "no result within 30000 ms: the reset of 8 lanes, of which 6 had been reset"
+    assert answer == Failure(FailureKind.TIMEOUT, message)
 
 
 def _never() -> Any:

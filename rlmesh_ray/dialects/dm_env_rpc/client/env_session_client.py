@@ -32,7 +32,7 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
     RlmeshError,
 )
-from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
+from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
 from rlmesh_ray.protocol.episodes import EpisodeTracker
@@ -59,8 +59,10 @@ class WorldClient:
     Args:
         connect_options: The server; its timeout is for the joins of all agents.
         settings: Settings of the session.
-        step_timeout_s: How long to wait for the answers to a request. The protocol has no
-            deadlines, so that a timeout ends the session.
+        step_timeout_s: How long to wait for the answers to a step. The protocol has no deadlines,
+            so that a timeout ends the session.
+        reset_timeout_s: How long to wait for the answers to a reset, and to a step after the end of
+            an episode, which begins the next one.
 
     Raises:
         ConfigurationError: A batched join is requested, and the server does not offer it.
@@ -77,10 +79,12 @@ class WorldClient:
         settings: DmEnvRpcSettings,
         *,
         step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
+        reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
     ) -> None:
         self._connect_options = connect_options
         self._process = ForkGuard(connect_options.address)
-        self._timeout_s = step_timeout_s
+        self._step_timeout_s, self._reset_timeout_s = step_timeout_s, reset_timeout_s
+        self._has_ended = False
         self._settings = settings
         with with_timeout_limit(connect_options.timeout_s, connect_options.address):
             opened = open_world(connect_options, settings)
@@ -178,9 +182,13 @@ class WorldClient:
         begun = self._oldest(request_id)
         if begun is None:
             raise LocalProtocolError("that request was a step", request_id)
-        with self._ending(RemoteEnvError), with_timeout_limit(self._timeout_s, self.address):
+        limit_s = self._reset_timeout_s
+        with (
+            self._ending(RemoteEnvError),
+            with_timeout_limit(limit_s, self.address, "reset_timeout_s"),
+        ):
             self._pending.popleft()
-            observation = self._transport.receive_reset(time.monotonic() + self._timeout_s)
+            observation = self._transport.receive_reset(time.monotonic() + limit_s)
             infos = self._values.check(observation)
         self._counted.begin(self._counted.done + 1, 0)
         self._counted.count_reset(begun[0])
@@ -216,16 +224,20 @@ class WorldClient:
         """
         if self._oldest(request_id) is not None:
             raise LocalProtocolError("that request was a reset", request_id)
-        with self._ending(RemoteEnvError), with_timeout_limit(self._timeout_s, self.address):
+        option, limit_s = "step_timeout_s", self._step_timeout_s
+        if self._has_ended:
+            option, limit_s = "reset_timeout_s", self._reset_timeout_s
+        with self._ending(RemoteEnvError), with_timeout_limit(limit_s, self.address, option):
             self._pending.popleft()
             try:
-                step = self._transport.receive_step(time.monotonic() + self._timeout_s)
+                step = self._transport.receive_step(time.monotonic() + limit_s)
             except RemoteEnvError:
                 # The rewards of the other lanes are lost, and with them their episodes' returns.
                 if self.contract.num_envs > 1:
                     self._tracker.finalize(time.time_ns())
                 raise
             infos = self._values.check(step.observation, step.rewards)
+        self._has_ended = bool(step.terminated.any() or step.truncated.any())
         self._counted.begin(self._counted.done + 1, 0)
         self._counted.count_step(step.rewards, step.terminated, step.truncated)
         self._counted.end()
@@ -335,9 +347,15 @@ class WorldClient:
             raise
 
 
-def _open(connect_options: ConnectOptions, step_timeout_s: float) -> WorldClient:
-    settings = _settings(connect_options)
-    return WorldClient(connect_options, settings, step_timeout_s=step_timeout_s)
+def _open(
+    connect_options: ConnectOptions, step_timeout_s: float, reset_timeout_s: float
+) -> WorldClient:
+    return WorldClient(
+        connect_options,
+        _settings(connect_options),
+        step_timeout_s=step_timeout_s,
+        reset_timeout_s=reset_timeout_s,
+    )
 
 
 def _probe(connect_options: ConnectOptions) -> HandshakeResponse:

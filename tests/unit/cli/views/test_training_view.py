@@ -1,5 +1,6 @@
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -141,3 +142,15 @@ def test_an_interrupted_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         view.follow(generator)
 
     assert closed == [True]
+
+
+def test_resets_of_the_driver_s_sessions_that_take_long_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = logging.getLogger("rlmesh_ray.client.env_client")
+    with TrainingView(Console(), StopCriteria(stop_iters=1)):
+        log.info("resetting %d lane(s): %.0f s so far", 8, 6.0)
+    log.info("nobody sees this")
+
+    assert "resetting 8 lane(s): 6 s so far" in capsys.readouterr().out
+    assert (log.handlers, log.level) == ([], logging.NOTSET)

@@ -1,0 +1,24 @@
+"""What an EnvClient logs while it waits."""
+
+import logging
+
+import pytest
+
+from rlmesh_ray.client import env_client
+from rlmesh_ray.client.env_client import reset_report
+
+
+def test_a_long_wait_for_resets_is_logged_less_and_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now_s = 50.0
+    report = reset_report(8, 300.0, lambda: now_s)
+    caplog.set_level(logging.INFO, env_client.__name__)
+
+    for _ in range(200):
+        now_s += 0.1
+        report(3.0)
+
+    assert [each.message for each in caplog.records] == [
+        f"resetting 8 lane(s): {took} s so far (reset_timeout_s is 300 s)" for took in (3, 6, 12)
+    ]
