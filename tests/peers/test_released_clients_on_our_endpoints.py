@@ -166,6 +166,9 @@ class Static(gymnasium.Env[Any, Any]):
     def __init__(self, space: spaces.Space[Any]) -> None:
         self.observation_space = self.action_space = space
 
+    def step(self, action: Any) -> Any:
+        raise NotImplementedError  # no client gets so far
+
 
 # --- what goes wrong -----------------------------------------------------------------------
 
