@@ -124,7 +124,7 @@ EnvTimeoutOption = Annotated[
         metavar="SECONDS",
         rich_help_panel=_EPISODES,
         callback=positive_s,
-        help="Longest wait for an answer of an environment; after it, the endpoint counts as lost.",
+        help="Longest wait for a step; then the endpoint is lost.",
     ),
 ]
 ModelTimeoutOption = Annotated[
@@ -144,7 +144,7 @@ ReconnectOption = Annotated[
         metavar="SECONDS",
         rich_help_panel=_EPISODES,
         callback=non_negative_s,
-        help="Once all endpoints are lost, wait this long for one to come back.",
+        help="Longest wait for an endpoint while all are lost.",
     ),
 ]
 ModelTokenFile = Annotated[

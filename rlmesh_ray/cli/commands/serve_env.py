@@ -152,7 +152,7 @@ ThreadsOption = Annotated[
         min=1,
         metavar="N",
         rich_help_panel=ENVIRONMENT,
-        help="Lanes of a session that reset at the same time.",
+        help="Lanes that reset at the same time.",
     ),
 ]
 CallsOption = Annotated[

@@ -204,7 +204,7 @@ ResetTimeout = Annotated[
         metavar="SECONDS",
         rich_help_panel=ENVIRONMENT,
         callback=lambda value: positive_s(value),
-        help="Longest wait for a reset of a session's lanes.",
+        help="Longest wait for a reset of all lanes.",
     ),
 ]
 
