@@ -58,7 +58,11 @@ class RlmeshError(Exception):
     """Base class of all errors of this package; their texts are printable."""
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return printable(self._text())
+
+    def _text(self) -> str:
+        """Return the text, which may quote a peer's."""
+        return super().__str__()
 
 
 class ConfigurationError(RlmeshError):
@@ -110,9 +114,9 @@ class ConformanceError(RlmeshError):
         self.lane = lane
         self.root = root
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         place = ".".join(name for name in (self.root, self.path) if name)
-        return printable(f"{place or 'value'}: {self.reason}")
+        return f"{place or 'value'}: {self.reason}"
 
     def about(self, root: str) -> "ConformanceError":
         """Return the error with ``root`` as the name of the whole value."""
@@ -136,9 +140,9 @@ class ProtocolError(RlmeshError):
         self.message = message
         self.request_id = request_id
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         request = f" (request {self.request_id})" if self.request_id else ""
-        return printable(f"{self.message}{request}")
+        return f"{self.message}{request}"
 
 
 class LocalProtocolError(ProtocolError):
@@ -162,9 +166,9 @@ class HandshakeRefusedError(RlmeshError):
         self.reason = reason
         self.supported_editions = supported_editions
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         editions = ", ".join(self.supported_editions)
-        return printable(self.reason + (editions and f" (the peer supports: {editions})"))
+        return self.reason + (editions and f" (the peer supports: {editions})")
 
 
 class EndpointError(RlmeshError):
@@ -180,8 +184,8 @@ class EndpointError(RlmeshError):
         self.message = message
         self.address = address
 
-    def __str__(self) -> str:
-        return printable(f"{self.address}: {self.message}" if self.address else self.message)
+    def _text(self) -> str:
+        return f"{self.address}: {self.message}" if self.address else self.message
 
 
 class EndpointUnreachableError(EndpointError):
@@ -243,8 +247,8 @@ class RemoteError(RlmeshError):
         self.is_recoverable = is_recoverable
         self.debug_info = debug_info
 
-    def __str__(self) -> str:
-        return printable(f"{self.code}: {self.message}")
+    def _text(self) -> str:
+        return f"{self.code}: {self.message}"
 
 
 class RemoteEnvError(RemoteError):
@@ -294,8 +298,8 @@ class EnvStartError(RlmeshError):
         self.traceback_text = traceback_text
         self.is_wrong_usage = is_wrong_usage
 
-    def __str__(self) -> str:
-        return printable(self.message)
+    def _text(self) -> str:
+        return self.message
 
 
 class PolicyError(RlmeshError):
