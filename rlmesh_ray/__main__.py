@@ -47,7 +47,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _code_of_an_interrupt() -> int:
-    return 0 if _SERVERS.intersection(sys.argv[1:]) else _INTERRUPTED
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    return 0 if command in _SERVERS else _INTERRUPTED
 
 
 def _open_standard_streams() -> None:
