@@ -289,7 +289,8 @@ class EnvClient:
         self._reset_limit: Limit = "reset_timeout_s", reset_timeout_s
         self._limits: dict[str, Limit] = {}
         """Of steps without an answer that may contain resets."""
-        self._last_step: StepResult | None = None
+        self._has_ended = False
+        """Whether a lane's episode ended in the last step."""
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
         self._next_stream_check_s = 0.0
@@ -402,10 +403,7 @@ class EnvClient:
         mode = self.contract.autoreset_mode
         if mode is not AutoresetMode.NEXT_STEP:
             return mode is AutoresetMode.SAME_STEP
-        last = self._last_step
-        return self.session.has_unanswered or (
-            last is not None and 1 in last.terminated.tobytes() + last.truncated.tobytes()
-        )
+        return self._has_ended or self.session.has_unanswered
 
     def _direct_connection(self) -> DirectConnection | None:
         """Return the direct connection; None: there is none, or the session's stream has ended."""
@@ -461,7 +459,7 @@ class EnvClient:
         except CodecError as error:
             raise self.session.broken(_MISFIT.format(error), request_id) from error
         self._episode_ids = result.episode_ids
-        self._last_step = result
+        self._has_ended = 1 in result.terminated.tobytes() + result.truncated.tobytes()
         return result
 
     def _receive(
@@ -531,7 +529,8 @@ class EnvClient:
                 done.episode_ids,
             )
         results = direct.results()
-        result = StepResult(
+        self._has_ended = 1 in results.terminated.tobytes() + results.truncated.tobytes()
+        return StepResult(
             direct.observation(),
             results.rewards,
             results.terminated,
@@ -540,8 +539,6 @@ class EnvClient:
             completed,
             self._episode_ids,
         )
-        self._last_step = result
-        return result
 
     def wakeup(self) -> WakeupDescriptors | None:
         """Return the descriptors that signal the answer to a direct step; None: there is none."""

@@ -109,6 +109,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         image_codec: str | None = None,
         resize: Resize | None = None,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name != "self"}
         connect_options = ConnectOptions(
             address, token, tls, connect_timeout_s, edition_text, dm_env_rpc
         )
@@ -124,20 +125,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
 
         def connect_again(render_mode: str | None = None) -> RemoteEnv:
             """Open another session: what ``spec.make()`` and gymnasium's checker ask for."""
-            env = RemoteEnv(
-                address,
-                token=token,
-                tls=tls,
-                connect_timeout_s=connect_timeout_s,
-                step_timeout_s=step_timeout_s,
-                start_timeout_s=start_timeout_s,
-                edition_text=edition_text,
-                transport=transport,
-                dm_env_rpc=dm_env_rpc,
-                spin=spin,
-                image_codec=image_codec,
-                resize=resize,
-            )
+            env = RemoteEnv(**given)
             if render_mode not in (None, env.render_mode):
                 warnings.warn(
                     f"{address} serves render_mode={env.render_mode!r}, not {render_mode!r}: a "
