@@ -37,6 +37,9 @@ _OBSERVER_GRACE_S = 60.0
 _SLOW_RESET_S = 3.0
 """After how long resets in progress are logged, and again after twice that, four times that, …"""
 
+_LOOK_EVERY_S = 0.25
+"""How often resets in progress are looked at: the worker has begun them a moment later."""
+
 _RECHECK_S = 0.05
 """How often a worker that seems to be idle is checked for a direct step that has begun."""
 
@@ -208,7 +211,7 @@ class WorkerSupervisor:
         """Wait as ``wait_for_reply`` does; log resets that take long meanwhile."""
         loop = asyncio.get_running_loop()
         while True:
-            until_s = loop.time() + _SLOW_RESET_S
+            until_s = loop.time() + _LOOK_EVERY_S
             if deadline_s is not None and deadline_s <= until_s:
                 return await wait_for_reply(worker, deadline_s)
             if await wait_for_reply(worker, until_s):

@@ -102,13 +102,13 @@ def asked_aside(*, begins_later: bool, replies: bool) -> tuple[Any, BusyWorker]:
 
 
 class ClockedProgress(SessionProgress):
-    """Its request in progress has begun when the clock of a ``JumpingLoop`` did."""
+    """Its request in progress has begun a moment after the clock of a ``JumpingLoop``."""
 
     loop: JumpingLoop
 
     @property
     def elapsed_ns(self) -> int:
-        return int((self.loop.time() - 100.0) * 1e9)
+        return int((self.loop.time() - 100.01) * 1e9)
 
 
 def reset_of_eight_lanes() -> Reply | Failure:
