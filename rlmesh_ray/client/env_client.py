@@ -22,7 +22,6 @@ from rlmesh_ray.errors import (
     EndpointClosedError,
     EndpointError,
     EndpointLostError,
-    EndpointTimeoutError,
     HandshakeRefusedError,
     RemoteEnvError,
     RemoteProtocolError,
@@ -34,13 +33,13 @@ from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.client_session import (
     EnvClientSession,
+    Limit,
     ResponseT,
     allowance_s,
     endpoint_timeout_ms,
     is_still_starting,
+    name_limit,
     never_started,
-    with_client_timeout,
-    with_option,
 )
 from rlmesh_ray.protocol.messages import (
     Configure,
@@ -96,9 +95,7 @@ def call_lanes(
     except CodecError as error:
         raise RemoteProtocolError(f"the answer to a call does not decode: {error}") from error
     if isinstance(results, CallFailed):
-        # The endpoint's timeout is a little shorter than the one that the user has set.
-        message = with_client_timeout(results.message, call.timeout_ms, timeout_s)
-        raise RemoteEnvError(results.code.name, message, True, results.debug_info)
+        raise RemoteEnvError(results.code.name, results.message, True, results.debug_info)
     return results
 
 
@@ -138,30 +135,6 @@ def request_ticket(
         return Ticket(*transport_v1.parse_response(reply, TICKET_ID_BYTES, KEY_BYTES))
     except CodecError as error:
         raise RemoteProtocolError(f"the answer is no ticket: {error}") from error
-
-
-Limit = tuple[str, float]
-"""The name of an option that limits a request, and its seconds."""
-
-
-def name_option(
-    error: RemoteEnvError | EndpointTimeoutError, limit: Limit, left_s: float | None
-) -> None:
-    """Have a timeout name the option that limits a request, and its value.
-
-    In place: the session keeps the error, too, as the reason of its end.
-
-    Args:
-        error: Of the request.
-        limit: What limits it.
-        left_s: What was left of that for the endpoint; None: all.
-    """
-    option, limit_s = limit
-    if left_s is not None:
-        error.message = with_client_timeout(error.message, endpoint_timeout_ms(left_s), limit_s)
-    error.message = with_option(error.message, option, limit_s)
-    if isinstance(error, EndpointTimeoutError):
-        error.args = (error.message, error.address)
 
 
 def reset_report(
@@ -255,7 +228,8 @@ class EnvClient:
         images: ImageOptions = AS_THEY_ARE,
     ) -> None:
         self._connect_options = connect_options
-        self.timeout_s, self.reset_timeout_s = step_timeout_s, reset_timeout_s
+        self.step_limit = Limit("step_timeout_s", step_timeout_s)
+        self.reset_limit = Limit("reset_timeout_s", reset_timeout_s)
         self._start_timeout_s = start_timeout_s
         connection = connect(connect_options, images)
         self.answer, self.contract = connection.answer, connection.contract
@@ -266,7 +240,7 @@ class EnvClient:
                 self.answer.capabilities,
                 self.session_id,
                 self.contract,
-                self._server_timeout_ms(self.timeout_s),
+                self._server_timeout_ms(step_timeout_s),
                 connect_options.address,
                 transport=transport,
                 spin=spin,
@@ -275,7 +249,7 @@ class EnvClient:
                     connect_options,
                     connection.channel,
                     self._own_metadata,
-                    self._server_timeout_ms(self.timeout_s),
+                    self._server_timeout_ms(step_timeout_s),
                 ),
             )
         except BaseException:
@@ -285,8 +259,6 @@ class EnvClient:
         # thread waits here while another one receives.
         self._settling = threading.RLock()
         self._in_flight_direct: tuple[str, DirectConnection] | None = None
-        self._step_limit: Limit = "step_timeout_s", step_timeout_s
-        self._reset_limit: Limit = "reset_timeout_s", reset_timeout_s
         self._limits: dict[str, Limit] = {}
         """Of steps without an answer that may contain resets."""
         self._has_ended = False
@@ -353,7 +325,7 @@ class EnvClient:
             self.session_stream.next_id,
             seeds=seeds,
             options=options or {},
-            timeout_ms=self._server_timeout_ms(self.reset_timeout_s),
+            timeout_ms=self._server_timeout_ms(self.reset_limit.seconds),
             lanes=self.session.lanes_to_reset(lanes),
         )
         self.session_stream.send(request)
@@ -361,7 +333,7 @@ class EnvClient:
 
     def receive_reset(self, request_id: str) -> ResetResult:
         """Wait for the result of the oldest request that was sent, a reset."""
-        done = self._receive(request_id, ResetDone, self._reset_limit)
+        done = self._receive(request_id, ResetDone, self.reset_limit)
         self.direct_connector.on_lanes_reset()
         try:
             result = self.dialect.reset_result(done)
@@ -388,10 +360,10 @@ class EnvClient:
         is_alone = is_last and not self.session.has_unanswered
         direct = self._direct_connection() if is_alone else None
         request_id = self.session_stream.next_id
-        limit_s = self.timeout_s
+        limit = self.step_limit
         if self._may_reset():
-            self._limits[request_id], limit_s = self._reset_limit, self.reset_timeout_s
-        timeout_ms = self._server_timeout_ms(limit_s)
+            limit = self._limits[request_id] = self.reset_limit
+        timeout_ms = self._server_timeout_ms(limit.seconds)
         if direct is None:
             self._send_on_stream(request_id, action, timeout_ms)
         else:
@@ -443,7 +415,7 @@ class EnvClient:
         self._settle()
         if request_id in self._kept:
             return _result_or_raise(self._kept.pop(request_id))
-        return self._receive_step(request_id, self._limits.pop(request_id, self._step_limit))
+        return self._receive_step(request_id, self._limits.pop(request_id, self.step_limit))
 
     def _receive_step(
         self, request_id: str, limit: Limit, left_s: float | None = None
@@ -465,26 +437,15 @@ class EnvClient:
     def _receive(
         self, request_id: str, kind: type[ResponseT], limit: Limit, left_s: float | None = None
     ) -> ResponseT:
-        """Wait for the answer to a request on the stream; a timeout names its limit.
-
-        Args:
-            request_id: Id of the request.
-            kind: Type of the answer.
-            limit: What limits the request.
-            left_s: What is left of that; None: all.
-        """
-        try:
-            if limit is not self._reset_limit:
-                return self.session_stream.receive(request_id, kind, limit[1], left_s)
-            with self._reporting_resets():
-                return self.session_stream.receive(request_id, kind, limit[1], left_s)
-        except (RemoteEnvError, EndpointTimeoutError) as error:
-            name_option(error, limit, left_s)
-            raise
+        """As ``EnvSessionStream.receive``; a long wait for resets is logged."""
+        if limit is not self.reset_limit:
+            return self.session_stream.receive(request_id, kind, limit, left_s)
+        with self._reporting_resets():
+            return self.session_stream.receive(request_id, kind, limit, left_s)
 
     def _reporting_resets(self) -> CallDeadline:
         """Return what logs a long wait for resets."""
-        report = reset_report(self.contract.num_envs, self.reset_timeout_s)
+        report = reset_report(self.contract.num_envs, self.reset_limit.seconds)
         return CallDeadline(_SLOW_RESET_S, report)
 
     def _settle(self) -> None:
@@ -503,10 +464,10 @@ class EnvClient:
                 raise
 
     def _receive_direct(self, request_id: str, direct: DirectConnection) -> StepResult:
-        limit = self._limits.pop(request_id, self._step_limit)
-        limit_s = limit[1]
+        limit = self._limits.pop(request_id, self.step_limit)
+        limit_s = limit.seconds
         end_s = time.monotonic() + limit_s
-        if limit is self._reset_limit:
+        if limit is self.reset_limit:
             with self._reporting_resets():
                 frame = direct.receive(_DIRECT_TIMEOUT_SHARE * limit_s)
         else:
@@ -547,11 +508,11 @@ class EnvClient:
     def render(self) -> bytes | None:
         """Return a PNG, or None where the render mode gives no picture."""
         self._settle()
-        request = Render(
-            self.session_stream.next_id, timeout_ms=self._server_timeout_ms(self.timeout_s)
-        )
+        limit = self.step_limit
+        timeout_ms = self._server_timeout_ms(limit.seconds)
+        request = Render(self.session_stream.next_id, timeout_ms=timeout_ms)
         self.session_stream.send(request)
-        return self.session_stream.receive(request.request_id, Rendered, self.timeout_s).png
+        return self.session_stream.receive(request.request_id, Rendered, limit).png
 
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of the environment of each lane, or read an attribute that is none.
@@ -595,13 +556,16 @@ class EnvClient:
         numbers = self.session_stream.numbers
         is_numbered = capabilities.NUMBERED_REQUESTS in self.answer.capabilities
         num_before = numbers.next_number - 1 if is_numbered else self.session.num_sent
-        call = LaneCall(name, arguments, lanes, num_before, self._server_timeout_ms(self.timeout_s))
+        limit = self.step_limit
+        timeout_ms = self._server_timeout_ms(limit.seconds)
+        call = LaneCall(name, arguments, lanes, num_before, timeout_ms)
         try:
-            results = call_lanes(self._channel, call, self.metadata, self.address, self.timeout_s)
+            results = call_lanes(self._channel, call, self.metadata, self.address, limit.seconds)
         except (CodecError, AccessDeniedError):
             raise  # the call has not reached the session
-        except RemoteEnvError:
+        except RemoteEnvError as error:
             numbers.sent()
+            name_limit(error, limit)
             raise
         except (EndpointError, RemoteProtocolError) as error:
             self.session.fail(error)  # it may or may not have been executed
@@ -652,9 +616,8 @@ class EnvClient:
         request = Configure(self.session_stream.next_id, self.dialect.edition)
         try:
             self.session_stream.send(request)
-            self.session_stream.receive(
-                request.request_id, Configured, self._connect_options.timeout_s
-            )
+            limit = Limit("", self._connect_options.timeout_s)
+            self.session_stream.receive(request.request_id, Configured, limit)
         except RemoteEnvError as error:
             self.close()
             raise HandshakeRefusedError(f"{self.address} takes no session: {error}") from error

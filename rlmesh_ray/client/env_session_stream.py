@@ -7,10 +7,16 @@ import time
 
 from rlmesh_ray.client.env_dialect import EnvClientFrames
 from rlmesh_ray.client.fork_guard import ForkGuard
-from rlmesh_ray.client.join_stream import JoinStream, name_limit
+from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import CodecError, EndpointError, RlmeshError
 from rlmesh_ray.protocol.capabilities import NDARRAY
-from rlmesh_ray.protocol.client_session import EnvClientSession, ResponseT, allowance_s
+from rlmesh_ray.protocol.client_session import (
+    EnvClientSession,
+    Limit,
+    ResponseT,
+    allowance_s,
+    name_limit,
+)
 from rlmesh_ray.protocol.messages import Close, EnvRequest
 from rlmesh_ray.transport.exactly_once import ClientSide
 
@@ -90,7 +96,7 @@ class EnvSessionStream:
         self,
         request_id: str,
         kind: type[ResponseT],
-        timeout_s: float,
+        limit: Limit,
         left_s: float | None = None,
     ) -> ResponseT:
         """Wait for the answer to the oldest request that was sent.
@@ -98,8 +104,8 @@ class EnvSessionStream:
         Args:
             request_id: Id of the request.
             kind: Type of the answer.
-            timeout_s: The user's timeout; see ``allowance_s``.
-            left_s: What is left of it; None: all.
+            limit: What limits the request; a timeout names it. See ``allowance_s``.
+            left_s: What is left of that; None: all.
 
         Raises:
             RemoteEnvError: The endpoint answered with an error; one that it does not call
@@ -109,15 +115,14 @@ class EnvSessionStream:
         """
         self.require_open()
         try:
-            own_s = timeout_s if left_s is None else left_s
-            frame = self._stream.receive(own_s + allowance_s(timeout_s))
+            wait_s = limit.seconds if left_s is None else left_s
+            frame = self._stream.receive(wait_s + allowance_s(limit.seconds))
             self.session.num_received += 1
-            return self.read(frame, request_id, kind, timeout_s)
-        except EndpointError as error:
-            name_limit(error, timeout_s, self.session.address)
-            self.session.fail(error)
-            raise
-        except RlmeshError:
+            return self.read(frame, request_id, kind)
+        except RlmeshError as error:
+            name_limit(error, limit, left_s)
+            if isinstance(error, EndpointError):
+                self.session.fail(error)
             if self.session.has_failed:
                 self._stream.close()
             raise
@@ -125,16 +130,13 @@ class EnvSessionStream:
             self.session.fail_if_interrupted(error)
             raise
 
-    def read(
-        self, frame: bytes, request_id: str, kind: type[ResponseT], timeout_s: float = 0.0
-    ) -> ResponseT:
+    def read(self, frame: bytes, request_id: str, kind: type[ResponseT]) -> ResponseT:
         """Return the answer in ``frame``, from the stream or a direct connection.
 
         Args:
             frame: Bytes of the answer.
             request_id: Id of the request.
             kind: Type of the answer.
-            timeout_s: The user's timeout, if the request had one for the endpoint.
 
         Raises:
             RemoteEnvError: As with ``receive``.
@@ -144,7 +146,7 @@ class EnvSessionStream:
             response = self._frames.parse_response(frame)
         except CodecError as error:
             raise self.session.broken(f"the answer does not decode: {error}", request_id) from error
-        return self.session.accept(response, request_id, kind, timeout_s)
+        return self.session.accept(response, request_id, kind)
 
     def _pack(self, request: EnvRequest) -> bytes:
         return self._frames.pack_request(

@@ -18,45 +18,21 @@ from rlmesh_ray.errors import (
     EndpointTimeoutError,
 )
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.protocol.client_session import with_option
-
-_NO_ANSWER = "no answer within"
+from rlmesh_ray.protocol.client_session import Limit, name_limit, timeout_error
 
 
 @contextlib.contextmanager
-def with_timeout_limit(limit_s: float, address: str, option: str = "") -> Iterator[None]:
-    """Have a timeout name the limit that the user has set, not what was left of it.
-
-    Args:
-        limit_s: That is shared by several waits.
-        address: For error messages.
-        option: Name of the option that sets the limit, where the error is to name it.
+def with_timeout_limit(limit: Limit) -> Iterator[None]:
+    """Have a timeout name a limit that several waits share, not what was left of it.
 
     Raises:
-        EndpointTimeoutError: As raised inside, with ``limit_s``.
+        EndpointTimeoutError: As raised inside; see ``name_limit``.
     """
     try:
         yield
     except EndpointTimeoutError as error:
-        name_limit(error, limit_s, address)
-        if option:
-            error.message = with_option(error.message, option, limit_s)
-            error.args = (error.message, error.address)
+        name_limit(error, limit)
         raise
-
-
-def name_limit(error: EndpointError, limit_s: float, address: str) -> None:
-    """Have an error name the limit that the user has set, if it is a timeout.
-
-    In place: a session keeps the error, too, as the reason of its end.
-    """
-    if isinstance(error, EndpointTimeoutError) and error.message.startswith(_NO_ANSWER):
-        error.message, error.args = (own := timeout_error(limit_s, address)).message, own.args
-
-
-def timeout_error(timeout_s: float, address: str) -> EndpointTimeoutError:
-    """Return the error of a request that was not answered in time."""
-    return EndpointTimeoutError(f"{_NO_ANSWER} {timeout_s:g} s", address)
 
 
 class JoinStream:

@@ -7,7 +7,7 @@ import threading
 import weakref
 
 from rlmesh_ray.client.fork_guard import ForkGuard
-from rlmesh_ray.client.join_stream import JoinStream, timeout_error
+from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.model_dialect import (
     EncodedRequest,
     Make,
@@ -15,7 +15,7 @@ from rlmesh_ray.client.model_dialect import (
     ModelReply,
 )
 from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.protocol.client_session import ModelClientSession
+from rlmesh_ray.protocol.client_session import ModelClientSession, timeout_error
 
 _CLOSE_TIMEOUT_S = 2.0
 

@@ -10,12 +10,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointClosedError,
     EndpointLostError,
+    EndpointTimeoutError,
     LocalProtocolError,
     RemoteEnvError,
     RemoteModelError,
@@ -52,17 +53,36 @@ def allowance_s(timeout_s: float) -> float:
     return min(1.0, timeout_s)
 
 
-def with_client_timeout(message: str, timeout_ms: int, timeout_s: float) -> str:
-    """Return an endpoint's error message with the timeout that the user has set.
+class Limit(NamedTuple):
+    """What limits a request."""
+
+    option: str
+    """Name of a client's option; empty: errors name its seconds only."""
+    seconds: float
+
+
+def name_limit(error: RlmeshError, limit: Limit, left_s: float | None = None) -> None:
+    """Have a timeout name the seconds that the user has set, and the option to raise.
+
+    In place: a session keeps the error, too, as the reason of its end.
 
     Args:
-        message: Names the timeout that the endpoint was given, where it is about that.
-        timeout_ms: The timeout that the endpoint was given.
-        timeout_s: The timeout that the user has set; 0: the endpoint was given none.
+        error: Of a request. Only one that is about its limit changes.
+        limit: What limits the request.
+        left_s: What was left of that; None: all.
     """
-    if not timeout_s:
-        return message
-    return re.sub(rf"\b{timeout_ms} ms\b", f"{timeout_s:g} s", message)
+    named = f"within {limit.seconds:g} s"
+    if isinstance(error, EndpointTimeoutError):
+        message = re.sub(rf"^{_NO_ANSWER}.*", f"no answer {named}", error.message)
+    elif isinstance(error, RemoteEnvError):
+        given = {endpoint_timeout_ms(each) for each in (limit.seconds, left_s) if each is not None}
+        of_endpoint = rf"\b({'|'.join(map(str, given))}) ms\b"
+        message = re.sub(of_endpoint, f"{limit.seconds:g} s", error.message)
+    else:
+        return
+    if limit.option and named in message and not message.startswith(NOT_STARTED):
+        message += f"; raise {limit.option} ({_OPTIONS_ELSEWHERE[limit.option]})"
+    error.message = message
 
 
 _OPTIONS_ELSEWHERE = {
@@ -70,19 +90,12 @@ _OPTIONS_ELSEWHERE = {
     "step_timeout_s": "env_timeout_s of evaluate",
 }
 """What else sets an option of a client."""
+_NO_ANSWER = "no answer within"
 
 
-def with_option(message: str, option: str, timeout_s: float) -> str:
-    """Return an error message with the option to raise, where it is about that option's value.
-
-    Args:
-        message: Names ``timeout_s``, where it is about that.
-        option: Name of a client's option.
-        timeout_s: Its value.
-    """
-    if f"within {timeout_s:g} s" not in message or message.startswith(NOT_STARTED):
-        return message
-    return f"{message}; raise {option} ({_OPTIONS_ELSEWHERE[option]})"
+def timeout_error(timeout_s: float, address: str) -> EndpointTimeoutError:
+    """Return the error of a request that was not answered in time."""
+    return EndpointTimeoutError(f"{_NO_ANSWER} {timeout_s:g} s", address)
 
 
 class _ClientSession:
@@ -204,16 +217,13 @@ class EnvClientSession(_ClientSession):
             raise LocalProtocolError("receive the answer to the first request before a call")
         return bool(self.num_received)
 
-    def accept(
-        self, response: EnvResponse, request_id: str, kind: type[ResponseT], timeout_s: float = 0.0
-    ) -> ResponseT:
+    def accept(self, response: EnvResponse, request_id: str, kind: type[ResponseT]) -> ResponseT:
         """Return a reply that is the one to its request.
 
         Args:
             response: The reply, from the Join stream or a direct connection.
             request_id: Id of the request.
             kind: Type that the reply must have.
-            timeout_s: The timeout that the user has set, if the endpoint was given one.
 
         Raises:
             RemoteEnvError: The endpoint replied with an error.
@@ -224,7 +234,7 @@ class EnvClientSession(_ClientSession):
                 f"the answer is for request {quoted(response.request_id)!r}", request_id
             )
         if isinstance(response, EnvFailed):
-            raise self._error(response, timeout_s)
+            raise self._error(response)
         if not isinstance(response, kind):
             name = type(response).__name__
             raise self.broken(f"{name} does not answer this request", request_id)
@@ -242,10 +252,10 @@ class EnvClientSession(_ClientSession):
             why = f"{type(error).__name__} came in the middle of a request"
             self.fail(EndpointLostError(why, self.address))
 
-    def _error(self, failed: EnvFailed, timeout_s: float) -> RemoteEnvError:
+    def _error(self, failed: EnvFailed) -> RemoteEnvError:
         error = RemoteEnvError(
             failed.code.name,
-            with_client_timeout(failed.message, endpoint_timeout_ms(timeout_s), timeout_s),
+            failed.message,
             failed.is_recoverable,
             failed.debug_info,
             failed.interrupted_episodes,

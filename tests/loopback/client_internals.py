@@ -9,6 +9,7 @@ from rlmesh_ray import RemoteEnv, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.model_session_stream import ModelSessionStream
+from rlmesh_ray.protocol.client_session import Limit
 from rlmesh_ray.transport.direct_connection import DirectConnection
 
 Client = EnvClient | RemoteModel
@@ -61,12 +62,13 @@ def num_unanswered(client: Client) -> int:
 @contextlib.contextmanager
 def step_timeout(client: EnvClient, timeout_s: float) -> Iterator[None]:
     """Have ``client`` wait so long only for answers, for a while: not while the session starts."""
-    before_s = client.timeout_s, client.reset_timeout_s
-    client.timeout_s = client.reset_timeout_s = timeout_s
+    before = client.step_limit, client.reset_limit
+    client.step_limit = Limit("step_timeout_s", timeout_s)
+    client.reset_limit = Limit("reset_timeout_s", timeout_s)
     try:
         yield
     finally:
-        client.timeout_s, client.reset_timeout_s = before_s
+        client.step_limit, client.reset_limit = before
 
 
 @contextlib.contextmanager

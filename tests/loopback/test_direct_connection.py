@@ -25,7 +25,6 @@ from rlmesh_ray import EnvServer, RemoteEnv
 from rlmesh_ray.client import env_client
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
-from rlmesh_ray.client.join_stream import timeout_error
 from rlmesh_ray.errors import (
     CodecError,
     EndpointError,
@@ -34,6 +33,7 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
 )
 from rlmesh_ray.polling import AdaptiveSpin
+from rlmesh_ray.protocol.client_session import timeout_error
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import exactly_once

@@ -11,8 +11,10 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
     RlmeshError,
 )
-from rlmesh_ray.protocol.client_session import EnvClientSession
+from rlmesh_ray.protocol.client_session import EnvClientSession, Limit
 from rlmesh_ray.protocol.messages import EnvErrorCode, EnvFailed, Rendered
+
+LIMIT = Limit("step_timeout_s", 1.0)
 
 
 class Stream:
@@ -62,9 +64,9 @@ def test_an_error_that_ends_the_session_is_named_by_all_that_follows(
 ) -> None:
     session = session_over(Stream(outcome))
     with pytest.raises(error) as caught:
-        session.receive("1", Rendered, 1.0)
+        session.receive("1", Rendered, LIMIT)
 
-    for ask in (session.require_open, lambda: session.receive("2", Rendered, 1.0)):
+    for ask in (session.require_open, lambda: session.receive("2", Rendered, LIMIT)):
         with pytest.raises(EndpointLostError) as lost:
             ask()
         assert f"ended with an error ({caught.value})" in str(lost.value)
@@ -74,7 +76,7 @@ def test_an_error_of_the_endpoint_that_ends_the_session_closes_its_connection() 
     ending, passing = Stream(failed(is_recoverable=False)), Stream(failed(is_recoverable=True))
     for stream in (ending, passing):
         with pytest.raises(RemoteEnvError):
-            session_over(stream).receive("1", Rendered, 1.0)
+            session_over(stream).receive("1", Rendered, LIMIT)
 
     assert (ending.is_closed, passing.is_closed) == (True, False)
 
@@ -87,9 +89,9 @@ def test_an_endpoint_that_is_busy_has_longer_to_answer_than_the_limit_that_the_e
     stream = Stream(Rendered("1", None), late)
     session = session_over(stream)
 
-    assert session.receive("1", Rendered, timeout_s) == Rendered("1", None)
+    assert session.receive("1", Rendered, Limit("step_timeout_s", timeout_s)) == Rendered("1", None)
     with pytest.raises(EndpointTimeoutError, match=f"no answer within {timeout_s:g} s"):
-        session.receive("2", Rendered, timeout_s)
+        session.receive("2", Rendered, Limit("step_timeout_s", timeout_s))
     assert stream.waited_s == [waited_s, waited_s]
     with pytest.raises(EndpointLostError, match=f"no answer within {timeout_s:g} s"):
         session.require_open()
@@ -99,5 +101,5 @@ def test_what_is_left_of_a_limit_is_waited_for_and_the_limit_is_named() -> None:
     stream = Stream(EndpointTimeoutError("no answer within 1.5 s", "host:1"))
 
     with pytest.raises(EndpointTimeoutError, match="no answer within 10 s"):
-        session_over(stream).receive("1", Rendered, 10.0, 0.5)
+        session_over(stream).receive("1", Rendered, Limit("step_timeout_s", 10.0), 0.5)
     assert stream.waited_s == [1.5]

@@ -1,5 +1,6 @@
 """What a client may send in one session, and what the replies mean."""
 
+import pickle
 from collections.abc import Mapping
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointClosedError,
+    EndpointError,
     EndpointLostError,
     EndpointTimeoutError,
     LocalProtocolError,
@@ -17,12 +19,12 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.client_session import (
     EnvClientSession,
+    Limit,
     ModelClientSession,
-    endpoint_timeout_ms,
     is_still_starting,
+    name_limit,
     never_started,
-    with_client_timeout,
-    with_option,
+    timeout_error,
 )
 from rlmesh_ray.protocol.failure_effects import NOT_STARTED
 from rlmesh_ray.protocol.messages import (
@@ -47,36 +49,48 @@ def failed(*, is_recoverable: bool) -> EnvFailed:
     return EnvFailed("1", EnvErrorCode.TIMEOUT, message, is_recoverable, "the worker's stack")
 
 
+REMEDY = "; raise reset_timeout_s (--reset-timeout of train and evaluate)"
+
+
 @pytest.mark.parametrize(
-    ("message", "timeout_s", "expected"),
+    ("message", "expected"),
     [
-        ("no result within 2700 ms", 3.0, "no result within 3 s"),
-        ("no result within 12700 ms", 3.0, "no result within 12700 ms"),  # of the endpoint's own
-        ("no result within 701 ms", 0.0, "no result within 701 ms"),
-        ("the wheel turned for 27 s", 3.0, "the wheel turned for 27 s"),
+        (
+            "no result within 2700 ms: the reset of 2 lanes, of which 1 had been reset",
+            "no result within 3 s: the reset of 2 lanes, of which 1 had been reset" + REMEDY,
+        ),
+        ("no result within 450 ms", "no result within 3 s" + REMEDY),  # what was left of it
+        ("no result within 12700 ms", "no result within 12700 ms"),  # of the endpoint's own
+        ("the wheel turned for 27 s", "the wheel turned for 27 s"),
+        (f"{NOT_STARTED} 2700 ms", f"{NOT_STARTED} 3 s"),
     ],
 )
 def test_a_timeout_names_the_limit_that_the_user_has_set_and_no_other(
-    message: str, timeout_s: float, expected: str
+    message: str, expected: str
 ) -> None:
-    assert with_client_timeout(message, endpoint_timeout_ms(timeout_s), timeout_s) == expected
+    error = RemoteEnvError("TIMEOUT", message, True)
+
+    name_limit(error, Limit("reset_timeout_s", 3.0), 0.5)
+
+    assert error.message == expected
 
 
 @pytest.mark.parametrize(
-    ("message", "is_named"),
+    ("error", "option", "message"),
     [
-        ("no result within 3 s: the reset of 2 lanes, of which 1 had been reset", True),
-        ("no answer within 3 s", True),
-        ("no result within 12700 ms", False),  # a limit of the endpoint's own
-        ("the environment has not started within 3 s", False),
+        (timeout_error(4.0, ADDRESS), "reset_timeout_s", "no answer within 3 s" + REMEDY),
+        (timeout_error(4.0, ADDRESS), "", "no answer within 3 s"),
+        (EndpointTimeoutError("not ready", ADDRESS), "reset_timeout_s", "not ready"),
+        (EndpointLostError("lost within 3 s", ADDRESS), "reset_timeout_s", "lost within 3 s"),
     ],
 )
-def test_a_timeout_names_the_option_to_raise_where_it_is_that_option_s(
-    message: str, is_named: bool
+def test_an_endpoint_that_does_not_answer_is_told_by_the_limit(
+    error: EndpointError, option: str, message: str
 ) -> None:
-    remedy = "; raise reset_timeout_s (--reset-timeout of train and evaluate)" * is_named
+    name_limit(error, Limit(option, 3.0))
 
-    assert with_option(message, "reset_timeout_s", 3.0) == message + remedy
+    assert error.message == message
+    assert pickle.loads(pickle.dumps(error)).message == message
 
 
 def test_a_reply_of_the_expected_kind_is_returned_as_it_is() -> None:
@@ -91,8 +105,8 @@ def test_an_error_ends_the_session_unless_the_endpoint_calls_it_recoverable(
 ) -> None:
     session = env_session()
 
-    with pytest.raises(RemoteEnvError, match="no result within 3 s") as caught:
-        session.accept(failed(is_recoverable=is_recoverable), "1", ResetDone, 3.0)
+    with pytest.raises(RemoteEnvError, match="no result within 2700 ms") as caught:
+        session.accept(failed(is_recoverable=is_recoverable), "1", ResetDone)
 
     assert caught.value.code == "TIMEOUT"
     assert caught.value.is_recoverable == is_recoverable

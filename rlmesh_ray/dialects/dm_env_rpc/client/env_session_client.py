@@ -35,6 +35,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
+from rlmesh_ray.protocol.client_session import Limit
 from rlmesh_ray.protocol.episodes import EpisodeTracker
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.leaves import Column
@@ -83,10 +84,11 @@ class WorldClient:
     ) -> None:
         self._connect_options = connect_options
         self._process = ForkGuard(connect_options.address)
-        self._step_timeout_s, self._reset_timeout_s = step_timeout_s, reset_timeout_s
+        self._step_limit = Limit("step_timeout_s", step_timeout_s)
+        self._reset_limit = Limit("reset_timeout_s", reset_timeout_s)
         self._has_ended = False
         self._settings = settings
-        with with_timeout_limit(connect_options.timeout_s, connect_options.address):
+        with with_timeout_limit(Limit("", connect_options.timeout_s)):
             opened = open_world(connect_options, settings)
         self.joiner, self._transport = opened.joiner, opened.transport
         self._seed, self._is_ours = opened.seed, opened.is_ours
@@ -182,13 +184,11 @@ class WorldClient:
         begun = self._oldest(request_id)
         if begun is None:
             raise LocalProtocolError("that request was a step", request_id)
-        limit_s = self._reset_timeout_s
-        with (
-            self._ending(RemoteEnvError),
-            with_timeout_limit(limit_s, self.address, "reset_timeout_s"),
-        ):
+        with self._ending(RemoteEnvError), with_timeout_limit(self._reset_limit):
             self._pending.popleft()
-            observation = self._transport.receive_reset(time.monotonic() + limit_s)
+            observation = self._transport.receive_reset(
+                time.monotonic() + self._reset_limit.seconds
+            )
             infos = self._values.check(observation)
         self._counted.begin(self._counted.done + 1, 0)
         self._counted.count_reset(begun[0])
@@ -224,13 +224,11 @@ class WorldClient:
         """
         if self._oldest(request_id) is not None:
             raise LocalProtocolError("that request was a reset", request_id)
-        option, limit_s = "step_timeout_s", self._step_timeout_s
-        if self._has_ended:
-            option, limit_s = "reset_timeout_s", self._reset_timeout_s
-        with self._ending(RemoteEnvError), with_timeout_limit(limit_s, self.address, option):
+        limit = self._reset_limit if self._has_ended else self._step_limit
+        with self._ending(RemoteEnvError), with_timeout_limit(limit):
             self._pending.popleft()
             try:
-                step = self._transport.receive_step(time.monotonic() + limit_s)
+                step = self._transport.receive_step(time.monotonic() + limit.seconds)
             except RemoteEnvError:
                 # The rewards of the other lanes are lost, and with them their episodes' returns.
                 if self.contract.num_envs > 1:
