@@ -262,7 +262,7 @@ class EnvClient:
         self._limits: dict[str, Limit] = {}
         """Of steps without an answer that may contain resets."""
         self._has_ended = False
-        """Whether a lane's episode ended in the last step."""
+        """Whether a lane's episode ended in the last step, and no reset of all lanes came since."""
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
         self._next_stream_check_s = 0.0
@@ -329,6 +329,7 @@ class EnvClient:
             lanes=self.session.lanes_to_reset(lanes),
         )
         self.session_stream.send(request)
+        self._has_ended = self._has_ended and bool(request.env_indices)
         return request.request_id
 
     def receive_reset(self, request_id: str) -> ResetResult:

@@ -613,10 +613,12 @@ def test_a_step_that_contains_resets_has_the_limit_of_a_reset(transport: str, ga
         with closing(client):
             client.reset()
             limits_s.clear()
-            for _ in range(4):
+            for _ in range(5):
                 client.step([np.zeros(2, np.int64)])
+            client.reset()  # after the end of the second episode, as RemoteEnv's users do
+            client.step([np.zeros(2, np.int64)])
 
-        assert limits_s == [30.0, 30.0, 90.0, 30.0]
+        assert limits_s == [30.0, 30.0, 90.0, 30.0, 30.0, 90.0, 30.0]
 
 
 class SlowToReset(Slow):

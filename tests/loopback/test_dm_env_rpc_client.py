@@ -452,11 +452,13 @@ def test_a_reset_that_is_refused_leaves_the_session_usable() -> None:
 
 
 def test_a_step_without_an_answer_ends_the_session_at_its_deadline() -> None:
-    with Peer() as peer:
+    with Peer(Conduct(length=1)) as peer:
         env = RemoteVectorEnv(
             peer.address, step_timeout_s=1.5, dm_env_rpc=DmEnvRpcSettings(num_envs=2)
         )
         env.reset()
+        assert env.step(moves(1, 1))[2].all()
+        env.reset()  # so that the next step begins no episode
         peer.conduct.refusals["step"] = [SILENT]
         with pytest.raises(
             EndpointTimeoutError, match=r"no answer within 1\.5 s; raise step_timeout_s"

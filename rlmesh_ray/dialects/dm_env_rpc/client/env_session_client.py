@@ -190,6 +190,7 @@ class WorldClient:
                 time.monotonic() + self._reset_limit.seconds
             )
             infos = self._values.check(observation)
+        self._has_ended = self._has_ended and len(begun[0]) < self.contract.num_envs
         self._counted.begin(self._counted.done + 1, 0)
         self._counted.count_reset(begun[0])
         self._counted.end()
