@@ -171,7 +171,7 @@ def env_spec(
     }
     try:
         return gymnasium.envs.registration.EnvSpec(entry_point=entry_point, **fields)
-    except (TypeError, gymnasium.error.Error):  # no id, or one that gymnasium does not take
+    except (TypeError, ValueError, gymnasium.error.Error):  # no id, or one that is invalid
         return None
 
 
