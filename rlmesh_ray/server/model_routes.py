@@ -16,14 +16,12 @@ from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.validation import MAX_LANES
 
 _LOG = logging.getLogger(__name__)
 
 MAX_ROUTES = 1024
 """Routes of one session; each keeps its contract in memory."""
-MAX_LANES = 2**16
-"""Lanes of all routes of one session together. A policy may remember something about each of them,
-and a client can claim any number of lanes in one request."""
 
 
 class Route(NamedTuple):

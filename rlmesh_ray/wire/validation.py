@@ -95,7 +95,8 @@ PartT = TypeVar("PartT")
 
 _INT64_MAX = 2**63 - 1
 MAX_LANES = 2**16
-"""Most lanes of a session."""
+"""Most lanes of a session, over all routes with a policy, which may remember something about each
+of them: a client can claim any number in one request."""
 
 
 def few(values: Sequence[PartT], what: str, most: int = MAX_LANES) -> tuple[PartT, ...]:
@@ -110,7 +111,7 @@ def few(values: Sequence[PartT], what: str, most: int = MAX_LANES) -> tuple[Part
 
 
 class LaneBudget:
-    """Remaining bytes for the arrays of one lane, over all leaves of a space."""
+    """Remaining budget of a peer's space: bytes of one lane's arrays, and characters of paths."""
 
     def __init__(self) -> None:
         self._bytes_left = MAX_LANE_BYTES

@@ -46,6 +46,7 @@ from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.model_stream import ModelStream
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.wire.validation import MAX_LANES
 from tests.loopback.client_internals import num_unanswered, vanish
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import plain_channel
@@ -268,7 +269,7 @@ def test_a_client_may_not_open_routes_without_end() -> None:
 
 
 def test_a_client_may_not_claim_lanes_without_end() -> None:
-    most = model_routes.MAX_LANES
+    most = MAX_LANES
 
     def wide(num_envs: int) -> EnvContract:
         return dataclasses.replace(CONTRACT, num_envs=num_envs)
@@ -292,7 +293,7 @@ def test_a_client_may_not_claim_lanes_without_end() -> None:
 
 
 def test_lanes_that_the_policy_refuses_take_no_room() -> None:
-    policy, widest = Remembering(), dataclasses.replace(CONTRACT, num_envs=model_routes.MAX_LANES)
+    policy, widest = Remembering(), dataclasses.replace(CONTRACT, num_envs=MAX_LANES)
     with ModelServer(policy) as server, RemoteModel(server.address) as model:
         policy.refused_contracts = 1
         with pytest.raises(RemoteModelError, match="not this one"):
