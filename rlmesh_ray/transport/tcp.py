@@ -190,10 +190,10 @@ def _received(connection: socket.socket, size: int) -> bytes:
     end_s = time.monotonic() + (connection.gettimeout() or 0.0)
     data = b""
     while len(data) < size:
+        received = b""
         with contextlib.suppress(TimeoutError):
             received = connection.recv(size - len(data))
-            if received and time.monotonic() <= end_s:
-                data += received
-                continue
-        raise ConnectionAbortedError("the endpoint has hung up, or was too slow")
+        if not received or time.monotonic() > end_s:
+            raise ConnectionAbortedError("the endpoint has hung up, or was too slow")
+        data += received
     return data
