@@ -127,7 +127,7 @@ def request_ticket(
     except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
         raise EndpointClosedError("the session is closed", connect_options.address) from error
     except grpc.RpcError as error:
-        if not isinstance(error, grpc.Call) or error.code() in _NO_REFUSALS:
+        if not isinstance(error, grpc.Call) or error.code() in _UNANSWERED:
             raise translate_grpc_error(error, connect_options.address, is_open=True) from error
         reason = f"the endpoint refuses direct connections ({error.code().name}: {error.details()})"
         raise EndpointError(reason, connect_options.address) from error
@@ -140,7 +140,7 @@ def request_ticket(
 def reset_report(
     num_lanes: int, limit_s: float, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[float], None]:
-    """Return what logs, after 3, 6, 12, … seconds, how long a wait for resets takes already.
+    """Return a function that logs, after 3, 6, 12, … seconds, how long resets have taken so far.
 
     Args:
         num_lanes: Width of the session.
@@ -172,12 +172,12 @@ _LOG = logging.getLogger(__name__)
 
 _SLOW_RESET_S = 3.0
 """After how long a wait for resets is logged."""
-_NO_REFUSALS = (
+_UNANSWERED = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.UNAVAILABLE,
 )
-"""Where the endpoint has not answered."""
+"""Status codes of a call that the endpoint has not answered."""
 _JOIN = "/rlmesh.env.v1.EnvService/Join"
 _DIRECT_TIMEOUT_SHARE = 0.95
 """Part of a step's timeout to wait for the direct answer: the endpoint sets no deadline for a
@@ -445,7 +445,7 @@ class EnvClient:
             return self.session_stream.receive(request_id, kind, limit, left_s)
 
     def _reporting_resets(self) -> CallDeadline:
-        """Return what logs a long wait for resets."""
+        """Return a context in which a long wait for resets is logged."""
         report = reset_report(self.contract.num_envs, self.reset_limit.seconds)
         return CallDeadline(_SLOW_RESET_S, report)
 
@@ -539,8 +539,8 @@ class EnvClient:
             LocalProtocolError: The first request of the session has not been answered yet.
             RemoteEnvError: The environment raised: its episodes continue, and lanes before the one
                 that raised have been called. After a TIMEOUT they continue, too: the next request
-                waits until the call has returned, or its worker is killed. Only after CRASHED they
-                do not: the next step is answered with an error, and a Reset starts over.
+                waits until the call has returned, or its worker is killed. Only CRASHED ends them:
+                the next step is answered with an error, and a Reset starts over.
             EndpointError: The session broke.
         """
         self.session_stream.require_own()

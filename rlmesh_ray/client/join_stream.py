@@ -206,7 +206,7 @@ class _Watchdog:
             self._check()
 
     def _check(self) -> None:
-        """Check all; a function of its own, so that the thread keeps none of them afterwards."""
+        """Check all; a separate function, so that the thread holds no deadline while it sleeps."""
         # Under the lock, which the end of a wait takes, too: a later one must not be given up.
         with self._lock:
             for deadline in self._open:

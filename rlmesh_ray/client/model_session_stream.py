@@ -42,7 +42,7 @@ class ModelSessionStream:
         self._request_ids = map(str, itertools.count(1))
         self._lock = threading.Lock()
         self._session = ModelClientSession(address)
-        # It must not keep a session that was dropped, whose end ends it.
+        # The thread must not keep a dropped session alive, whose finalizer ends the thread.
         self._reader = threading.Thread(
             target=_read,
             args=(stream, weakref.ref(self)),

@@ -31,7 +31,7 @@ def decode_frame(
 
     Raises:
         LocalProtocolError: The lanes have no picture yet.
-        ConfigurationError: The render mode returns something else than pictures.
+        ConfigurationError: The render mode returns something other than pictures.
     """
     if png is not None:
         return decode_png(png)

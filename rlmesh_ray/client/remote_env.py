@@ -184,8 +184,8 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         if hasattr(self, name) or hasattr(type(self), name):  # np_random says why there is none
             return getattr(self, name)
         raise AttributeError(
-            f"{name!r} is no attribute of a RemoteEnv; if the environment at {self.address} has "
-            f"it, call({name!r}) reads or calls it there"
+            f"RemoteEnv has no attribute {name!r}; if the environment at {self.address} has it, "
+            f"call({name!r}) reads or calls it there"
         )
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:

@@ -371,7 +371,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         if len(values) != self.num_envs:
             raise ConfigurationError(
                 f"set_attr: {name} has {len(values)} values; give one per lane ({self.num_envs}), "
-                "or one that is no list or tuple, for all of them"
+                "or a single value, not a list or tuple, for all of them"
             )
         for value in values:  # an error of the last one must not come after the others were set
             pack_call(LaneCall(SET_ATTR, (name, value)))
@@ -386,7 +386,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
 
         Raises:
             LocalProtocolError: The lanes have no picture yet.
-            ConfigurationError: The render mode is another one than ``rgb_array``.
+            ConfigurationError: The render mode returns something other than pictures.
         """
         picture = decode_frame(self._client.render(), self.render_mode, self.address)
         if picture is None:

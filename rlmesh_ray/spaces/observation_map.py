@@ -315,12 +315,12 @@ def _constants(saved: Any) -> NDArray[Any]:
 
     Raises:
         ArithmeticError: One is beyond float64.
-        ValueError: One is none, such as a text or true, or no float64 holds it.
+        ValueError: One is not a number, such as a text or true, or float64 cannot hold it exactly.
     """
     array = np.array(saved, object)
     for number in array.flat:
         if type(number) not in (int, float) or (type(number) is int and float(number) != number):
-            raise ValueError(f"{number!r:.40} is no number that float64 holds")
+            raise ValueError(f"{number!r:.40} is not a number that float64 can hold")
     return array.astype(np.float64)
 
 

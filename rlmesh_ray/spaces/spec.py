@@ -33,7 +33,7 @@ MAX_LANE_BYTES = 2**27
 MAX_COUNTS = 2**19
 """Most counts of a MultiDiscrete."""
 MAX_PATH_CHARACTERS, PART_CHARACTERS = 2**20, 256
-"""Most characters of the paths of all parts of a space; each part counts as some more."""
+"""Most characters of the paths of all parts of a space together, and what each part adds."""
 
 
 @dataclass(frozen=True, slots=True)

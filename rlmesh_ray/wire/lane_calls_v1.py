@@ -27,7 +27,7 @@ MAX_ARGUMENT_BYTES = 2**19
 """Most bytes of text, bytes and arrays in the arguments of a call, so that the frame is below the
 endpoint's limit (``limits.max_request_bytes``)."""
 MAX_ARGUMENT_VALUES = 2**12
-"""Most single values in the arguments; an array counts as some."""
+"""Most single values in the arguments; an array counts as 5, and its number of axes."""
 
 _KEY = "values"
 

@@ -134,7 +134,7 @@ def holds_numbers(value: object) -> bool:
         return True
     if isinstance(value, list) and all(isinstance(each, np.ndarray) for each in value):
         return True
-    bottom = np.array(value, dtype=object).ravel().flat  # of many axes, there is no flat
+    bottom = np.array(value, dtype=object).ravel().flat  # an array of many axes has no flat
     return all(issubclass(kind, _NUMBERS) for kind in set(map(type, bottom)))
 
 

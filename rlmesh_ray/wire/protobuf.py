@@ -76,7 +76,7 @@ _SIZES = {1: 8, 5: 4}
 
 
 def _size_at(data: bytes, at: int, kind: int) -> tuple[int, int]:
-    """Return how many bytes follow of a value, and where; none of a varint, which is read here.
+    """Return the length of a value, and where it begins; a varint is skipped, and has 0 left.
 
     Raises:
         IndexError: ``data`` ends before.

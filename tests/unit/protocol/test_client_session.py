@@ -84,7 +84,7 @@ def test_a_timeout_names_the_limit_that_the_user_has_set_and_no_other(
         (EndpointLostError("lost within 3 s", ADDRESS), "reset_timeout_s", "lost within 3 s"),
     ],
 )
-def test_an_endpoint_that_does_not_answer_is_told_by_the_limit(
+def test_a_wait_without_an_answer_names_its_limit_alone(
     error: EndpointError, option: str, message: str
 ) -> None:
     name_limit(error, Limit(option, 3.0))
