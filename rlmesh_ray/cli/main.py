@@ -1,5 +1,6 @@
 """Entry point of ``rlmesh-ray``: its commands, and errors in one line."""
 
+import contextlib
 import enum
 import sys
 from collections.abc import Sequence
@@ -169,8 +170,9 @@ def run(app: typer.Typer, program: str, words: Sequence[str]) -> int:
     except KeyboardInterrupt:  # between two calls of typer, which handles it within
         code = INTERRUPTED
     if code == INTERRUPTED:
-        console.event("interrupted")
-        console.say("interrupted", style="yellow")
+        with contextlib.suppress(OSError):  # the reader is gone: Ctrl-C ends a whole pipeline
+            console.event("interrupted")
+            console.say("interrupted", style="yellow")
     return code if isinstance(code, int) else 0
 
 

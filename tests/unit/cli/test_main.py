@@ -1,4 +1,5 @@
 import inspect
+import io
 import json
 import re
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.main import get_command
 
 from benchmarks.cli.commands import app as benchmarks
@@ -34,6 +36,24 @@ def test_without_a_command_the_help_lists_all_of_them(capsys: Capture) -> None:
 
     text = capsys.readouterr().out
     assert all(command in text for command in COMMANDS)
+
+
+def test_an_interrupt_whose_report_has_no_reader_is_still_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unread(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    interrupted = typer.Typer()
+
+    @interrupted.command()
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdout", Unread())
+
+    assert run(interrupted, "own", []) == 130
 
 
 def test_a_wrong_choice_is_named_in_plain_words(capsys: Capture) -> None:
