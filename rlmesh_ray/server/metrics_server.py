@@ -1,6 +1,6 @@
 """``/metrics`` for Prometheus, without Ray: an HTTP server over endpoints' statistics.
 
-A scrape reads counters, in a thread of its own; it asks no worker, so that no step waits for it. A
+A scrape reads counters, in a separate thread; it asks no worker, so that no step waits for it. A
 connection takes a thread only when its request is complete, and ends with the answer.
 """
 
@@ -167,6 +167,10 @@ def _answer(app: Any, head: bytes) -> bytes:
     def start(status: str, headers: Iterable[tuple[str, str]]) -> None:
         lines.extend([f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers)])
 
-    body = b"".join(app(environ, start))
+    try:
+        body = b"".join(app(environ, start))
+    except Exception:  # noqa: BLE001  # of the user's ``measured``
+        _LOG.exception("the metrics cannot be collected")
+        lines[:], body = ["HTTP/1.1 500 Internal Server Error"], b""
     lines += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
     return "\r\n".join(lines).encode("latin-1") + body

@@ -182,6 +182,16 @@ def test_any_request_is_answered_or_cut_off(sent: bytes, answer: bytes) -> None:
         assert bool(received) == bool(answer)
 
 
+def test_a_scrape_that_fails_is_answered_with_500(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> list[MeasuredEndpoint]:
+        raise RuntimeError("no statistics")
+
+    with serve_metrics("127.0.0.1:0", fail) as metrics, dialed(metrics, HALF + b"\r\n") as client:
+        assert everything(client).startswith(b"HTTP/1.1 500 ")
+
+    assert "no statistics" in caplog.text
+
+
 def test_an_answer_is_compressed_where_that_is_asked_for() -> None:
     request = HALF + b"accept-encoding: gzip\r\n\r\n"
     with serve_metrics("127.0.0.1:0", list) as metrics, dialed(metrics, request) as client:
