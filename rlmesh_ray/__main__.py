@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End the process, without the end of an import that would fail if it were interrupted."""
+    """End the process immediately: an import may swallow a KeyboardInterrupt, or fail by it."""
     with contextlib.suppress(OSError):
         os.write(2, b"interrupted\n")
     os._exit(_code_of_an_interrupt())
@@ -52,7 +52,7 @@ def _code_of_an_interrupt() -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open what the caller has closed, and have characters that a terminal lacks escaped.
+    """Open the streams that the caller has closed; escape characters that they cannot encode.
 
     A socket must not get the number of a standard stream: workers inherit those.
     """
@@ -70,7 +70,7 @@ def _open_standard_streams() -> None:
 
 
 def _discard(descriptor: int) -> None:
-    """Let a standard stream lead nowhere."""
+    """Redirect a standard stream to the null device."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     if nowhere != descriptor:
         os.dup2(nowhere, descriptor)

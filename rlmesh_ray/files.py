@@ -22,7 +22,7 @@ _FOLDER = getattr(os, "O_DIRECTORY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _REASONS = {
     errno.ELOOP: "it is a symbolic link, which is not followed here",
-    errno.ENOTDIR: "its path has a symbolic link, which is not followed here, or no folder",
+    errno.ENOTDIR: "part of its path is a symbolic link, which is not followed, or not a folder",
 }
 
 
@@ -37,7 +37,7 @@ def open_file(path: Path, below: Path | None = None, mode: Literal["rb", "ab"] =
         mode: ``"rb"`` or ``"ab"``.
 
     Raises:
-        OSError: It cannot be opened, or it is no regular file.
+        OSError: It cannot be opened, or it is not a regular file.
     """
     descriptor = _descriptor(path, below, _MODES[mode])
     try:
@@ -79,7 +79,7 @@ def list_folder(path: Path, below: Path) -> tuple[list[str], list[str]]:
     """Return the names of the folders in a folder, and those of the rest; see ``open_file``.
 
     Raises:
-        OSError: It cannot be read, or it is no folder.
+        OSError: It cannot be read, or it is not a folder.
     """
     if os.scandir not in os.supports_fd:
         return _listed(path)

@@ -37,7 +37,7 @@ def read_pem(file: Path) -> bytes:
     """Return the content of a file.
 
     Raises:
-        ConfigurationError: It cannot be read, or it is no file.
+        ConfigurationError: It cannot be read, or it is not a regular file.
     """
     try:
         return read_file(file)

@@ -22,16 +22,16 @@ from rich.text import Text
 
 from rlmesh_ray.errors import printable
 
-# How long a command may take over something before it says what it does.
+# A command that takes longer than this over one thing says what it is doing.
 _SILENCE_S = 3.0
 # Width of logs and pipes, which have none of their own: enough for an address and a path.
 _WIDTH_OF_A_FILE = 120
 
 
 class SafeConsole(RichConsole):
-    """A rich console that writes text as it is: it may be a peer's.
+    """A rich console that prints text literally, since it may come from a peer.
 
-    What would control a terminal is escaped, and no markup or name of an emoji is read.
+    Characters that control a terminal are escaped; markup and names of emojis are not interpreted.
 
     Args:
         is_stderr: Whether it writes to standard error.

@@ -152,5 +152,5 @@ def _init(address: str | None, **options: object) -> None:
         # The logs of actors, above all of runners, are shown with --debug.
         ray.init(address=address, log_to_driver=is_verbose(), logging_level=level, **options)
     finally:
-        # Ray installs a handler of its own first of all, which would end the process at once.
+        # Ray first installs its own handler, which would end the process immediately.
         signal.signal(signal.SIGTERM, handler)

@@ -219,7 +219,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def _resets(
         self, arguments: Mapping[int, dict[str, Any]]
     ) -> dict[int, Callable[[], tuple[Any, dict[str, Any]]]]:
-        """Return for each lane what returns its first observation and info, in the lanes' order.
+        """Return for each lane, in order, a function that returns its first observation and info.
 
         With threads the lanes have been reset by then; without, each is reset by that call.
 

@@ -66,7 +66,7 @@ def as_frames(rendered: Any) -> list[NDArray[np.uint8]]:
     """Return the frames in a VectorEnv's render result: a sequence, a batch, or a single frame.
 
     Raises:
-        TypeError: A frame is no picture.
+        TypeError: A frame is not a picture.
     """
     if rendered is None:
         return []
@@ -86,8 +86,8 @@ def _pixels(frame: NDArray[Any]) -> NDArray[np.uint8]:
         is_picture &= np.array_equal(pixels, frame)
     if not is_picture:
         raise TypeError(
-            f"render() returned {frame.dtype} of shape {frame.shape}, which is no picture: return "
-            "(height, width, 3) uint8, or whole numbers from 0 to 255"
+            f"render() returned {frame.dtype} of shape {frame.shape}, which is not a picture: "
+            "return (height, width, 3) uint8, or whole numbers from 0 to 255"
         )
     return pixels
 

@@ -4,7 +4,7 @@ On Linux a worker process has two guards above it: endpoint, guard, guard, worke
 that have imported next to nothing, and they sleep.
 
 Rule 1: each process below the worker becomes a child of a guard when its own parent ends, also a
-daemon, and a process in a session of its own: guards are child subreapers.
+daemon, and a process in its own session: guards are child subreapers.
 Rule 2: a guard kills only its own children, round by round. Only it reaps them, so their
 process ids cannot belong to other processes.
 Rule 3: if one guard is killed, the other one ends the rest. Ray kills the children of an actor's

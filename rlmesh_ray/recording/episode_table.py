@@ -46,7 +46,7 @@ def read_columns(
     """Return the columns of a file, and its infos; only observations and infos have a first row.
 
     Raises:
-        Exception: It is no such file; pyarrow and NumPy raise many types of errors.
+        Exception: It is not such a file; pyarrow and NumPy raise many types of errors.
     """
     table = pq.read_table(file)
     columns = []

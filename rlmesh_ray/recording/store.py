@@ -44,7 +44,7 @@ _KINDS: Mapping[str, Any] = {
 }
 """Types of the values of a line in the index."""
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError)
-"""What JSON raises that others have written, or the access to its values, besides ValueError."""
+"""Errors, besides ValueError, of parsing JSON that others have written and of using its values."""
 _INDEX_BYTES = 2**28
 _REWARD = BoxSpec((), "float64", np.float64(-np.inf).tobytes(), np.float64(np.inf).tobytes())
 _FLAG = BoxSpec((), "bool", b"\0", b"\1")
@@ -150,7 +150,7 @@ class Store:
         """Open a file of an episode for reading.
 
         Raises:
-            OSError: It cannot be opened, is no regular file, or a link leads to it.
+            OSError: It cannot be opened, is not a regular file, or a link leads to it.
         """
         return open_file(self.path(id_, suffix), self._root)
 
@@ -345,7 +345,7 @@ class Store:
 
         living = set()
         for alive in self._episodes.glob(f".*{_ALIVE}"):
-            # BlockingIOError: its writer lives. Others: it has just ended by itself, or is no file.
+            # BlockingIOError: its writer lives. Others: it has just ended, or is not a file.
             with contextlib.suppress(OSError), alive.open("r+b") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -41,7 +41,7 @@ def connection_options() -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.server_handshake_timeout_ms", int(CONNECTION_SETUP_S * 1000)),
-        # gRPC looks at a connection once per this time, and closes it if there has been no call
-        # since the look before: after one to two times as long.
+        # gRPC checks a connection once per this period, and closes it if there was no call since
+        # the check before: after one to two periods.
         ("grpc.max_connection_idle_ms", int(CONNECTION_IDLE_S * 500)),
     ]

@@ -36,7 +36,7 @@ Work = Callable[[], None]
 """Should not raise; an error is logged, and the thread goes on."""
 
 _EXECUTORS: "weakref.WeakSet[PolicyExecutor]" = weakref.WeakSet()
-"""All whose threads have not ended."""
+"""The executors whose threads have not ended."""
 
 
 def any_policy_runs() -> bool:

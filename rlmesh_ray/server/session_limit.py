@@ -9,7 +9,7 @@ from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.grpc_setup import grpc
 
 _FEWEST_SPARE, _MOST_SPARE = 4, 64
-"""Descriptors that sessions leave free: to accept who is refused, and to read files."""
+"""Descriptors that stay free, to accept connections that are refused, and to read files."""
 _SPARE_SHARE = 16
 RAISE_LIMITS = "close a session, or have the endpoint's operator allow more (ulimit -n)"
 """The remedy where descriptors are short."""
@@ -32,7 +32,7 @@ def require_descriptors(count: int) -> None:
         num_open = len(os.listdir("/dev/fd")) - 1  # without the one that reads the folder
     except FileNotFoundError:
         return
-    except OSError:  # there is none left to read the folder with
+    except OSError:  # none is left to read the folder with
         num_open = limit
     spare = min(max(limit // _SPARE_SHARE, _FEWEST_SPARE), _MOST_SPARE)
     if num_open + count + spare > limit:
@@ -86,7 +86,7 @@ class SessionLimit:
         self.num_sessions += 1
 
     def refuse(self) -> None:
-        """Give a place back: the session is refused for another reason."""
+        """Give a place back, and count the session as refused."""
         self.num_sessions -= 1
         self._note_refused()
 

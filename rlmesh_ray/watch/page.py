@@ -198,7 +198,7 @@ class PageGuard:
 
 
 class _OpenFile(FileResponse):
-    """Sends an open file, whatever has its name meanwhile, and closes it."""
+    """Sends a file that is open, even if its name is another file's by now, and closes it."""
 
     def __init__(self, file: BinaryIO, media_type: str) -> None:
         self._file = file

@@ -113,7 +113,7 @@ class RunFolder:
         return facts
 
     def video(self, recording: str, episode: str) -> BinaryIO | None:
-        """Open the file with an episode's video; None: there is none."""
+        """Open the file with an episode's video; None: it has no video."""
         known = self._episode(recording, episode)
         if known is None or known.video is None:
             return None

@@ -1,4 +1,4 @@
-"""The HTTP server of the page: uvicorn's, which by itself waits for a browser without end."""
+"""The HTTP server of the page: uvicorn's, which by itself waits for a browser for ever."""
 
 import asyncio
 import logging
@@ -63,7 +63,7 @@ class BrowserConnection(H11Protocol):
         self._await_browser()
 
     def _await_browser(self) -> None:
-        """Set the deadline, if it is the browser's turn and there is none yet."""
+        """Set the deadline, if it is the browser's turn and no deadline is set yet."""
         cycle = self.cycle
         is_asked = cycle is not None and not cycle.more_body and not cycle.response_complete
         if is_asked and not self.flow.write_paused:
@@ -100,7 +100,7 @@ def make_server(
     server = uvicorn.Server(config)
 
     def is_shown(record: logging.LogRecord) -> bool:
-        # Requests that outlast the first second of an exit are cancelled, which is no error.
+        # Requests that outlast the first second of an exit are cancelled, which is not an error.
         error = record.exc_info and record.exc_info[1]
         return not server.should_exit or isinstance(error, Exception)
 

@@ -646,7 +646,7 @@ def test_closing_closes_the_environment(start: Start, tmp_path: Path) -> None:
 
 
 class Simulating(EchoEnv):
-    """Starts simulators: in its own process group, in a session of their own, and as a daemon."""
+    """Starts simulators: in the worker's process group, in its own session, and as a daemon."""
 
     def __init__(self) -> None:
         super().__init__(SPACES["box"])

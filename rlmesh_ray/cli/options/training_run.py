@@ -92,7 +92,7 @@ def write_run(folder: Path, options: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             partial.unlink(missing_ok=True)
-            with partial.open("x") as file:  # what another user has put there stays as it is
+            with partial.open("x") as file:  # not through another user's link
                 file.write(json.dumps(options, indent=2) + "\n")
             partial.replace(folder / _RUN_FILE)
         finally:

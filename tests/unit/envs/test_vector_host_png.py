@@ -70,6 +70,6 @@ def test_frames_of_another_dtype_keep_their_values(dtype: Any) -> None:
         ["text"],
     ],
 )
-def test_what_is_no_picture_is_refused_with_what_is_one(rendered: Any) -> None:
-    with pytest.raises(TypeError, match=r"no picture: return \(height, width, 3\) uint8"):
+def test_a_frame_that_is_not_a_picture_is_refused_with_the_remedy(rendered: Any) -> None:
+    with pytest.raises(TypeError, match=r"not a picture: return \(height, width, 3\) uint8"):
         as_frames(rendered)
