@@ -52,9 +52,7 @@ class StatisticsCollector:
 
 
 @contextlib.contextmanager
-def serve_metrics(
-    address: str, measured: Measured, *, timeout_s: float = REQUEST_TIMEOUT_S
-) -> Iterator[str]:
+def serve_metrics(address: str, measured: Measured) -> Iterator[str]:
     """Serve the metrics of endpoints to Prometheus at ``http://ADDRESS/metrics``.
 
     A context manager, which yields the address. Every client that reaches it may read the metrics,
@@ -64,7 +62,6 @@ def serve_metrics(
         address: ``HOST:PORT`` (port 0: a free one).
         measured: Returns endpoints, with the statistics of an ``EnvServer`` or a ``ModelServer``.
             It is called at each scrape, in a thread.
-        timeout_s: How long a client may take to send its request, and then to receive its answer.
 
     Raises:
         MissingPackageError: prometheus_client is not installed.
@@ -81,7 +78,7 @@ def serve_metrics(
         raise AddressError(f"Prometheus cannot dial {address}, a unix socket; write HOST:PORT")
     registry = CollectorRegistry()
     registry.register(StatisticsCollector(measured))
-    port = _MetricsPort(make_wsgi_app(registry), timeout_s)
+    port = _MetricsPort(make_wsgi_app(registry))
     try:
         bound = shared_loop().run(port.open(place))
     except OSError as error:
@@ -101,12 +98,10 @@ class _MetricsPort:
 
     Args:
         app: What answers, a WSGI application; it is called in threads.
-        timeout_s: See ``serve_metrics``.
     """
 
-    def __init__(self, app: Any, timeout_s: float) -> None:
+    def __init__(self, app: Any) -> None:
         self._app = app
-        self._timeout_s = timeout_s
         self._connections: dict[asyncio.Task[None], None] = {}
         """The oldest first."""
 
@@ -138,10 +133,10 @@ class _MetricsPort:
             del self._connections[oldest]
             oldest.cancel()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
             answer = await in_thread(_answer, self._app, head)
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 writer.write(answer)
                 await writer.drain()
                 writer.close()

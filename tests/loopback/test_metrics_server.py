@@ -20,7 +20,7 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.cli.options.metrics import served_metrics
 from rlmesh_ray.errors import ListenError
-from rlmesh_ray.server.metrics_server import MAX_CONNECTIONS
+from rlmesh_ray.server import metrics_server
 from tests.loopback.eventually import eventually
 from tests.loopback.test_cli import events, started
 
@@ -136,25 +136,29 @@ def test_idle_connections_take_no_threads_and_few_descriptors() -> None:
             stack.enter_context(dialed(metrics, HALF))
 
         assert scraped(metrics) == {}
-        after = before[1] + 300 + MAX_CONNECTIONS
+        after = before[1] + 300 + metrics_server.MAX_CONNECTIONS
         assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= after)
         assert eventually(lambda: threading.active_count() <= before[0])
 
 
 @pytest.mark.parametrize("sent", [b"", HALF, HALF + b"a: b\r\n"])
 def test_a_client_that_does_not_end_its_request_is_cut_off_in_time(
-    sent: bytes,
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serve_metrics("127.0.0.1:0", list, timeout_s=0.1) as metrics:
+    monkeypatch.setattr(metrics_server, "REQUEST_TIMEOUT_S", 0.1)
+    with serve_metrics("127.0.0.1:0", list) as metrics:
         with dialed(metrics, sent) as slow:
             assert everything(slow) == b""
         assert scraped(metrics) == {}
 
 
-def test_a_client_that_takes_no_answer_is_cut_off_in_time() -> None:
+def test_a_client_that_takes_no_answer_is_cut_off_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics_server, "REQUEST_TIMEOUT_S", 0.1)
     with ModelServer(lambda observations: observations) as server:
         large = MeasuredEndpoint("x" * 2**17, server.statistics())
-        with serve_metrics("127.0.0.1:0", lambda: [large], timeout_s=0.1) as metrics:
+        with serve_metrics("127.0.0.1:0", lambda: [large]) as metrics:
             before = len(os.listdir("/proc/self/fd"))
             with dialed(metrics, HALF + b"\r\n") as client:
                 assert client.recv(100).startswith(b"HTTP/1.1 200")
