@@ -60,7 +60,7 @@ def read_columns(
 
 
 def read_rewards(file: BinaryIO, length: int) -> NDArray[np.float64]:
-    """Return the rewards of a file that has so many steps.
+    """Return the rewards, ``(length,)``, of a file with ``length`` steps.
 
     Raises:
         Exception: See ``read_columns``.

@@ -35,7 +35,12 @@ class RecordedEpisode:
 
 
 class Recording:
-    """A recording, as it was when ``load`` opened it."""
+    """A recording, as it was when ``load`` opened it.
+
+    Args:
+        folder: The folder of the recording.
+        root: A folder above it: no symbolic link below that is followed. None: ``folder``.
+    """
 
     def __init__(self, folder: str | Path, root: Path | None = None) -> None:
         self._store = Store(folder, root)
@@ -94,7 +99,7 @@ class Recording:
         return RecordedEpisode(summary, row["observation"], row["action"], row["reward"], infos)
 
     def rewards(self, id_: str) -> NDArray[np.float64]:
-        """Read the rewards of an episode, and none of its other arrays.
+        """Read the rewards of an episode, ``(num_steps,)``, without its other arrays.
 
         Raises:
             ConfigurationError: As ``episode``.
