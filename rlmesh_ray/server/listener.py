@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlmesh_ray.errors import ListenError
-from rlmesh_ray.grpc_setup import grpc, keep_in_forks, require_no_fork, server_options
+from rlmesh_ray.grpc_setup import grpc, keep_in_forks, server_options
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.server.bind_policy import ServerTls, is_wildcard
 from rlmesh_ray.server.connection_limits import connection_options
@@ -87,7 +87,6 @@ class Listener:
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
     async def _serve(self, dispatch: ServerConfig) -> int:
-        require_no_fork()
         server = keep_in_forks(
             grpc.aio.server(
                 interceptors=dispatch.interceptors,
