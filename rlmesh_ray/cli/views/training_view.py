@@ -90,7 +90,9 @@ class _ResetsHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record's message."""
-        self._console.say(record.getMessage(), style="dim")
+        # An error would end the thread that logs, which has all deadlines of the process.
+        with contextlib.suppress(OSError):
+            self._console.say(record.getMessage(), style="dim")
 
 
 class TrainingView:

@@ -154,3 +154,16 @@ def test_resets_of_the_driver_s_sessions_that_take_long_are_shown(
 
     assert "resetting 8 lane(s): 6 s so far" in capsys.readouterr().out
     assert (log.handlers, log.level) == ([], logging.NOTSET)
+
+
+def test_a_reader_that_is_gone_does_not_end_the_thread_that_logs_resets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    console = Console()
+
+    def fail(text: str, *, style: str) -> None:
+        raise BrokenPipeError
+
+    with TrainingView(console, StopCriteria(stop_iters=1)):
+        monkeypatch.setattr(console, "say", fail)
+        logging.getLogger("rlmesh_ray.client.env_client").info("resetting 8 lane(s)")
