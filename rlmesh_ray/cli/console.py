@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderableType
@@ -41,6 +42,14 @@ class SafeConsole(RichConsole):
         stream = sys.stderr if is_stderr else sys.stdout
         width = None if stream.isatty() else _WIDTH_OF_A_FILE
         super().__init__(stderr=is_stderr, width=width, highlight=False, markup=False, emoji=False)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; text that standard error does not take is lost, which is not a failure."""
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            if not self.stderr:
+                raise
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -87,7 +96,7 @@ class Console:
             while not is_over.wait(pause_s):
                 text = doing if isinstance(doing, str) else doing()
                 if text != said:
-                    _print(self._errors, Text(f"{text} …", style="dim"), soft_wrap=True)
+                    self._errors.print(Text(f"{text} …", style="dim"), soft_wrap=True)
                 pause_s, said = 2 * pause_s, text
 
         if self.has_json_log:
@@ -115,11 +124,11 @@ class Console:
 
     def say(self, text: str = "", *, style: str = "") -> None:
         """Print a line for people, never wrapped: they may copy it."""
-        _print(self._people, Text(printable(text), style=style), soft_wrap=True)
+        self._people.print(Text(printable(text), style=style), soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
         """Print a table or panel for people."""
-        _print(self._people, what)
+        self._people.print(what)
 
     def facts(self, title: str, facts: Mapping[str, object], next_commands: Sequence[str]) -> None:
         """Print a panel of facts for people, and suggested commands.
@@ -148,13 +157,13 @@ class Console:
             kind: Class of the error, for the event.
         """
         line = Text.assemble(("error: ", "bold red"), message)
-        _print(self._errors, line, soft_wrap=True)
+        self._errors.print(line, soft_wrap=True)
         with contextlib.suppress(OSError):
             self.event("error", type=kind, message=message)
 
     def trace(self, text: str) -> None:
         """Print a traceback on standard error."""
-        _print(self._errors, Text(text), soft_wrap=True)
+        self._errors.print(Text(text), soft_wrap=True)
 
 
 def program() -> str:
@@ -166,15 +175,6 @@ def program() -> str:
         return f"{sys.executable} -m rlmesh_ray"
     is_below = script.is_relative_to(Path.cwd())
     return str(script.relative_to(Path.cwd()) if is_below else script)
-
-
-def _print(console: RichConsole, what: RenderableType, *, soft_wrap: bool = False) -> None:
-    """Print; what standard error does not take is lost, and no reason to fail."""
-    try:
-        console.print(what, soft_wrap=soft_wrap)
-    except OSError:
-        if not console.stderr:
-            raise
 
 
 def _finite(value: object) -> object:

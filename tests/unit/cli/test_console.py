@@ -136,6 +136,7 @@ def test_text_that_standard_error_does_not_take_is_no_reason_to_fail(
     console = Console(is_json=True)
 
     console.say("for people")
+    console.people.print("for people")
     console.error("for people", "Error")
     console.event("result")
 
