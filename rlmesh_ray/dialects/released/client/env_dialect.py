@@ -51,7 +51,7 @@ class EpisodeIds:
         # Of each id, so that no other session has it; a number is the rest of it.
         self._prefix = uuid4().hex[:20]
         self._num_named = 0
-        self.names = self._new_ids(num_lanes)
+        self.names = self.new_ids(num_lanes)
         """The lanes' ids in a Step. In a lane whose episode has ended, it is the id of the episode
         that an autoreset begins."""
         self.tracked: tuple[str, ...] = ("",) * num_lanes
@@ -59,11 +59,14 @@ class EpisodeIds:
         # By lane: the episode that runs according to the answers, or that begins next.
         self._running = self.names
 
-    def new_ids(self, lanes: Sequence[int]) -> tuple[str, ...]:
-        """Return new ids, one for each of ``lanes``, for a Reset that is about to be sent."""
-        fresh = self._new_ids(len(lanes))
-        self.names = _replaced(self.names, lanes, fresh)
-        return fresh
+    def new_ids(self, count: int) -> tuple[str, ...]:
+        """Return ids that no episode has."""
+        first, self._num_named = self._num_named, self._num_named + count
+        return tuple(f"{self._prefix}{number:012x}" for number in range(first, first + count))
+
+    def rename(self, lanes: Sequence[int], episode_ids: Sequence[str]) -> None:
+        """Change the ids of the next episodes of ``lanes``."""
+        self.names = _replaced(self.names, lanes, episode_ids)
 
     def begin(self, lanes: Sequence[int], episode_ids: Sequence[str]) -> None:
         """Handle the answer to a Reset that has begun these episodes."""
@@ -86,13 +89,10 @@ class EpisodeIds:
         found = {(each.env_index, each.episode_id): each for each in records}
         self.tracked = _replaced(self.tracked, lanes, ("",) * len(lanes))
         # A Reset that is in flight or has failed has set the id of the next episode.
-        self.new_ids([lane for lane in lanes if self.names[lane] == self._running[lane]])
+        following = [lane for lane in lanes if self.names[lane] == self._running[lane]]
+        self.rename(following, self.new_ids(len(following)))
         self._running = _replaced(self._running, lanes, [self.names[lane] for lane in lanes])
         return tuple(each for key, each in found.items() if key in ended)
-
-    def _new_ids(self, count: int) -> tuple[str, ...]:
-        first, self._num_named = self._num_named, self._num_named + count
-        return tuple(f"{self._prefix}{number:012x}" for number in range(first, first + count))
 
 
 def _replaced(
@@ -147,12 +147,13 @@ class ReleasedEnvClientDialect:
         Raises:
             CodecError: An option or a seed cannot travel.
         """
-        request = Reset(request_id, tuple(seeds), options, timeout_ms, tuple(lanes))
-        self.frames.pack_request(  # refuses what cannot travel, before the ids change
+        chosen = lanes or self._all_lanes
+        episode_ids = self._episodes.new_ids(len(chosen))
+        request = Reset(request_id, tuple(seeds), options, timeout_ms, tuple(lanes), episode_ids)
+        self.frames.pack_request(  # refuses what cannot travel, before the lanes' ids change
             request, tag_arrays=False, max_bytes=max_request_bytes(self._contract)
         )
-        episode_ids = self._episodes.new_ids(lanes or self._all_lanes)
-        request = replace(request, episode_ids=episode_ids)
+        self._episodes.rename(chosen, episode_ids)
         self._resets.append(request)
         return request
 

@@ -16,6 +16,7 @@ from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.messages import EpisodeRecord, Infos, Reset, ResetDone, Step, StepDone
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 
 OBSERVATION = from_gymnasium(
     spaces.Dict({"number": spaces.Box(0, 99, (1,), np.int64), "word": spaces.Text(9)})
@@ -111,6 +112,9 @@ def test_a_reset_that_cannot_be_sent_changes_no_episode() -> None:
     for options in ({"a": np.zeros(2)}, {"a": {1}}):
         with pytest.raises(CodecError, match=r"options\['a'\]"):
             session.dialect.reset("9", seeds=(), options=options, timeout_ms=7, lanes=())
+    just_too_long = {"a": "x" * (max_request_bytes(contract(2)) - 60)}  # with the episodes' ids
+    with pytest.raises(CodecError, match="the endpoint takes"):
+        session.dialect.reset("9", seeds=(), options=just_too_long, timeout_ms=7, lanes=())
 
     assert session.send_step().episode_ids == before
 
