@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import pytest
 
 from rlmesh_ray.dialects.rllink.client.agents import LocalAgent, RemoteAgent
 from rlmesh_ray.dialects.rllink.client.rllink_client import JSON, RAY, RLlinkClient
-from rlmesh_ray.dialects.rllink.server import rllink_server
+from rlmesh_ray.dialects.rllink.server import connection, rllink_server
 from rlmesh_ray.dialects.rllink.server.connection import RLlinkConnection
 from rlmesh_ray.dialects.rllink.server.rllink_server import (
     ImmediateOrLaterReply,
@@ -59,7 +60,7 @@ class Trainer:
 
     def admit(self, peer: str, encoding: Encoding) -> "Trainer":
         assert peer.startswith("127.0.0.1:")
-        assert encoding in (JSON, RAY)
+        assert encoding.name in (JSON.name, RAY.name)
         self._note(1)
         return self
 
@@ -222,19 +223,30 @@ def test_a_connection_that_breaks_when_its_answer_comes_is_no_error_of_ours(
     trainer.wait_until(lambda: trainer.present == 0)
 
 
-def test_a_large_message_is_read_outside_of_the_serving_loop(
-    serve: Callable[..., str], trainer: Trainer
+def test_other_clients_are_answered_while_a_large_message_is_read(
+    serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    obs = np.zeros((2, 30_000))
-    large = m.Episodes((m.Chunk(obs, np.array([1]), np.array([0.5]), True, False),), False, 1)
+    is_reading, is_answered = threading.Event(), threading.Event()
 
-    with connect_options(serve()) as line:
-        line.sendall(PING + framed(JSON.pack_request(large)))
-        trainer.wait_until(lambda: len(trainer.received) == 1)
+    def parse(body: bytes) -> m.Request:
+        if len(body) > 2**16:
+            is_reading.set()
+            is_answered.wait(20)
+        return JSON.parse_request(body)
 
-    # What event loops call the threads of asyncio.to_thread.
-    names = [each.name for each in threading.enumerate()]
-    assert any(name.startswith(("asyncio_", "uvloop_")) for name in names), names
+    slow = replace(JSON, parse_request=parse)
+    monkeypatch.setattr(connection, "encoding_of", lambda _: slow)
+    large = m.Episodes((replace(CHUNK, obs=np.zeros((2, 30_000))),), True, 3)
+    address = serve()
+
+    with connect_options(address) as reading, connect_options(address) as other:
+        reading.sendall(framed(JSON.pack_request(large)))
+        assert is_reading.wait(20)
+        other.sendall(PING)
+        assert other.recv(100) == PONG
+
+        is_answered.set()
+        assert b"SET_STATE" in reading.recv(100)
 
 
 def test_who_waits_when_the_port_is_closed_is_not_left_waiting(trainer: Trainer) -> None:
