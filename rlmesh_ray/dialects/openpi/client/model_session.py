@@ -237,7 +237,6 @@ class OpenpiSession:
             return
         self._session.close()
         _run(_closed(_lanes(self._spare, self._routes)))
-        self._spare.clear()
 
     def configure(
         self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
@@ -379,16 +378,22 @@ def _begins_anew(lane: _Lane | None, row: PredictSlot) -> bool:
     return row.reset or row.episode_id not in ("", lane.episode_id)
 
 
-def _lanes(spare: Iterable[_Lane], routes: Mapping[str, _Route]) -> list[_Lane]:
-    used = (route.lanes.values() for route in tuple(routes.values()))
-    return [*spare, *itertools.chain.from_iterable(used)]
+def _lanes(spare: Iterable[_Lane], routes: Mapping[str, _Route]) -> Iterator[_Lane]:
+    """Yield all connections of a session: in the loop, which opens more of them meanwhile."""
+    yield from spare
+    for route in tuple(routes.values()):
+        yield from route.lanes.values()
 
 
 def _abort(pid: int, spare: Iterable[_Lane], routes: Mapping[str, _Route]) -> None:
     """Cut all connections of a session, without waiting; not in a fork of its process."""
     if os.getpid() == pid:
-        for lane in _lanes(spare, routes):
-            _loop(pid).call_soon_threadsafe(lane.abort)
+        _loop(pid).call_soon_threadsafe(_abort_all, _lanes(spare, routes))
+
+
+def _abort_all(lanes: Iterable[_Lane]) -> None:
+    for lane in lanes:
+        lane.abort()
 
 
 async def _closed(lanes: Iterable[_Lane]) -> None:
