@@ -26,6 +26,7 @@ from rlmesh_ray.evaluation import (
     Loss,
     Schedule,
     check_seeds,
+    warn_of_missing_reports,
 )
 from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.spaces.images import Resize
@@ -125,10 +126,12 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
     try:
         starting = [worker.ready.remote() for worker in workers]
         await_start(starting, "workers", {"CPU": num_cpus}, start_timeout_s)
-        return _EvaluationCoordinator(workers, range(episodes), options).run()
+        result = _EvaluationCoordinator(workers, range(episodes), options).run()
     finally:
         for worker in workers:
             ray.kill(worker)
+    warn_of_missing_reports(result)
+    return result
 
 
 class _EvaluationCoordinator:

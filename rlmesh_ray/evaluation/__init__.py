@@ -9,7 +9,12 @@ from rlmesh_ray.evaluation.result import (
     EvaluationResult,
     Loss,
 )
-from rlmesh_ray.evaluation.run import EvaluationOptions, evaluate, evaluate_indices
+from rlmesh_ray.evaluation.run import (
+    EvaluationOptions,
+    evaluate,
+    evaluate_indices,
+    warn_of_missing_reports,
+)
 from rlmesh_ray.evaluation.seeds import check_seeds
 
 __all__ = [
@@ -24,4 +29,5 @@ __all__ = [
     "check_seeds",
     "evaluate",
     "evaluate_indices",
+    "warn_of_missing_reports",
 ]

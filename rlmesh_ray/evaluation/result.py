@@ -34,8 +34,8 @@ class EpisodeResult:
     terminated: bool
     truncated: bool = False
     success: bool | None = None
-    """``is_success`` or ``success`` of the episode's last info; None: it had neither, which
-    ``EvaluationResult.success_rate`` counts as no success if other episodes report."""
+    """``is_success`` or ``success`` of the episode's last info; None: it has neither, which
+    ``EvaluationResult.success_rate`` counts as a failure if other episodes report."""
     endpoint: str = field(default="", compare=False)
     """Address of the environment."""
     model: str = field(default="", compare=False)
@@ -125,7 +125,7 @@ class EvaluationResult:
     def success_rate(self) -> float | None:
         """Share of successes among all episodes; None if no episode reports any.
 
-        An episode that reports neither success nor failure is not a success: many environments
+        An episode that reports neither success nor failure counts as a failure: many environments
         report nothing until the task is done. ``success_reports`` says how many report.
         """
         if not self.success_reports:

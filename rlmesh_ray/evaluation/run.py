@@ -151,7 +151,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         on_episode: Called with each episode as it ends, in the caller's thread.
         on_loss: Called in the caller's thread when an endpoint fails, unless its error is raised.
         env_timeout_s: Longest wait for an answer of an environment whose session this opens.
-        reset_timeout_s: Longest wait for one that takes a reset, likewise.
+        reset_timeout_s: Longest wait for the answer to a reset, or to a step that contains one.
         model_timeout_s: Longest wait for an answer of a model whose session this opens.
         reconnect_timeout_s: How long to wait for an endpoint when none is left.
         max_interruptions: How often the same episode may be interrupted, in case it kills every
@@ -193,7 +193,9 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         resize=resize,
     )
     if record is None:
-        return evaluate_indices(env, model, range(episodes), options)
+        result = evaluate_indices(env, model, range(episodes), options)
+        warn_of_missing_reports(result)
+        return result
     from rlmesh_ray.recording.options import RecordOptions
     from rlmesh_ray.recording.recorder import WriterHandle
 
@@ -201,6 +203,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
     wait_s = _HAND_OVER_S
     try:
         result = evaluate_indices(env, model, range(episodes), options, writer)
+        warn_of_missing_reports(result)
         wait_s = _LAST_WRITES_S
         return result
     finally:
@@ -216,6 +219,18 @@ def evaluate_indices(
 ) -> EvaluationResult:
     """Run the episodes with these indices, and record them; otherwise as ``evaluate``."""
     return _Evaluation(env, model, indices, options, writer).run()
+
+
+def warn_of_missing_reports(result: EvaluationResult) -> None:
+    """Log how many episodes report neither success nor failure, if others report it."""
+    count, reports = len(result.episodes), result.success_reports
+    if 0 < reports < count:
+        _LOG.warning(
+            "%d of %d episodes report neither success nor failure; success_rate counts them as "
+            "failures: have the environment give is_success with the last step of every episode",
+            count - reports,
+            count,
+        )
 
 
 class _Evaluation:
@@ -275,16 +290,7 @@ class _Evaluation:
         else:
             # In the caller's thread: a function may depend on it (torch's grad mode does).
             self._workers[0].run()
-        result = self._coordinator.result()
-        count, reports = len(result.episodes), result.success_reports
-        if 0 < reports < count:
-            _LOG.warning(
-                "%d of %d episodes report neither success nor failure; success_rate counts them "
-                "as no success: have the environment give is_success with every last step",
-                count - reports,
-                count,
-            )
-        return result
+        return self._coordinator.result()
 
     def _run_threads(self) -> None:
         threads = [

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import ray
@@ -56,7 +57,21 @@ def test_the_result_is_what_one_process_gets_even_if_endpoints_die() -> None:
     assert spread.interruptions == len([loss for loss in losses if loss.episodes])
 
 
-def test_a_worker_that_dies_costs_no_finished_episode(tmp_path: Path) -> None:
+class Modest(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Reports success, and no failure."""
+
+    def step(self, action: Any) -> Any:
+        observation, *rest, infos = super().step(action)
+        return observation, *rest, {"is_success": True} if observation[0] > 0 else infos
+
+
+def modest() -> gymnasium.Env[Any, Any]:
+    return Modest(gymnasium.make("CartPole-v1"))
+
+
+def test_a_worker_that_dies_costs_no_finished_episode(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     # A file that the first worker to get there removes, dying with it.
     def deadly(path: Path) -> Any:
         num_calls = 0
@@ -79,7 +94,7 @@ def test_a_worker_that_dies_costs_no_finished_episode(tmp_path: Path) -> None:
     path = tmp_path / "one life"
     path.touch()
     seen: list[EpisodeResult] = []
-    with EnvServer("CartPole-v1", num_envs=2) as server:
+    with EnvServer(modest, num_envs=2) as server:
         alone = evaluate(server.address, lean, episodes=EPISODES, seed=5)
         spread = evaluate_on_ray(
             server.address,
@@ -93,6 +108,10 @@ def test_a_worker_that_dies_costs_no_finished_episode(tmp_path: Path) -> None:
     assert not path.exists()
     assert spread.episodes == alone.episodes
     assert sorted(seen, key=lambda episode: episode.index) == list(alone.episodes)
+    # Once for each evaluation, by the driver: a worker sees only some of the episodes.
+    warnings = [text for text in caplog.messages if "neither success nor failure" in text]
+    assert len(warnings) == 2
+    assert warnings[0] == warnings[1]
 
 
 @pytest.mark.slow

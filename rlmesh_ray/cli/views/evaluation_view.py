@@ -191,7 +191,7 @@ def _episodes(result: "EvaluationResult") -> str:
     count, reports = len(result.episodes), result.success_reports
     if reports == count:
         return f"{count} episodes"
-    return f"{count} episodes; {count - reports} without a report count as no success"
+    return f"{count} episodes; {count - reports} without a report count as failures"
 
 
 def _facts(result: "EvaluationResult", envs: list[str], models: list[str]) -> dict[str, object]:

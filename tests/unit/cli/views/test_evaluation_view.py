@@ -270,7 +270,7 @@ def test_an_error_of_several_endpoints_names_the_options_of_each() -> None:
 
 def test_a_success_rate_says_of_how_many_episodes(capsys: Capture) -> None:
     for successes, text in (
-        ((True, None, False, True), "50.0 % of 4 episodes; 1 without a report count as no"),
+        ((True, None, False, True), "50.0 % of 4 episodes; 1 without a report count as fail"),
         ((True, False), "50.0 % of 2 episodes"),
     ):
         own = tuple(
