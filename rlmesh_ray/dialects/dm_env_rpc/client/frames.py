@@ -15,6 +15,7 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import pb, properties
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import pack_tensor
 from rlmesh_ray.errors import CodecError, ConfigurationError, RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.spaces.bounded_repr import bounded_repr
 from rlmesh_ray.wire.protobuf import varint
 
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
@@ -162,20 +163,22 @@ def _put(target: Any, settings: Settings) -> None:
         try:
             if name in target:
                 raise CodecError("it is given twice")
-            target[name].CopyFrom(pack_tensor(_exact(value)))
+            _require_exact(value)
+            target[name].CopyFrom(pack_tensor(value))
         # Values that no tensor can hold raise any of these.
         except (CodecError, AttributeError, RecursionError, TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"setting {name!r} = {value!r:.80} cannot travel ({error}); write its name as "
-                "text, and its value as numbers, text, or lists or arrays of one kind of them"
+                f"setting {name!r} = {bounded_repr(value):.80} cannot travel ({error}); write its "
+                "name as text, and its value as numbers, text, or lists or arrays of one kind of "
+                "them"
             ) from error
 
 
-def _exact(value: Any) -> Any:
-    """Return a value that a tensor holds as it is; of lists, as the array that they stand for.
+def _require_exact(value: Any) -> None:
+    """Require a value that a tensor holds unchanged.
 
     Raises:
-        CodecError: It is of another kind, or a list of several kinds.
+        CodecError: It is not an array, a number, text or a list of one kind of these.
     """
     if isinstance(value, (list, tuple)):
         kinds = set(_kinds(value))
@@ -187,7 +190,6 @@ def _exact(value: Any) -> Any:
         raise CodecError(f"a {type(value).__name__}")
     elif isinstance(value, int) and np.asarray(value).dtype == object:
         raise CodecError("it does not fit into 64 bits")
-    return value
 
 
 def _are_floats(value: Any) -> bool:

@@ -87,12 +87,16 @@ def test_a_setting_that_would_arrive_changed_is_refused(
         frames.reset_request(settings)
 
 
-def test_a_list_of_lists_within_itself_is_refused() -> None:
+def test_lists_that_are_nested_too_deep_are_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
 
-    with pytest.raises(ConfigurationError, match="cannot travel"):
-        frames.reset_request({"a": loop})
+    for value in (loop, deep):
+        with pytest.raises(ConfigurationError, match="cannot travel"):
+            frames.reset_request({"a": value})
 
 
 def test_lists_of_one_kind_travel_as_the_array_that_they_stand_for() -> None:
