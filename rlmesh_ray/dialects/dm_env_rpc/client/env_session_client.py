@@ -42,8 +42,6 @@ from rlmesh_ray.spaces.leaves import Column
 from rlmesh_ray.transport.session_progress import SessionProgress
 
 _OWN_OPTIONS = "options"
-_MAX_SETTINGS_BYTES = 2**20
-"""Most bytes of a reset's settings, besides lanes and seeds, that this package's servers take."""
 _GOODBYE_TIMEOUT_S = 3.0
 
 _Begun = tuple[tuple[int, ...], tuple[int, ...]]
@@ -299,7 +297,7 @@ class WorldClient:
         elif options:
             settings.update(options)
         if self._is_ours:
-            frames.require_size(settings, _MAX_SETTINGS_BYTES)
+            frames.require_size(settings)
         return settings
 
     def _note_sent(self, begun: _Begun | None) -> str:

@@ -12,6 +12,7 @@ from google.rpc import error_details_pb2
 
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import Settings
 from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import pb, properties
+from rlmesh_ray.dialects.dm_env_rpc.wire.settings import MAX_SETTINGS_BYTES
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import pack_tensor
 from rlmesh_ray.errors import CodecError, ConfigurationError, RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.grpc_setup import grpc
@@ -225,18 +226,18 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
             raise ConfigurationError(f"setting {name!r} = {{}} cannot travel; leave it out")
 
 
-def require_size(settings: Settings, max_bytes: int) -> None:
-    """Require that the settings of a reset fit into a request.
+def require_size(settings: Settings) -> None:
+    """Require that one of this package's servers takes the settings of a reset.
 
     Raises:
-        ConfigurationError: They do not; the message names the largest.
+        ConfigurationError: They are too large; the message names the largest.
     """
     size = len(reset_request(settings))
-    if size > max_bytes:
+    if size > MAX_SETTINGS_BYTES:
         sizes = {len(reset_request({name: value})): name for name, value in _flat(settings)}
         raise ConfigurationError(
-            f"the settings of the reset take {size} bytes, and the server takes {max_bytes}; give "
-            f"less in {sizes[max(sizes)]!r}"
+            f"the settings of the reset take {size} bytes, and the server takes "
+            f"{MAX_SETTINGS_BYTES}; give less in {sizes[max(sizes)]!r}"
         )
 
 

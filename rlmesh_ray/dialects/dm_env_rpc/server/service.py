@@ -10,6 +10,7 @@ from rlmesh_ray.dialects.dm_env_rpc.server.properties import Properties
 from rlmesh_ray.dialects.dm_env_rpc.server.world_membership import WorldRegistry
 from rlmesh_ray.dialects.dm_env_rpc.wire.agent_codecs import agent_names
 from rlmesh_ray.dialects.dm_env_rpc.wire.responses import pack_error
+from rlmesh_ray.dialects.dm_env_rpc.wire.settings import MAX_SETTINGS_BYTES
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.env_dialects import DialectService
@@ -25,7 +26,6 @@ _LOG = logging.getLogger(__name__)
 SERVICE = "dm_env_rpc.v1.Environment"
 _STOPPING = "the endpoint is stopping"
 _LONGEST_INTEGER_BYTES = 10
-_REST_BYTES = 2**20  # settings, names, shapes
 
 
 class EnvironmentService:
@@ -54,7 +54,7 @@ class EnvironmentService:
             for leaf in leaves(contract.action_space)
             if leaf.dtype is not None
         )
-        wanted = contract.num_envs * num_elements * _LONGEST_INTEGER_BYTES + _REST_BYTES
+        wanted = contract.num_envs * num_elements * _LONGEST_INTEGER_BYTES + MAX_SETTINGS_BYTES
         return min(wanted, MAX_MESSAGE_BYTES)
 
     @property

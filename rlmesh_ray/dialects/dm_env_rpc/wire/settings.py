@@ -8,6 +8,8 @@ from rlmesh_ray.errors import CodecError
 
 MAX_ELEMENTS = 2**20
 """Limit for all settings of a request."""
+MAX_SETTINGS_BYTES = 2**20
+"""Limit of this package's servers for the settings of a request."""
 MAX_EQUAL_ELEMENTS = 2**16
 """Limit for those that one element stands for: a few bytes are enough for any number of them."""
 

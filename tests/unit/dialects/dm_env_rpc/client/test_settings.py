@@ -137,6 +137,14 @@ def test_a_mapped_file_travels_as_an_array(tmp_path: Any) -> None:
     assert unpacked(reset.settings)["a"].shape == (2, 3)
 
 
+def test_the_largest_setting_is_named_where_all_are_too_large() -> None:
+    long = "x" * 2**19
+
+    frames.require_size({"options": {"a": long}})
+    with pytest.raises(ConfigurationError, match=r"takes 1048576; give less in 'options\.b'"):
+        frames.require_size({"options": {"a": long, "b": long + "x"}})
+
+
 @pytest.mark.parametrize("uid", [0, 1, 127, 128, 2**63, 2**64 - 1])
 def test_a_step_reads_as_the_generated_code_reads_it(uid: int) -> None:
     image = np.arange(300, dtype=np.float32).reshape(3, 100)
