@@ -158,7 +158,7 @@ def test_sb3_reaches_into_the_lanes_where_the_operator_allows_it(
     assert refused[3] == "plus: arguments travel by position; give more so"
     assert refused[4] == "token: these are for an address; give them to RemoteVectorEnv"
     failures = [text for text in caplog.messages if "the environment raised an error" in text]
-    assert len(failures) == 1, "to look for an attribute is none"
+    assert len(failures) == 1, "looking for an attribute is not a failure"
     assert "plus() missing" in failures[0]
 
 

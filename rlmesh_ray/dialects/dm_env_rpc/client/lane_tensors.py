@@ -149,7 +149,7 @@ def tensor_of(found: Any, uid: int, spec: TensorSpec) -> Array:
 def cast(value: Array, dtype: np.dtype[Any], name: str) -> Array:
     """Return a tensor at its leaf's dtype, which may be narrower; a copy.
 
-    A float beyond it becomes infinite, and is judged as out of range.
+    A float beyond its range becomes infinite.
 
     Raises:
         RemoteProtocolError: There is an integer that ``dtype`` does not hold.

@@ -15,7 +15,7 @@ from rlmesh_ray.spaces.validation import ValidationMode
 Setting = bool | int | float | str | np.generic | NDArray[Any] | Sequence[Any] | Mapping[str, Any]
 """Travels as a tensor: a Python int as int64, a float as double, an array at its own dtype, and a
 list of numbers or of text as their array. A mapping is several settings, with a '.' in their
-names. What no tensor holds as it is, is refused."""
+names. Values that no tensor holds unchanged are refused."""
 
 Settings = Mapping[str, Setting]
 

@@ -188,7 +188,7 @@ class OpenpiSession:
         self._routes: dict[str, _Route] = {}
         first = _run(_Lane.open(options))
         self._spare: list[_Lane] = [first]
-        # The loop keeps a connection that was dropped.
+        # Else the loop would keep the connections of a session that is dropped without close().
         self._abort = weakref.finalize(self, _abort, os.getpid(), self._spare, self._routes)
         self._abort.atexit = False
         self._metadata: Mapping[str, Any] = first.metadata

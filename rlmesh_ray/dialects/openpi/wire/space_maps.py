@@ -69,7 +69,7 @@ def _found(
             their paths would take thousands of times the bytes of the message.
 
     Raises:
-        CodecError: It is no map, or has one of the keys twice.
+        CodecError: It is not a map, or has one of the keys twice.
     """
     if not isinstance(message, dict):
         raise CodecError("the message is no map from names to arrays, numbers and text")
@@ -198,7 +198,7 @@ class ClientCodec(NamedTuple):
             message: The result, as ``unpack`` returns it; other keys are left out.
 
         Raises:
-            CodecError: It is no map, a key is missing or comes twice, a value does not fit, or the
+            CodecError: It is not a map, a key is missing or twice, a value does not fit, or the
                 horizons differ.
         """
         keys = require_keys(self.spec, ACTIONS)

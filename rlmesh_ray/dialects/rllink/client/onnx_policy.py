@@ -23,7 +23,7 @@ def action_dtype(config: m.SetConfig) -> np.dtype[Any]:
         ConfigurationError: The server does not say what actions are, as Ray's own does not.
     """
     try:
-        # Of any text NumPy would make a dtype, also one of a gigabyte an element.
+        # np.dtype() accepts others, such as one of a gigabyte per element.
         dtype: np.dtype[Any] = _DTYPES[config.extras["action_space"]["dtype"]]
     except (KeyError, TypeError) as error:
         raise ConfigurationError(

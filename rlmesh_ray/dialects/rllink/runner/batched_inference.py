@@ -134,7 +134,7 @@ class BatchedInference:
             if len(asked) == 1:
                 asked[0].future.set_exception(error)
                 return
-            for request in asked:  # the others are not to blame
+            for request in asked:  # only some of them may fail
                 self._answer([request], weights)
             return
         for request, decision, action in zip(asked, decisions, actions, strict=True):

@@ -45,7 +45,7 @@ class SampleSpaces:
             )
         self.observation = observation
         self.action: gymnasium.Space[Any] = action
-        # RLlib's modules and learners know no Box of shape ().
+        # RLlib's modules and learners do not support a Box of shape ().
         self._action_shape = () if self.num_choices else action.shape or (1,)
 
     def conformed(self, chunk: m.Chunk) -> m.Chunk:

@@ -81,7 +81,7 @@ class RLlinkServer:
         self._limits = limits or RLlinkLimits()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        # Those who have not sent a first message that lets them in, the oldest first.
+        # Connections that have not been admitted by their first message, the oldest first.
         self._strangers: dict[asyncio.Task[None], None] = {}
         self._bound: Address | None = None
 

@@ -20,7 +20,7 @@ from rlmesh_ray.errors import CodecError
 
 _MOST_MODEL_BYTES = 2**30
 _MOST_VALUES = 2**18
-"""Of a message. Python reads JSON in one call, which no thread interrupts: 50 ms of numbers."""
+"""Of a message. Python parses JSON in one call that blocks all threads: 50 ms for numbers."""
 _STATE_FIELDS = {"type", "weights_seq_no", "onnx_file"}
 _CONFIG_FIELDS = {"type", "env_steps_per_sample", "force_on_policy"}
 

@@ -190,7 +190,7 @@ def is_plain(array: Array | np.generic) -> bool:
 
 
 def request_fault(request: Request) -> str:
-    """Return why a server refuses a request, whatever its spaces are; nothing if it does not."""
+    """Return why a server with any spaces refuses a request; empty if it does not."""
     for chunk in request.chunks if isinstance(request, Episodes) else ():
         arrays = {"obs": chunk.obs, "actions": chunk.actions, "rewards": chunk.rewards}
         fault = _array_fault({**arrays, **chunk.model_outputs}) or _id_fault(chunk.episode_id)
