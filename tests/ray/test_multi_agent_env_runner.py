@@ -349,18 +349,19 @@ def test_agents_act_at_random_as_rllib_lets_them(
     assert metrics["num_env_steps_sampled"].peek() == sum(len(episode) for episode in episodes)
 
 
-def test_agents_that_are_absent_have_no_steps_and_not_nan(
-    runner: Callable[..., RLMeshMultiAgentEnvRunner],
+@pytest.mark.parametrize("key", ["num_agent_steps_sampled", "num_module_steps_sampled"])
+def test_agents_and_modules_that_are_absent_have_no_steps_and_not_nan(
+    key: str, runner: Callable[..., RLMeshMultiAgentEnvRunner]
 ) -> None:
     sampler = runner(Climb)
 
     counts = []
     for num_timesteps in (2, 1):  # ``second`` is seen every other time
         sampler.sample(num_timesteps=num_timesteps, random_actions=True)
-        counts.append(sampler.get_metrics()["num_agent_steps_sampled"])
+        counts.append(sampler.get_metrics()[key])
     idle = sampler.get_metrics()
 
-    assert [{agent: int(number) for agent, number in each.items()} for each in counts] == [
+    assert [{name: int(number) for name, number in each.items()} for each in counts] == [
         {"first": 2, "second": 1},
         {"first": 1, "second": 0},
     ]

@@ -6,7 +6,11 @@ from typing import Any
 
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.utils.metrics import NUM_AGENT_STEPS_SAMPLED, NUM_ENV_STEPS_SAMPLED
+from ray.rllib.utils.metrics import (
+    NUM_AGENT_STEPS_SAMPLED,
+    NUM_ENV_STEPS_SAMPLED,
+    NUM_MODULE_STEPS_SAMPLED,
+)
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
@@ -146,9 +150,11 @@ class RLMeshMultiAgentEnvRunner(SlotRunner, MultiAgentEnvRunner):
     def get_metrics(self) -> Any:
         """Return the metrics since the last call, as RLlib's runner does, with a 0 for no steps.
 
-        RLlib makes the counts integers. Its runner reports NaN for an agent that was absent.
+        RLlib makes the counts integers. Its runner reports NaN for an agent or module that was
+        absent.
         """
-        for agent in self.metrics.peek(NUM_AGENT_STEPS_SAMPLED, default={}):
-            self.metrics.log_value((NUM_AGENT_STEPS_SAMPLED, agent), 0, reduce="sum")
+        for key in (NUM_AGENT_STEPS_SAMPLED, NUM_MODULE_STEPS_SAMPLED):
+            for name in self.metrics.peek(key, default={}):
+                self.metrics.log_value((key, name), 0, reduce="sum")
         self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, 0, reduce="sum")
         return super().get_metrics()
