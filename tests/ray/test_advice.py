@@ -230,13 +230,13 @@ def test_a_fragment_of_one_step_is_named() -> None:
     ],
 )
 def test_a_deadline_must_lie_below_rllibs_own(config: AlgorithmConfig, setting: str) -> None:
-    require_deadlines(config, 59.0)
+    require_deadlines(config, 59.0, 30.0)
     assert found(config, step_timeout_s=30.0) == []
 
     [sentence] = found(config, step_timeout_s=31.0)
     assert f"less than half of {setting}=60" in sentence
     with pytest.raises(ConfigurationError, match=f"step_timeout_s=60 is not below {setting}=60"):
-        require_deadlines(config, 60.0)
+        require_deadlines(config, 60.0, 30.0)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_deadline_must_lie_below_rllibs_own(config: AlgorithmConfig, setting: 
     ],
 )
 def test_a_deadline_may_be_long_where_rllib_waits_longer(config: AlgorithmConfig) -> None:
-    require_deadlines(config, 600.0)
+    require_deadlines(config, 600.0, 30.0)
 
     assert found(config, step_timeout_s=600.0) == []
 
@@ -258,6 +258,7 @@ def test_rllib_waits_for_two_resets_where_its_limits_are_the_defaults() -> None:
     own = PPOConfig().env_runners(num_env_runners=1, sample_timeout_s=90.0)
     local = PPOConfig().env_runners(num_env_runners=0)
 
+    require_deadlines(config, 599.0, 300.0)
     for each in (config, own, local):
         allow_resets(each, 300.0)
 
@@ -265,10 +266,12 @@ def test_rllib_waits_for_two_resets_where_its_limits_are_the_defaults() -> None:
     assert (own.sample_timeout_s, local.sample_timeout_s) == (90.0, PPOConfig().sample_timeout_s)
 
 
-@pytest.mark.parametrize("step_timeout_s", [0.0, -1.0, math.nan, math.inf, "3"])
-def test_a_deadline_is_a_number_and_more_than_nothing(step_timeout_s: Any) -> None:
-    with pytest.raises(ConfigurationError, match="finite number of seconds above 0"):
-        require_deadlines(PPOConfig(), step_timeout_s)
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, "3"])
+def test_a_deadline_is_a_number_and_more_than_nothing(seconds: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"step_timeout_s.*finite number of seconds"):
+        require_deadlines(PPOConfig(), seconds, 30.0)
+    with pytest.raises(ConfigurationError, match=r"reset_timeout_s.*finite number of seconds"):
+        require_deadlines(PPOConfig(), 30.0, seconds)
 
 
 def test_more_sessions_than_an_endpoint_allows_are_named() -> None:

@@ -48,20 +48,31 @@ def is_evaluated(config: AlgorithmConfig) -> bool:
     return bool(config.evaluation_interval) or config.evaluation_num_env_runners > 0
 
 
-def sample_limits(config: AlgorithmConfig) -> Iterator[tuple[str, float]]:
+def sample_limits(
+    config: AlgorithmConfig, reset_timeout_s: float = 0.0
+) -> Iterator[tuple[str, float]]:
     """Yield the settings that limit how long RLlib waits for a runner's sample, and their seconds.
 
-    It waits without end for local runners, and for those of IMPALA and APPO.
+    It waits without end for local runners, and for those of IMPALA and APPO. A limit that has
+    RLlib's default is raised to twice ``reset_timeout_s``: a runner whose lanes reset for longer
+    than the limit would never deliver a sample, since RLlib drops it and asks for another one.
     """
-    is_asynchronous = isinstance(config, IMPALAConfig)
-    if config.num_env_runners and not is_asynchronous and config.sample_timeout_s is not None:
-        yield "sample_timeout_s", float(config.sample_timeout_s)
-    limit_s = config.evaluation_sample_timeout_s
-    if config.evaluation_num_env_runners and limit_s is not None:
-        yield "evaluation_sample_timeout_s", float(limit_s)
+    defaults = type(config)()
+    settings = []
+    if config.num_env_runners and not isinstance(config, IMPALAConfig):
+        settings.append("sample_timeout_s")
+    if config.evaluation_num_env_runners:
+        settings.append("evaluation_sample_timeout_s")
+    for setting in settings:
+        limit_s = getattr(config, setting)
+        if limit_s is not None:
+            is_default = limit_s == getattr(defaults, setting)
+            yield setting, float(max(limit_s, 2 * reset_timeout_s) if is_default else limit_s)
 
 
-def require_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> None:
+def require_deadlines(
+    config: AlgorithmConfig, step_timeout_s: float, reset_timeout_s: float
+) -> None:
     """Check that a runner gives up an endpoint that hangs before RLlib drops its sample.
 
     Raises:
@@ -69,7 +80,8 @@ def require_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> None:
             one.
     """
     require_seconds("step_timeout_s", step_timeout_s)
-    for setting, limit_s in sample_limits(config):
+    require_seconds("reset_timeout_s", reset_timeout_s)
+    for setting, limit_s in sample_limits(config, reset_timeout_s):
         if step_timeout_s >= limit_s:
             raise ConfigurationError(
                 f"step_timeout_s={step_timeout_s:g} is not below {setting}={limit_s:g}, after "
@@ -79,18 +91,9 @@ def require_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> None:
 
 
 def allow_resets(config: AlgorithmConfig, reset_timeout_s: float) -> None:
-    """Raise RLlib's limits of a sample to twice ``reset_timeout_s`` where they have its defaults.
-
-    A runner whose lanes reset for longer than that would never deliver a sample: RLlib drops it,
-    and asks for another one.
-    """
-    limits = dict(sample_limits(config))
-    defaults = type(config)()
-    if limits.get("sample_timeout_s") == defaults.sample_timeout_s:
-        config.env_runners(sample_timeout_s=max(defaults.sample_timeout_s, 2 * reset_timeout_s))
-    if limits.get("evaluation_sample_timeout_s") == defaults.evaluation_sample_timeout_s:
-        limit_s = max(defaults.evaluation_sample_timeout_s, 2 * reset_timeout_s)
-        config.evaluation(evaluation_sample_timeout_s=limit_s)
+    """Raise RLlib's limits of a sample as ``sample_limits`` says."""
+    for setting, limit_s in sample_limits(config, reset_timeout_s):
+        setattr(config, setting, limit_s)
 
 
 def require_spaces(config: AlgorithmConfig, choice: RunnerChoice) -> None:

@@ -19,7 +19,6 @@ from rlmesh_ray.options import (
     DEFAULT_RUNNER_STEP_TIMEOUT_S,
     require_flag,
     require_inference,
-    require_seconds,
 )
 from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
 from rlmesh_ray.rllib.config.config_validation import (
@@ -174,8 +173,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     require_flag("lockstep", lockstep)
     require_flag("fast_path", fast_path)
     require_inference(inference)
-    require_deadlines(config, step_timeout_s)
-    require_seconds("reset_timeout_s", reset_timeout_s)
+    require_deadlines(config, step_timeout_s, reset_timeout_s)
     require_evaluation_at_endpoints(config)
     runner_spec = _runner_spec(config)
     request = FleetRequest(
