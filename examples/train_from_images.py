@@ -31,7 +31,7 @@ from rlmesh_ray.rllib import configure
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--frames", type=int, default=2, help="how many pictures the policy sees")
 parser.add_argument("--in-module", action="store_true", help="make floats in the module")
-parser.add_argument("--lanes", type=int, default=16, help="environments that are stepped at once")
+parser.add_argument("--lanes", type=int, default=16, help="environments that are stepped together")
 parser.add_argument("--iterations", type=int, default=20)
 parser.add_argument("--batch", type=int, default=1024, help="steps of an iteration")
 parser.add_argument("--out", help="gets the checkpoint")
@@ -108,7 +108,7 @@ def make_config(arguments: argparse.Namespace) -> PPOConfig:
     if num_frames > 1:
         connectors.append(lambda: FrameStackingEnvToModule(num_frames=num_frames))
         # The learner stacks again: single frames travel to it.
-        config.training(
+        config.learners(
             learner_connector=lambda observation_space, action_space: FrameStackingLearner(
                 num_frames=num_frames
             )
