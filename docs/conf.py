@@ -58,7 +58,7 @@ nitpick_ignore_regex = [
 
 
 def _add(_app: Sphinx, page: str, text: list[str]) -> None:
-    """Put the docstrings in the place of their first lines, and pages below their index."""
+    """Replace first lines with whole docstrings, and list the pages below each index."""
     text[0] = refresh.PART.sub(_docstrings, text[0])
     if page.endswith("index"):
         links = re.findall(r"\]\((?:(\w+)/)?(\w+)\.md", text[0])
@@ -91,7 +91,7 @@ def _unshield(*given: Any) -> None:
 
 
 def _readable_signature(*given: Any) -> tuple[str, str] | None:
-    """Write "..." for a default that is no code, which Sphinx could not set."""
+    """Write "..." for a default that is not code, which Sphinx could not set."""
     signature, result = given[-2:]
     if "<f" not in (signature or ""):
         return None
@@ -99,7 +99,7 @@ def _readable_signature(*given: Any) -> tuple[str, str] | None:
 
 
 def _show_actors_as_classes() -> None:
-    """Put plain classes in the place of Ray's actor classes, which hide docstrings."""
+    """Replace Ray's actor classes, which hide docstrings, with plain classes."""
     shown: Any = actors
     shown.EnvServiceActor = refresh.documented("rlmesh_ray.actors.EnvServiceActor")
     factory = type(shown.ModelServiceActor)

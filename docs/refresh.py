@@ -277,7 +277,7 @@ class _Dots:
 
 
 def _shown(default: Any) -> Any:
-    """Return a parameter's default, or what looks like "..." for one whose text is no code."""
+    """Return a parameter's default, or what looks like "..." for one whose text is not code."""
     return _Dots() if "<" in repr(default) and default is not inspect.Parameter.empty else default
 
 
@@ -432,7 +432,7 @@ def _check(clause: Clause) -> str:
 
 
 def capabilities(_words: str, _old: str) -> str:
-    """Return the capabilities that have a meaning of their own."""
+    """Return the capabilities of the protocol and their meanings."""
     return _table(
         ("capability", "meaning"),
         (

@@ -67,12 +67,12 @@ def test_what_a_page_links_to_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name.endswith("/index.md")])
-def test_an_index_links_to_every_page_and_folder_beside_it(name: str) -> None:
+def test_an_index_links_to_every_page_and_folder_next_to_it(name: str) -> None:
     folder = (ROOT / name).parent
-    beside = {path.name for path in folder.glob("*.md")} - {"index.md"}
-    beside |= {path.parent.name for path in folder.glob("*/index.md")}
+    siblings = {path.name for path in folder.glob("*.md")} - {"index.md"}
+    siblings |= {path.parent.name for path in folder.glob("*/index.md")}
 
-    assert beside <= set(re.findall(r"\]\(([\w.]+)", PAGES[name]))
+    assert siblings <= set(re.findall(r"\]\(([\w.]+)", PAGES[name]))
 
 
 @pytest.mark.parametrize("name", PAGES)

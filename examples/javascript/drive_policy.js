@@ -55,7 +55,7 @@ function readArguments() {
   };
 }
 
-// The token that a client of rlmesh-ray would take from the file: its first that is no probe's.
+// The token that a client of rlmesh-ray would take from the file: the first without the role probe.
 function readToken(file) {
   if (file === undefined) return process.env.RLMESH_RAY_TOKEN?.trim() || undefined;
   let content;

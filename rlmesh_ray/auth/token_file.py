@@ -82,7 +82,7 @@ class TokenFile:
             return None
 
     def client_token(self) -> str:
-        """Return the token that a client sends: the first one that is no probe's, else the first.
+        """Return the token that a client sends: the first without the role `probe`, else the first.
 
         Raises:
             ConfigurationError: As ``read``.

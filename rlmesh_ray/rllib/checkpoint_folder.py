@@ -170,7 +170,7 @@ def restore(algorithm: Any, checkpoint: Path, env_steps: int) -> None:
     saved: dict[str, dict[str, Any]] | None = None
     try:
         require_plain_files(checkpoint)
-        with suppress(FileNotFoundError):  # of a former version
+        with suppress(FileNotFoundError):  # written by an earlier version
             saved = json.loads(read_file(checkpoint / _COEFFICIENTS, below=checkpoint))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(

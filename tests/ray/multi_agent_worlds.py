@@ -123,7 +123,7 @@ class NumberedCrossing(Crossing):
 class Turnover:
     """Agents join, wait, come back and end as the seed draws it; the episode ends independently.
 
-    So all agents may have ended while others join, or while nobody is there. Actions of agents that
+    So all agents may have ended while others join, or while none is present. Actions of agents that
     have ended have no effect.
     """
 

@@ -110,7 +110,7 @@ def test_a_session_that_is_lost_looks_its_endpoint_up_before_it_dials(
 
     assert_unbroken(chunks)
     lost, regained = caplog.records  # no attempt fails
-    assert "a new session is opened; gives up in 120 s" in lost.getMessage()
+    assert "a new session is opened; the runner gives up in 120 s" in lost.getMessage()
     address = fleet.board.addresses[0]
     assert f"lane 0: a new session is open at {address}" in regained.getMessage()
     assert lost.levelname == regained.levelname == "WARNING"

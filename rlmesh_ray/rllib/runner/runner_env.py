@@ -45,8 +45,8 @@ def _only_sampled(method: str) -> ConfigurationError:
 
 def _no_generator(name: str) -> AttributeError:
     return AttributeError(
-        f"the environments of this runner draw at endpoints, so that it has no {name}; seed them "
-        "by config.debugging(seed=...)"
+        f"this runner's environments draw from generators at endpoints, so it has no {name}; "
+        "seed them with config.debugging(seed=...)"
     )
 
 
@@ -64,7 +64,7 @@ class LaneCalls(SteppedByRunner):
 
     @property
     def np_random(self) -> NoReturn:
-        """Refuse: the lanes draw from generators of their own."""
+        """Refuse: each lane has its own generator, at the endpoint."""
         raise _no_generator("np_random")
 
     @property
@@ -95,9 +95,9 @@ class LaneCalls(SteppedByRunner):
         """
         if isinstance(values, list | tuple):
             raise ConfigurationError(
-                f"set_attr: the lanes of a runner get one value of {name}, for gymnasium reads a "
-                f"{type(values).__name__} as one value per lane; where it is the value itself, "
-                f"call env.call({SET_ATTR!r}, {name!r}, value)"
+                f"set_attr sets one value of {name} in all lanes, and gymnasium takes a "
+                f"{type(values).__name__} for one value per lane; to set the "
+                f"{type(values).__name__} itself, call env.call({SET_ATTR!r}, {name!r}, value)"
             )
         self._call(SET_ATTR, (name, values))
 

@@ -108,7 +108,7 @@ class SessionRecovery:
             self._runner.worker_index,
             _lanes_of(slot),
             f"no new session{place} for {away_s:.0f} s" if away_s >= 1.0 else opened,
-            "others sample meanwhile" if others_work else f"gives up in {left_s:.0f} s",
+            "other sessions sample" if others_work else f"the runner gives up in {left_s:.0f} s",
         )
 
     def note_reopened(self, state: SlotState) -> None:

@@ -128,7 +128,7 @@ class SlotRunner(EnvRunner):
             raise caught.error from None
 
     def _try_env_reset(self, **options: Any) -> Any:
-        """Refuse a reset by RLlib's loop, which would make the environment anew without end."""
+        """Refuse a reset by RLlib's loop, which would recreate the environment endlessly."""
         return self.env.reset(**options)
 
     def _try_env_step(self, actions: Any) -> Any:

@@ -521,7 +521,7 @@ def test_coefficients_that_cannot_be_read_are_named_before_anything_is_restored(
 
 
 @pytest.mark.parametrize("make", (IRREGULAR | NONSENSE).values(), ids=IRREGULAR | NONSENSE)
-def test_a_former_checkpoint_goes_on_whatever_the_newest_one_holds(
+def test_an_earlier_checkpoint_is_found_if_the_newest_one_cannot_be_read(
     make: Callable[[Path], None], tmp_path: Path
 ) -> None:
     run: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoint", "checkpoint_every": 1}
@@ -531,7 +531,7 @@ def test_a_former_checkpoint_goes_on_whatever_the_newest_one_holds(
     assert newest_checkpoint(tmp_path / "checkpoint")[0].name == "checkpoint-000001"
 
 
-def test_a_former_checkpoint_is_no_link(tmp_path: Path) -> None:
+def test_a_link_is_not_taken_for_an_earlier_checkpoint(tmp_path: Path) -> None:
     trained(CountingAlgorithm([1.0]), stop_iters=1, checkpoint_dir=tmp_path / "private")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoint-000001").symlink_to(tmp_path / "private")

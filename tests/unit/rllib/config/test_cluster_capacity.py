@@ -153,7 +153,6 @@ def test_before_ray_runs_actors_are_compared_with_this_machine(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda _: None)
     monkeypatch.setattr(f"{local_resources.__module__}.get_num_cpus", lambda: 2)
-    config.env_runners(num_env_runners=config.num_env_runners or 0)
 
     with pytest.raises(ConfigurationError, match="before configure") as refused:
         list(capacity_warnings(config))

@@ -1,4 +1,4 @@
-"""What callbacks and subclasses of runners get who handle the environment as RLlib's own."""
+"""What callbacks and runner subclasses get when they use the environment as with RLlib."""
 
 from typing import Any
 
@@ -59,14 +59,14 @@ def test_an_attribute_is_set_to_one_value_in_every_lane(
     monkeypatch.setattr(env, "_call", lambda *call: calls.append(call))
 
     env.set_attr("gravity", 9.8)
-    with pytest.raises(ConfigurationError, match=r"list as one value per lane; where it is the v"):
+    with pytest.raises(ConfigurationError, match=r"list for one value per lane; to set the list i"):
         env.set_attr("gravity", [9.8, 1.6])
 
     assert calls == [("set_wrapper_attr", ("gravity", 9.8))]
 
 
-def test_generators_that_are_elsewhere_are_missing(env: Any) -> None:
-    with pytest.raises(AttributeError, match=r"no np_random; seed them by config\.debugging"):
+def test_generators_of_endpoints_are_missing(env: Any) -> None:
+    with pytest.raises(AttributeError, match=r"no np_random; seed them with config\.debugging"):
         _ = env.np_random
     assert not hasattr(env, "np_random_seed")
 
@@ -80,7 +80,7 @@ def test_what_the_endpoints_have_is_not_made_up(env: Any) -> None:
     assert env.closed
 
 
-def test_rllibs_own_loop_makes_no_environment_anew_without_end(env: Any) -> None:
+def test_rllibs_own_loop_does_not_recreate_environments_endlessly(env: Any) -> None:
     class Runner(SlotRunner):
         def __init__(self) -> None:
             self.env = env
