@@ -171,7 +171,7 @@ def _json_events() -> dict[str, list[str]]:
 def _log_events() -> dict[str, list[str]]:
     """Return the facts of each event of the log."""
     found: dict[str, list[str]] = {}
-    for _, call in _calls(("rlmesh_ray/server", "actors"), "facts"):
+    for _, call in _calls(("rlmesh_ray/server", "rlmesh_ray/dialects", "actors"), "facts"):
         _add(found, call, "")
     return found
 
