@@ -141,21 +141,22 @@ def test_idle_connections_take_no_threads_and_few_descriptors() -> None:
         assert eventually(lambda: threading.active_count() <= before[0])
 
 
-@pytest.mark.parametrize("sent", [b"", HALF, HALF + b"a: b\r\n"])
-def test_a_client_that_does_not_end_its_request_is_cut_off_in_time(
-    sent: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "REQUEST_TIMEOUT_S", 0.1)
+
+
+@pytest.mark.parametrize("sent", [b"", HALF, HALF + b"a: b\r\n"])
+@pytest.mark.usefixtures("short_timeout")
+def test_a_client_that_does_not_end_its_request_is_cut_off_in_time(sent: bytes) -> None:
     with serve_metrics("127.0.0.1:0", list) as metrics:
         with dialed(metrics, sent) as slow:
             assert everything(slow) == b""
         assert scraped(metrics) == {}
 
 
-def test_a_client_that_takes_no_answer_is_cut_off_in_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(metrics_server, "REQUEST_TIMEOUT_S", 0.1)
+@pytest.mark.usefixtures("short_timeout")
+def test_a_client_that_takes_no_answer_is_cut_off_in_time() -> None:
     with ModelServer(lambda observations: observations) as server:
         large = MeasuredEndpoint("x" * 2**17, server.statistics())
         with serve_metrics("127.0.0.1:0", lambda: [large]) as metrics:
