@@ -140,24 +140,27 @@ def request_ticket(
 def reset_report(
     num_lanes: int, limit_s: float, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[float], None]:
-    """Return a function that logs, after 3, 6, 12, … seconds, how long resets have taken so far.
+    """Return a function that logs how long resets have taken that began at a given time.
+
+    Pauses between lines grow from 3 to 60 s, over all resets of a session: an environment may
+    reset for some seconds with every step.
 
     Args:
         num_lanes: Width of the session.
         limit_s: ``reset_timeout_s``.
         clock: Returns seconds.
     """
-    began_s, due_s = clock(), _SLOW_RESET_S
+    next_s, pause_s = 0.0, _SLOW_RESET_S
 
-    def report(_: float) -> None:  # several times a second, in the thread of all deadlines
-        nonlocal due_s
-        took_s = clock() - began_s
-        if took_s >= due_s:
-            due_s *= 2
+    def report(began_s: float) -> None:  # several times a second, in the thread of all deadlines
+        nonlocal next_s, pause_s
+        now_s = clock()
+        if now_s >= next_s:
+            next_s, pause_s = now_s + pause_s, min(2 * pause_s, _LONGEST_REPORT_PAUSE_S)
             _LOG.info(
                 "resetting %d lane(s): %.0f s so far (reset_timeout_s is %g s)",
                 num_lanes,
-                took_s,
+                now_s - began_s,
                 limit_s,
             )
 
@@ -172,6 +175,7 @@ _LOG = logging.getLogger(__name__)
 
 _SLOW_RESET_S = 3.0
 """After how long a wait for resets is logged."""
+_LONGEST_REPORT_PAUSE_S = 60.0
 _UNANSWERED = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -263,6 +267,7 @@ class EnvClient:
         """Of steps without an answer that may contain resets."""
         self._has_ended = False
         """Whether a lane's episode ended in the last step, and no reset of all lanes came since."""
+        self._report_resets = reset_report(self.contract.num_envs, reset_timeout_s)
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
         self._next_stream_check_s = 0.0
@@ -446,8 +451,8 @@ class EnvClient:
 
     def _reporting_resets(self) -> CallDeadline:
         """Return a context in which a long wait for resets is logged."""
-        report = reset_report(self.contract.num_envs, self.reset_limit.seconds)
-        return CallDeadline(_SLOW_RESET_S, report)
+        began_s = time.monotonic()
+        return CallDeadline(_SLOW_RESET_S, lambda _: self._report_resets(began_s))
 
     def _settle(self) -> None:
         """Receive and keep a pending direct answer: stream and connection have no common order."""

@@ -34,8 +34,8 @@ _LONGEST_SENDING_S = 1.0
 _OBSERVER_GRACE_S = 60.0
 """How long a picture for an observer may take after a step that was late."""
 
-_SLOW_RESET_S = 3.0
-"""After how long resets in progress are logged, and again after twice that, four times that, …"""
+_SLOW_RESET_S, _LONGEST_REPORT_PAUSE_S = 3.0, 60.0
+"""After how long resets in progress are logged, and the longest pause until they are again."""
 
 _LOOK_EVERY_S = 0.25
 """How often resets in progress are looked at: the worker has begun them a moment later."""
@@ -129,8 +129,7 @@ class WorkerSupervisor:
         self.counting = SessionEpisodeCounters(progress, self.endpoint)
         """Counters of its episodes."""
         self._late_command = LateCommand(self.endpoint, grace_s, self.warn)
-        self._next_report = 0, 0.0
-        """The request whose resets were logged last, and after how many seconds they are next."""
+        self._next_report_s, self._report_pause_s = 0.0, _SLOW_RESET_S
         self._started: WorkerProcess | None = None
         """The process that takes the session's requests."""
 
@@ -220,16 +219,15 @@ class WorkerSupervisor:
 
     def report_resets(self) -> None:
         """Log how far the resets of the request in progress are, if they take long."""
-        progress, (number, due_s) = self.progress, self._next_report
+        progress, now_s = self.progress, asyncio.get_running_loop().time()
         num_reset, num_lanes = progress.resets
         took_s = progress.elapsed_ns / 1e9
-        if progress.begun != number:
-            due_s = _SLOW_RESET_S
-        if not (progress.is_busy and num_lanes) or took_s < due_s:
+        is_slow = progress.is_busy and num_lanes and took_s >= _SLOW_RESET_S
+        # Less and less often, for an environment may reset for some seconds with every step.
+        if not is_slow or now_s < self._next_report_s:
             return
-        while due_s <= took_s:
-            due_s *= 2
-        self._next_report = progress.begun, due_s
+        self._next_report_s = now_s + self._report_pause_s
+        self._report_pause_s = min(2 * self._report_pause_s, _LONGEST_REPORT_PAUSE_S)
         with logged_as(*self._log_names):
             _LOG.info(
                 "resetting: %d of %d lanes after %.0f s",
