@@ -1,28 +1,38 @@
 """Gateway: one stable address for the endpoints of a fleet."""
 
+import logging
 import secrets
 from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import ray
 
-from rlmesh_ray.actors.gateway_actor import EndpointQuery, GatewayActor
+from rlmesh_ray.actors.actor_restart import start_server
+from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.named_model_fleet import NamedModelFleet
 from rlmesh_ray.actors.pool import EnvPool
 from rlmesh_ray.actors.ray_calls import get_result, stop_actor
-from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
-from rlmesh_ray.auth.client_tls import ClientTlsSource
+from rlmesh_ray.actors.registry.heartbeat import Heartbeat
+from rlmesh_ray.actors.registry.lease_table import EndpointRecord
+from rlmesh_ray.actors.registry.registry_actor import find_registry
+from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.ray_credentials import RayTls
-from rlmesh_ray.auth.token_file import TokenSource, TokenStore
+from rlmesh_ray.auth.token_file import TokenSource, TokenStore, client_token_of
+from rlmesh_ray.auth.tokens import derive_token
 from rlmesh_ray.errors import (
     AddressError,
     CapacityError,
     ConfigurationError,
     EndpointUnreachableError,
+    RlmeshError,
 )
 from rlmesh_ray.protocol.address import parse_address
-from rlmesh_ray.server.bind_policy import TlsSource, check_exposure, require_one_of
+from rlmesh_ray.protocol.gateway_balancer import Target
+from rlmesh_ray.server.bind_policy import TlsSource, check_exposure, is_wildcard, require_one_of
 from rlmesh_ray.server.env_service import SERVICE as ENV_SERVICE
+from rlmesh_ray.server.gateway import GatewayServer
+from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_service import SERVICE as MODEL_SERVICE
 
@@ -31,13 +41,41 @@ _ASK_TIMEOUT_S = 10.0
 _HEAD = {"resources": {"node:__internal_head__": 0.001}}
 _PLACES = {"resources", "label_selector", "scheduling_strategy"}
 
+_LOG = logging.getLogger(__name__)
 
-class EnvironmentFleet(Protocol):
-    """The part of an EnvFleet that a gateway needs."""
 
-    @property
-    def resolver(self) -> FleetResolver:
-        """Resolver of the endpoints."""
+@dataclass(frozen=True, slots=True)
+class EndpointQuery:
+    """Registry query for the endpoints of a fleet; runs in the gateway's process."""
+
+    fleet: str
+    """Name of the fleet in the registry."""
+    service: str
+    """Full name of the gRPC service of the endpoints."""
+    secret: str | None = field(default=None, repr=False)
+    """Secret from which the token of each endpoint is derived."""
+    token: TokenSource | None = field(default=None, repr=False)
+    """Token of all endpoints, where there is no ``secret``."""
+
+    def __call__(self) -> tuple[Target, ...]:
+        """Return the endpoints that accept new sessions.
+
+        Raises:
+            EndpointUnreachableError: The registry is gone, or restarting.
+            EndpointTimeoutError: The registry does not answer.
+        """
+        try:
+            registry = find_registry()
+        except ValueError as error:
+            raise EndpointUnreachableError("the registry of endpoints is gone") from error
+        records = get_result(registry.members.remote(self.fleet), _ASK_TIMEOUT_S)
+        return tuple(map(self._target, records))
+
+    def _target(self, record: EndpointRecord) -> Target:
+        token = None if self.token is None else client_token_of(self.token)
+        if self.secret is not None:
+            token = derive_token(self.secret, record.endpoint_id)
+        return Target(record.endpoint_id, record.incarnation, record.address, token)
 
 
 class Gateway:
@@ -48,7 +86,7 @@ class Gateway:
     ends fails with EndpointLostError; a client that dials the same address again gets another
     endpoint. When the gateway itself dies, Ray restarts it at its address, and all its sessions are
     lost. See ``GatewayServer``. The gateway lives as long as this object or until ``stop``; the
-    fleet goes on. Usable as a context manager.
+    fleet continues. Usable as a context manager.
 
     Args:
         fleet: An EnvFleet, EnvPool or ModelFleet, or the result of ``ModelFleet.find``. A pool may
@@ -67,14 +105,14 @@ class Gateway:
 
     Raises:
         AddressError: ``address`` is malformed, has no fixed port, or is in use.
-        ConfigurationError: ``fleet`` is no fleet or pool, or another argument is wrong.
+        ConfigurationError: ``fleet`` is not a fleet or pool, or another argument is wrong.
         CapacityError: The cluster did not place the actor in time.
         EndpointUnreachableError: The fleet has been stopped.
     """
 
     def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
         self,
-        fleet: EnvironmentFleet | EnvPool | NamedModelFleet,
+        fleet: EnvFleet | EnvPool | NamedModelFleet,
         address: str,
         *,
         token: TokenSource | None = None,
@@ -134,7 +172,7 @@ class Gateway:
         return found
 
     def stop(self) -> None:
-        """End all calls through it and stop listening; the endpoints go on. Idempotent."""
+        """End all calls through it and stop listening; the endpoints continue. Idempotent."""
         actor, self.actor = self.actor, None
         if actor is not None:
             stop_actor(actor, _ASK_TIMEOUT_S)
@@ -150,18 +188,18 @@ def query_for(fleet: object) -> EndpointQuery:
     """Return the registry query for the endpoints of a fleet.
 
     Raises:
-        ConfigurationError: ``fleet`` is no fleet or pool.
+        ConfigurationError: ``fleet`` is not a fleet or pool.
     """
     if isinstance(fleet, NamedModelFleet):
         return EndpointQuery(f"model/{fleet.name}", MODEL_SERVICE, token=fleet.token)
     if isinstance(fleet, EnvPool):
         return EndpointQuery(fleet.fleet, ENV_SERVICE, secret=fleet.client_secret)
-    resolver = getattr(fleet, "resolver", None)
-    if not isinstance(resolver, FleetResolver):
-        raise ConfigurationError(
-            f"a gateway is for an EnvFleet, EnvPool or ModelFleet, not for {fleet!r:.200}"
-        )
-    return EndpointQuery(resolver.fleet, ENV_SERVICE, secret=resolver.secret)
+    if isinstance(fleet, EnvFleet):
+        resolver = fleet.resolver
+        return EndpointQuery(resolver.fleet, ENV_SERVICE, secret=resolver.secret)
+    raise ConfigurationError(
+        f"a gateway is for an EnvFleet, EnvPool or ModelFleet, not for {fleet!r:.200}"
+    )
 
 
 def _check_address(address: str, token: TokenSource | None, no_token: bool) -> None:
@@ -175,3 +213,87 @@ def _check_address(address: str, token: TokenSource | None, no_token: bool) -> N
             f"{address} would be another port after each restart; name HOST:PORT with a port that "
             "no other process uses"
         )
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)
+class GatewayActor:
+    """The actor behind a ``Gateway``; after a restart it listens at its former address.
+
+    Args:
+        query: Returns the endpoints of the fleet.
+        address: See ``Gateway``; likewise the others.
+    """
+
+    def __init__(
+        self,
+        query: EndpointQuery,
+        address: str,
+        token: TokenSource | None,
+        tls: TlsSource | None,
+        endpoint_tls: ClientTlsSource | None,
+        no_token: bool,
+    ) -> None:
+        def start() -> GatewayServer:
+            files = resolve_client_tls(endpoint_tls)
+            server = GatewayServer(
+                query,
+                address=address,
+                token=token,
+                tls=tls,
+                no_token=no_token,
+                endpoint_credentials=None if files is None else files.credentials,
+                service=query.service,
+            ).start()
+            freeze_heap()
+            return server
+
+        # Raised by the first call, with its own class; see ServerActor.
+        self._failure: RlmeshError | None = None
+        self._wanted = address
+        self._heartbeat: Heartbeat | None = None
+        try:
+            self._server = start_server(start)
+        except RlmeshError as error:
+            self._failure = error
+            return
+        self._heartbeat = self._announced(query.fleet)
+
+    @ray.method(max_task_retries=-1)
+    def address(self) -> str:
+        """Return the address that clients dial, from other machines where those can connect.
+
+        Raises:
+            RlmeshError: The gateway could not be started.
+        """
+        server = self._running()
+        if not is_wildcard(parse_address(self._wanted)):
+            return server.address
+        own = parse_address(server.address)
+        return str(replace(own, host=ray.util.get_node_ip_address()))
+
+    def health(self) -> Health:
+        """Return whether one of the endpoints would serve a new client."""
+        return self._running().health()
+
+    @ray.method(max_task_retries=-1)  # during a restart the call would fail
+    def stop(self) -> None:
+        """End all calls; the caller kills the actor afterwards."""
+        server = self._running()
+        if self._heartbeat is not None:
+            self._heartbeat.end()
+        server.stop()
+
+    def _announced(self, fleet: str) -> Heartbeat | None:
+        """Announce the gateway to the registry for ``rlmesh-ray status``, in a fleet of its own."""
+        actor_id = ray.get_runtime_context().get_actor_id()
+        try:
+            return Heartbeat(f"gateway/{actor_id[:8]}", self.address(), fleet=f"gateway/{fleet}")
+        except (ValueError, ray.exceptions.RayError) as error:
+            # It forwards to the endpoints all the same.
+            _LOG.warning("rlmesh-ray status does not show the gateway: %s", error)
+            return None
+
+    def _running(self) -> GatewayServer:
+        if self._failure is not None:
+            raise self._failure
+        return self._server

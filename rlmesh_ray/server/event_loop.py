@@ -111,7 +111,8 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "a
             is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
             outcome.set_exception(error if is_plain else RuntimeError(repr(error)))
 
-    thread = threading.Thread(target=work, name=f"rlmesh-ray-{function.__name__}", daemon=True)
+    name = getattr(function, "__name__", type(function).__name__)
+    thread = threading.Thread(target=work, name=f"rlmesh-ray-{name}", daemon=True)
     try:
         thread.start()
     except RuntimeError as error:

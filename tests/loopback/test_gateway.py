@@ -37,7 +37,7 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
 )
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server import gateway_health
+from rlmesh_ray.server import gateway as gateway_module
 from rlmesh_ray.server.bind_policy import ServerTls
 from rlmesh_ray.server.env_service import SERVICE as ENV
 from rlmesh_ray.server.gateway import GatewayServer
@@ -95,7 +95,7 @@ def listing_of(*servers: EnvServer | ModelServer) -> Listing:
 
 @pytest.fixture(autouse=True)
 def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_health, "PERIOD_S", 0.2)
+    monkeypatch.setattr(gateway_module, "PERIOD_S", 0.2)
 
 
 @pytest.fixture(scope="module")

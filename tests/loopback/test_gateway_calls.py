@@ -12,7 +12,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import HealthStatus, check_health
 from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server import gateway_health, gateway_upstreams
+from rlmesh_ray.server import gateway as gateway_module
 from rlmesh_ray.server.gateway import GatewayServer
 from tests.loopback.eventually import eventually
 from tests.loopback.gateway_peers import MEBIBYTE, SERVICE, Listing, Toy
@@ -24,7 +24,7 @@ WAIT_S = 30.0
 
 @pytest.fixture(autouse=True)
 def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_health, "PERIOD_S", 0.2)
+    monkeypatch.setattr(gateway_module, "PERIOD_S", 0.2)
 
 
 @pytest.fixture
@@ -422,7 +422,7 @@ def test_the_watch_goes_on_after_a_look_that_failed(
 def test_an_unused_upstream_is_closed_and_opened_again(
     toys: list[Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_upstreams, "_IDLE_S", 1.0)
+    monkeypatch.setattr(gateway_module, "_IDLE_S", 1.0)
     listing = Listing(*(toy.target for toy in toys))
     with GatewayServer(listing, token="front") as gateway, connect_options(gateway) as channel:
         list(stream(channel, "Name"))
