@@ -110,7 +110,7 @@ class Gateway:
         EndpointUnreachableError: The fleet has been stopped.
     """
 
-    def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
+    def __init__(
         self,
         fleet: EnvFleet | EnvPool | NamedModelFleet,
         address: str,

@@ -52,7 +52,7 @@ class ModelReplica(ServerActor[ModelServer]):
         server_options: Further keyword arguments of ``ModelServer``.
     """
 
-    def __init__(  # noqa: PLR0913  # an actor's arguments travel one by one
+    def __init__(
         self,
         store: str,
         policy: object,

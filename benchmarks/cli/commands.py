@@ -305,7 +305,7 @@ def serving(  # noqa: PLR0913  # the command line; every option stands alone
 
 
 @app.command(cls=ReadableCommand)
-def learning(  # noqa: PLR0913  # the command line; every option stands alone
+def learning(
     context: typer.Context,
     only: TasksOption = None,
     inference: LearningInferencesOption = None,

@@ -87,7 +87,7 @@ AxesOption = Annotated[
 PlotOption = Annotated[Path, typer.Option("--out", metavar="PNG", help="File of the plot.")]
 
 
-def stepping(  # noqa: PLR0913  # the command line; every option stands alone
+def stepping(
     context: typer.Context,
     vs: PeersOption = None,
     quick: QuickFlag = False,
@@ -124,7 +124,7 @@ def stepping(  # noqa: PLR0913  # the command line; every option stands alone
     return report.follow(measure(plan, installed, report.note))
 
 
-def sampling(  # noqa: PLR0913  # the command line; every option stands alone
+def sampling(
     context: typer.Context,
     vs: RivalsOption = None,
     quick: QuickFlag = False,
@@ -231,7 +231,7 @@ def profile(
     return view.sum_up(is_complete=is_complete, caveats=[], found={"profiles": found})
 
 
-def growth(  # the command line; every option stands alone
+def growth(
     context: typer.Context,
     quick: QuickFlag = False,
     only: AxesOption = None,

@@ -220,7 +220,7 @@ class EnvClient:
         HandshakeRefusedError: It has no dialect or edition of this package.
     """
 
-    def __init__(  # noqa: PLR0913  # every option stands alone
+    def __init__(
         self,
         connect_options: ConnectOptions,
         *,

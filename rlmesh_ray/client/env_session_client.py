@@ -84,7 +84,7 @@ class DialectEnvClient:
     """Returns what a session would be."""
 
 
-def open_env_session(  # noqa: PLR0913  # every option stands alone
+def open_env_session(
     connect_options: ConnectOptions,
     *,
     step_timeout_s: float,

@@ -325,7 +325,7 @@ class RemoteModel(NotPicklable):
             self._telemetry[route_id] = reply.telemetry
         return reply
 
-    def actions(  # noqa: PLR0913  # the options of a route and of its player
+    def actions(
         self,
         env: Any,
         *,

@@ -63,7 +63,7 @@ class LaneLoop:
             recorded.
     """
 
-    def __init__(  # noqa: PLR0913  # the parts of a loop
+    def __init__(
         self,
         env: RemoteVectorEnv,
         act: Act,

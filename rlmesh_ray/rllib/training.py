@@ -35,7 +35,7 @@ _ASK_TIMEOUT_S = 10.0
 _BEGINNING = TrainingProgress(0, 0, math.nan, math.nan, 0, 0.0, 0)
 
 
-def train(  # noqa: PLR0913  # the public surface; every option stands alone
+def train(
     config: AlgorithmConfig,
     *,
     stop_return: float | None = None,

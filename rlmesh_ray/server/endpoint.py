@@ -108,7 +108,7 @@ class Endpoint:
             cannot be used.
     """
 
-    def __init__(  # noqa: PLR0913  # both servers pass these on
+    def __init__(
         self,
         address: str,
         *,

@@ -58,7 +58,7 @@ def truncates_on_bad_value(on_bad_value: str) -> bool:
     return choices[on_bad_value]
 
 
-def checked_data_address(  # noqa: PLR0913  # all of these decide it
+def checked_data_address(
     address: Address,
     data_address: str | None,
     data_advertise: int | None,

@@ -95,7 +95,7 @@ class GatewayServer:
         ConfigurationError: ``token`` is nothing that a call can carry, or a file cannot be used.
     """
 
-    def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
+    def __init__(
         self,
         find: FindTargets,
         *,

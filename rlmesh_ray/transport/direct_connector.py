@@ -68,7 +68,7 @@ class DirectConnector:
         ConfigurationError: The required transport is not available.
     """
 
-    def __init__(  # noqa: PLR0913  # everything that a connection is opened with
+    def __init__(
         self,
         offered: Mapping[str, str],
         session_id: str,

@@ -43,7 +43,7 @@ EnvOption = Annotated[
 ]
 
 
-def export(  # noqa: PLR0913  # the command line; every option stands alone
+def export(
     context: typer.Context,
     checkpoint: Annotated[
         str,

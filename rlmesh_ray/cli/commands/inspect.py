@@ -53,7 +53,7 @@ SessionsFlag = Annotated[
 ]
 
 
-def inspect(  # noqa: PLR0913  # the command line; every option stands alone
+def inspect(
     context: typer.Context,
     address: Annotated[
         str,

@@ -284,7 +284,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
         _serve(context.obj, server, allow_call or [], entry, protection, options, scheme, run)
 
 
-def _serve(  # noqa: PLR0913  # what the operator has chosen
+def _serve(
     console: Console,
     server: "EnvServer",
     allow_calls: list[str],

@@ -115,7 +115,7 @@ class EpisodeBuffer:
                 return False
         return True
 
-    def add(  # noqa: PLR0913  # the result of a step, an array each
+    def add(
         self,
         observation: NDArray[Any],
         rewards: NDArray[np.float64],

@@ -45,7 +45,7 @@ class EpisodeFactory:
         self._rewards = vars(pattern.rewards)
         self._extra = vars(InfiniteLookbackBuffer(np.zeros(1)))
 
-    def make(  # noqa: PLR0913  # the parts of an episode
+    def make(
         self,
         id_: str,
         *,

@@ -28,7 +28,7 @@ _CONFIG_FIELDS = {"type", "env_steps_per_sample", "force_on_policy"}
 # --- the server's end --------------------------------------------------------------------
 
 
-def parse_request(body: bytes) -> m.Request:  # noqa: C901  # one case a message
+def parse_request(body: bytes) -> m.Request:
     """Read what a client says.
 
     Raises:
@@ -142,7 +142,7 @@ def _chunk(episode: dict[str, Any]) -> m.Chunk:
 # --- the client's end --------------------------------------------------------------------
 
 
-def pack_request(request: m.Request) -> bytes:  # noqa: C901  # one case a message
+def pack_request(request: m.Request) -> bytes:
     """Write what a client says."""
     match request:
         case m.Ping(None):
