@@ -14,6 +14,7 @@ from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions, Metadata, translate_grpc_error
 from rlmesh_ray.client.env_handshake import connect, shake_hands
 from rlmesh_ray.client.env_session_stream import EnvSessionStream
+from rlmesh_ray.client.fork_guard import close_at_exit
 from rlmesh_ray.client.join_stream import CallDeadline, JoinStream
 from rlmesh_ray.client.step_results import ResetResult, StepResult
 from rlmesh_ray.errors import (
@@ -282,6 +283,7 @@ class EnvClient:
             self.session,
             max_request_bytes(self.contract),
         )
+        close_at_exit(self)
         self._configure()
 
     @property

@@ -155,6 +155,7 @@ class EnvSessionStream:
 
     def close(self) -> None:
         """End the session. Idempotent; a broken session is closed without a word."""
+        has_failed = self.session.has_failed
         self.session.close()
         if self._is_closed or not self.is_own:
             return
@@ -166,8 +167,13 @@ class EnvSessionStream:
         closing = threading.Thread(
             target=self._send_close_and_end, name="rlmesh-ray-close", daemon=True
         )
-        closing.start()
-        closing.join(_CLOSE_TIMEOUT_S + _CUT_OFF_TIMEOUT_S)
+        try:
+            closing.start()
+        except RuntimeError:  # from Python 3.12 on no thread starts while the process ends
+            if not has_failed:
+                self._send_close_and_end()
+        else:
+            closing.join(_CLOSE_TIMEOUT_S + _CUT_OFF_TIMEOUT_S)
 
     def _send_close_and_end(self) -> None:
         with contextlib.suppress(Exception):  # a broken session is closed as well

@@ -1,11 +1,18 @@
-"""Guards that keep a session in the process that has opened it."""
+"""What ties a session to the process that has opened it."""
 
 import abc
+import atexit
+import contextlib
 import os
-from typing import NoReturn
+import time
+import weakref
+from typing import NoReturn, Protocol
 
 from rlmesh_ray.errors import EndpointLostError
 from rlmesh_ray.options import FORK_REMEDY
+
+_EXIT_TIMEOUT_S = 3.0
+"""After how long no further session is closed when the process ends."""
 
 
 class ForkGuard:
@@ -54,3 +61,28 @@ class NotPicklable:
             f"a {type(self).__name__} is a session and stays in its process; hand on its address, "
             f"{self.address!r}, and open another one there"
         )
+
+
+class _Session(Protocol):
+    def close(self) -> None:
+        """End the session. Idempotent; in a fork it does nothing."""
+
+
+_open_sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
+
+
+def close_at_exit(session: _Session) -> None:
+    """Have ``session`` closed when the process ends, unless it has been dropped by then.
+
+    Else its endpoint would report a client that was lost.
+    """
+    _open_sessions.add(session)
+
+
+@atexit.register
+def _close_all() -> None:
+    end_s = time.monotonic() + _EXIT_TIMEOUT_S
+    for session in list(_open_sessions):
+        if time.monotonic() < end_s:
+            with contextlib.suppress(Exception):
+                session.close()

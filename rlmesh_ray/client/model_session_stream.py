@@ -6,7 +6,7 @@ import queue
 import threading
 import weakref
 
-from rlmesh_ray.client.fork_guard import ForkGuard
+from rlmesh_ray.client.fork_guard import ForkGuard, close_at_exit
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.model_dialect import (
     EncodedRequest,
@@ -51,6 +51,7 @@ class ModelSessionStream:
         )
         weakref.finalize(self, stream.cancel).atexit = False
         self._reader.start()
+        close_at_exit(self)
 
     @property
     def is_own(self) -> bool:

@@ -11,6 +11,7 @@ import gymnasium
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
+from tests.loopback.eventually import eventually
 
 FORK = """
 import os, sys
@@ -191,6 +192,32 @@ def test_a_fork_of_a_process_that_has_only_imported_the_package_may_do_all() -> 
     reported = ran(FORK_IN_TIME)
 
     assert reported.stdout == "0\n", reported.stderr
+
+
+LEFT_OPEN = """
+import sys
+from rlmesh_ray import RemoteModel, RemoteVectorEnv
+
+env, model = RemoteVectorEnv(sys.argv[1]), RemoteModel(sys.argv[2])
+observation, _ = env.reset(seed=0)
+model.configure_route(env)
+env.step_async(model.predict(observation))
+sys.exit(7)
+"""
+
+
+def test_a_process_that_ends_closes_its_sessions() -> None:
+    with (
+        EnvServer("CartPole-v1", num_envs=2) as env_server,
+        ModelServer(lambda rows: [1] * len(rows)) as model_server,
+    ):
+        reported = ran(LEFT_OPEN, env_server.address, model_server.address)
+        servers = (env_server, model_server)
+        assert eventually(lambda: all(not each.statistics().sessions.open for each in servers))
+        ended = [each.statistics().sessions for each in servers]
+
+    assert (reported.returncode, reported.stderr) == (7, "")
+    assert [(each.opened, each.lost) for each in ended] == [(1, 0), (1, 0)]
 
 
 def ran(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,6 @@
 """The requests and answers of one session, over a stream that is made up."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from rlmesh_ray.errors import (
     RlmeshError,
 )
 from rlmesh_ray.protocol.client_session import EnvClientSession, Limit
-from rlmesh_ray.protocol.messages import EnvErrorCode, EnvFailed, Rendered
+from rlmesh_ray.protocol.messages import Close, Closed, EnvErrorCode, EnvFailed, Rendered
 
 LIMIT = Limit("step_timeout_s", 1.0)
 
@@ -24,11 +25,15 @@ class Stream:
         self._outcomes = list(outcomes)
         self.is_closed = False
         self.waited_s: list[float] = []
+        self.sent: list[Any] = []
+
+    def send(self, frame: Any) -> None:
+        self.sent.append(frame)
 
     def receive(self, timeout_s: float) -> Any:
         self.waited_s.append(timeout_s)
         outcome = self._outcomes.pop(0)
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
@@ -38,6 +43,9 @@ class Stream:
 
 class Frames:
     """Messages that are their own frames."""
+
+    def pack_request(self, request: Any, **_limits: Any) -> Any:
+        return request
 
     def parse_response(self, frame: Any) -> Any:
         return frame
@@ -103,3 +111,22 @@ def test_what_is_left_of_a_limit_is_waited_for_and_the_limit_is_named() -> None:
     with pytest.raises(EndpointTimeoutError, match="no answer within 10 s"):
         session_over(stream).receive("1", Rendered, Limit("step_timeout_s", 10.0), 0.5)
     assert stream.waited_s == [1.5]
+
+
+def test_it_is_closed_also_where_no_thread_starts_unless_gRPC_may_be_locked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    used, interrupted = Stream(Closed("1", ())), Stream(KeyboardInterrupt())
+    session = session_over(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.receive("1", Rendered, LIMIT)
+
+    session_over(used).close()
+    session.close()
+
+    assert (used.sent, used.is_closed) == ([Close("1")], True)
+    assert (interrupted.sent, interrupted.is_closed) == ([], False)
