@@ -8,6 +8,8 @@ A page is one run in a folder of its own, which has the checkout's ``examples/``
 * Ports and the hosts of the documentation (192.0.2.x, HOST) become free ports of this machine.
 * The examples in the help of a command are only read, by the command's own parser.
 * Programs that use Ray join one that all pages share.
+* Each recipe of the README prints a result, and none makes a program or a server of this package
+  warn.
 * ``<!-- skip: next "REASON" -->`` in front of a block says why it cannot run here.
 """
 
@@ -56,6 +58,11 @@ SERVER = re.compile(
     r"rlmesh-ray (?:serve-env|serve-model|pool|register|watch)\b|node \S+/server\.js"
 )
 LISTENS = re.compile(r":\d{4,5}\b")
+LOG = 'import logging; logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")'
+"""First line of each program: warnings of this package are told from those of others."""
+WARNING = re.compile(
+    r"^.*(?:WARNING|ERROR) rlmesh_ray\b.*|^.*\bConfigurationWarning: .*", re.MULTILINE
+)
 TIMEOUT_S = 280.0
 LINE_OF_A_TERMINAL = 78
 RAY = """\
@@ -95,6 +102,8 @@ class PageRun:
         self.folder = folder
         (folder / "examples").symlink_to(ROOT / "examples")
         self.num_blocks = 0
+        self.results: list[str] = []
+        """What each program and command that has ended wrote to its standard output."""
         self._servers: list[subprocess.Popen[bytes]] = []
         self._ports: dict[tuple[str, str], str] = {}
         self._environment = {**ENVIRONMENT, "RAY_ADDRESS": ray_address, "RAY_AUTH_MODE": "token"}
@@ -112,6 +121,11 @@ class PageRun:
             for command in re.sub(r"\\\n\s*", "", text).splitlines():
                 self._start(["bash", "-ec", command], is_server=bool(SERVER.match(command)))
 
+    def warnings(self) -> list[str]:
+        """Return the warnings of this package, of programs and servers."""
+        texts = (path.read_text() for path in sorted(self.folder.glob("output_*")))
+        return [line for text in texts for line in WARNING.findall(text)]
+
     def close(self) -> None:
         """End the servers."""
         with contextlib.ExitStack() as ends:
@@ -121,20 +135,21 @@ class PageRun:
 
     def _python(self, code: str) -> None:
         program = self.folder / f"block_{self.num_blocks}.py"
-        program.write_text(code)
+        program.write_text(f"{LOG}\n{code}")
         self._start([sys.executable, program.name], is_server=".wait()" in code)
 
     def _start(self, command: list[str], *, is_server: bool) -> None:
         """Run a program to its end, or a server until it has printed its address."""
         output = self.folder / f"output_{self.num_blocks}"
-        with output.open("ab") as file:
+        results = output if is_server else self.folder / f"results_{self.num_blocks}"
+        with output.open("ab") as file, results.open("ab") as result_file:
             process = subprocess.Popen(
                 # A server gets the signals, not its shell.
                 [*command[:2], f"exec {command[2]}"]
                 if is_server and len(command) == 3
                 else command,
-                stdout=file,
-                stderr=subprocess.STDOUT,
+                stdout=result_file,
+                stderr=file,
                 cwd=self.folder,
                 env=self._environment,
             )
@@ -146,10 +161,12 @@ class PageRun:
             assert process.poll() is None, output.read_text()
             return
         try:
-            assert process.wait(TIMEOUT_S) == 0, f"{shlex.join(command)}\n{output.read_text()}"
+            code = process.wait(TIMEOUT_S)
         finally:
             process.kill()
             process.wait()
+        self.results.append(results.read_text())
+        assert code == 0, f"{shlex.join(command)}\n{self.results[-1]}\n{output.read_text()}"
 
     def _local(self, place: re.Match[str]) -> str:
         """Return a place of this machine."""
@@ -230,6 +247,8 @@ def ray_address() -> Iterator[str]:
 def test_the_blocks_of_a_page_run(path: Path, tmp_path: Path, ray_address: str) -> None:
     with contextlib.closing(PageRun(tmp_path, ray_address)) as page:
         go_through(path, page)
+    if path.name == "README.md":
+        assert (all(page.results), page.warnings()) == (True, [])
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
