@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlmesh_ray.compat.ray import free_resources
 from rlmesh_ray.errors import RlmeshError
 
 _MOVE_TIMEOUT_S = 20.0
@@ -110,6 +110,6 @@ class EndpointMover:
         """Return whether an endpoint may fit on a node, by what Ray knows now."""
         if time.monotonic() < self._full_until_s.get(node_id, 0.0):
             return False
-        free = available_resources_per_node().get(node_id, {})
+        free = free_resources(node_id)
         needs = {name: options.get(option) or 0 for option, name in _NEEDS.items()}
         return all(free.get(name, 0.0) >= amount for name, amount in needs.items())

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 _SERVER = {
+    "compat/grpc",
     "errors",
     "options",
     "spaces",
@@ -25,6 +27,7 @@ _SERVER = {
     "dialects/registry",
 }
 _CLIENT = {
+    "compat/grpc",
     "errors",
     "options",
     "spaces",
@@ -37,6 +40,8 @@ _CLIENT = {
     "dialects/registry",
 }
 _RLLIB = {
+    "compat/rllib",
+    "compat/ray",
     "errors",
     "files",
     "options",
@@ -61,6 +66,11 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "polling": ({"errors", "options"}, set()),
     "histogram": (set(), set()),
     "grpc_setup": ({"errors", "options"}, {"grpc"}),
+    "compat": (set(), set()),
+    "compat/grpc": ({"grpc_setup", "compat/single_threaded_call"}, set()),
+    "compat/single_threaded_call": ({"grpc_setup"}, {"grpc"}),
+    "compat/ray": (set(), set()),
+    "compat/rllib": (set(), {"ray"}),
     "spaces": ({"errors", "files"}, {"gymnasium"}),
     "protocol": ({"errors", "dialects/registry"}, set()),
     "auth": ({"errors", "files", "protocol", "grpc_setup"}, set()),
@@ -89,10 +99,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"gymnasium"},
     ),
     "recording/rllib_episodes": (
-        {"errors", "options", "spaces", "recording", "rllib/config/rollout_plan"},
+        {"compat/rllib", "errors", "options", "spaces", "recording", "rllib/config/rollout_plan"},
         {"ray"},
     ),
-    "actors": (_SERVER | {"client", "server", "evaluation"}, {"asyncio", "ray"}),
+    "actors": (_SERVER | {"client", "server", "evaluation", "compat/ray"}, {"asyncio", "ray"}),
     "rllib": (_RLLIB, {"gymnasium", "ray", "torch"}),
     "compliance": ({"errors", "spaces", "protocol", "wire", "client"}, set()),
     "cli": (
@@ -158,7 +168,7 @@ for _dialect in DIALECTS:
 HEAVY = {"asyncio", "grpc", "gymnasium", "ray", "stable_baselines3", "torch"}
 # These may import what their room may not; they are loaded inside functions only.
 LAZY_MODULES = {
-    "client/single_threaded_call.py": {"grpc"},
+    "compat/single_threaded_call.py": set(),
     "models/rllib/inference.py": {"ray"},
     "models/fast_path/module_forward.py": {"ray"},
     "models/rllib/checkpoint.py": {"ray"},
@@ -253,6 +263,32 @@ def test_modules_with_heavy_imports_are_loaded_on_demand_only(lazy: str) -> None
         if f"{name}.py" in LAZY_MODULES or LAZY_MODULES[lazy] <= RULES[room_of(name)][1]:
             continue  # has loaded what is heavy already
         assert module not in import_statements(path)[1], f"{path} imports {module} at once"
+
+
+def test_private_parts_of_grpc_ray_and_rllib_are_used_in_compat_alone() -> None:
+    kept = [path for name, path in product_modules().items() if is_within(name, {"compat"})]
+    docstrings = [ast.get_docstring(ast.parse(path.read_text())) or "" for path in kept]
+    names = set(re.findall(r"``(_\w+)``", " ".join(docstrings)))
+    assert "_cython_call" in names
+    assert "_del_hanging" in names
+
+    for path in product_modules().values():
+        if path in kept:
+            continue
+        used = {
+            node.attr if isinstance(node, ast.Attribute) else getattr(node, "value", None)
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute | ast.Constant)
+        }
+        for node in import_statements(path)[0]:
+            aliases = [alias.name for alias in node.names]
+            modules = aliases if isinstance(node, ast.Import) else [node.module or ""]
+            if {each.partition(".")[0] for each in modules} & {"grpc", "ray"}:
+                parts = ".".join([*modules, *aliases]).split(".")
+                used |= {part for part in parts if part[0] == "_"}
+                names |= {part for part in parts if part[0] == "_"}
+        found = {each for each in used if isinstance(each, str)} & names
+        assert not found, f"{path} uses {found}"
 
 
 SANS_IO = [

@@ -1,12 +1,12 @@
 """A bidirectional call of raw messages: written by one thread, read by another or the same."""
 
 import queue
-import sys
 import threading
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Protocol
 
 from rlmesh_ray.client.channel import Metadata
+from rlmesh_ray.compat.grpc import begin_single_threaded_call
 from rlmesh_ray.grpc_setup import grpc, keep_in_forks
 
 
@@ -44,15 +44,8 @@ def open_call(channel: grpc.Channel, path: str, metadata: Metadata) -> BidiCall:
         path: Of the RPC.
         metadata: What the call carries.
     """
-    begin = _begin_single_threaded()
-    if begin is not None:
-        try:
-            call: BidiCall = begin(channel, path, metadata)
-        except (AttributeError, TypeError, ValueError):
-            pass  # a gRPC whose private parts have changed costs speed only
-        else:
-            return keep_in_forks(call)
-    return keep_in_forks(QueuedCall(channel, path, metadata))
+    call: BidiCall | None = begin_single_threaded_call(channel, path, metadata)
+    return keep_in_forks(call or QueuedCall(channel, path, metadata))
 
 
 class QueuedCall:
@@ -119,14 +112,3 @@ class QueuedCall:
                 ahead.set_result(next(self._call))
             except BaseException as error:  # noqa: BLE001  # ``__next__`` raises it
                 ahead.set_exception(error)
-
-
-def _begin_single_threaded() -> Any:
-    """Return the function that begins a single-threaded call; None: not with this gRPC."""
-    if sys.platform != "linux":
-        return None
-    try:
-        from rlmesh_ray.client.single_threaded_call import SingleThreadedCall
-    except (ImportError, AttributeError):
-        return None
-    return SingleThreadedCall.begin

@@ -26,6 +26,7 @@ from ray.rllib.utils.spaces.space_utils import (
     unsquash_action,
 )
 
+from rlmesh_ray.compat.rllib import connector_of
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import require_count
 from rlmesh_ray.recording.options import AUTO, RENDER, RecordOptions
@@ -74,7 +75,7 @@ def record_episodes(
     options = replace(options, folder=Path(options.folder).absolute())
     _check_video(options.video, plan.contract)
     store, info = Store(options.folder), info_of(plan.contract)
-    if config._env_to_module_connector is None:
+    if connector_of(config, "env_to_module") is None:
         store.require(info)
     else:  # it may change the observations of episodes
         store.prepare(info)

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.auth.tokens import bearer_value
+from rlmesh_ray.compat.grpc import message_writer
 from rlmesh_ray.errors import AddressError, CodecError, ConfigurationError
 from rlmesh_ray.grpc_setup import channel_options, grpc, keep_in_forks
 from rlmesh_ray.protocol.address import parse_address
@@ -489,9 +490,7 @@ def _shown_to(target: Target, metadata: Metadata) -> tuple[tuple[str, str | byte
 
 async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
     """Forward the client's messages; each waits until there is room for it."""
-    # ``call.write`` replaces the status of a call that the endpoint has just ended.
-    parts = getattr(call, "_cython_call", None)
-    write = call.write if parts is None else parts.send_serialized_message
+    write = message_writer(call)
     try:
         await call.wait_for_connection()
         async for message in requests:

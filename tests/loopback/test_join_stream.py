@@ -17,7 +17,7 @@ from grpc._channel import _SingleThreadedRendezvous
 
 from rlmesh_ray.client.bidi_call import BidiCall, QueuedCall, open_call
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.client.single_threaded_call import SingleThreadedCall
+from rlmesh_ray.compat.single_threaded_call import SingleThreadedCall
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,

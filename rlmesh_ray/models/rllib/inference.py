@@ -157,7 +157,7 @@ class _LaneEpisode:
             self.episode = _fresh_episode(now.observation_space, now.action_space)
         else:
             self.episode = now.slice(slice(0, self.num_kept))
-            self.episode._custom_data = now.custom_data
+            self.episode.custom_data.update(now.custom_data)
 
 
 class EpisodeInference:

@@ -14,11 +14,11 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from rlmesh_ray.actors.cluster_resources import (
     Resources,
     fits,
-    local_resources,
     may_grow,
     node_resources,
 )
 from rlmesh_ray.actors.env_fleet import EnvFleet
+from rlmesh_ray.compat.ray import own_resources
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.config.tune_params import is_tune_param
 
@@ -233,7 +233,7 @@ def capacity_warnings(config: AlgorithmConfig, fleets: Iterable[EnvFleet] = ()) 
 
 def _warnings_before_ray_runs(groups: Sequence[ActorGroup]) -> Iterator[str]:
     """Yield a warning where ``build_algo`` would connect to a cluster; there are no fleets yet."""
-    machine = local_resources()
+    machine = own_resources()
     if machine is None:
         yield (
             "Ray does not run in this program yet, so whether its cluster has room for "

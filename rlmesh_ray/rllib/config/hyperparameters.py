@@ -13,6 +13,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.utils.from_config import NotProvided
 
+from rlmesh_ray.compat.rllib import model_config_of
 from rlmesh_ray.errors import ConfigurationError
 
 METHODS = ("training", "rl_module", "env_runners", "learners", "reporting")
@@ -229,7 +230,7 @@ def _model_config(
         if key not in fields:
             raise _unknown(f"{_MODEL_CONFIG}.{key}", str(key), list(fields))
         _typed(f"{_MODEL_CONFIG}.{key}", entry, hints.get(key), None)
-    former: Any = config._model_config
+    former = model_config_of(config)
     is_default = isinstance(former, DefaultModelConfig)
     kept = dataclasses.asdict(former) if is_default else dict(former or {})
     return DefaultModelConfig(**{**kept, **given})

@@ -21,6 +21,12 @@ from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
 from ray.rllib.utils.spaces.space_utils import get_dummy_batch_for_space
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 
+from rlmesh_ray.compat.rllib import (
+    CONNECTORS,
+    MODULE_SETTINGS,
+    connector_of,
+    module_spec_of,
+)
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
 from rlmesh_ray.models.rllib.compiled_module import CompiledModule
@@ -74,12 +80,11 @@ def incompatibilities(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator
     """
     if choice.is_multi_agent and not config.is_multi_agent:
         return  # RLlib raises a clear error
-    if _uses_default_module(config):
-        if not config._module_to_env_connector:
-            yield from _wrong_actions(config, choice)
-        if not config._env_to_module_connector and not config._module_to_env_connector:
+    if _uses_default_module(config) and connector_of(config, "module_to_env") is None:
+        yield from _wrong_actions(config, choice)
+        if connector_of(config, "env_to_module") is None:
             yield from _refused_modules(config, choice)
-    if config._env_to_module_connector:
+    if connector_of(config, "env_to_module") is not None:
         yield from _refused_connectors(config, choice)
 
 
@@ -96,8 +101,8 @@ def require_compilable(config: AlgorithmConfig, choice: RunnerChoice, *, fast_pa
             'inference="compiled" is impossible: the policies of several agents run in torch; use '
             '"auto" or "torch"'
         )
-    connectors = config._env_to_module_connector or config._module_to_env_connector
-    if connectors or not _uses_default_module(config):
+    are_default = all(connector_of(config, kind) is None for kind in CONNECTORS)
+    if not (are_default and _uses_default_module(config)):
         return
     observation, action = choice.observation_space, choice.action_space
     is_fast = fast_path and config_ineligibility(config, observation, action) is None
@@ -121,9 +126,9 @@ def _uses_default_module(config: AlgorithmConfig) -> bool:
     owner = next(kind for kind in type(config).__mro__ if name in vars(kind))
     if owner is AlgorithmConfig or not owner.__module__.startswith("ray.rllib."):
         return False
-    if is_tune_param(config, "_model_config", "_rl_module_spec"):
+    if is_tune_param(config, *MODULE_SETTINGS):
         return False
-    spec = config._rl_module_spec
+    spec = module_spec_of(config)
     return spec is None or (
         isinstance(spec, RLModuleSpec)
         and spec.module_class is None
@@ -199,7 +204,7 @@ def _refused_connectors(config: AlgorithmConfig, choice: RunnerChoice) -> Iterat
     """Yield a FlattenObservations that would raise at the runners' first observation."""
     whole = (choice.observation_space, choice.action_space)
     try:
-        made = config._env_to_module_connector(None, _env_spaces(choice), None)
+        made = connector_of(config, "env_to_module")(None, _env_spaces(choice), None)
     except Exception:  # noqa: BLE001  # it needs an environment, which only runners have
         return
     pieces = made if isinstance(made, list | tuple) else [made]

@@ -12,6 +12,12 @@ from ray.rllib.connectors.env_to_module import EnvToModulePipeline
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 from ray.rllib.utils import force_list
 
+from rlmesh_ray.compat.rllib import (
+    CONNECTORS,
+    MODULE_SETTINGS,
+    connector_of,
+    module_spec_of,
+)
 from rlmesh_ray.models.fast_path.array_connectors import (
     DEFAULT_ENV_TO_MODULE,
     DEFAULT_MODULE_TO_ENV,
@@ -74,15 +80,15 @@ def config_ineligibility(config: AlgorithmConfig, observation: Space, action: Sp
         observation: Observation space of one lane.
         action: Action space of one lane.
     """
-    if not is_tune_param(config, "_model_config", "_rl_module_spec"):
-        spec, settings = config._rl_module_spec, config.model_config
+    if not is_tune_param(config, *MODULE_SETTINGS):
+        spec, settings = module_spec_of(config), config.model_config
         is_default = spec is None or getattr(spec, "module_class", None) is None
         if is_default and settings.get("use_lstm"):
             return "the module has a state (use_lstm)"
     if not config.episodes_to_numpy:
         return "episodes_to_numpy is off"
-    for kind in ("env_to_module", "module_to_env"):
-        if getattr(config, f"_{kind}_connector") is not None:
+    for kind in CONNECTORS:
+        if connector_of(config, kind) is not None:
             return f"env_runners({kind}_connector=...) is set{_EXCEPTIONS[kind]}"
         if not getattr(config, f"add_default_connectors_to_{kind}_pipeline"):
             return f"env_runners(add_default_connectors_to_{kind}_pipeline=False) is set"

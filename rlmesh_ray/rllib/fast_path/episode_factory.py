@@ -6,8 +6,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
-from ray.rllib.env.single_agent_episode import _REWARDS_BOX_SPACE, SingleAgentEpisode
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
+
+_REWARDS = gymnasium.spaces.Box(-np.inf, np.inf, (), np.float32)
+"""The space that RLlib's episodes give their rewards."""
 
 
 class EpisodeFactory:
@@ -32,7 +35,7 @@ class EpisodeFactory:
             infos=InfiniteLookbackBuffer([{}, {}]),
             actions=InfiniteLookbackBuffer(np.zeros(1)),
             action_space=action_space,
-            rewards=InfiniteLookbackBuffer(np.zeros(1), 0, _REWARDS_BOX_SPACE),
+            rewards=InfiniteLookbackBuffer(np.zeros(1), 0, _REWARDS),
         )
         self._slots = {
             name: getattr(pattern, name)

@@ -3,6 +3,8 @@
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from rlmesh_ray.compat.rllib import forget_hanging
+
 INTERRUPTED_KEY = "rlmesh_ray.interrupted"
 """Key in the last info of an episode that a failure has truncated: the cause, as text."""
 
@@ -34,4 +36,4 @@ def truncate_agents(episode: MultiAgentEpisode, cause: Exception | str) -> None:
     for agent, own in episode.agent_episodes.items():
         if not own.is_done:
             truncate(own, cause)
-            episode._del_hanging(agent)
+            forget_hanging(episode, agent)

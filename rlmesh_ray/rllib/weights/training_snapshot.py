@@ -19,6 +19,8 @@ from ray.rllib.core import (
 )
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
+from rlmesh_ray.compat.rllib import state_server_of
+
 State = dict[str, Any]
 _CONNECTORS = (COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_MODULE_TO_ENV_CONNECTOR)
 
@@ -32,7 +34,7 @@ def snapshot(algorithm: Algorithm) -> Callable[[], State | None]:
         A function for any thread that returns the state, or None where there is none yet. It may
         wait for other actors.
     """
-    server = _state_server(algorithm)
+    server = state_server_of(algorithm)
     if server is not None:
         # IMPALA's and APPO's learners go on learning in threads during a read. The states that they
         # put into the server are consistent, and it alone has the merged states of connectors.
@@ -50,7 +52,7 @@ def final_state(algorithm: Algorithm) -> State:
     # Else IMPALA's and APPO's threads would go on with the batches in their queues.
     algorithm.learner_group.foreach_learner(lambda learner: learner.shutdown())
     state = _runner_state(algorithm)
-    server = _state_server(algorithm)
+    server = state_server_of(algorithm)
     pulled = None if server is None else _pulled(server)
     if pulled is not None:
         state |= {name: pulled[name] for name in _CONNECTORS if name in pulled}
@@ -61,10 +63,6 @@ def final_state(algorithm: Algorithm) -> State:
 def learns_in_threads(algorithm: Algorithm) -> bool:
     """Return whether weights change between iterations, too."""
     return isinstance(algorithm, IMPALA)
-
-
-def _state_server(algorithm: Algorithm) -> Any:
-    return getattr(algorithm, "_env_runner_state_server", None)
 
 
 def _pulled(server: Any) -> State | None:

@@ -7,7 +7,6 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray.actors.cluster_resources import local_resources
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.config.cluster_capacity import (
     ActorGroup,
@@ -152,7 +151,7 @@ def test_before_ray_runs_actors_are_compared_with_this_machine(
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda _: None)
-    monkeypatch.setattr(f"{local_resources.__module__}.get_num_cpus", lambda: 2)
+    monkeypatch.setattr("ray._private.utils.get_num_cpus", lambda: 2)
 
     with pytest.raises(ConfigurationError, match="before configure") as refused:
         list(capacity_warnings(config))

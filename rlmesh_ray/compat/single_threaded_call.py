@@ -4,7 +4,7 @@ gRPC's own bidirectional calls have one thread that sends and one that receives,
 their user. To wake them takes longer than all else that gRPC does with a small message. gRPC offers
 calls without them only for a single request
 (``grpc.experimental.ChannelOptions.SingleThreadedUnaryStream``). Here it is done for many, with
-private parts of gRPC; ``bidi_call`` falls back to gRPC's own calls where they have changed.
+private parts of gRPC; ``compat.grpc`` falls back to gRPC's own calls where they have changed.
 """
 
 import functools
@@ -17,7 +17,6 @@ from typing import Any, Self
 from grpc._channel import _RPCState, _SingleThreadedRendezvous
 from grpc._cython import cygrpc
 
-from rlmesh_ray.client.channel import Metadata
 from rlmesh_ray.grpc_setup import grpc
 
 _KINDS = cygrpc.OperationType
@@ -62,7 +61,7 @@ class SingleThreadedCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gR
     _reading: threading.Lock
 
     @classmethod
-    def begin(cls, channel: grpc.Channel, path: str, metadata: Metadata) -> Self:
+    def begin(cls, channel: grpc.Channel, path: str, metadata: tuple[tuple[str, str], ...]) -> Self:
         """Begin a call.
 
         Args:
