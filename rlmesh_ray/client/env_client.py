@@ -29,7 +29,7 @@ from rlmesh_ray.errors import (
     RlmeshError,
 )
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S
+from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S, SHARED_MEMORY
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.client_session import (
@@ -55,7 +55,7 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.images import AS_THEY_ARE, ImageOptions
-from rlmesh_ray.transport.direct_connection import DirectConnection
+from rlmesh_ray.transport.direct_connection import DirectConnection, Pictures
 from rlmesh_ray.transport.direct_connector import DirectConnector
 from rlmesh_ray.transport.tickets import KEY_BYTES, TICKET_ID_BYTES, Ticket
 from rlmesh_ray.wire import lane_calls_v1, transport_v1
@@ -513,14 +513,40 @@ class EnvClient:
         """Return the descriptors that signal the answer to a direct step; None: there is none."""
         return None if self._in_flight_direct is None else self._in_flight_direct[1].wakeup
 
-    def render(self) -> bytes | None:
-        """Return a PNG, or None where the render mode gives no picture."""
+    def render(self) -> Pictures | bytes | None:
+        """Return a picture of each lane, or one PNG of all; None: the render mode gives none.
+
+        Pictures come over shared memory, from an endpoint that can send them there.
+        """
         self._settle()
+        self.session_stream.require_open()
+        if capabilities.DIRECT_RENDER in self.answer.capabilities:
+            direct = None if self.session.has_unanswered else self._direct_connection()
+            if direct is not None and direct.transport == SHARED_MEMORY:
+                return self._render_directly(direct)
+        return self._render_on_stream(self.session_stream.next_id)
+
+    def _render_directly(self, direct: DirectConnection) -> Pictures | bytes | None:
+        numbers, limit_s = self.session_stream.numbers, self.step_limit.seconds
+        end_s = time.monotonic() + limit_s
+        number, timeout_ms = numbers.next_number, self._server_timeout_ms(limit_s)
+        try:
+            numbers.sent_direct()
+            pictures = direct.render(number, timeout_ms, _DIRECT_TIMEOUT_SHARE * limit_s)
+        except BaseException as error:
+            self.session.fail_if_interrupted(error)
+            raise
+        if pictures is not None:
+            numbers.direct_answered(number)
+            return pictures
+        left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * limit_s)
+        return self._render_on_stream(str(numbers.fall_back_to_join()), left_s)
+
+    def _render_on_stream(self, request_id: str, left_s: float | None = None) -> bytes | None:
         limit = self.step_limit
-        timeout_ms = self._server_timeout_ms(limit.seconds)
-        request = Render(self.session_stream.next_id, timeout_ms=timeout_ms)
-        self.session_stream.send(request)
-        return self.session_stream.receive(request.request_id, Rendered, limit).png
+        timeout_ms = self._server_timeout_ms(limit.seconds if left_s is None else left_s)
+        self.session_stream.send(Render(request_id, timeout_ms=timeout_ms))
+        return self.session_stream.receive(request_id, Rendered, limit, left_s).png
 
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of the environment of each lane, or read an attribute that is none.
@@ -555,7 +581,7 @@ class EnvClient:
         self.session_stream.require_open()
         if not self.session.require_call(name):
             # It changes nothing, but its reply says that there is a session, or why there is none.
-            self.render()
+            self._render_on_stream(self.session_stream.next_id)
         return self._when_started(lambda: self._call(name, arguments, tuple(lanes)))
 
     def _call(

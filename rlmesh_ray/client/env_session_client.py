@@ -14,6 +14,7 @@ from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.images import AS_THEY_ARE, ImageCodec, ImageOptions
 from rlmesh_ray.spaces.leaves import Column
+from rlmesh_ray.transport.direct_connection import Pictures
 
 
 class EnvSessionClient(Protocol):
@@ -64,8 +65,8 @@ class EnvSessionClient(Protocol):
     def wakeup(self) -> WakeupDescriptors | None:
         """Return the descriptors that are readable when a step is answered; None: none are."""
 
-    def render(self) -> bytes | None:
-        """Return a PNG, or None if the environment renders none."""
+    def render(self) -> Pictures | bytes | None:
+        """Return a picture of each lane, or one PNG of all; None: the environment renders none."""
 
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of the environment of each lane."""

@@ -1,4 +1,4 @@
-"""Decoding of rendered pictures."""
+"""The pictures in answers to Render."""
 
 import io
 import math
@@ -7,7 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from rlmesh_ray.client.env_session_client import EnvSessionClient
 from rlmesh_ray.errors import ConfigurationError, LocalProtocolError
+from rlmesh_ray.protocol.capabilities import NDARRAY
+from rlmesh_ray.transport.direct_connection import Pictures
 
 
 def decode_png(png: bytes) -> NDArray[np.uint8]:
@@ -16,34 +19,34 @@ def decode_png(png: bytes) -> NDArray[np.uint8]:
         return np.array(image.convert("RGB"))
 
 
-def decode_frame(
-    png: bytes | None, render_mode: str | None, address: str
-) -> NDArray[np.uint8] | None:
-    """Return the picture in the answer to a render.
-
-    Args:
-        png: Of the answer; None where it has none.
-        render_mode: The environment's.
-        address: The endpoint's, for messages.
+def render_lanes(client: EnvSessionClient) -> Pictures | None:
+    """Render all lanes of a session.
 
     Returns:
-        (height, width, 3) uint8; None for a render mode that returns nothing in gymnasium either.
+        One picture per lane, (height, width, 3) uint8; None for a render mode that returns nothing
+        in gymnasium either.
 
     Raises:
         LocalProtocolError: The lanes have no picture yet.
         ConfigurationError: The render mode returns something other than pictures.
     """
-    if png is not None:
-        return decode_png(png)
-    if render_mode == "rgb_array":
+    rendered, contract = client.render(), client.contract
+    if isinstance(rendered, bytes):
+        picture = decode_png(rendered)
+        if NDARRAY in client.answer.capabilities:
+            return tiles(picture, contract.num_envs)
+        return (picture,) * contract.num_envs
+    if rendered is not None:
+        return rendered
+    if contract.render_mode == "rgb_array":
         raise LocalProtocolError(
-            f"{address} has no picture: reset() before render(); if it was reset, the render() of "
-            "its environment returned None"
+            f"{client.address} has no picture: reset() before render(); if it was reset, the "
+            "render() of its environment returned None"
         )
-    if render_mode not in (None, "human"):
+    if contract.render_mode not in ("", "human"):
         raise ConfigurationError(
-            f"{address} has render mode {render_mode!r}, and only pictures travel; serve the "
-            "environment with render_mode='rgb_array'"
+            f"{client.address} has render mode {contract.render_mode!r}, and only pictures travel; "
+            "serve the environment with render_mode='rgb_array'"
         )
     return None
 

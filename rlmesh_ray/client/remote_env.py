@@ -13,7 +13,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_session_client import open_env_session
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.multi_agent_errors import action_error
-from rlmesh_ray.client.png import decode_frame
+from rlmesh_ray.client.png import render_lanes
 from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import (
     ConfigurationWarning,
@@ -264,7 +264,8 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
 
     def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]  # pictures only
         """Return a picture, (height, width, 3) uint8; see ``RemoteVectorEnv.render``."""
-        return decode_frame(self._client.render(), self.render_mode, self.address)
+        pictures = render_lanes(self._client)
+        return None if pictures is None else pictures[0]
 
     def close(self) -> None:
         """End the session."""

@@ -15,7 +15,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_session_client import open_env_session
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.multi_agent_errors import action_error
-from rlmesh_ray.client.png import decode_frame, tiles
+from rlmesh_ray.client.png import render_lanes
 from rlmesh_ray.client.remote_env import remote_np_random
 from rlmesh_ray.client.step_results import ResetResult
 from rlmesh_ray.dialects.registry import DialectSettings
@@ -31,7 +31,7 @@ from rlmesh_ray.options import (
     as_reset_options,
     as_seed,
 )
-from rlmesh_ray.protocol.capabilities import NDARRAY, PARTIAL_RESET, SET_ATTR
+from rlmesh_ray.protocol.capabilities import PARTIAL_RESET, SET_ATTR
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -388,12 +388,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
             LocalProtocolError: The lanes have no picture yet.
             ConfigurationError: The render mode returns something other than pictures.
         """
-        picture = decode_frame(self._client.render(), self.render_mode, self.address)
-        if picture is None:
-            return None
-        if NDARRAY in self._client.answer.capabilities:
-            return tiles(picture, self.num_envs)
-        return (picture,) * self.num_envs
+        return render_lanes(self._client)
 
     def close_extras(self, **_kwargs: Any) -> None:
         """End the session; ``close`` calls this."""

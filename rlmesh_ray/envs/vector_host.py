@@ -311,12 +311,17 @@ class VectorHost:
         return CallReply(tuple(results))
 
     def render(self, command: RenderCommand) -> RenderReply:
-        """Render lanes that have been reset; no frame in another mode than ``rgb_array``."""
-        lanes = [lane for lane in command.lanes or self._all_lanes if lane in self._begun]
-        if not self._draws or not lanes:
-            return RenderReply(None)
-        frames = as_frames(self._lanes.render_lanes(lanes))
+        """Render lanes that have been reset; see ``draw``."""
+        frames = self.draw(command.lanes)
         return RenderReply(encode_png(frames) if frames else None)
+
+    def draw(self, lanes: Sequence[int] = ()) -> list[NDArray[np.uint8]]:
+        """Return frames of ``lanes`` (empty: all) that have been reset.
+
+        In another mode than ``rgb_array`` there are none.
+        """
+        begun = [lane for lane in lanes or self._all_lanes if lane in self._begun]
+        return as_frames(self._lanes.render_lanes(begun)) if self._draws and begun else []
 
     def close(self) -> None:
         """Close the environment."""

@@ -17,6 +17,9 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlmesh_ray.envs import fault_log
 from rlmesh_ray.envs.commands import (
     CallCommand,
@@ -49,7 +52,7 @@ from rlmesh_ray.envs.compact_frames import compact_reply_frame, decode_command
 from rlmesh_ray.envs.env_source import build, explain_start_error
 from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.reply_limits import MAX_BYTES, encode_reply, limit_reply
-from rlmesh_ray.envs.vector_host import StepObserver, VectorHost, describe
+from rlmesh_ray.envs.vector_host import StepObserver, VectorHost, describe, encode_png
 from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.polling import AdaptivePoller, WakeupDescriptors, use_batch_scheduling
@@ -57,6 +60,7 @@ from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport.anonymous_memory import map_progress
+from rlmesh_ray.transport.direct_frames import PICTURE_SIZE_BYTES
 from rlmesh_ray.transport.exactly_once import ExecutionDecision, WorkerSide
 from rlmesh_ray.transport.session_progress import SessionProgress
 from rlmesh_ray.transport.shared_memory import EventfdSocket
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.transport.direct_step_server import DirectStepServer
 
 
+_Frames = list[NDArray[np.uint8]]
 _STEP = StepCommand()
 _REFUSED = Failure(FailureKind.BAD_REQUEST, "the endpoint has answered it")
 
@@ -95,7 +100,7 @@ class EnvWorker:
         self._max_info_bytes = MAX_BYTES
         self._progress = SessionProgress.local(self.contract.num_envs)
         self._requests = WorkerSide(self._progress)
-        self._kept: Outcome = _REFUSED
+        self._kept: Outcome | _Frames = _REFUSED
         """Reply to the last request."""
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
             ResetCommand: self._reset,
@@ -167,7 +172,7 @@ class EnvWorker:
             self._progress,
             buffers,
             self._step_directly,
-            self.contract.num_envs,
+            self._draw_directly,
             tag_arrays=command.tag_arrays,
         )
         return OpenDirectReply()
@@ -222,8 +227,10 @@ class EnvWorker:
             is_stepped = isinstance(command, (ResetCommand, StepCommand))
             return failure(error, self._host.failure_place if is_stepped else "")
 
-    def _encoded(self, reply: Outcome) -> bytes:
+    def _encoded(self, reply: Outcome | _Frames) -> bytes:
         try:
+            if isinstance(reply, list):
+                reply = RenderReply(encode_png(reply) if reply else None)
             return compact_reply_frame(reply) or encode_reply(reply, self._max_info_bytes)
         except BaseException as error:  # noqa: BLE001  # encoding runs code of the user's infos
             return encode_reply(failure(error))
@@ -299,6 +306,27 @@ class EnvWorker:
             self._requests.refuse_direct()
         self._requests.end()
         return body
+
+    def _draw_directly(self, number: int, timeout_ms: int) -> _Frames:
+        """Execute a Render of the direct connection (``DirectStepServer``'s ``draw``)."""
+        # Late, as in _open_direct.
+        from rlmesh_ray.wire.rlmesh_v1.limits import max_response_bytes
+
+        if not self._requests.executes_direct(number):
+            return []
+        self._requests.begin(number, timeout_ms)
+        frames: _Frames = []
+        try:
+            self._kept = frames = self._host.draw()
+        except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
+            self._kept = failure(error)
+        self._requests.end()
+        shapes = {frame.shape for frame in frames}
+        are_alike = len(frames) == self.contract.num_envs and len(shapes) == 1
+        if not (are_alike and frames[0].ndim == 3 and frames[0].shape[2] == 3):
+            return []
+        num_bytes = PICTURE_SIZE_BYTES + sum(frame.nbytes for frame in frames)
+        return frames if num_bytes <= max_response_bytes(self.contract) else []
 
     def _close_direct(self) -> Outcome:
         self.close_direct()

@@ -326,7 +326,8 @@ class EnvExecutor:
         if obstacle is not None:
             return obstacle
         process = self._worker.process
-        if process is None or not process.is_alive:
+        # A worker that dies while it draws over the direct connection has episodes; they are lost.
+        if process is None or not (process.is_alive or self._is_running):
             return RenderOutcome(None)
         command = RenderCommand(request.env_indices)
         reply = await self._worker.request(command, deadline, number)

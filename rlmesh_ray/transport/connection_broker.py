@@ -86,7 +86,10 @@ class ConnectionBroker:
     @property
     def offered_capabilities(self) -> dict[str, str]:
         """The capabilities to offer; empty without any direct transport."""
-        offered_capabilities = {capabilities.SHARED_MEMORY: self._name} if self._name else {}
+        offered_capabilities = {}
+        if self._name:
+            offered_capabilities[capabilities.SHARED_MEMORY] = self._name
+            offered_capabilities[capabilities.DIRECT_RENDER] = ""
         if self._listener is not None:
             offered_capabilities[capabilities.DIRECT_TCP] = str(self._listener.port)
         return offered_capabilities

@@ -8,8 +8,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,10 @@ from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers, size_byte
 from rlmesh_ray.transport.tickets import Ticket
 from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.rlmesh_v1.limits import max_response_bytes
+
+AnswerT = TypeVar("AnswerT")
+Pictures = tuple[NDArray[np.uint8], ...]
+"""One picture per lane, ``(height, width, 3)``."""
 
 _NOTHING = memoryview(bytearray())
 _HELLO_TIMEOUT_S = 3.0
@@ -185,15 +189,30 @@ class DirectConnection:
             A JoinResponse with the parts of the answer that are not in the step buffers, or empty
             bytes without any. None: send the same request, under its id, on the Join stream.
         """
-        with self._receiving:
-            return self._answer(timeout_s) if self.is_open else None
+        return self._answer(timeout_s, self._receive)
 
-    def _answer(self, timeout_s: float) -> bytes | None:
+    def render(self, number: int, timeout_ms: int, timeout_s: float) -> Pictures | None:
+        """Return pictures of all lanes, over shared memory; None: as for ``receive``."""
+        self.number = number
+        try:
+            with self._receiving:
+                self.worker_socket.send(frames.pack_request(number, timeout_ms, frames.RENDER))
+        except OSError:
+            self.close()
+        return self._answer(timeout_s, self._receive_pictures)
+
+    def _answer(self, timeout_s: float, receive: Callable[[int, float], AnswerT]) -> AnswerT | None:
+        with self._receiving:
+            return self._received(timeout_s, receive) if self.is_open else None
+
+    def _received(
+        self, timeout_s: float, receive: Callable[[int, float], AnswerT]
+    ) -> AnswerT | None:
         end_s = time.monotonic() + timeout_s
         try:
             number, kind, size = self._receive_frame(end_s)
             if kind == frames.DONE and number == self.number:
-                return self._receive(size, end_s)
+                return receive(size, end_s)
             if kind == frames.FALL_BACK and number == self.number:
                 return None
         except OSError:  # or TimeoutError
@@ -277,18 +296,28 @@ class DirectConnection:
             TimeoutError: They have not arrived by ``end_s`` of the monotonic clock.
             OSError: Either end is closed.
         """
-        connection = self.worker_socket.connection
-        parts: list[bytes] = []
-        while size:
+        data = bytearray(size)
+        self._fill(memoryview(data), end_s)
+        return bytes(data)
+
+    def _receive_pictures(self, size: int, end_s: float) -> Pictures:
+        """Return the pictures in the next ``size`` bytes; see ``_receive``."""
+        height, width = frames.unpack_picture_size(self._receive(frames.PICTURE_SIZE_BYTES, end_s))
+        num_lanes = self._contract.num_envs
+        if size != frames.PICTURE_SIZE_BYTES + num_lanes * height * width * 3:
+            raise ConnectionAbortedError("the pictures have a wrong size")
+        pictures = tuple(np.empty((height, width, 3), np.uint8) for _ in range(num_lanes))
+        for picture in pictures:
+            self._fill(picture.reshape(-1).data, end_s)
+        return pictures
+
+    def _fill(self, place: memoryview, end_s: float) -> None:
+        reader = frames.FrameReader(place)
+        while not reader.is_complete:
             try:
-                parts.append(connection.recv(size, socket.MSG_DONTWAIT))
+                reader.receive(self.worker_socket.connection)
             except BlockingIOError:
                 self._wait_for_more(end_s)
-                continue
-            if not parts[-1]:
-                raise ConnectionResetError("the direct connection has ended")
-            size -= len(parts[-1])
-        return b"".join(parts)
 
 
 def is_reachable(name: str) -> bool:

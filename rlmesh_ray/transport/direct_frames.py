@@ -1,4 +1,4 @@
-"""Frames of a direct connection between a client and its env worker: Steps and successful answers.
+"""Frames of a direct connection between a client and its env worker: Steps, Renders, and answers.
 
 Everything else uses the session's Join stream, whose rules stay in force. A request has a number,
 which in decimal is its request id on the Join stream.
@@ -8,6 +8,12 @@ which in decimal is its request id on the Join stream.
   results follow. With DONE the message, if any, is a JoinResponse of the edition, whose
   StepResponse has everything that is not among the results. After FALL_BACK the client sends the
   same request, under its id, on the Join stream.
+
+With shared memory, and where the endpoint has the capability DIRECT_RENDER, a request may also be
+for pictures of all lanes: it has RENDER in place of the bytes of actions. The message of its answer
+is then the pictures' height and width, and the pixels of each lane's, ``(height, width, 3) uint8``.
+For anything but such pictures the worker answers FALL_BACK, and Render's answer on the Join stream
+is a PNG.
 
 Actions and results have the layout of ``step_buffers.StepBuffers``. With shared memory both
 ends map the same buffers, and none follow. A connection that ends without an answer counts as
@@ -20,19 +26,25 @@ import struct
 from collections.abc import Iterator, Sequence
 
 DONE, FALL_BACK = 0, 1
+RENDER = 2**64 - 1
 
 _REQUEST = struct.Struct("<QQQ")
 _ANSWER = struct.Struct("<QIIQ")
+_PICTURE_SIZE = struct.Struct("<II")
 
 REQUEST_BYTES = _REQUEST.size
 ANSWER_BYTES = _ANSWER.size
+PICTURE_SIZE_BYTES = _PICTURE_SIZE.size
 
 pack_request = _REQUEST.pack
-"""Number, timeout in ms (0: none), bytes of actions -> bytes."""
+"""Number, timeout in ms (0: none), bytes of actions or RENDER -> bytes."""
 unpack_request = _REQUEST.unpack
 pack_answer = _ANSWER.pack
 """Number, DONE or FALL_BACK, bytes of the message, bytes of results -> bytes."""
 unpack_answer = _ANSWER.unpack
+pack_picture_size = _PICTURE_SIZE.pack
+"""Height, width -> bytes."""
+unpack_picture_size = _PICTURE_SIZE.unpack
 
 
 class DirectSocket:

@@ -1,13 +1,17 @@
 """DirectStepServer: the worker's end of a direct connection.
 
-It answers successful steps only. For any other it sends FALL_BACK: the client sends the request
-again on the Join stream, and the endpoint forwards it with its number.
+It answers successful steps only, and over shared memory requests for pictures. For any other it
+sends FALL_BACK: the client sends the request again on the Join stream, and the endpoint forwards it
+with its number.
 """
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol.episodes import EpisodeStart, EpisodeTracker
@@ -43,6 +47,9 @@ Step = Callable[[int, int, Callable[[], None], Callable[[StepInfos], bytes]], by
 """Executes the step with this number and timeout, if it is the next: calls the first callable
 before it, and the second one, which makes the answer's body, after its success. Returns the body;
 None: answer FALL_BACK."""
+Draw = Callable[[int, int], Sequence[NDArray[np.uint8]]]
+"""Executes the Render with this number and timeout, if it is the next. Returns one picture per
+lane, ``(height, width, 3)``, all of one size; empty: answer FALL_BACK."""
 
 
 class DirectStepServer:
@@ -53,7 +60,7 @@ class DirectStepServer:
         progress: The session's progress.
         buffers: The step buffers that ``step`` reads and writes.
         step: Executes a step on the step buffers.
-        num_lanes: Width of the session.
+        draw: Draws all lanes.
         tag_arrays: Whether the client has the capability NDARRAY.
     """
 
@@ -63,7 +70,7 @@ class DirectStepServer:
         progress: SessionProgress,
         buffers: StepBuffers,
         step: Step,
-        num_lanes: int,
+        draw: Draw,
         *,
         tag_arrays: bool,
     ) -> None:
@@ -72,6 +79,7 @@ class DirectStepServer:
         # Without shared memory the arrays are sent after the headers.
         is_shared = isinstance(client, EventfdSocket)
         self._targets, self._answers = (_NOTHING, _NOTHING) if is_shared else buffers.sent_parts
+        self._draw = draw if is_shared else None
         # Not into the step buffers: the endpoint may have written another step's actions there.
         self._actions = memoryview(bytearray(self._targets.nbytes))
         self._header = memoryview(bytearray(frames.REQUEST_BYTES))
@@ -79,7 +87,8 @@ class DirectStepServer:
         self._step = step
         self._progress = progress
         self._tag_arrays = tag_arrays
-        self._tracker = EpisodeTracker(num_lanes, str, progress)  # the endpoint creates the ids
+        # The endpoint creates the ids.
+        self._tracker = EpisodeTracker(len(buffers.results.rewards), str, progress)
 
     @property
     def wakeup(self) -> WakeupDescriptors | None:
@@ -107,17 +116,7 @@ class DirectStepServer:
             if not self._request.is_complete:
                 return
             self._request.num_received = 0
-            number, timeout_ms, num_bytes = frames.unpack_request(self._header)
-            if num_bytes != self._actions.nbytes:
-                _LOG.warning(
-                    "a direct connection is closed: step %d has %d bytes of actions, not %d",
-                    number,
-                    num_bytes,
-                    self._actions.nbytes,
-                )
-                self._end()
-                return
-            self._client.send(*self._answer(number, min(timeout_ms, LARGEST)))
+            self._serve(*frames.unpack_request(self._header))
         except BlockingIOError:
             return  # nothing has arrived
         except ConnectionError:  # the client is gone, or the endpoint has disconnected
@@ -125,6 +124,32 @@ class DirectStepServer:
         except OSError as error:
             _LOG.warning("a direct connection is closed: %s", error)
             self._end()
+
+    def _serve(self, number: int, timeout_ms: int, num_bytes: int) -> None:
+        timeout_ms = min(timeout_ms, LARGEST)
+        if num_bytes == frames.RENDER and self._draw is not None:
+            self._send_pictures(number, self._draw(number, timeout_ms))
+        elif num_bytes == self._actions.nbytes:
+            self._client.send(*self._answer(number, timeout_ms))
+        else:
+            _LOG.warning(
+                "a direct connection is closed: step %d has %d bytes of actions, not %d",
+                number,
+                num_bytes,
+                self._actions.nbytes,
+            )
+            self._end()
+
+    def _send_pictures(self, number: int, pictures: Sequence[NDArray[np.uint8]]) -> None:
+        if not pictures:
+            self._client.send(frames.pack_answer(number, frames.FALL_BACK, 0, 0))
+            return
+        height, width, _ = pictures[0].shape
+        size = frames.PICTURE_SIZE_BYTES + sum(picture.nbytes for picture in pictures)
+        header = frames.pack_answer(number, frames.DONE, size, 0)
+        self._client.send(header, frames.pack_picture_size(height, width))
+        for picture in pictures:  # one after the other: together they would be copied once more
+            self._client.connection.sendall(np.ascontiguousarray(picture).data)
 
     def _answer(self, number: int, timeout_ms: int) -> tuple[bytes | memoryview, ...]:
         body = self._step(number, timeout_ms, self._load, lambda reply: self._body(number, reply))

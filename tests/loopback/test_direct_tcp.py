@@ -195,7 +195,8 @@ def test_over_tcp_actions_come_into_the_block_when_their_step_is_executed() -> N
         seen.append(np.asarray(block.actions[0]).tolist())
         return b"" if is_executed else None
 
-    end = DirectStepServer(worker, SessionProgress.local(2), block, step, 2, tag_arrays=True)
+    progress = SessionProgress.local(2)
+    end = DirectStepServer(worker, progress, block, step, lambda *_: [], tag_arrays=True)
     sent = StepBuffers(-1, contract)
     np.asarray(sent.actions[0])[:] = 1
     actions = sent.sent_parts[0]

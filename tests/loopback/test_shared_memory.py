@@ -1,6 +1,7 @@
 """Who gets shared memory, who does not, and what is left of it."""
 
 import contextlib
+import io
 import os
 import select
 import shutil
@@ -10,25 +11,30 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from rlmesh_ray import EnvServer, RemoteEnv
 from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.errors import ConfigurationError, EndpointError
+from rlmesh_ray.errors import ConfigurationError, EndpointError, RemoteEnvError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
+from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import connection_broker
 from rlmesh_ray.transport import shared_memory as wire
+from rlmesh_ray.transport.direct_connection import DirectConnection
 from rlmesh_ray.transport.step_buffers import StepBuffers
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
-from tests.loopback.direct_sessions import NOTHING, array, has_direct_connection, session
+from tests.loopback.direct_sessions import NOTHING, array, has_direct_connection, served, session
 from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Lifelike
 from tests.loopback.ports import plain_channel
@@ -242,6 +248,108 @@ def test_a_session_without_a_reset_gets_nothing_at_the_broker(lifelike: EnvServe
 
     assert greet(lifelike, client) == (wire.REFUSED, [])
     client.close()
+
+
+class Noisy(Lifelike):
+    """Draws noise, another one each time.
+
+    Args:
+        way: How its pictures are, or what goes wrong.
+    """
+
+    render_mode = "rgb_array"
+
+    def __init__(self, way: str = "") -> None:
+        self._way = way
+        self._num_drawn = 0
+
+    def render(self) -> Any:
+        self._num_drawn += 1
+        if self._way == "raises":
+            raise RuntimeError("no display")
+        if self._way == "exits":
+            os._exit(3)
+        return noise(self._num_drawn, self._way)
+
+
+def noise(number: int, way: str = "") -> Any:
+    shape = {"grey": (4, 6), "large": (4800, 4800, 3)}.get(way, (4, 6, 3))
+    if way == "large":
+        return np.full(shape, number, np.uint8)
+    return np.random.default_rng(number).integers(256, size=shape, dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def noisy() -> Iterator[EnvServer]:
+    with EnvServer(Noisy, num_envs=2) as server:
+        yield server
+
+
+def test_pictures_are_pixels_over_shared_memory(noisy: EnvServer) -> None:
+    with session(noisy) as client:
+        drawn = client.render()
+
+        assert_identical(drawn, (noise(1), noise(1)))
+        client.step([np.zeros(2, np.int64)])
+        assert_identical(client.render(), (noise(2), noise(2)))
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+def test_pictures_are_png_over_what_may_lead_to_another_machine(
+    noisy: EnvServer, transport: str
+) -> None:
+    with session(noisy, transport) as client:
+        client.step([np.zeros(2, np.int64)])
+        png = client.render()
+
+        assert isinstance(png, bytes)
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+            assert_identical(np.array(image), np.concatenate([noise(1), noise(1)], 1))
+
+
+@pytest.mark.parametrize("way", ["grey", "large"])
+def test_other_pictures_are_png_and_drawn_once(way: str) -> None:
+    with served(partial(Noisy, way)) as client:
+        png = client.render()
+
+        assert isinstance(png, bytes)
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+            assert_identical(np.array(image), noise(1, way))
+
+
+def test_pictures_that_get_lost_are_sent_again_and_not_drawn_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lose(*_: object) -> None:
+        raise ConnectionResetError
+
+    with served(Noisy) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(DirectConnection, "_receive_pictures", lose)
+            png = client.render()
+
+        assert isinstance(png, bytes)
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+            assert_identical(np.array(image), noise(1))
+        assert array(client.step(NOTHING)).item() == 1
+        assert_identical(client.render(), (noise(2),))
+
+
+def test_an_environment_that_cannot_draw_says_why_and_goes_on() -> None:
+    with served(partial(Noisy, "raises")) as client:
+        with pytest.raises(RemoteEnvError, match="no display"):
+            client.render()
+
+        assert array(client.step(NOTHING)).item() == 1
+        assert has_direct_connection(client)
+
+
+def test_an_environment_that_ends_its_process_when_it_draws_is_missed() -> None:
+    with served(partial(Noisy, "exits")) as client:
+        with pytest.raises(RemoteEnvError, match="CRASHED"):
+            client.render()
+
+        assert array(client.reset()).item() == 0
 
 
 @contextlib.contextmanager

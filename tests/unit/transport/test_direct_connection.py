@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from gymnasium.spaces import Box, Discrete
 
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import anonymous_memory
 from rlmesh_ray.transport import direct_frames as frames
 from rlmesh_ray.transport.direct_connection import DirectConnection
@@ -114,6 +116,28 @@ def test_a_worker_that_stops_in_the_middle_of_an_answer_is_waited_for(ends: Ends
     ends.worker.send(frames.pack_answer(1, frames.DONE, 8, 0) + b"half")
 
     assert ends.direct.receive(0.05) is None
+    assert not ends.direct.is_open
+
+
+def pictures_of(ends: Ends, height: int, width: int, pixels: bytes) -> Any:
+    """Return what the client gets when the worker answers with these pictures."""
+    size = frames.PICTURE_SIZE_BYTES + len(pixels)
+    header = frames.pack_answer(1, frames.DONE, size, 0) + frames.pack_picture_size(height, width)
+    ends.worker.send(header + pixels)
+    return ends.direct.render(1, 1000, 60.0)
+
+
+def test_pictures_arrive_as_they_were_sent(ends: Ends) -> None:
+    noise = np.random.default_rng(0).integers(256, size=(2, 5, 3), dtype=np.uint8)
+
+    assert_identical(pictures_of(ends, 2, 5, noise.tobytes()), (noise,))
+    asked = ends.worker.connection.recv(frames.REQUEST_BYTES)
+    assert frames.unpack_request(asked) == (1, 1000, frames.RENDER)
+    assert ends.direct.is_open
+
+
+def test_pictures_of_a_wrong_size_end_the_connection(ends: Ends) -> None:
+    assert pictures_of(ends, 2**16, 2**16, bytes(30)) is None
     assert not ends.direct.is_open
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
+from numpy.typing import NDArray
 
 from rlmesh_ray.envs.commands import StepReply
 from rlmesh_ray.polling import AdaptivePoller
@@ -53,6 +54,7 @@ class Rig:
     endpoint: socket.socket
     """The worker's end, as the endpoint has it, too."""
     outcomes: list[StepReply] = field(default_factory=list)
+    drawn: list[NDArray[np.uint8]] = field(default_factory=list)
     num_steps: int = 0
     is_open: bool = True
 
@@ -99,7 +101,7 @@ def _rig() -> Iterator[Rig]:
         progress,
         buffers,
         lambda *step: rig.step(*step),
-        NUM_LANES,
+        lambda *_: rig.drawn,
         tag_arrays=True,
     )
     end.set_episodes(EPISODES)
@@ -161,6 +163,29 @@ def test_an_answer_larger_than_the_kernel_s_buffer_is_rung_for_before_it_has_lef
     done = parse_response(body)
     assert isinstance(done, StepDone)
     assert len(str(done.infos["text"])) == 4_000_000
+
+
+def test_pictures_are_sent_as_their_pixels(rig: Rig) -> None:
+    noise = np.random.default_rng(0).integers(256, size=(NUM_LANES, 2, 5, 3), dtype=np.uint8)
+    rig.drawn = [noise[0], noise[1].transpose(1, 0, 2).copy().transpose(1, 0, 2)]
+    rig.client.sendall(frames.pack_request(1, 1000, frames.RENDER))
+
+    rig.end.serve()
+
+    answered, kind, size, num_bytes = frames.unpack_answer(rig.client.recv(frames.ANSWER_BYTES))
+    assert (answered, kind, num_bytes) == (1, frames.DONE, 0)
+    body = rig.client.recv(size)
+    assert frames.unpack_picture_size(body[: frames.PICTURE_SIZE_BYTES]) == (2, 5)
+    assert body[frames.PICTURE_SIZE_BYTES :] == noise.tobytes()
+
+
+def test_lanes_without_such_pictures_are_handed_over(rig: Rig) -> None:
+    rig.client.sendall(frames.pack_request(7, 1000, frames.RENDER))
+
+    rig.end.serve()
+
+    answer = frames.unpack_answer(rig.client.recv(frames.ANSWER_BYTES))
+    assert answer == (7, frames.FALL_BACK, 0, 0)
 
 
 @pytest.mark.parametrize("said", [b"", b"half a request"[:7]])
