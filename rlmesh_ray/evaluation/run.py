@@ -61,6 +61,8 @@ Model = str | ConnectOptions | RemoteModel
 _POLL_S = 0.5
 _END_S = 1.0
 _LAST_WRITES_S = 60.0
+_PATIENCE_S = 60.0
+"""For the writer of a recording to make room: an evaluation loses no episode to a slow one."""
 _HAND_OVER_S = 5.0
 """After Ctrl-C or a failure: for the writer to take what it has to write; it goes on alone."""
 
@@ -199,7 +201,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
     from rlmesh_ray.recording.options import RecordOptions
     from rlmesh_ray.recording.recorder import WriterHandle
 
-    writer = WriterHandle(RecordOptions.of(record))
+    writer = WriterHandle(RecordOptions.of(record), _PATIENCE_S)
     wait_s = _HAND_OVER_S
     try:
         result = evaluate_indices(env, model, range(episodes), options, writer)

@@ -1,7 +1,7 @@
 """Recorder: what steps hands its arrays to; and the handle of the process that writes them.
 
-Nothing here raises into what steps, and nothing waits: a block of steps for which the queue has no
-room is dropped, with all episodes that it is part of.
+Nothing here raises into what steps. Where the queue has no room for a block of steps, it is dropped
+with all episodes that it is part of, or waited for, as the ``WriterHandle`` says.
 """
 
 import logging
@@ -48,10 +48,12 @@ class WriterHandle:
 
     Args:
         options: Where to record.
+        patience_s: How long what steps waits for room in the queue.
     """
 
-    def __init__(self, options: RecordOptions) -> None:
+    def __init__(self, options: RecordOptions, patience_s: float = 0.0) -> None:
         self.options = options
+        self._patience_s = patience_s
         self.num_lost = 0
         """Episodes that were dropped for want of room."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,6 +83,11 @@ class WriterHandle:
         """
         with self._lock:
             most = _QUEUE_BYTES // 4 if self._is_refusing else _QUEUE_BYTES - num_bytes
+            if not self._is_refusing:
+                self._changed.wait_for(
+                    lambda: self._queued_bytes <= most or not (self._queue and self._is_open),
+                    self._patience_s,
+                )
             self._is_refusing = bool(self._queue) and self._queued_bytes > most
             if self._is_refusing or not self._is_open:
                 return False
@@ -168,6 +175,7 @@ class WriterHandle:
             self._is_sending = True
             key, message, num_bytes = self._queue.popleft()
             self._queued_bytes -= num_bytes
+            self._changed.notify_all()
             return key, message
 
 

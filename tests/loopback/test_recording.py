@@ -324,6 +324,15 @@ def test_a_queue_without_room_refuses_and_recovers(tmp_path: Path) -> None:
     assert len(load(tmp_path).episodes) == sum(taken) + 1
 
 
+def test_who_waits_for_room_in_the_queue_loses_nothing(tmp_path: Path) -> None:
+    writer = WriterHandle(RecordOptions(tmp_path), WRITER_S)
+    writer.put("0", Stream(INFO, "", "none"), 0)
+
+    assert all(writer.put("0", cart_pole(3, seed=number), 2**25) for number in range(40))
+    writer.close(WRITER_S)
+    assert len(load(tmp_path).episodes) == 40
+
+
 def test_a_writer_takes_all_at_the_end_and_writes_it_alone(tmp_path: Path) -> None:
     others = child_pids()
     writer = WriterHandle(RecordOptions(tmp_path))
