@@ -6,7 +6,9 @@ with all episodes that it is part of, or waited for, as the ``WriterHandle`` say
 
 import logging
 import os
+import pickle
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -14,8 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from multiprocessing.connection import Pipe
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -33,6 +34,7 @@ _FLUSH_S = 1.0
 _DEFAULT_FPS = 30.0
 _WORKER_CLOSE_S = 3.0
 _HURRY_S = 0.2
+_SIZE = struct.Struct("<Q")
 TAKE_ALL = signal.SIGURG
 """Has the writer take the whole queue before it writes on: what sends it is about to end. Without a
 handler, as while the writer starts, nothing happens."""
@@ -149,14 +151,14 @@ class WriterHandle:
         self._changed.notify_all()
 
     def _feed(self) -> None:
-        source, pipe = Pipe(duplex=False)
+        read_end, write_end = os.pipe()
         try:
-            with source, pipe:
+            with os.fdopen(read_end, "rb") as source, os.fdopen(write_end, "wb") as pipe:
                 self._process = _start(self.options, source.fileno())
                 source.close()
                 while (message := self._next()) is not None:
-                    pipe.send(message)
-                pipe.send(None)
+                    send(pipe, message)
+                send(pipe, None)
         except OSError as error:
             with self._lock:
                 self._is_open = False
@@ -177,6 +179,42 @@ class WriterHandle:
             self._queued_bytes -= num_bytes
             self._changed.notify_all()
             return key, message
+
+
+def send(pipe: BinaryIO, message: tuple[str, Message] | None) -> None:
+    """Send the writer's process a message; ``receive`` returns it.
+
+    Arrays are not copied: pictures of ``render`` are most of what a recording moves.
+
+    Raises:
+        OSError: The other end is gone.
+    """
+    arrays: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(message, 5, buffer_callback=arrays.append)
+    parts = [memoryview(data), *(array.raw() for array in arrays)]
+    pipe.write(_SIZE.pack(len(parts)) + b"".join(_SIZE.pack(part.nbytes) for part in parts))
+    for part in parts:
+        pipe.write(part)
+    pipe.flush()
+
+
+def receive(pipe: BinaryIO) -> Any:
+    """Return the next message.
+
+    Raises:
+        EOFError: The other end is gone.
+    """
+    (num_parts,) = _SIZE.unpack(_received(pipe, _SIZE.size))
+    sizes = _SIZE.iter_unpack(_received(pipe, num_parts * _SIZE.size))
+    data, *arrays = [_received(pipe, size) for (size,) in sizes]
+    return pickle.loads(data, buffers=arrays)
+
+
+def _received(pipe: BinaryIO, size: int) -> bytearray:
+    data = bytearray(size)
+    if pipe.readinto(data) < size:  # type: ignore[attr-defined]  # a buffered file has it
+        raise EOFError
+    return data
 
 
 def _start(options: RecordOptions, source: int) -> "subprocess.Popen[bytes]":

@@ -210,7 +210,8 @@ class StepCollector:
         for target, column in zip(block.columns, columns, strict=False):
             target[row] = column
         if block.frames is not None:
-            block.frames[row] = frames
+            for lane, frame in enumerate(frames):  # together they would be copied twice
+                block.frames[row, lane] = frame
         if infos:
             block.infos[row] = _encoded(infos)
             self._info_bytes += len(block.infos[row])

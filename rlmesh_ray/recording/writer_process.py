@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ import pyarrow.parquet as pq
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording.episode_table import arrow_array, schema
-from rlmesh_ray.recording.recorder import TAKE_ALL
+from rlmesh_ray.recording.recorder import TAKE_ALL, receive
 from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store, removed_on_error
 from rlmesh_ray.recording.vector_steps import Abandoned, Message, Segment, Stream, segments
 from rlmesh_ray.recording.video import VideoFile, picture_position
@@ -341,8 +340,8 @@ def main() -> None:
     signal.signal(TAKE_ALL, lambda *_: is_hurried.set())
     waiting: list[tuple[str, Message]] = []
     # OSError: the other end is gone in the middle of a message.
-    with contextlib.suppress(EOFError, OSError), Connection(0, writable=False) as pipe:
-        while (received := pipe.recv()) is not None:
+    with contextlib.suppress(EOFError, OSError), os.fdopen(0, "rb") as pipe:
+        while (received := receive(pipe)) is not None:
             if is_hurried.is_set():
                 waiting.append(received)
                 continue
