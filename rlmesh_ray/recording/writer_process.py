@@ -32,6 +32,7 @@ from rlmesh_ray.spaces.leaves import Leaf, leaves
 _LOG = logging.getLogger("rlmesh_ray.recording")
 _LONGEST_INFO, _LARGEST_ARRAY = 4096, 256
 _RESCAN_SHARE = 0.01
+_ROW_GROUP_BYTES = 2**12
 _NICENESS = 19  # a fiftieth of a processor that a simulator or a learner wants
 _REST = 9.0
 """Where not half of the processors are free, the writer rests for nine tenths of the time: the
@@ -81,6 +82,10 @@ class EpisodeFiles:
         self.video: VideoFile | None = None
         self.counted_bytes = 0
         """What the writer has counted of them."""
+        self._waiting: list[pa.RecordBatch] = []
+        """Rows that are not in the file yet: blocks with pictures of ``render`` have few, and each
+        group of rows in a file takes as much time and room as many rows."""
+        self._waiting_bytes = 0
         self._num_rows = 0
         self._return = 0.0
 
@@ -89,15 +94,23 @@ class EpisodeFiles:
         stream = self._stream
         arrays = map(arrow_array, stream.leaves, stream.schema.types, segment.columns)
         batch = pa.record_batch([*arrays, pa.array(infos, pa.string())], stream.schema)
-        self._parquet.write_batch(batch)
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes > _ROW_GROUP_BYTES:
+            self._write_rows()
         self._num_rows += batch.num_rows
         self._return += float(segment.columns[-3][int(segment.begins) :].sum())
+
+    def _write_rows(self) -> None:
+        rows = pa.Table.from_batches(self._waiting, self._stream.schema).combine_chunks()
+        self._parquet.write_table(rows)
+        self._waiting, self._waiting_bytes = [], 0
 
     @property
     def size_bytes(self) -> int:
         """Size of the files so far."""
         video = 0 if self.video is None else self.video.path.stat().st_size
-        return int(self._file.tell()) + video
+        return int(self._file.tell()) + self._waiting_bytes + video
 
     def finish(self, last: Segment, number: int) -> EpisodeSummary:
         """Complete the Parquet file, publish all under the first free id from ``number`` on."""
@@ -114,6 +127,7 @@ class EpisodeFiles:
             truncated=bool(last.columns[-1][-1]),
             video=None,
         )
+        self._write_rows()
         self._parquet.add_key_value_metadata({SUMMARY_KEY: summary.to_json()})
         self._parquet.close()
         self._file.close()

@@ -338,6 +338,27 @@ def test_recording_stops_at_its_size_and_deletes_nothing(
     assert "recording stops" in record.getMessage()
 
 
+def test_rows_that_come_one_after_the_other_share_a_group(tmp_path: Path) -> None:
+    whole = cart_pole(99, seed=0)
+    parts = [
+        replace(
+            whole,
+            columns=[column[row : row + 1] for column in whole.columns],
+            infos=whole.infos[row : row + 1],
+            begins=row == 0,
+            ends=row == 99,
+        )
+        for row in range(100)
+    ]
+
+    written(tmp_path, INFO, *parts)
+
+    (path,) = tmp_path.glob("episodes/*.parquet")
+    metadata = pq.ParquetFile(path).metadata
+    assert (metadata.num_rows, metadata.num_row_groups) == (100, 1)
+    assert_identical(load(tmp_path).episode("000001").observations, whole.columns[0])
+
+
 def endless(num_steps: int) -> Segment:
     """Return the beginning of an episode."""
     return replace(cart_pole(num_steps, seed=0), ends=False)
