@@ -265,6 +265,8 @@ def segments(block: StepBlock) -> Iterator[Segment]:
             if not len(part):
                 continue
             first, last = int(part[0]), int(part[-1])
+            is_whole = last - first + 1 == len(part)  # pictures of consecutive rows are not copied
+            rows_of_frames = slice(first, last + 1) if is_whole else part
             yield Segment(
                 lane,
                 [_rows(column, part, lane) for column in block.columns],
@@ -272,7 +274,7 @@ def segments(block: StepBlock) -> Iterator[Segment]:
                 begins=bool(block.kinds[first, lane] == FIRST),
                 ends=bool(ended[last, lane] and block.kinds[last, lane] == STEP),
                 seed=block.seeds.get((first, lane)),
-                frames=None if block.frames is None else block.frames[part, lane],
+                frames=None if block.frames is None else block.frames[rows_of_frames, lane],
                 policy_version=block.policy_version,
             )
 

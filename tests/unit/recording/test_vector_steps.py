@@ -247,3 +247,18 @@ def test_of_infos_that_are_too_large_together_only_the_largest_are_left_out() ->
     for segment, speed in zip(segments(block), (1.5, 2.5), strict=True):
         note = "too large and left out: camera"
         assert segment.infos == [{"speed": speed, "rlmesh_ray.recording": note}]
+
+
+def test_pictures_of_consecutive_rows_are_not_copied() -> None:
+    lanes = Lanes(2)
+    collector = StepCollector(INFO, 2, autoresets=True)
+    pictures = np.random.default_rng(0).integers(256, size=(2, 2, 8, 8, 3), dtype=np.uint8)
+    collector.add_reset([0, 1], [], lanes.observations, {}, pictures[0])
+    collector.add_step(lanes.advance(), {}, pictures[1])
+    block = collector.take()
+
+    assert block is not None
+    for lane, segment in enumerate(segments(block)):
+        assert segment.frames is not None
+        np.testing.assert_array_equal(segment.frames, pictures[:, lane])
+        assert np.shares_memory(segment.frames, block.frames)
