@@ -25,7 +25,8 @@ class Record:
     """
 
     def __init__(self, workload: str, note: Note) -> None:
-        self._workload = workload
+        self.workload = workload
+        """Its name."""
         self._note = note
         self._all: list[Measurement] = []
 
@@ -40,7 +41,7 @@ class Record:
         per_s = _per_s(value, unit, reading)
         can_tell = reading.latencies_us or not reading.answers_per_s
         made = Measurement(
-            workload=self._workload,
+            workload=self.workload,
             case=case,
             side=str(side),
             repetition=repetition,

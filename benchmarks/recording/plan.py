@@ -14,6 +14,8 @@ class RecordingRow(enum.StrEnum):
     STEPS = "steps"
     VIDEO = "video"
     INDEX = "index"
+    RENDER = "render"
+    EVALUATE = "evaluate"
 
 
 @dataclass(frozen=True, slots=True)
