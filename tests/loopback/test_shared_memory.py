@@ -30,8 +30,8 @@ from rlmesh_ray.protocol.messages import Close
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import connection_broker
+from rlmesh_ray.transport import direct_frames as frames
 from rlmesh_ray.transport import shared_memory as wire
-from rlmesh_ray.transport.direct_connection import DirectConnection
 from rlmesh_ray.transport.step_buffers import StepBuffers
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
 from tests.loopback.direct_sessions import NOTHING, array, has_direct_connection, served, session
@@ -317,16 +317,16 @@ def test_other_pictures_are_png_and_drawn_once(way: str) -> None:
             assert_identical(np.array(image), noise(1, way))
 
 
-def test_pictures_that_get_lost_are_sent_again_and_not_drawn_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def lose(*_: object) -> None:
-        raise ConnectionResetError
-
+def test_pictures_that_get_lost_are_sent_again_and_not_drawn_again() -> None:
     with served(Noisy) as client:
-        with monkeypatch.context() as patch:
-            patch.setattr(DirectConnection, "_receive_pictures", lose)
-            png = client.render()
+        direct = client.direct_connector.connection()
+        assert direct is not None
+        number = client.session_stream.numbers.next_number
+        direct.worker_socket.send(frames.pack_request(number, 0, frames.RENDER))
+        assert select.select([direct.worker_socket.connection], [], [], 60.0)[0]
+        direct.close()
+
+        png = client.render()
 
         assert isinstance(png, bytes)
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
