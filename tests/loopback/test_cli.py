@@ -592,9 +592,10 @@ def own_file(path: Path, text: str) -> None:
     path.chmod(0o600)
 
 
-def test_a_token_file_that_others_may_read_is_refused(folder: Path, here: Run) -> None:
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_a_token_file_that_others_may_read_is_refused(folder: Path, here: Run, mode: int) -> None:
     (folder / "token").write_text("s3cret\n")
-    (folder / "token").chmod(0o644)
+    (folder / "token").chmod(mode)
 
     fails(here, ["serve-env", "CartPole-v1", "--token-file", "token"], "chmod 600", code=2)
 

@@ -55,6 +55,20 @@ class Moody(gymnasium.Env[Any, Any]):
         return self.steps, 1.0, bool(action == 4), False, {}
 
 
+class TwoEnds(gymnasium.Env[Any, Any]):
+    """The action 1 terminates the episode, and 2 truncates it; 0 lets it run."""
+
+    observation_space = spaces.Discrete(3)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return int(action), 0.5, bool(action == 1), bool(action == 2), {}
+
+
 @pytest.fixture(scope="module")
 def cartpole() -> Iterator[EnvServer]:
     with EnvServer("CartPole-v1", num_envs=2) as server:
@@ -136,6 +150,30 @@ def test_a_step_after_an_error_needs_a_reset(moody: EnvServer) -> None:
 
     assert caught.value.code == "NOT_READY"
     env.close()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "transport"),
+    [
+        *(("rlmesh.protocol.v1", transport) for transport in ("grpc", "shared_memory", "tcp")),
+        ("rlmesh-wire-v1", "auto"),
+    ],
+)
+def test_terminated_and_truncated_stay_apart(dialect: str, transport: str) -> None:
+    with EnvServer(TwoEnds, num_envs=3, dialects=[dialect]) as server:
+        client = EnvClient(ConnectOptions(server.address), transport=transport)
+        client.reset()
+        client.step([np.zeros(3, np.int64)])
+        result = client.step([np.arange(3)])
+        client.close()
+
+    assert result.terminated.tolist() == [False, True, False]
+    assert result.truncated.tolist() == [False, False, True]
+    records = [
+        (each.env_index, each.terminated, each.truncated, each.step_count, each.cumulative_reward)
+        for each in result.completed_episodes
+    ]
+    assert records == [(1, True, False, 2, 1.0), (2, False, True, 2, 1.0)]
 
 
 def test_the_next_session_sees_nothing_of_the_former_one(moody: EnvServer) -> None:

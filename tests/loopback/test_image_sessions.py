@@ -113,6 +113,16 @@ def test_the_endpoint_resizes_images_and_the_space_says_so(
     small.close()
 
 
+def test_a_resized_picture_shows_what_it_has_shown(server: EnvServer) -> None:
+    env = RemoteVectorEnv(server.address, resize={"camera": (12, 16)})
+    red = env.reset(seed=3)[0]["camera"][0, ..., 0].astype(int)
+    env.close()
+
+    # Each pixel is about the mean of 4 x 4: those of the first are rows and columns 0 to 3.
+    rows, columns = np.mgrid[1.5:48:4, 1.5:64:4]
+    assert np.abs(red - (rows * 2 + columns)).max() <= 4
+
+
 def test_images_may_grow_beyond_a_message_of_their_own_size(server: EnvServer) -> None:
     env = RemoteVectorEnv(server.address, resize={"camera": (5000, 2000)})
     assert env.reset(seed=0)[0]["camera"].shape == (NUM_LANES, 5000, 2000, 3)

@@ -40,8 +40,11 @@ from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.model_stream import MAX_UNANSWERED
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.testing.envs import SPACES, EchoEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
+from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_request_bytes
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import plain_channel
@@ -119,6 +122,29 @@ def test_an_action_of_another_width_is_refused(server: EnvServer, size: int) -> 
     assert f"{size} bytes, expected 16" in answer.message
     assert not answer.is_recoverable
     stream.close()
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_a_nested_action_of_another_width_is_refused(num_lanes: int) -> None:
+    space = SPACES["dict"]
+    with EnvServer(lambda: EchoEnv(space), num_envs=2) as server:
+        stream = RawStream(server.address, ENV + "Join")
+        stream.ask(RESET)
+        action = values.encode_batch(
+            from_gymnasium(space),
+            [
+                np.zeros(num_lanes, np.int64),
+                np.zeros((num_lanes, 2), np.float32),
+                ("",) * num_lanes,
+            ],
+            num_lanes,
+        )
+
+        answer = wire.parse_response(stream.ask(wire.pack_request(Step("2", action))))
+
+        assert isinstance(answer, EnvFailed)
+        assert f"the batch has {num_lanes} lanes, expected 2" in answer.message
+        stream.close()
 
 
 def test_a_frame_above_what_the_contract_needs_costs_its_own_session_only(

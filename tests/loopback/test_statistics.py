@@ -136,20 +136,25 @@ def test_sessions_that_the_endpoint_ends_are_not_lost() -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_values_out_of_range_count_each_time_and_a_session_goes_on(transport: str) -> None:
-    with EnvServer(lambda: FaultyEnv(Fault.NAN_REWARD, at_step=2)) as server:
+@pytest.mark.parametrize(
+    ("fault", "shown"), [(Fault.NAN_REWARD, "nan"), (Fault.INFINITE_REWARD, "-inf")]
+)
+def test_values_out_of_range_count_each_time_and_a_session_goes_on(
+    transport: str, fault: Fault, shown: str
+) -> None:
+    with EnvServer(lambda: FaultyEnv(fault, at_step=2)) as server:
         client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0, transport=transport)
         warned = []
         for _ in range(2):
             client.reset()
             client.step([np.zeros(1, np.int64)])
             result = client.step([np.zeros(1, np.int64)])
-            assert np.isnan(result.rewards).all()
+            assert result.rewards.astype(str).tolist() == [shown]
             warned.append(result.infos)
         during = server.statistics()
         client.close()
 
-        text = "reward: nan is not finite (lane 0)"
+        text = f"reward: {shown} is not finite (lane 0)"
         assert lane_info(warned[0], 0) == {"rlmesh.conformance.warning": [text]}
         assert warned[1] == {}
         assert during.deviations == 2

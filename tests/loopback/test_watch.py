@@ -44,7 +44,7 @@ from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 from tests.loopback.eventually import eventually
 from tests.loopback.test_observers import Drawn, begun
 from tests.loopback.test_registration import SECRET, Book
-from tests.unit.recording.recordings import INFO, cart_pole, written
+from tests.unit.recording.recordings import INFO, cart_pole, cart_poles, written
 from tests.watched import Reply, fetch
 
 NUM_LANES = 3
@@ -347,6 +347,34 @@ def site(command: list[str], *arguments: str) -> Iterator[Site]:
 
 
 PNG = b"\x89PNG"
+
+
+def test_runs_and_recordings_are_shown_from_where_a_browser_asks(tmp_path: Path) -> None:
+    for number, name in enumerate(("old", "new")):
+        (tmp_path / name).mkdir()
+        progress = tmp_path / name / "progress.csv"
+        progress.write_text("iteration\n" + "".join(f"{each}\n" for each in range(901)))
+        os.utime(progress, (number, number))
+    cart_poles(tmp_path / "recorded", 53)  # of 3 to 55 steps
+    app = page(LiveView(AddressSource([])), RunFolder(tmp_path))
+
+    def ask(path: str, **values: object) -> Any:
+        return fetch(app, f"/api/{path}?{urllib.parse.urlencode(values)}").json
+
+    overview = ask("runs")
+    assert [run["name"] for run in overview["runs"]] == ["new", "old"]
+    assert overview["recordings"] == ["recorded"]
+    curve = [row["iteration"] for row in ask("curve", run="new")]
+    assert (len(curve), curve[-1]) == (301, 900)
+    first = ask("episodes", recording="recorded", order="longest", first=0)
+    rest = ask("episodes", recording="recorded", order="longest", first=50)
+    assert first["total"] == rest["total"] == 53
+    lengths = [each["length"] for part in (first, rest) for each in part["episodes"]]
+    assert lengths == list(range(55, 2, -1))
+    shortest = rest["episodes"][-1]["id"]
+    assert ask("episode", recording="recorded", episode=shortest)["returns"] == [
+        {"x": step, "y": float(step)} for step in (1, 2, 3)
+    ]
 
 
 def test_a_browser_that_goes_while_a_picture_is_drawn_leaves_it_to_the_others(

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any
 
 import gymnasium
@@ -137,6 +138,8 @@ def require_what_was_seen(chunks: list[SingleAgentEpisode], played: list[Played]
         assert np.array_equal(
             np.concatenate([each.get_rewards() for each in group]), seen.rewards[:num]
         )
+        starts = accumulate(map(len, group[:-1]), initial=0)
+        assert [each.t_started for each in group] == list(starts)
         assert not any(each.is_done for each in group[:-1])
         if group[-1].is_done:
             assert num == len(seen.actions)
