@@ -25,7 +25,7 @@ PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup demo bench docs house test test-slow coverage mutants nightly chaos versions fuzz lint proto clean
+.PHONY: help setup demo bench docs house test test-slow coverage mutants faults nightly chaos versions fuzz lint proto clean
 
 help:
 	@echo "make demo       train over endpoints, serve the result, evaluate it from outside"
@@ -33,6 +33,7 @@ help:
 	@echo "make test-slow  the slow tests"
 	@echo "make coverage   lines and branches of the core that the tests run, by room; pages under runs/coverage"
 	@echo "make mutants    change the core at MUTANTS=300 places drawn with SEED=1; print what no unit test notices"
+	@echo "make faults     plant the known faults one by one; fails where no test of the public surface finds one"
 	@echo "make bench      measure ours beside peers, write docs/benchmarks/figures.md; BENCH='stepping' chooses"
 	@echo "make docs       build the site in runs/docs"
 	@echo "make house      figures of the package's order: modules, lines, repeated names; fails above their limits"
@@ -181,6 +182,11 @@ coverage: setup
 MUTANTS ?= 300
 mutants: setup
 	$(BIN)/python -m tests.mutants --number $(MUTANTS) --seed $(SEED)
+
+# FAULTS='--room server' chooses, or names of faults. About ten minutes.
+FAULTS ?=
+faults: setup
+	$(BIN)/python -m tests.faults $(FAULTS)
 
 # Tests of hours, in the order of their files; then simulators: SIMULATORS='pong minigrid' chooses.
 nightly: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
