@@ -177,8 +177,8 @@ coverage: setup
 	  printf '%-10s %s %%\n' $$room $$($(BIN)/coverage report --include="rlmesh_ray/$$room/*" --precision=1 --format=total); \
 	done
 
-# MUTANTS=50 tries fewer of the same sample, SEED=2 others. The first run collects which test reaches
-# which function; results stay in mutants/ until `make clean`.
+# MUTANTS=50 tries fewer of the same sample, SEED=2 others, MUTANTS='50 --room client' those of one room. The
+# first run collects which test reaches which function; results stay in mutants/ until `make clean`.
 MUTANTS ?= 300
 mutants: setup
 	$(BIN)/python -m tests.mutants --number $(MUTANTS) --seed $(SEED)

@@ -1,4 +1,4 @@
-"""A seeded sample of mutants of the core, tried against unit tests: ``make mutants``.
+"""A seeded sample of mutants of each room, tried against unit tests: ``make mutants``.
 
 mutmut mutates the rooms that ``[tool.mutmut]`` in pyproject.toml names, in a copy under
 ``mutants/``, and runs the tests that reach the mutated function. It keeps the results there: the
@@ -12,6 +12,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from mutmut.__main__ import create_mutants
@@ -36,11 +37,20 @@ def statuses() -> dict[str, str]:
     return found
 
 
+def rooms(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of mutants by room, sorted."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        found.setdefault(name.split(".")[1], []).append(name)
+    return dict(sorted(found.items()))
+
+
 def main() -> None:
     """Try the sample; print the figures and the mutants that no test has killed."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
-    parser.add_argument("--number", type=int, default=300)
+    parser.add_argument("--number", type=int, default=300, help="mutants of all rooms together")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--room", action="append", help="only this one; repeatable")
     args = parser.parse_args()
 
     Path("mutants").mkdir(exist_ok=True)
@@ -48,19 +58,24 @@ def main() -> None:
     copy_also_copy_files()
     create_mutants(1)
     status = statuses()
-    names = list(status)
-    random.Random(args.seed).shuffle(names)  # a larger number extends the sample
-    sample = names[: args.number]
+    chosen = {room: each for room, each in rooms(status).items() if room in (args.room or [room])}
+    sample: list[str] = []
+    for names in chosen.values():
+        # A larger number extends the sample, and other rooms do not change it.
+        random.Random(args.seed).shuffle(names)
+        sample += names[: args.number // len(chosen)]
     untried = [name for name in sample if status[name] == "not checked"]
     if untried:
         command = [str(Path(sys.executable).with_name("mutmut")), "run", "--max-children", "1"]
         subprocess.run([*command, *untried], check=True)
         status = statuses()
 
-    sys.stdout.write(f"{len(sample)} of {len(names)} mutants, seed {args.seed}\n")
-    counts = Counter((name.split(".")[1], status[name]) for name in sample)
-    for (room, result), count in sorted(counts.items()):
-        sys.stdout.write(f"{room:12} {result:12} {count:4}\n")
+    sys.stdout.write(f"{len(sample)} of {len(status)} mutants, seed {args.seed}\n")
+    for room, names in rooms(sample).items():
+        counts = Counter(status[name] for name in names)
+        killed = 1 - sum(counts[each] for each in NOT_KILLED) / len(names)
+        shown = ", ".join(f"{count} {result}" for result, count in sorted(counts.items()))
+        sys.stdout.write(f"{room:12} {len(chosen[room]):6} {killed:6.1%} killed: {shown}\n")
     for name in sorted(sample):
         if status[name] in NOT_KILLED:
             sys.stdout.write(f"{status[name]}: {name}\n")
