@@ -32,8 +32,11 @@ ROOMS = (
     *("evaluation", "compliance", "rllib", "models", "cli", "recording", "watch", "actors"),
     *("dm_env_rpc", "rllink", "released", "openpi"),
 )
-FOLDERS = ("tests/loopback/", "tests/compliance/", "tests/peers/", "tests/ray/")
-"""Tests of the public surface; ``tests/test_shown_blocks.py`` is one of them, too."""
+FOLDERS = (
+    *("tests/loopback/", "tests/compliance/", "tests/peers/", "tests/ray/"),
+    "tests/test_shown_blocks.py",
+)
+"""Tests of the public surface."""
 _LEFT_OUT = (".git", ".venv", ".venvs", "mutants", "runs", "node_modules", "__pycache__")
 _FAILED = 1
 """Exit code of pytest where a test has failed; other codes say that none has run."""
