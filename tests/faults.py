@@ -154,8 +154,8 @@ FAULTS = (
         "client",
         "A direct step without an answer waits as long again on the stream.",
         "rlmesh_ray/client/env_client.py",
-        "left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * limit_s)",
-        "left_s = limit_s",
+        "return max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * limit_s)",
+        "return limit_s",
         "tests/loopback/test_direct_connection.py::"
         "test_a_step_without_an_answer_takes_its_timeout_and_a_second_at_most[shared_memory]",
     ),

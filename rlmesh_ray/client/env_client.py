@@ -483,7 +483,7 @@ class EnvClient:
         numbers = self.session_stream.numbers
         if frame is None:
             # The step keeps its deadline; only the endpoint knows whether it has begun.
-            left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * limit_s)
+            left_s = _left_s(end_s, limit_s)
             timeout_ms = endpoint_timeout_ms(left_s)
             self._send_on_stream(str(numbers.fall_back_to_join()), direct.action, timeout_ms)
             return self._receive_step(request_id, limit, left_s)
@@ -539,7 +539,7 @@ class EnvClient:
         if pictures is not None:
             numbers.direct_answered(number)
             return pictures
-        left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * limit_s)
+        left_s = _left_s(end_s, limit_s)
         return self._render_on_stream(str(numbers.fall_back_to_join()), left_s)
 
     def _render_on_stream(self, request_id: str, left_s: float | None = None) -> bytes | None:
@@ -667,3 +667,8 @@ def _result_or_raise(kept: StepResult | RlmeshError) -> StepResult:
         raise kept
     finally:
         del kept  # breaks a reference cycle, which would keep the shared memory
+
+
+def _left_s(end_s: float, limit_s: float) -> float:
+    """Return what is left of a direct request's limit for the same request on the stream."""
+    return max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * limit_s)
