@@ -1,0 +1,1 @@
+"""``calls``: how many functions of the package a step and a prediction call."""
