@@ -36,7 +36,7 @@ help:
 	@echo "make faults     plant the known faults one by one; fails where no test of the public surface finds one"
 	@echo "make bench      measure ours beside peers, write docs/benchmarks/figures.md; BENCH='stepping' chooses"
 	@echo "make docs       build the site in runs/docs"
-	@echo "make house      figures of the package's order: modules, lines, repeated names; fails above their limits"
+	@echo "make house      figures of the package's order: statements, modules, classes, Protocols; fails above their limits"
 	@echo "make nightly    fuzzing, long walks and all pairs with peers; real simulators"
 	@echo "make chaos      kill, freeze and cut endpoints while clients step; writes docs/benchmarks/trials.md"
 	@echo "make versions   loopback tests with the lowest and the newest dependencies, Python 3.11 and 3.13"
