@@ -35,7 +35,7 @@ FILES_OF_A_PREDICTION = LIMITS["prediction, 1 row"].files
 def above_the_limits(found: Iterable[Calls]) -> list[str]:
     """Return what is above its limit, in words."""
     return [
-        f"{each.case}: {name} {figure} of {limit} at most"
+        f"{each.case}: {name} {figure} of {limit or 0} at most"
         for each in found
         for (name, figure), limit in zip(
             asdict(each).items(), asdict(LIMITS[each.case]).values(), strict=True
