@@ -13,7 +13,7 @@ ALLOWED_PROTOCOLS = {
     "BatchCodec": "ServerCodec, ImageBatchCodec, and those of wire and of the released dialect",
     "BatchCodecs": "the modules of values: wire, released, openpi; CompressedObservations",
     "BatchFrames": "the modules of values: wire, released",
-    "BidiCall": "QueuedCall, and gRPC's single-threaded call",
+    "BidiCall": "QueuedCall, SingleThreadedCall",
     "ClientHandshakeFrames": "the modules env and model: wire, released",
     "ClientSession": "keeps RLlink's server from its runner, which has SimulatorSession",
     "ClientSessionFactory": "keeps RLlink's server from its runner, RLMeshRLlinkEnvRunner",

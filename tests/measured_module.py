@@ -8,6 +8,7 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Sequence
+from typing import TypeGuard
 
 PUBLIC_UNDERSCORES = {"_asdict", "_exit", "_fields", "_make", "_replace"}
 """Documented names of the standard library."""
@@ -191,7 +192,7 @@ def _names_given(call: ast.Call) -> Sequence[ast.expr]:
     return call.args[1:2] if _last_name(call.func) == "getattr" else call.args
 
 
-def _is_text(node: ast.AST) -> bool:
+def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 

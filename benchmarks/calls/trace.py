@@ -61,7 +61,7 @@ class Trace:
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         if module.partition(".")[0] != PACKAGE or code.co_name in _LEFT_OUT:
             return
-        if frame.f_lasti == self._start_of(code):
+        if frame.f_lasti <= self._start_of(code):
             self._counts[threading.current_thread()][f"{module}:{code.co_qualname}"] += 1
 
     def _start_of(self, code: CodeType) -> int:

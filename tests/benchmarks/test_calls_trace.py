@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from types import FunctionType
 
 from benchmarks.calls.trace import Trace
@@ -10,19 +11,20 @@ from rlmesh_ray import polling
 
 
 def numbers(count: int) -> list[int]:
-    def each() -> object:
+    def each() -> Iterator[int]:
         yield from range(count)
 
     return [number for number in each()]  # noqa: C416  # a comprehension, and a generator
 
 
-def ours(function: FunctionType) -> FunctionType:
+def as_ours(function: Callable[[int], object]) -> Callable[[int], object]:
     """Return the function as if it were one of the package."""
+    assert isinstance(function, FunctionType)
     return FunctionType(function.__code__, {**function.__globals__, "__name__": "rlmesh_ray.ours"})
 
 
 def test_starts_of_functions_of_the_package_are_counted_by_thread() -> None:
-    counted = ours(numbers)
+    counted = as_ours(numbers)
     with Trace() as trace:
         counted(2)
         trace.start()
