@@ -32,6 +32,8 @@ from rlmesh_ray.spaces.gym_conversion import contract_of
 
 WARM_UP, ROUNDS = 5, 64
 RUNNER_LANES = 8
+STEP_S = 3e-4
+"""Of a runner's lane: each step takes a while, since the runner works ahead while it waits."""
 TRANSPORTS = {"grpc": "gRPC", "tcp": "TCP", "shared_memory": "shared memory"}
 
 
@@ -144,7 +146,12 @@ def runner_steps() -> Iterator[Calls]:
     torch.set_num_threads(1)
     for transport, name in TRANSPORTS.items():
         with (
-            EnvServer(TracedEnv, num_envs=RUNNER_LANES, transport=transport) as server,
+            EnvServer(
+                TracedEnv,
+                num_envs=RUNNER_LANES,
+                env_kwargs={"step_s": STEP_S},
+                transport=transport,
+            ) as server,
             Trace() as trace,
         ):
             config = configure(PPOConfig(), server.address, inference="torch")

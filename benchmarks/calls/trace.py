@@ -2,13 +2,15 @@
 
 So that the counts are the same in every run and for every Python, these are left out: generators
 and coroutines that are resumed, since what they wait for may have come already; what is called
-between two polls; and comprehensions, which Python 3.12 runs inside their function.
+between two polls; comparisons, since a dictionary makes none where a key is the same object; and
+comprehensions, which Python 3.12 runs inside their function.
 """
 
 import dis
 import json
 import sys
 import threading
+import time
 from collections import Counter, defaultdict
 from types import CodeType, FrameType
 from typing import Any, Self
@@ -23,7 +25,7 @@ from rlmesh_ray import polling
 PACKAGE = polling.__name__.partition(".")[0]
 TRACE = "trace"
 """Key of a reset's options, True or False, and of its info."""
-_LEFT_OUT = {"<listcomp>", "<setcomp>", "<dictcomp>", polling.no_work.__name__}
+_LEFT_OUT = {"<listcomp>", "<setcomp>", "<dictcomp>", "__eq__", polling.no_work.__name__}
 
 
 class Trace:
@@ -81,10 +83,16 @@ class TracedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     """Does next to nothing, and its episodes never end; counts the calls of its worker's process.
 
     ``reset(options={TRACE: True})`` begins to count; with False its info has the counts, as JSON.
+
+    Args:
+        step_s: How long a step sleeps.
     """
 
     observation_space = Box(-1.0, 1.0, (4,), np.float32)
     action_space = Discrete(2)
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self._step_s = step_s
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -107,4 +115,6 @@ class TracedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self, action: np.int64
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Answer."""
+        if self._step_s:
+            time.sleep(self._step_s)
         return np.zeros(4, np.float32), 1.0, False, False, {}

@@ -25,6 +25,7 @@ def as_ours(function: Callable[[int], object]) -> Callable[[int], object]:
 
 def test_starts_of_functions_of_the_package_are_counted_by_thread() -> None:
     counted = as_ours(numbers)
+    key, equal = polling.WakeupDescriptors(1, 2), polling.WakeupDescriptors(1, 2)
     with Trace() as trace:
         counted(2)
         trace.start()
@@ -32,6 +33,7 @@ def test_starts_of_functions_of_the_package_are_counted_by_thread() -> None:
         numbers(3)
         polling.keep_cpu()
         polling.no_work()
+        assert key == equal
         thread = threading.Thread(target=counted, args=(1,))
         thread.start()
         thread.join()
