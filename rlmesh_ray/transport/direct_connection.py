@@ -203,22 +203,19 @@ class DirectConnection:
 
     def _answer(self, timeout_s: float, receive: Callable[[int, float], AnswerT]) -> AnswerT | None:
         with self._receiving:
-            return self._received(timeout_s, receive) if self.is_open else None
-
-    def _received(
-        self, timeout_s: float, receive: Callable[[int, float], AnswerT]
-    ) -> AnswerT | None:
-        end_s = time.monotonic() + timeout_s
-        try:
-            number, kind, size = self._receive_frame(end_s)
-            if kind == frames.DONE and number == self.number:
-                return receive(size, end_s)
-            if kind == frames.FALL_BACK and number == self.number:
+            if not self.is_open:
                 return None
-        except OSError:  # or TimeoutError
-            pass  # the worker died, or the endpoint disconnected: the Join stream has the reason
-        self.close()
-        return None
+            end_s = time.monotonic() + timeout_s
+            try:
+                number, kind, size = self._receive_frame(end_s)
+                if kind == frames.DONE and number == self.number:
+                    return receive(size, end_s)
+                if kind == frames.FALL_BACK and number == self.number:
+                    return None
+            except OSError:  # or TimeoutError
+                pass  # the worker died, or the endpoint disconnected: the Join stream says why
+            self.close()
+            return None
 
     def observation(self) -> list[Column]:
         """Return copies of the observations of the last step."""
@@ -296,6 +293,8 @@ class DirectConnection:
             TimeoutError: They have not arrived by ``end_s`` of the monotonic clock.
             OSError: Either end is closed.
         """
+        if not size:  # as of most steps
+            return b""
         data = bytearray(size)
         self._fill(memoryview(data), end_s)
         return bytes(data)

@@ -116,28 +116,26 @@ class DirectStepServer:
             if not self._request.is_complete:
                 return
             self._request.num_received = 0
-            self._serve(*frames.unpack_request(self._header))
+            number, timeout_ms, num_bytes = frames.unpack_request(self._header)
+            timeout_ms = min(timeout_ms, LARGEST)
+            if num_bytes == frames.RENDER and self._draw is not None:
+                self._send_pictures(number, self._draw(number, timeout_ms))
+            elif num_bytes == self._actions.nbytes:
+                self._client.send(*self._answer(number, timeout_ms))
+            else:
+                _LOG.warning(
+                    "a direct connection is closed: step %d has %d bytes of actions, not %d",
+                    number,
+                    num_bytes,
+                    self._actions.nbytes,
+                )
+                self._end()
         except BlockingIOError:
             return  # nothing has arrived
         except ConnectionError:  # the client is gone, or the endpoint has disconnected
             self._end()
         except OSError as error:
             _LOG.warning("a direct connection is closed: %s", error)
-            self._end()
-
-    def _serve(self, number: int, timeout_ms: int, num_bytes: int) -> None:
-        timeout_ms = min(timeout_ms, LARGEST)
-        if num_bytes == frames.RENDER and self._draw is not None:
-            self._send_pictures(number, self._draw(number, timeout_ms))
-        elif num_bytes == self._actions.nbytes:
-            self._client.send(*self._answer(number, timeout_ms))
-        else:
-            _LOG.warning(
-                "a direct connection is closed: step %d has %d bytes of actions, not %d",
-                number,
-                num_bytes,
-                self._actions.nbytes,
-            )
             self._end()
 
     def _send_pictures(self, number: int, pictures: Sequence[NDArray[np.uint8]]) -> None:
