@@ -27,15 +27,13 @@ class EndpointOwner:
 
     Args:
         fleet: Id of the fleet.
-        env: The environment of all endpoints.
-        settings: Further arguments of each ``EnvServiceActor``.
+        env: The environment of all endpoints, and the options that they share.
     """
 
-    def __init__(self, fleet: str, env: SerializedEnv, settings: Mapping[str, Any]) -> None:
+    def __init__(self, fleet: str, env: SerializedEnv) -> None:
         self._fleet = fleet
         # Kept for the endpoints' restarts; see ``durable``.
         self._env = env if len(env.content) < MAX_INLINE_BYTES else ray.put(env)
-        self._settings = dict(settings)
         self._registry = shared_registry()
         self._endpoints: dict[str, ManagedEndpoint] = {}
         self._leaving: dict[str, ManagedEndpoint] = {}
@@ -108,7 +106,6 @@ class EndpointOwner:
             endpoint_id=spec.endpoint_id,
             fleet=self._fleet,
             announces=announces,
-            **self._settings,
         )
 
     async def _drain(self, endpoint: ManagedEndpoint, timeout_s: float) -> None:
@@ -137,7 +134,7 @@ class EndpointOwner:
                 await getattr(self._registry, method).remote(endpoint_id)
 
 
-def start_endpoint_owner(fleet: str, env: SerializedEnv, settings: Mapping[str, Any]) -> Any:
+def start_endpoint_owner(fleet: str, env: SerializedEnv) -> Any:
     """Start the manager of a fleet; it lives as long as the handle that this returns."""
     return (
         ray.remote(EndpointOwner)
@@ -149,7 +146,7 @@ def start_endpoint_owner(fleet: str, env: SerializedEnv, settings: Mapping[str, 
             resources={"node:__internal_head__": 0.001},
             scheduling_strategy="DEFAULT",
         )
-        .remote(fleet, env, settings)
+        .remote(fleet, env)
     )
 
 

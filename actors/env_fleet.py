@@ -3,8 +3,8 @@
 import contextlib
 import secrets
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from typing import Any, Self, Unpack
 
 import ray
 
@@ -33,19 +33,15 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     RlmeshError,
 )
-from rlmesh_ray.options import require_count, require_seconds
-from rlmesh_ray.server.env_options import (
-    DEFAULT_MAX_SESSIONS,
-    DEFAULT_STEP_GRACE_S,
-    truncates_on_bad_value,
-)
-from rlmesh_ray.server.lane_call_service import checked_names
+from rlmesh_ray.options import completed, require_count, require_seconds, takes_options
+from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS, EnvOptions
 
 _STOP_TIMEOUT_S = 10.0
 _MANAGER_TIMEOUT_S = 30.0  # to request actors from Ray; its own start may take seconds
 _LEAVE_TIMEOUT_S = 120.0
 
 
+@takes_options(EnvOptions)
 class EnvFleet:
     """Endpoints on Ray that serve the same environment, ready when the constructor returns.
 
@@ -57,20 +53,11 @@ class EnvFleet:
         env: A Gymnasium id or a factory. An environment that only the endpoints' nodes can import
             is named by an id, ``"module:Env-v0"``; the driver imports nothing of it.
         num_endpoints: Number of endpoints, at least 1; ``scale`` changes it.
-        num_envs: Lanes of each session with each endpoint.
-        env_kwargs: Keyword arguments of ``gymnasium.make`` or of the factory.
         num_cpus: CPUs that Ray reserves for each endpoint.
         num_gpus: GPUs that Ray reserves for each endpoint; a fraction lets endpoints share one.
         addresses: The address of each endpoint, ``HOST:PORT``, one for each, also after a restart,
             such as behind a load balancer. The endpoints are then not moved, and the fleet keeps
             its size. Default: each at its own node's address, at a free port.
-        max_sessions: See ``EnvServer``.
-        validation: See ``EnvServer``.
-        on_bad_value: See ``EnvServer``.
-        step_grace_s: See ``EnvServer``.
-        allow_calls: See ``EnvServer``.
-        idle_timeout_s: See ``EnvServer``.
-        sessions_per_worker: See ``EnvServer``.
         placement: Nodes of the endpoints. ``"near"``: each endpoint is moved once, before its first
             session, to the node of the runner that opens it, if that has room. ``"spread"``: on as
             many nodes as there are. Or ids of nodes (``ray.nodes()[i]["NodeID"]``), used in turn;
@@ -84,6 +71,7 @@ class EnvFleet:
         start_timeout_s: How long to wait until all endpoints serve, including the setup of their
             ``runtime_env``. Where an autoscaler has to start nodes, that takes minutes. While
             endpoints have no node yet, the log says what they need and what is free.
+        **options: Those of ``EnvOptions``, of each endpoint.
 
     Raises:
         ConfigurationError: ``num_endpoints`` is less than 1, ``start_timeout_s`` is no finite
@@ -93,42 +81,32 @@ class EnvFleet:
         CapacityError: The cluster did not place all endpoints in time.
     """
 
-    def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
+    def __init__(  # where endpoints run; what they serve is in ``options``
         self,
         env: EnvLike,
         *,
         num_endpoints: int = 1,
-        num_envs: int = 1,
-        env_kwargs: Mapping[str, object] | None = None,
         num_cpus: float = 1.0,
         num_gpus: float = 0.0,
         addresses: Sequence[str] | None = None,
-        max_sessions: int | None = None,
-        validation: str = "warn",
-        on_bad_value: str = "error",
-        step_grace_s: float = DEFAULT_STEP_GRACE_S,
-        allow_calls: Collection[str] = (),
-        idle_timeout_s: float | None = None,
-        sessions_per_worker: int = 1,
         placement: str | Sequence[str] = "near",
         actor_options: ActorOptions | None = None,
         start_timeout_s: float = 120.0,
+        **options: Unpack[EnvOptions],
     ) -> None:
+        given = completed("EnvFleet", EnvOptions, options)  # raises here, not in an actor
         require_count("num_endpoints", num_endpoints)
-        require_count("sessions_per_worker", sessions_per_worker)
-        truncates_on_bad_value(on_bad_value)  # raises here, not in an actor
         require_seconds("start_timeout_s", start_timeout_s, allow_zero=True)
         require_resources(actor_options, is_per_endpoint=True, num_cpus=num_cpus, num_gpus=num_gpus)
-        callable_names = checked_names(allow_calls)
         self._addresses = checked_addresses(addresses, num_endpoints, "endpoint")
-        serialized = SerializedEnv.of(env, env_kwargs)
+        serialized = SerializedEnv.of(env, options)
         if not ray.is_initialized():
             ray.init()
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
         self._placement = Placement.of(placement, resources, actor_options, num_endpoints, nodes)
         self._start_timeout_s = start_timeout_s
-        self._max_sessions = max_sessions or DEFAULT_MAX_SESSIONS
+        self._max_sessions = given["max_sessions"] or DEFAULT_MAX_SESSIONS
         self._secret = secrets.token_urlsafe(32)
         self._fleet = secrets.token_hex(4)
         self._num_started = 0
@@ -136,17 +114,7 @@ class EnvFleet:
         # Another thread may scale the fleet while a training runs.
         self._scaling = threading.Lock()
         shared_registry()
-        settings = {
-            "num_envs": num_envs,
-            "max_sessions": max_sessions,
-            "sessions_per_worker": sessions_per_worker,
-            "validation": validation,
-            "on_bad_value": on_bad_value,
-            "step_grace_s": step_grace_s,
-            "allow_calls": callable_names,
-            "idle_timeout_s": idle_timeout_s,
-        }
-        self._manager: Any = start_endpoint_owner(self._fleet, serialized, settings)
+        self._manager: Any = start_endpoint_owner(self._fleet, serialized)
         try:
             self._grow(self._manager, num_endpoints, start_timeout_s)
         except BaseException:

@@ -1,18 +1,18 @@
-"""SerializedEnv: an environment's factory and arguments as bytes, for the endpoint's process."""
+"""SerializedEnv: an environment and its endpoint's options as bytes, for the endpoint's process."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import cloudpickle
 
 from rlmesh_ray.envs.env_source import EnvLike, require_env_name
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
+from rlmesh_ray.server.env_options import EnvOptions
 
 
 @dataclass(frozen=True, slots=True)
 class SerializedEnv:
-    """A Gymnasium id or a factory, and its arguments, as bytes.
+    """A Gymnasium id or a factory, and the options of its endpoints, as bytes.
 
     Processes that pass it on need none of the environment's modules.
     """
@@ -20,8 +20,8 @@ class SerializedEnv:
     content: bytes
 
     @classmethod
-    def of(cls, env: EnvLike, env_kwargs: Mapping[str, object] | None) -> Self:
-        """Serialize an environment.
+    def of(cls, env: EnvLike, options: EnvOptions) -> Self:
+        """Serialize an environment, and the options that its endpoints get.
 
         Raises:
             ConfigurationError: The environment cannot be pickled, or a text cannot name one.
@@ -29,21 +29,21 @@ class SerializedEnv:
         if isinstance(env, str):
             require_env_name(env)
         try:
-            return cls(cloudpickle.dumps((env, env_kwargs)))
+            return cls(cloudpickle.dumps((env, options)))
         except Exception as error:  # the operator's own code may raise anything
             raise ConfigurationError(
                 f"the environment cannot be sent to its endpoints ({type(error).__name__}: "
                 f"{error}); give a factory without open files, locks or connections, or an id"
             ) from error
 
-    def unpack(self) -> tuple[Any, Mapping[str, object] | None]:
-        """Return the environment and its arguments.
+    def unpack(self) -> tuple[Any, EnvOptions]:
+        """Return the environment and its options.
 
         Raises:
             EnvStartError: A module of the environment cannot be imported here.
         """
         try:
-            env, env_kwargs = cloudpickle.loads(self.content)
+            env, options = cloudpickle.loads(self.content)
         except Exception as error:  # the operator's own code may raise anything
             raise EnvStartError(
                 f"the environment cannot be loaded on its endpoints' node: {type(error).__name__}: "
@@ -51,4 +51,4 @@ class SerializedEnv:
                 'there: name the environment by an id, "module:Env-v0", or install the module by '
                 "runtime_env"
             ) from error
-        return env, env_kwargs
+        return env, cast(EnvOptions, options)

@@ -1,12 +1,18 @@
-"""Validation of option values, and defaults that several rooms share.
+"""What an option is, validation of its values, and defaults that several rooms share.
 
 Options are checked where the caller passes them, not where they are used.
 """
 
+import enum
+import inspect
 import math
-from collections.abc import Iterable, Mapping
+import re
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from rlmesh_ray.errors import ConfigurationError
 
@@ -31,12 +37,13 @@ _LONGEST_S = 1e15
 """In milliseconds it still fits into an int64 field of the protocol."""
 MAX_BATCH_DELAY_S = 60.0
 """Longest time for which a batch of a policy may wait for more requests, which all wait with it."""
-_TRANSPORTS = {
+_ALLOWED_BY = {
     "auto": frozenset({SHARED_MEMORY, TCP}),
     SHARED_MEMORY: frozenset({SHARED_MEMORY}),
     TCP: frozenset({TCP}),
     "grpc": frozenset[str](),
 }
+TRANSPORTS = tuple(_ALLOWED_BY)
 
 
 def as_int(name: str, value: object) -> int:
@@ -95,11 +102,11 @@ def allowed_transports(transport: object) -> frozenset[str]:
     Raises:
         ConfigurationError: ``transport`` is none of these.
     """
-    if not isinstance(transport, str) or transport not in _TRANSPORTS:
+    if not isinstance(transport, str) or transport not in _ALLOWED_BY:
         raise ConfigurationError(
-            f"transport={transport!r:.40} is not one of {', '.join(_TRANSPORTS)}"
+            f"transport={transport!r:.40} is not one of {', '.join(TRANSPORTS)}"
         )
-    return _TRANSPORTS[transport]
+    return _ALLOWED_BY[transport]
 
 
 INFERENCES = ("auto", "torch", "compiled")
@@ -217,3 +224,181 @@ def seconds_problem(
         return f"must be at most {most_s:g} seconds"
     kind = "number of seconds" if allow_infinite else "finite number of seconds"
     return f"must be a {kind}{', 0 or more' if allow_zero else ' above 0'}"
+
+
+class Group(enum.StrEnum):
+    """Groups of options, in the order of a command's ``--help`` and of the reference."""
+
+    ENVIRONMENT = "Environment"
+    POLICY = "Policy"
+    SERVING = "Serving"
+    LIMITS = "Limits"
+    CONNECTION = "Connection"
+    SECURITY = "Security"
+    POOL = "Pool"
+    OUTPUT = "Output and logging"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What an option is, besides its name and type.
+
+    It stands in a ``TypedDict`` with ``total=False``, the only place that names the option::
+
+        num_envs: Annotated[int, Option("Lanes of each session.", Group.ENVIRONMENT, 1)]
+
+    Signatures, docstrings, checks and flags are made from that; see ``takes_options``.
+    """
+
+    help: str
+    """What it does; a command's ``--help`` shows the first sentence."""
+    group: Group
+    default: Any = None
+    check: Callable[[str, Any], object] | None = None
+    """Raises ConfigurationError, given the option's name and a value that is wrong."""
+    choices: tuple[str, ...] = ()
+    """The values that there are; those of each item, where the option takes several."""
+    is_internal: bool = False
+    """Whether only this package gives it: no signature and no document shows it."""
+    has_flag: bool = True
+    """Whether commands have a flag that is made from this."""
+    flag_help: str = ""
+    """Where the first sentence of ``help`` does not suit a command."""
+    metavar: str = ""
+    """Name of the flag's value."""
+    shown_default: str | bool = True
+    """What ``--help`` shows in place of the default; False: nothing."""
+
+    def require(self, name: str, value: object) -> None:
+        """Require a possible value; None is possible where it is the default.
+
+        Raises:
+            ConfigurationError: ``value`` is not possible.
+        """
+        if value is None and self.default is None:
+            return
+        if self.check is not None:
+            self.check(name, value)
+        elif self.choices and value not in self.choices:
+            raise ConfigurationError(
+                f"{name}={value!r:.40} is not one of {', '.join(self.choices)}"
+            )
+
+
+_REMOVED = {
+    "spin": "set the environment variable RLMESH_RAY_SPIN=0 instead",
+    "data_advertise": "give both ports as data_address (--data-address) HOST:PORT/ADVERTISED",
+}
+"""What to do instead of giving an option that has left, by its name in Python."""
+OptionsT = TypeVar("OptionsT", bound=Mapping[str, Any])
+_TakerT = TypeVar("_TakerT", bound=Callable[..., Any])
+
+
+def declared(table: type[Mapping[str, Any]]) -> dict[str, tuple[Any, Option]]:
+    """Return type and ``Option`` of each option in a ``TypedDict``, by name, in groups.
+
+    A type whose module is not to be loaded for that stays a text.
+    """
+    found = {
+        name: (getattr(each.__origin__, "__forward_arg__", each.__origin__), each.__metadata__[0])
+        for name, each in table.__annotations__.items()
+    }
+    order = list(Group)
+    return dict(sorted(found.items(), key=lambda each: order.index(each[1][1].group)))
+
+
+def takes_several(kind: object) -> bool:
+    """Return whether an option of a type takes several values; its flag is given once for each."""
+    return "Collection" in str(kind)
+
+
+def flag_name(name: str, kind: object, option: Option) -> str:
+    """Return the flag of an option: ``--num-envs`` for ``num_envs``.
+
+    ``idle_timeout_s`` has ``--idle-timeout``, ``allow_calls``, which takes several, has
+    ``--allow-call``, and ``observers``, which is True by default, has ``--no-observers``.
+    """
+    name = name.removesuffix("s" if takes_several(kind) else "_s").replace("_", "-")
+    return f"--no-{name}" if option.default is True else f"--{name}"
+
+
+def completed(owner: str, table: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
+    """Return the options of a ``TypedDict``: those given, and the defaults of the others.
+
+    Args:
+        owner: What the caller has called, for messages.
+        table: The ``TypedDict``.
+        given: What the caller has given.
+
+    Raises:
+        TypeError: ``given`` names an option that there is not; the message names the nearest one,
+            or what to do instead of giving one that has left.
+        ConfigurationError: A value is not possible.
+    """
+    known = {name: option for name, (_, option) in declared(table).items()}
+    for name, value in given.items():
+        if name not in known:
+            raise TypeError(f"{owner}() {_unknown(name, known)}")
+        known[name].require(name, value)
+    return cast(OptionsT, {name: each.default for name, each in known.items()} | {**given})
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    if instead := removed_option(name):
+        return f"takes no {name!r} any more: {instead}"
+    nearest = get_close_matches(name, known, 1)
+    return f"got an unexpected keyword argument {name!r}" + (
+        f"; did you mean {nearest[0]!r}?" if nearest else ""
+    )
+
+
+def removed_option(name: str) -> str:
+    """Return what to do instead of giving an option or flag that has left; empty: it has not."""
+    return _REMOVED.get(name.removeprefix("--").removeprefix("no-").replace("-", "_"), "")
+
+
+def takes_options(
+    table: type[Mapping[str, Any]], *, without: Collection[str] = (), **changed: Option
+) -> Callable[[_TakerT], _TakerT]:
+    """Show the options of a ``TypedDict`` where a function or class takes ``**options``.
+
+    ``inspect.signature``, ``help`` and the reference then have each of them with its default, and
+    the docstring's line ``**options: ...`` becomes an entry for each.
+
+    Args:
+        table: The ``TypedDict``.
+        without: Names of options that the caller cannot give.
+        changed: Options that are something else there.
+    """
+    shown = {
+        name: (kind, changed.get(name, option))
+        for name, (kind, option) in declared(table).items()
+        if name not in without and (name in changed or not option.is_internal)
+    }
+
+    def decorate(taker: _TakerT) -> _TakerT:
+        function: Any = vars(taker)["__init__"] if isinstance(taker, type) else taker
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        options = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=kind
+            )
+            for name, (kind, option) in shown.items()
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *options])
+        entries = "\n".join(_entry(name, option) for name, (_, option) in shown.items())
+        taker.__doc__ = _OPTIONS_LINE.sub(
+            lambda found: textwrap.indent(entries, found[1]), taker.__doc__ or ""
+        )
+        return taker
+
+    return decorate
+
+
+def _entry(name: str, option: Option) -> str:
+    """Return an option as the section Args of a docstring has it."""
+    return textwrap.fill(f"{name}: {option.help}", 88, subsequent_indent="    ")
+
+
+_OPTIONS_LINE = re.compile(r"^( +)\*\*options: .*$", re.MULTILINE)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -30,6 +30,7 @@ from rlmesh_ray.cli.error_reporting import describe, exit_code, is_reader_gone, 
 from rlmesh_ray.cli.log_setup import set_up
 from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag
 from rlmesh_ray.cli.signals import INTERRUPTED, has_interrupt, interrupt_on_sigterm
+from rlmesh_ray.options import removed_option
 
 _METAVARS = {bool: "", int: "N", float: "X", str: "TEXT", Path: "FILE"}
 _LIKE_A_TYPO = 0.85
@@ -63,7 +64,9 @@ def _readable(param: Any) -> Any:
     if param.metavar is None:
         annotation = param.type_descriptor.annotation
         kind, *_ = get_args(annotation) or (annotation,)
-        if issubclass(kind, enum.Enum):
+        if get_origin(annotation) is Literal:
+            _show_choices(param, list(get_args(annotation)))
+        elif issubclass(kind, enum.Enum):
             _show_choices(param, [str(choice.value) for choice in kind])
         else:
             param.metavar = _METAVARS[kind]
@@ -186,5 +189,7 @@ def _usage(error: typer.TyperException, program: str) -> str:
             unknown.option_name, unknown.possibilities, cutoff=_LIKE_A_TYPO
         )
     message = " ".join(error.format_message().split()).rstrip(".")
+    if instead := removed_option(getattr(error, "option_name", "")):
+        message = f"{message}: {instead}"
     message = message.replace(": Value error, ", ": ")  # pydantic's, with which typer reads choices
     return f"{message}; {command} --help shows the options"

@@ -1,238 +1,251 @@
-"""Validation of EnvServer's options."""
+"""The options of EnvServer, each declared once.
 
-import errno
-import logging
-import socket
-from collections.abc import Sequence
-from typing import Any
+The actor, fleets, ``configure`` and the command take them whole, and show what stands here. It
+loads neither gRPC nor NumPy, since a command's ``--help`` is made from it.
+"""
 
-from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.dialects.registry import client_dialect
-from rlmesh_ray.errors import AddressError, ConfigurationError, ListenError
-from rlmesh_ray.options import TCP, as_int
-from rlmesh_ray.protocol.address import Address, parse_address
-from rlmesh_ray.server.bind_policy import check_exposure, is_wildcard
-from rlmesh_ray.transport import tcp
+import keyword
+from collections.abc import Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-_LOG = logging.getLogger(__name__)
+from rlmesh_ray.dialects import registry
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import (
+    TRANSPORTS,
+    Group,
+    Option,
+    as_names,
+    require_count,
+    require_flag,
+    require_seconds,
+)
+from rlmesh_ray.server.endpoint_options import EndpointOptions, ListenOptions
+
+if TYPE_CHECKING:
+    from rlmesh_ray.recording.options import RecordOptions
 
 DEFAULT_MAX_SESSIONS = 16
 DEFAULT_STEP_GRACE_S = 5.0
+ERROR, TRUNCATE = ON_BAD_VALUES = ("error", "truncate")
+NEXT_STEP, DISABLED = AUTORESETS = ("next_step", "disabled")
 
-_LOOPBACK = (
-    (socket.AF_INET, ("127.0.0.1",)),
-    (socket.AF_INET6, ("::1",)),
-)
-_EVERY_INTERFACE = ((socket.AF_INET6, ("::",)), (socket.AF_INET, ("0.0.0.0",)))
-_NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
-_MOST_PORTS = 20
-"""How many ports of the system's choice are tried until one is free at every address."""
-
-_Place = tuple[socket.AddressFamily, tuple[Any, ...]]
-"""Address family, and the address of ``socket.bind`` without its port, the second item."""
+_LONGEST_NAME = 200
+# Only the session's own requests may do these.
+_RESERVED = frozenset({"reset", "step", "close"})
 
 
-def autoresets(autoreset: str) -> bool:
-    """Return whether lanes reset by themselves.
+def checked_names(names: Collection[str]) -> tuple[str, ...]:
+    """Return ``names``, each once, if clients may be allowed to call them.
 
     Raises:
-        ConfigurationError: ``autoreset`` is not a known mode.
+        ConfigurationError: A name is private, not an attribute name, or reserved for the session.
     """
-    choices = {"next_step": True, "disabled": False}
-    if autoreset not in choices:
-        raise ConfigurationError(f"autoreset={autoreset!r} is not one of {', '.join(choices)}")
-    return choices[autoreset]
+    checked = as_names("allow_calls", names)
+    for name in checked:
+        if not _is_name(name):
+            raise ConfigurationError(
+                f"allow_calls (--allow-call) names {name!r}, which is no public "
+                "attribute; give names such as 'set_task', without underscore, dots or brackets"
+            )
+        if name in _RESERVED:
+            raise ConfigurationError(
+                f"allow_calls (--allow-call) names {name!r}, which belongs to the "
+                "session; clients have it already"
+            )
+    return checked
 
 
-def truncates_on_bad_value(on_bad_value: str) -> bool:
-    """Return whether an invalid value truncates its episode.
-
-    Raises:
-        ConfigurationError: ``on_bad_value`` is not a known choice.
-    """
-    choices = {"error": False, "truncate": True}
-    if on_bad_value not in choices:
-        raise ConfigurationError(
-            f"on_bad_value={on_bad_value!r} is not one of {', '.join(choices)}"
-        )
-    return choices[on_bad_value]
+def _is_name(name: str) -> bool:
+    is_short = len(name) <= _LONGEST_NAME
+    is_attribute = name.isidentifier() and not keyword.iskeyword(name)
+    return is_short and is_attribute and not name.startswith("_")
 
 
-def checked_data_address(
-    address: Address,
-    data_address: str | None,
-    data_advertise: int | None,
-    transports: frozenset[str],
-    *,
-    has_tls: bool,
-    token: TokenSource | None,
-    no_token: bool,
-) -> Address | None:
-    """Return where to listen for direct TCP connections; None: nowhere.
+class EnvOptions(EndpointOptions, total=False):
+    """What an endpoint of an environment takes, alone or in a fleet."""
 
-    Args:
-        address: Address of the endpoint.
-        data_address: The operator's option; None: a free port at the host of ``address``.
-        data_advertise: The port that clients dial; None: the same.
-        transports: The transports that the option ``transport`` allows.
-        has_tls: Whether the endpoint uses TLS.
-        token: The token that its calls must carry.
-        no_token: See ``EnvServer``.
+    num_envs: Annotated[
+        int,
+        Option(
+            "Lanes of each session. One lane resets only when told to (autoreset mode DISABLED), "
+            "several as ``autoreset`` says; a VectorEnv keeps its own width and mode.",
+            Group.ENVIRONMENT,
+            1,
+            require_count,
+        ),
+    ]
+    env_kwargs: Annotated[
+        Mapping[str, object] | None,
+        Option(
+            "Keyword arguments of ``gymnasium.make``, or of the factory.",
+            Group.ENVIRONMENT,
+            has_flag=False,  # a JSON object, which other commands take, too
+        ),
+    ]
+    autoreset: Annotated[
+        str,
+        Option(
+            "Autoreset mode of several lanes. What they do on the step after an episode's end, "
+            'where they are single environments: ``"next_step"``, they reset; ``"disabled"``, '
+            "nothing by themselves. Then clients that know how (rlmesh 0.1.0) may step each of "
+            "them alone.",
+            Group.ENVIRONMENT,
+            NEXT_STEP,
+            choices=AUTORESETS,
+        ),
+    ]
+    validation: Annotated[
+        str,
+        Option(
+            'How to treat values out of range. ``"warn"``, ``"strict"`` or ``"off"`` (edition '
+            '2026.06, "Range conformance"). So it is with rewards that are not finite.',
+            Group.ENVIRONMENT,
+            "warn",
+            choices=("warn", "strict", "off"),
+        ),
+    ]
+    on_bad_value: Annotated[
+        str,
+        Option(
+            "What happens where an observation would be refused (NaN, an element outside its "
+            'domain; with ``validation="strict"`` also one out of range) or a reward is not '
+            'finite. ``"error"``: what the edition says; the former costs a client its session. '
+            '``"truncate"``: the episode ends in that lane, truncated, with its last good '
+            "observation, a reward of 0 in place of one that is not finite, and the cause under "
+            '``"rlmesh_ray.bad_value"`` in the info. For single environments, whose observations '
+            "are then checked one by one.",
+            Group.ENVIRONMENT,
+            ERROR,
+            choices=ON_BAD_VALUES,
+            flag_help="On NaN: fail (the default), or end the episode.",
+            shown_default=False,
+        ),
+    ]
+    reset_threads: Annotated[
+        int,
+        Option(
+            "How many of a session's lanes are reset at the same time, each in a thread of the "
+            "worker; for single environments that are slow to reset and do not depend on the "
+            "thread that uses them. Results are those of resets one after the other.",
+            Group.ENVIRONMENT,
+            1,
+            require_count,
+            flag_help="Lanes that reset at the same time.",
+        ),
+    ]
+    allow_calls: Annotated[
+        Collection[str],
+        Option(
+            "Names of methods and attributes of the environment, or of its wrappers, that clients "
+            'may call and read in the lanes of their own sessions, such as ``("set_task",)`` for a '
+            "curriculum; see ``EnvClient.call``. Every client of the endpoint may use them.",
+            Group.ENVIRONMENT,
+            (),
+            lambda _, names: checked_names(names),
+            flag_help="Method or attribute that clients may use; repeatable.",
+            metavar="NAME",
+        ),
+    ]
+    dialects: Annotated[
+        Collection[str] | None,
+        Option(
+            'Names of the dialects to enable: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"`` (the '
+            'released rlmesh 0.1.0), ``"dm_env_rpc.v1"``. Default: all that are installed.',
+            Group.SERVING,
+            None,
+            lambda _, names: registry.enabled_dialects(names, registry.env_dialects()),
+            choices=registry.env_dialects(),
+            flag_help=f"Dialect to enable: {', '.join(registry.env_dialects())}; repeatable.",
+            metavar="DIALECT",
+            shown_default="all that are installed",
+        ),
+    ]
+    transport: Annotated[
+        str,
+        Option(
+            "Transport of steps. What they may travel by, besides gRPC messages, which are slower: "
+            '``"shared_memory"`` (clients on this machine, on Linux), ``"tcp"`` (a connection of '
+            'their own, without TLS), ``"auto"`` (both) or ``"grpc"`` (nothing). Where spaces hold '
+            "text it is messages.",
+            Group.SERVING,
+            "auto",
+            choices=TRANSPORTS,
+            shown_default=False,
+        ),
+    ]
+    max_sessions: Annotated[
+        int | None,
+        Option(
+            "Most sessions at a time. Default: 16, or 1 for an instance, which cannot be made "
+            "twice.",
+            Group.LIMITS,
+            None,
+            require_count,
+            shown_default=str(DEFAULT_MAX_SESSIONS),
+        ),
+    ]
+    sessions_per_worker: Annotated[
+        int,
+        Option(
+            "Sessions that share a worker's process. With 1 they step at the same time, each on a "
+            "processor of its own. A runner with several sessions gains from one process for all "
+            "of them where a step takes less time than the runner's own work, or processors are "
+            "few. A crash, or a step that is killed because it is late, then interrupts the "
+            "episodes of all sessions of the process.",
+            Group.LIMITS,
+            1,
+            require_count,
+        ),
+    ]
+    step_grace_s: Annotated[
+        float,
+        Option(
+            "How many seconds an environment may continue after a deadline has passed and its "
+            "request has been answered with TIMEOUT. Its result is dropped. If it finishes in "
+            "time, its process serves the next Reset; if not, the process is killed.",
+            Group.LIMITS,
+            DEFAULT_STEP_GRACE_S,
+            partial(require_seconds, allow_zero=True),
+            flag_help="Kill a worker so long after a deadline.",
+        ),
+    ]
+    observers: Annotated[
+        bool,
+        Option(
+            "Whether a client with any token of the endpoint may observe its sessions, with "
+            "pictures of their lanes, and read its statistics; see "
+            "``client.observer.EndpointObserver``.",
+            Group.SECURITY,
+            True,
+            require_flag,
+            flag_help="Refuse observers of sessions (see inspect --sessions).",
+        ),
+    ]
+    record: Annotated[
+        "str | Path | RecordOptions | None",
+        Option(
+            "Folder for the episodes of all sessions, or ``RecordOptions``; None: they are not "
+            "recorded.",
+            Group.OUTPUT,
+            has_flag=False,  # with three more, which other commands take, too
+        ),
+    ]
 
-    Raises:
-        AddressError: ``data_address`` is no ``HOST:PORT``, or needs a token.
-        ConfigurationError: Such connections are not possible, or the port is invalid.
-    """
-    obstacle = _obstacle_to_tcp(address, transports, has_tls=has_tls)
-    if obstacle and (data_address is not None or data_advertise is not None):
-        raise ConfigurationError(
-            "data_address and data_advertise (--data-address, --data-advertise) are for steps over "
-            f"TCP, and {obstacle}; leave them out"
-        )
-    if obstacle and transports == {TCP}:
-        raise ConfigurationError(f'transport="tcp" is not possible: {obstacle}; leave it out')
-    if data_advertise is not None and not 0 < as_int("data_advertise", data_advertise) < 2**16:
-        raise ConfigurationError(f"data_advertise={data_advertise!r} must be a port, 1 to 65535")
-    if data_address is not None:
-        parsed = _parsed_data_address(data_address, address)
-        if not no_token:
-            check_exposure(parsed, token, "data_address (--data-address) ")
-        return parsed
-    return None if obstacle else Address(address.host, 0)
 
+class EnvServerOptions(ListenOptions, EnvOptions, total=False):
+    """What an ``EnvServer`` takes."""
 
-def _parsed_data_address(data_address: str, address: Address) -> Address:
-    parsed = parse_address(data_address)
-    if parsed.path or client_dialect(data_address) is not None:
-        raise AddressError(f"data_address={data_address!r} must be HOST:PORT")
-    is_same_host = _meet(parsed, address)
-    if is_same_host and parsed.port and parsed.port == address.port:
-        raise AddressError(f"data_address={data_address!r} must be another port than address")
-    if not is_same_host:
-        _LOG.warning(
-            "clients that find the endpoint at %s will not find data_address %s (--data-address): "
-            "they dial the port of the latter at the host of the former",
-            address,
-            parsed,
-        )
-    return parsed
-
-
-def _obstacle_to_tcp(address: Address, transports: frozenset[str], *, has_tls: bool) -> str:
-    """Return why steps cannot use TCP; empty: they can."""
-    if TCP not in transports:
-        return "transport takes none"
-    if has_tls:
-        return "there is none with TLS"
-    if address.path:
-        return "there is none at a unix socket"
-    return "" if tcp.IS_SUPPORTED else "this system cannot"
-
-
-def bound_sockets(address: Address) -> tuple[socket.socket, ...]:
-    """Return sockets that listen where gRPC would listen at ``address``, all at the same port.
-
-    That is every address of a name; for ``0.0.0.0`` and ``[::]`` every interface, IPv4 and IPv6.
-
-    Raises:
-        ListenError: It is in use, or not this machine's.
-    """
-    try:
-        num_left = 1 if address.port else _MOST_PORTS
-        places = _places(address)
-        while True:
-            num_left -= 1
-            try:
-                return _bound(places, address.port, is_one_enough=is_wildcard(address))
-            except OSError as error:
-                # A port that is free at the first address may be taken at the second.
-                if error.errno != errno.EADDRINUSE or not num_left:
-                    raise
-    except OSError as error:
-        raise ListenError(
-            f"cannot listen at {address} for direct TCP connections: {error}; name another "
-            "data_address (--data-address)"
-        ) from error
-
-
-def _bound(
-    places: Sequence[_Place], port: int, *, is_one_enough: bool
-) -> tuple[socket.socket, ...]:
-    bound: list[socket.socket] = []
-    missing = OSError("it has no address")
-    try:
-        for family, (host, *scope) in places:
-            try:
-                bound.append(_listening(family, (host, port, *scope)))
-            except OSError as error:
-                if error.errno not in _NOT_HERE:
-                    raise
-                missing = error  # a machine without IPv6, for instance
-                continue
-            if is_one_enough:
-                break
-            port = bound[0].getsockname()[1]
-        if not bound:
-            raise missing
-    except BaseException:
-        for each in bound:
-            each.close()
-        raise
-    return tuple(bound)
-
-
-def _listening(family: socket.AddressFamily, where: tuple[Any, ...]) -> socket.socket:
-    listener = socket.socket(family)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family is socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, where[0] != "::")
-        listener.bind(where)
-        listener.listen()
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _places(address: Address) -> Sequence[_Place]:
-    """Return where to listen for ``address``.
-
-    Raises:
-        OSError: Its host name is not known.
-    """
-    if is_wildcard(address):
-        return _EVERY_INTERFACE
-    if address.host == "localhost":  # as gRPC does, which ignores this machine's hosts file
-        return _LOOPBACK
-    found = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)
-    return [(family, (where[0], *where[2:])) for family, _, _, _, where in found]
-
-
-def _meet(one: Address, other: Address) -> bool:
-    """Return whether ``one`` and ``other`` share an IP address, as far as that is known."""
-    if is_wildcard(one) or is_wildcard(other) or one.host == other.host:
-        return True
-    try:
-        one_hosts, other_hosts = ({where[0] for _, where in _places(each)} for each in (one, other))
-    except OSError:  # listening there will fail, and say why
-        return True
-    return bool(one_hosts & other_hosts)
-
-
-def checked_sessions(wanted: int | None, possible: int | None) -> int:
-    """Return the maximum number of sessions, from the option and the limit of the source.
-
-    Raises:
-        ConfigurationError: The option is below 1, or above what the source can serve.
-    """
-    if wanted is not None and wanted < 1:
-        raise ConfigurationError(f"max_sessions={wanted} must be at least 1")
-    if possible is None:
-        return wanted or DEFAULT_MAX_SESSIONS
-    if wanted is not None and wanted > possible:
-        raise ConfigurationError(
-            f"max_sessions={wanted}, but an instance can serve only {possible}; "
-            "give a factory or a Gymnasium id instead"
-        )
-    return possible
+    data_address: Annotated[
+        str | None,
+        Option(
+            "``HOST:PORT`` for steps over TCP, or ``HOST:PORT/ADVERTISED`` where clients dial "
+            "another port, which is mapped to it, as from a container. Default: a free port at the "
+            "host of ``address``.",
+            Group.SERVING,
+            flag_help="For steps over TCP; /PORT: the one that clients dial.",
+            metavar="HOST:PORT",
+            shown_default="a free port",
+        ),
+    ]

@@ -4,12 +4,8 @@ A name that the operator has not allowed never reaches an environment. Calls tak
 session's requests; see ``session_scheduler``.
 """
 
-import keyword
-from collections.abc import Collection
-
-from rlmesh_ray.errors import CodecError, ConfigurationError
+from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.options import as_names
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import EnvErrorCode
 from rlmesh_ray.server.drain import Drain
@@ -21,36 +17,6 @@ from rlmesh_ray.wire import lane_calls_v1 as wire
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 
 _LONGEST_QUOTE = 80
-_LONGEST_NAME = 200
-# Only the session's own requests may do these.
-_RESERVED = frozenset({"reset", "step", "close"})
-
-
-def checked_names(names: Collection[str]) -> tuple[str, ...]:
-    """Return ``names``, each once, if clients may be allowed to call them.
-
-    Raises:
-        ConfigurationError: A name is private, not an attribute name, or reserved for the session.
-    """
-    checked = as_names("allow_calls", names)
-    for name in checked:
-        if not _is_name(name):
-            raise ConfigurationError(
-                f"allow_calls (--allow-call) names {name!r}, which is no public "
-                "attribute; give names such as 'set_task', without underscore, dots or brackets"
-            )
-        if name in _RESERVED:
-            raise ConfigurationError(
-                f"allow_calls (--allow-call) names {name!r}, which belongs to the "
-                "session; clients have it already"
-            )
-    return checked
-
-
-def _is_name(name: str) -> bool:
-    is_short = len(name) <= _LONGEST_NAME
-    is_attribute = name.isidentifier() and not keyword.iskeyword(name)
-    return is_short and is_attribute and not name.startswith("_")
 
 
 class LaneCallService:

@@ -35,8 +35,8 @@ _DIAL_TIMEOUT_S = 3.0
 _SHORTEST_DIAL_S = 0.001
 """A timeout of 0.0 would make the socket non-blocking."""
 _OTHER_PORT = (
-    "its operator can name a port that is reached at that host (--data-address, --data-advertise), "
-    "or offer none (--transport)"
+    "its operator can name a port that is reached at that host (--data-address HOST:PORT/ADVERTISED"
+    " where another one is mapped to it), or offer none (--transport)"
 )
 IS_SUPPORTED = (
     hasattr(socket, "MSG_DONTWAIT") and hasattr(select, "poll") and sys.byteorder == "little"

@@ -723,7 +723,7 @@ def test_an_endpoint_may_want_certificates_and_ray_may_name_them(
     tls = ["--tls-cert", str(own[0]), "--tls-key", str(own[1]), "--tls-client-ca", "ours.pem"]
     shown = ["--tls-ca", "ours.pem", "--tls-cert", str(client[0]), "--tls-key", str(client[1])]
     named = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
-    others = ["--idle-timeout", "60", "--no-spin"]
+    others = ["--idle-timeout", "60", "--no-observers"]
     with started("serve-env", "CartPole-v1", *tls, *others, folder=folder) as (_, serving):
         address = serving["address"]
         here("inspect", address, *shown)

@@ -149,15 +149,15 @@ class Curious(EchoEnv):
 
 
 @pytest.mark.parametrize("spin", [False, True])
-def test_spin_reaches_the_worker_and_the_client_past_the_environment_variable(
+def test_the_environment_variable_decides_whether_the_worker_and_the_client_spin(
     transport: str, spin: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RLMESH_RAY_SPIN", str(int(not spin)))
+    monkeypatch.setenv("RLMESH_RAY_SPIN", str(int(spin)))
     curious = functools.partial(Curious, SPACES["box"])
     with (
-        EnvServer(curious, spin=spin, allow_calls=["which_spin"]) as server,
+        EnvServer(curious, allow_calls=["which_spin"]) as server,
         contextlib.closing(
-            EnvClient(ConnectOptions(server.address), transport=transport, spin=spin)
+            EnvClient(ConnectOptions(server.address), transport=transport)
         ) as client,
     ):
         client.reset()

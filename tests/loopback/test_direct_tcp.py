@@ -26,7 +26,7 @@ from rlmesh_ray.errors import AddressError, ConfigurationError, EndpointError, R
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server.env_options import bound_sockets
+from rlmesh_ray.server.data_address import bound_sockets
 from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -309,7 +309,7 @@ def test_a_port_that_cannot_be_reached_is_reported_once_or_an_error_for_who_requ
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     port = closed_port()
-    with EnvServer(Lifelike, transport="tcp", data_advertise=port) as server:
+    with EnvServer(Lifelike, transport="tcp", data_address=f"127.0.0.1:0/{port}") as server:
         client = EnvClient(ConnectOptions(server.address))
         message = assert_steps_are_messages(client, caplog)
         client = EnvClient(ConnectOptions(server.address), transport="tcp")
@@ -319,7 +319,7 @@ def test_a_port_that_cannot_be_reached_is_reported_once_or_an_error_for_who_requ
         client.close()
 
     assert f"no direct TCP connection to 127.0.0.1, port {port}" in message
-    assert "--data-advertise" in message
+    assert "--data-address HOST:PORT/ADVERTISED" in message
 
 
 def test_behind_a_gateway_steps_are_messages(caplog: pytest.LogCaptureFixture) -> None:
@@ -386,12 +386,12 @@ def test_an_operator_can_do_without(options: dict[str, Any], tmp_path: Path) -> 
         ({"data_address": "127.0.0.1:7", "address": "tcp://localhost:7"}, AddressError, "another"),
         ({"data_address": "127.0.0.1:7", "address": "unix:/x"}, ConfigurationError, "unix socket"),
         ({"transport": "tcp", "address": "unix:/x"}, ConfigurationError, "at a unix socket"),
-        ({"data_advertise": 70000}, ConfigurationError, "1 to 65535"),
-        ({"data_advertise": "7000"}, ConfigurationError, "must be a whole number"),
-        ({"data_advertise": True}, ConfigurationError, "must be a whole number"),
+        ({"data_address": "127.0.0.1:7/70000"}, AddressError, "a port, 1 to 65535"),
+        ({"data_address": "127.0.0.1:7/x"}, AddressError, "a port, 1 to 65535"),
+        ({"data_address": "127.0.0.1:7/"}, AddressError, "a port, 1 to 65535"),
         ({"observers": "no"}, ConfigurationError, "must be True or False"),
         (
-            {"data_advertise": 1, "transport": "grpc"},
+            {"data_address": "127.0.0.1:7/1", "transport": "grpc"},
             ConfigurationError,
             "transport takes none",
         ),

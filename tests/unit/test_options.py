@@ -1,19 +1,27 @@
+import inspect
 import math
+from collections.abc import Collection
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any, TypedDict, Unpack
 
 import numpy as np
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import (
+    Group,
+    Option,
     as_int,
     as_names,
     as_seed,
+    completed,
+    declared,
+    flag_name,
     require_count,
     require_finite,
     require_flag,
     require_seconds,
+    takes_options,
 )
 
 
@@ -119,3 +127,106 @@ def test_a_single_text_or_no_texts_are_refused_where_names_are_needed(
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
         as_names("allow_calls", values)
+
+
+class Brewing(TypedDict, total=False):
+    """The options of a teapot, each declared here alone."""
+
+    hidden: Annotated[str | None, Option("Its name.", Group.OUTPUT, is_internal=True)]
+    num_cups: Annotated[
+        int, Option("Cups to fill. Each gets the same.", Group.ENVIRONMENT, 1, require_count)
+    ]
+    kind: Annotated[
+        str, Option("Kind of tea.", Group.ENVIRONMENT, "green", choices=("green", "black"))
+    ]
+    extras: Annotated[Collection[str], Option("What goes in.", Group.ENVIRONMENT, ())]
+    steep_s: Annotated[
+        float | None, Option("Seconds to wait.", Group.LIMITS, None, require_seconds)
+    ]
+    lid: Annotated[bool, Option("Whether it is closed.", Group.LIMITS, True, require_flag)]
+
+
+@takes_options(Brewing)
+class Teapot:
+    """Makes tea.
+
+    Args:
+        water: What to heat.
+        **options: Those of ``Brewing``.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+
+    def __init__(self, water: str, **options: Unpack[Brewing]) -> None:
+        self.options = completed("Teapot", Brewing, options)
+
+
+def test_options_are_complete() -> None:
+    assert Teapot("cold", kind="black").options == {
+        "num_cups": 1, "kind": "black", "extras": (), "steep_s": None, "lid": True, "hidden": None,
+    }  # fmt: skip
+    assert Teapot("cold", steep_s=None, hidden="x").options["hidden"] == "x"
+
+
+def test_a_signature_and_a_docstring_show_the_options_that_are_declared() -> None:
+    assert str(inspect.signature(Teapot)) == (
+        "(water: str, *, num_cups: int = 1, kind: str = 'green', "
+        "extras: collections.abc.Collection[str] = (), steep_s: float | None = None, "
+        "lid: bool = True) -> None"
+    )
+    assert (
+        inspect.getdoc(Teapot)
+        == """\
+Makes tea.
+
+Args:
+    water: What to heat.
+    num_cups: Cups to fill. Each gets the same.
+    kind: Kind of tea.
+    extras: What goes in.
+    steep_s: Seconds to wait.
+    lid: Whether it is closed.
+
+Raises:
+    ConfigurationError: It cannot."""
+    )
+
+
+def test_a_taker_may_show_an_option_as_something_else_or_leave_it_out() -> None:
+    own = Option("Name of the pot.", Group.SERVING, "pot")
+
+    @takes_options(Brewing, without={"lid", "steep_s"}, hidden=own)
+    def brew(**options: Unpack[Brewing]) -> None:
+        pass
+
+    shown = inspect.signature(brew).parameters
+    assert list(shown) == ["num_cups", "kind", "extras", "hidden"]
+    assert shown["hidden"].default == "pot"
+
+
+def test_flags_are_named_after_options() -> None:
+    flags = [flag_name(name, *found) for name, found in declared(Brewing).items()]
+
+    assert flags == ["--num-cups", "--kind", "--extra", "--steep", "--no-lid", "--hidden"]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (
+            {"num_cup": 2},
+            TypeError,
+            "unexpected keyword argument 'num_cup'; did you mean 'num_cups'",
+        ),
+        ({"sugar": 2}, TypeError, "unexpected keyword argument 'sugar'$"),
+        ({"num_cups": 0}, ConfigurationError, "num_cups=0 must be a whole number, 1 or more"),
+        ({"kind": "red"}, ConfigurationError, "kind='red' is not one of green, black"),
+        ({"steep_s": math.nan}, ConfigurationError, "steep_s=nan must be a finite number"),
+        ({"lid": None}, ConfigurationError, "lid=None must be True or False"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_refused(given: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Teapot("cold", **given)

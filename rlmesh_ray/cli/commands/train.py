@@ -484,21 +484,24 @@ def _report_interrupt() -> None:
 def _configure(config: "AlgorithmConfig", job: _TrainOptions, *, num_done: int) -> None:
     from rlmesh_ray.rllib.config.configure import configure
     from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
+    from rlmesh_ray.server.env_options import EnvOptions
 
     config.env_runners(num_env_runners=job.num_env_runners)
     # Another one each time, or it would begin with the same episodes again.
     config.debugging(seed=None if job.seed is None else job.seed + num_done)
+    wanted = EnvOptions(env_kwargs=job.env_kwargs)
+    if job.num_envs is not None:
+        wanted["num_envs"] = job.num_envs
     configure(
         config,
         job.env,
         num_endpoints=job.num_endpoints,
-        num_envs=job.num_envs,
-        env_kwargs=job.env_kwargs,
         token=job.token,
         tls=job.tls,
         edition_text=job.edition_text,
         reset_timeout_s=job.reset_timeout_s,
         lockstep=job.seed is not None,  # a seed is given for a reproducible training
+        **wanted,
     )
     _require_one_agent(config.env_config[PLAN_KEY].contract)
     if job.record is not None:

@@ -20,7 +20,7 @@ from rlmesh_ray.auth import token_file
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError
 from rlmesh_ray.files import open_file
-from rlmesh_ray.options import MAX_BATCH_DELAY_S, seconds_problem
+from rlmesh_ray.options import MAX_BATCH_DELAY_S, Group, seconds_problem
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
 if TYPE_CHECKING:
@@ -30,15 +30,10 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "RLMESH_RAY_TOKEN"
 _DAY_S = 86_400.0
 
-# The groups of options in --help, in the order in which commands name their options.
-ENVIRONMENT = "Environment"
-POLICY = "Policy"
-SERVING = "Serving"
-LIMITS = "Limits"
-CONNECTION = "Connection"
-SECURITY = "Security"
-POOL = "Pool"
-OUTPUT = "Output and logging"
+# The groups of options in --help, as Typer takes them.
+ENVIRONMENT, POLICY, SERVING, LIMITS, CONNECTION, SECURITY, POOL, OUTPUT = (
+    each.value for each in Group
+)
 
 
 class ValidationChoice(enum.StrEnum):

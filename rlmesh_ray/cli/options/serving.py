@@ -1,7 +1,6 @@
 """Options of the commands that serve an environment or a policy."""
 
-import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,29 +22,6 @@ from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
 if TYPE_CHECKING:
     from rlmesh_ray.server.bind_policy import ServerTls
-
-
-class Autoreset(enum.StrEnum):
-    """Autoreset mode of an endpoint with several lanes."""
-
-    NEXT_STEP = "next_step"
-    DISABLED = "disabled"
-
-
-class Transport(enum.StrEnum):
-    """Transports of steps, besides gRPC messages."""
-
-    AUTO = "auto"
-    SHARED_MEMORY = "shared_memory"
-    TCP = "tcp"
-    GRPC = "grpc"
-
-
-class OnBadValue(enum.StrEnum):
-    """How an endpoint treats an observation or a reward that it cannot deliver."""
-
-    ERROR = "error"
-    TRUNCATE = "truncate"
 
 
 AddressToListen = Annotated[
@@ -82,34 +58,6 @@ IdleTimeout = Annotated[
         callback=positive_s,
         help="End sessions that are idle this long.",
         show_default="never",
-    ),
-]
-TransportOption = Annotated[
-    Transport,
-    typer.Option(
-        "--transport",
-        rich_help_panel=SERVING,
-        help="Transport of steps.",
-        show_default=False,
-    ),
-]
-DataAddress = Annotated[
-    str | None,
-    typer.Option(
-        "--data-address",
-        metavar="HOST:PORT",
-        rich_help_panel=SERVING,
-        help="For steps over TCP.",
-        show_default="a free port",
-    ),
-]
-DataAdvertise = Annotated[
-    int | None,
-    typer.Option(
-        "--data-advertise",
-        metavar="PORT",
-        rich_help_panel=SERVING,
-        help="Its port as clients dial it, where it is mapped.",
     ),
 ]
 NoSpin = Annotated[
@@ -186,7 +134,7 @@ def client_options(
     return f"{own} --tls-cert CERTIFICATE --tls-key KEY  # a client's, signed by {client_ca}"
 
 
-def client_scheme(dialects: Sequence[str] | None) -> str:
+def client_scheme(dialects: Collection[str] | None) -> str:
     """Return what begins the address of a server with these dialects (``--dialect``), for hints."""
     if not dialects or set(dialects) & set(registry.model_dialects()):
         return ""

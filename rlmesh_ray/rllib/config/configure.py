@@ -3,9 +3,8 @@
 import logging
 import secrets
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, Unpack, cast
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
@@ -17,8 +16,12 @@ from rlmesh_ray.errors import ConfigurationWarning
 from rlmesh_ray.options import (
     DEFAULT_RESET_TIMEOUT_S,
     DEFAULT_RUNNER_STEP_TIMEOUT_S,
+    Group,
+    Option,
+    completed,
     require_flag,
     require_inference,
+    takes_options,
 )
 from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
 from rlmesh_ray.rllib.config.config_validation import (
@@ -45,21 +48,27 @@ from rlmesh_ray.rllib.config.runner_choice import RunnerChoice, choose_runner
 from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, config_ineligibility
 from rlmesh_ray.rllib.runner.sample_recording import require_recordable
 from rlmesh_ray.rllib.runner.session_recovery import raise_for_broken_environment
+from rlmesh_ray.server.env_options import EnvOptions
 
 _LOG = logging.getLogger(__name__)
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
 
+@takes_options(
+    EnvOptions,
+    num_envs=Option(
+        "Lanes of each session. Default: so many that one session at each endpoint gives "
+        "``num_envs_per_env_runner``.",
+        Group.ENVIRONMENT,
+    ),
+)
 def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     config: ConfigT,
     env: RolloutSource,
     *,
     num_endpoints: int | None = None,
-    num_envs: int | None = None,
     num_evaluation_endpoints: int | None = None,
-    env_kwargs: Mapping[str, object] | None = None,
-    on_bad_value: str | None = None,
     token: TokenSource | None = None,
     tls: ClientTlsSource | None = None,
     step_timeout_s: float = DEFAULT_RUNNER_STEP_TIMEOUT_S,
@@ -69,6 +78,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     fast_path: bool = True,
     inference: str = "auto",
     dm_env_rpc: DialectSettings | None = None,
+    **options: Unpack[EnvOptions],
 ) -> ConfigT:
     """Make ``config`` sample from endpoints; all other settings stay unchanged.
 
@@ -117,18 +127,11 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             run their own loop over RLlink are for ``configure_rllink``.
         num_endpoints: For an id or factory: how many to start for training. Default: one for each
             runner.
-        num_envs: For an id or factory: lanes of each session. Default: so many that one session
-            at each endpoint gives ``num_envs_per_env_runner``.
         num_evaluation_endpoints: Number of endpoints for evaluation runners only. For an id or
             factory they are started in addition, by default one for each evaluation runner if
             ``evaluation_parallel_to_training``, else none; otherwise they are the last ones
             of those given, in the list's order, by default none. With none, evaluation runners open
             their sessions at the endpoints for training.
-        env_kwargs: For an id or factory: keyword arguments of ``gymnasium.make``, or of the
-            factory.
-        on_bad_value: For an id or factory: what its endpoints do with an observation that would be
-            refused, such as NaN, and a reward that is not finite: ``"error"`` (the default) or
-            ``"truncate"``; see ``EnvServer``.
         token: For addresses: the token of the endpoints. Fleets and pools have their own, and no
             token is sent to an endpoint of another source. Tokens become part of the config, and so
             of the algorithm's checkpoints.
@@ -157,6 +160,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             it is faster; with a seed, whether or not it is faster, so that each run does the same.
         dm_env_rpc: For addresses of dm_env_rpc servers (``"dm_env_rpc://HOST:PORT"``): the worlds
             to create and to join there, their lanes, and how to interpret their tensors.
+        **options: For an id or factory: those of ``EnvOptions``, of each endpoint.
 
     Returns:
         ``config``.
@@ -176,9 +180,9 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     require_deadlines(config, step_timeout_s, reset_timeout_s)
     require_evaluation_at_endpoints(config)
     runner_spec = _runner_spec(config)
-    request = FleetRequest(
-        num_endpoints, num_envs, num_evaluation_endpoints, env_kwargs, on_bad_value
-    )
+    given = cast(EnvOptions, {name: each for name, each in options.items() if each is not None})
+    completed("configure", EnvOptions, given)
+    request = FleetRequest(num_endpoints, num_evaluation_endpoints, given)
     access = Access(token, tls, edition_text, dm_env_rpc)
     endpoints = find_endpoints(config, env, request, runner_spec, access)
     fleets = [each for each in endpoints.fleets if isinstance(each, EnvFleet)]

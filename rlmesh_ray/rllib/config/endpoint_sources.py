@@ -1,7 +1,7 @@
 """The endpoints of a config: those given to ``configure``, or those that it starts."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -14,6 +14,7 @@ from rlmesh_ray.actors.serialized_env import SerializedEnv
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.client.env_session_client import probe_endpoint
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
+from rlmesh_ray.options import declared, flag_name
 from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.rllib.config.cluster_capacity import actor_groups
 from rlmesh_ray.rllib.config.config_warnings import ASSUMED_MAX_SESSIONS
@@ -26,6 +27,7 @@ from rlmesh_ray.rllib.config.rollout_plan import (
     require_next_step,
 )
 from rlmesh_ray.rllib.config.session_endpoints import max_sessions_per_endpoint
+from rlmesh_ray.server.env_options import EnvOptions
 from rlmesh_ray.server.env_server import EnvServer
 from rlmesh_ray.spaces.contract import EnvContract, require_same_contract
 
@@ -41,13 +43,12 @@ KEPT_FLEETS: list[EnvFleet | EnvPool] = []
 
 @dataclass(frozen=True, slots=True)
 class FleetRequest:
-    """The arguments of ``configure`` for a new fleet; None: the default."""
+    """The arguments of ``configure`` for a new fleet; None, or missing: the default."""
 
     num_endpoints: int | None = None
-    num_envs: int | None = None
     num_evaluation_endpoints: int | None = None
-    env_kwargs: Mapping[str, object] | None = None
-    on_bad_value: str | None = None
+    options: EnvOptions = field(default_factory=EnvOptions)
+    """Of each endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +102,17 @@ def find_endpoints(
     _require_use(env, access)
     if isinstance(env, str) or callable(env):
         return _new_fleet(config, env, request, runner_spec)
-    if request.num_endpoints is not None or request.num_envs is not None:
+    if request.num_endpoints is not None or "num_envs" in request.options:
         raise ConfigurationError(
             "num_endpoints and num_envs are for a Gymnasium id or a factory; endpoints that run "
             "already have their own"
         )
-    for name in ("env_kwargs", "on_bad_value"):
-        if getattr(request, name) is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigurationError(
-                f"{name} is for a Gymnasium id or a factory, whose endpoints are started here; "
-                f"endpoints that run already have their own: EnvFleet({name}=...), "
-                f"EnvServer({name}=...), serve-env {option}"
-            )
+    for name in request.options:
+        raise ConfigurationError(
+            f"{name} is for a Gymnasium id or a factory, whose endpoints are started here; "
+            f"endpoints that run already have their own: EnvFleet({name}=...), "
+            f"EnvServer({name}=...), serve-env {flag_name(name, *declared(EnvOptions)[name])}"
+        )
     num_evaluation = request.num_evaluation_endpoints or 0
     endpoints = _from_running(env, num_evaluation, access)
     if num_evaluation < 0 or endpoints.num_training < 1:
@@ -130,7 +129,7 @@ def _new_fleet(
     request: FleetRequest,
     runner_spec: RunnerSpec,
 ) -> EndpointSet:
-    SerializedEnv.of(env, request.env_kwargs)  # raises here, before Ray is started
+    SerializedEnv.of(env, request.options)  # raises here, before Ray is started
     num_endpoints = (
         runner_spec.num_runners if request.num_endpoints is None else request.num_endpoints
     )
@@ -140,27 +139,19 @@ def _new_fleet(
         num_evaluation = (runner_spec.num_evaluation_runners or 0) if is_parallel else 0
     _require_at_least("num_endpoints", num_endpoints, 1)
     _require_at_least("num_evaluation_endpoints", num_evaluation, 0)
-    width = (
-        num_envs_for(runner_spec, num_endpoints) if request.num_envs is None else request.num_envs
-    )
-    _require_at_least("num_envs", width, 1)
+    width = request.options.get("num_envs") or num_envs_for(runner_spec, num_endpoints)
     layouts = assign_sessions(
         runner_spec,
         width=width,
         num_endpoints=num_endpoints,
         num_evaluation_endpoints=num_evaluation,
     )
-    max_sessions = max(ASSUMED_MAX_SESSIONS, max_sessions_per_endpoint(*layouts))
-    total = num_endpoints + num_evaluation
-    fleet = EnvFleet(
-        env,
-        num_endpoints=total,
-        num_envs=width,
-        env_kwargs=request.env_kwargs,
-        num_cpus=endpoint_cpus(config, total),
-        max_sessions=max_sessions,
-        on_bad_value=request.on_bad_value or "error",
+    max_sessions = request.options.get("max_sessions") or max(
+        ASSUMED_MAX_SESSIONS, max_sessions_per_endpoint(*layouts)
     )
+    total = num_endpoints + num_evaluation
+    options: EnvOptions = {**request.options, "num_envs": width, "max_sessions": max_sessions}
+    fleet = EnvFleet(env, num_endpoints=total, num_cpus=endpoint_cpus(config, total), **options)
     return replace(_from_running([fleet], num_evaluation, Access()), max_sessions=max_sessions)
 
 

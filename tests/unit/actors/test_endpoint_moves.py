@@ -76,7 +76,7 @@ class MovableFleet:
         monkeypatch.setattr(endpoint_owner, "ray", ray)
         monkeypatch.setattr(endpoint_moves, "ray", ray)
         monkeypatch.setattr(endpoint_moves, "available_resources_per_node", dict)
-        self.manager = Owner("fleet", SerializedEnv(b""), {})
+        self.manager = Owner("fleet", SerializedEnv(b""))
 
     async def start(self) -> None:
         await self.manager.start([EndpointSpec("fleet-0", {}, "token", is_movable=True)])

@@ -26,8 +26,9 @@ TWO_SCREENS = 80
 TOKEN = "TOKEN_FILE"
 """Stands for a file with a token."""
 ONLY_IN_THE_COMMAND_LINE = {
-    "register", "pool-token-file", "advertise", "pool-tls-ca", "leave-time", "log-format", "output",
-    "model-edition-text", "model-token-file", "metrics-address", "plot", "json", "debug", "help",
+    "register", "pool-token-file", "endpoint-id", "advertise", "pool-tls-ca", "leave-time",
+    "log-format", "output", "model-edition-text", "model-token-file", "metrics-address", "plot",
+    "json", "debug", "help",
 }  # fmt: skip
 
 
@@ -159,6 +160,11 @@ def test_the_version_is_printed(capsys: Capture) -> None:
         (["trane"], ["trane"]),
         (["serve-env"], ["ENV", "serve-env --help"]),
         (["serve-env", "CartPole-v1", "--num-envs", "0"], ["--num-envs"]),
+        (["serve-env", "CartPole-v1", "--no-spin"], ["--no-spin: set", "RLMESH_RAY_SPIN=0"]),
+        (
+            ["serve-env", "CartPole-v1", "--data-advertise", "1"],
+            ["--data-address", "HOST:PORT/ADVERTISED"],
+        ),
         (["serve-env", "CartPole-v1", "--env-kwargs", "{a"], ["--env-kwargs", "JSON"]),
         (["serve-env", "CartPole-v1", "--validation", "maybe"], ["--validation", "strict"]),
         (["serve-env", "CartPole-v1", "--autoreset", "maybe"], ["--autoreset", "next_step"]),

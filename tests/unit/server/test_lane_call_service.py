@@ -10,7 +10,7 @@ import pytest
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.protocol.messages import EnvErrorCode
-from rlmesh_ray.server.lane_call_service import checked_names
+from rlmesh_ray.server.env_options import checked_names
 from rlmesh_ray.server.session_scheduler import SessionScheduler
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 

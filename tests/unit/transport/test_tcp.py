@@ -71,7 +71,7 @@ def test_all_addresses_of_a_host_share_three_seconds(
         with pytest.raises(BrokenPipeError, match="greeted with 3 s left"):
             tcp.connect("host", 7, TICKET, 30.0)
     else:
-        with pytest.raises(ConnectionError, match=r"timed out; .*--data-advertise"):
+        with pytest.raises(ConnectionError, match=r"timed out; .*--data-address"):
             tcp.connect("host", 7, TICKET, 30.0)
         assert network.now_s == pytest.approx(53.0, abs=0.01)
     assert network.num_greeted == has_last
