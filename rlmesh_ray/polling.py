@@ -2,8 +2,8 @@
 
 Waking a sleeping process takes 20 to 200 us, most of all in a virtual machine; a poll takes 2 us.
 So a wait that follows short waits polls for about as long as those took, and sleeps afterwards.
-Where the processor is scarce, the next waits sleep at once. With ``spin=False`` every wait does;
-the environment variable ``RLMESH_RAY_SPIN`` is the default of ``spin``.
+Where the processor is scarce, the next waits sleep at once. With ``RLMESH_RAY_SPIN=0`` in the
+environment every wait does.
 """
 
 import contextlib
@@ -16,10 +16,9 @@ from functools import partial
 from typing import TypeVar
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.options import require_flag
 
 SPIN_VARIABLE = "RLMESH_RAY_SPIN"
-"""Environment variable: 0 or 1, the default of every ``spin`` parameter."""
+"""Environment variable: 0 or 1, the default."""
 
 _MOST_POLLS = 64
 _LONGEST_POLL_MS = 2**31 - 1
@@ -44,20 +43,12 @@ yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 """Let other processes of this processor run; some kernels give each of them a whole time slice."""
 
 
-def should_spin(spin: bool | None = None) -> bool:
+def should_spin() -> bool:
     """Return whether waits may spin; never where the system has no ``sched_yield``.
 
-    Args:
-        spin: The caller's choice; None takes ``RLMESH_RAY_SPIN``, or 1 where that is unset or
-            empty.
-
     Raises:
-        ConfigurationError: ``spin`` is neither True, False nor None, or it is None and
-            ``RLMESH_RAY_SPIN`` is neither 0 nor 1.
+        ConfigurationError: ``RLMESH_RAY_SPIN`` is neither 0, 1, unset nor empty.
     """
-    require_flag("spin", spin, allow_none=True)
-    if spin is not None:
-        return spin and hasattr(os, "sched_yield")
     value = os.environ.get(SPIN_VARIABLE) or "1"
     if value not in {"0", "1"}:
         raise ConfigurationError(
@@ -107,7 +98,6 @@ class AdaptiveSpin:
 
     Args:
         longest_s: Longest spin; after waits that usually take longer, none spins.
-        spin: False disables spinning; see ``should_spin``.
         pause: Called between two polls: ``yield_cpu``, or ``keep_cpu`` for the one process that all
             others wait for.
     """
@@ -115,11 +105,10 @@ class AdaptiveSpin:
     def __init__(
         self,
         longest_s: float,
-        spin: bool | None = None,
         *,
         pause: Callable[[], None] = yield_cpu,
     ) -> None:
-        self._longest_s = longest_s if should_spin(spin) else 0.0
+        self._longest_s = longest_s if should_spin() else 0.0
         self._pause = pause
         self._usual_s = self._longest_s
         self._spin_s = 0.0
@@ -204,18 +193,16 @@ class AdaptivePoller:
 
     Args:
         longest_spin_s: See ``AdaptiveSpin``.
-        spin: See ``should_spin``.
         pause: See ``AdaptiveSpin``.
     """
 
     def __init__(
         self,
         longest_spin_s: float,
-        spin: bool | None = None,
         *,
         pause: Callable[[], None] = yield_cpu,
     ) -> None:
-        self._spin = AdaptiveSpin(longest_spin_s, spin, pause=pause)
+        self._spin = AdaptiveSpin(longest_spin_s, pause=pause)
         self._polls: dict[tuple[tuple[int, ...], tuple[int, ...]], select.poll] = {}
 
     def wait_readable(

@@ -5,11 +5,12 @@ Importing this needs the extra ``sb3``.
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlmesh_ray.client.env_session_client import ClientOptions
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.client.sb3_autoreset import require_same_step, same_step
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError, RemoteEnvError
@@ -45,7 +46,7 @@ class RemoteVecEnv(VecEnv):
         HandshakeRefusedError: The endpoint shares no generation or edition with this package.
     """
 
-    def __init__(self, env: str | RemoteVectorEnv, **options: Any) -> None:
+    def __init__(self, env: str | RemoteVectorEnv, **options: Unpack[ClientOptions]) -> None:
         if not isinstance(env, str | RemoteVectorEnv):
             raise ConfigurationError(
                 "RemoteVecEnv takes the address of an endpoint or a RemoteVectorEnv, and "

@@ -211,7 +211,6 @@ class EnvClient:
             first reset or call, or the first reset after its worker died. Until then, requests
             that the endpoint answers with a timeout because of that are sent again.
         transport: See ``RemoteEnv``.
-        spin: See ``RemoteEnv``.
         images: See ``RemoteEnv``.
 
     Raises:
@@ -229,7 +228,6 @@ class EnvClient:
         reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
         start_timeout_s: float = 120.0,
         transport: str = "auto",
-        spin: bool | None = None,
         images: ImageOptions = AS_THEY_ARE,
     ) -> None:
         self._connect_options = connect_options
@@ -248,7 +246,6 @@ class EnvClient:
                 self._server_timeout_ms(step_timeout_s),
                 connect_options.address,
                 transport=transport,
-                spin=spin,
                 request_ticket=partial(
                     request_ticket,
                     connect_options,

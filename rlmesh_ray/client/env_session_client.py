@@ -2,17 +2,29 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Annotated, Any, Protocol, TypedDict
 
+from rlmesh_ray.auth.client_tls import ClientTlsSource
+from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
-from rlmesh_ray.dialects.registry import Dialect, client_dialect
+from rlmesh_ray.dialects.registry import Dialect, DialectSettings, client_dialect
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError, install_command
-from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, allowed_transports, require_seconds
+from rlmesh_ray.options import (
+    DEFAULT_RESET_TIMEOUT_S,
+    DEFAULT_STEP_TIMEOUT_S,
+    TRANSPORTS,
+    Group,
+    Option,
+    allowed_transports,
+    completed,
+    require_seconds,
+)
 from rlmesh_ray.polling import WakeupDescriptors, should_spin
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.images import AS_THEY_ARE, ImageCodec, ImageOptions
+from rlmesh_ray.spaces.images import AS_THEY_ARE, ImageCodec, ImageOptions, Resize
 from rlmesh_ray.spaces.leaves import Column
 from rlmesh_ray.transport.direct_connection import Pictures
 
@@ -75,6 +87,101 @@ class EnvSessionClient(Protocol):
         """End the session. Idempotent."""
 
 
+class ClientOptions(TypedDict, total=False):
+    """What ``RemoteEnv`` and ``RemoteVectorEnv`` take."""
+
+    token: Annotated[
+        TokenSource | None,
+        Option(
+            "The token that the endpoint requires, or the file that has it (``TokenFile``).",
+            Group.CONNECTION,
+        ),
+    ]
+    tls: Annotated[ClientTlsSource | None, Option("For an endpoint with TLS.", Group.CONNECTION)]
+    connect_timeout_s: Annotated[
+        float,
+        Option("For the connection and the handshake.", Group.CONNECTION, 10.0, require_seconds),
+    ]
+    step_timeout_s: Annotated[
+        float,
+        Option(
+            "How long a request may take; an endpoint that does not answer at all is given up at "
+            "most 1 s later.",
+            Group.CONNECTION,
+            DEFAULT_STEP_TIMEOUT_S,
+            require_seconds,
+        ),
+    ]
+    reset_timeout_s: Annotated[
+        float,
+        Option(
+            "How long a reset may take instead: one of all lanes or of some, and a step that "
+            "contains resets, such as the one after an episode's end.",
+            Group.CONNECTION,
+            DEFAULT_RESET_TIMEOUT_S,
+            require_seconds,
+        ),
+    ]
+    start_timeout_s: Annotated[
+        float,
+        Option(
+            "How long the environment may take to start, before the first reset or after its "
+            "worker died; it does not count against ``reset_timeout_s``. A dm_env_rpc server "
+            "starts it while the world is created, within ``connect_timeout_s``.",
+            Group.CONNECTION,
+            120.0,
+            partial(require_seconds, allow_zero=True),
+        ),
+    ]
+    edition_text: Annotated[
+        str | None,
+        Option(
+            "The edition's text that the endpoint implements, where it is not this package's, such "
+            'as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.',
+            Group.CONNECTION,
+        ),
+    ]
+    transport: Annotated[
+        str,
+        Option(
+            'How steps travel. ``"auto"``: through shared memory where both are on one machine '
+            "(Linux), else over a TCP connection of their own where the endpoint takes one, else "
+            'as gRPC messages. ``"shared_memory"``, ``"tcp"``: so, or not at all. ``"grpc"``: '
+            "messages.",
+            Group.CONNECTION,
+            "auto",
+            choices=TRANSPORTS,
+        ),
+    ]
+    dm_env_rpc: Annotated[
+        DialectSettings | None,
+        Option(
+            "For a dm_env_rpc server: what to create and to join, and how to read its answers.",
+            Group.CONNECTION,
+        ),
+    ]
+    image_codec: Annotated[
+        str | None,
+        Option(
+            "Has the endpoint compress the images of the observations: without loss "
+            '(``"png"``, ``"webp"``), or with (``"jpeg:95"``, ``"webp:80"``), which changes what '
+            "is learned from; see ``RemoteModel.configure_route``. Steps travel as gRPC messages "
+            "then. None: pixels travel as they are.",
+            Group.CONNECTION,
+        ),
+    ]
+    resize: Annotated[
+        Resize | None,
+        Option(
+            "Has the endpoint resize the images: ``(height, width)`` for all of them, or sizes by "
+            'the names of leaves, such as ``{"camera": (224, 224)}``. The space of observations is '
+            "that of the images that come, and steps travel as gRPC messages. None: their own "
+            "size.",
+            Group.CONNECTION,
+        ),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class DialectEnvClient:
     """A dialect's client for environments: ``ENV_SESSION_CLIENT`` of its module of this name."""
@@ -92,7 +199,6 @@ def open_env_session(
     reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
     start_timeout_s: float = 120.0,
     transport: str = "auto",
-    spin: bool | None = None,
     images: ImageOptions = AS_THEY_ARE,
 ) -> EnvSessionClient:
     """Open a session.
@@ -103,7 +209,6 @@ def open_env_session(
         reset_timeout_s: How long to wait for one that takes a reset.
         start_timeout_s: As for ``EnvClient``; ignored in another dialect.
         transport: As for ``EnvClient``.
-        spin: As for ``EnvClient``; ignored in another dialect.
         images: See ``RemoteEnv``.
 
     Raises:
@@ -115,7 +220,7 @@ def open_env_session(
     require_seconds("reset_timeout_s", reset_timeout_s)
     require_seconds("start_timeout_s", start_timeout_s, allow_zero=True)
     wanted = allowed_transports(transport)
-    should_spin(spin)  # refuses a wrong environment variable before anything is opened
+    should_spin()  # refuses a wrong environment variable before anything is opened
     if images.image_codec is not None:
         ImageCodec.from_option(images.image_codec)
     if images.names and transport not in ("auto", "grpc"):
@@ -132,7 +237,6 @@ def open_env_session(
             reset_timeout_s=reset_timeout_s,
             start_timeout_s=start_timeout_s,
             transport="grpc" if images.names else transport,
-            spin=spin,
         )
     if images.names:
         raise ConfigurationError(
@@ -146,6 +250,26 @@ def open_env_session(
         )
     client = _lane_client(dialect, connect_options)
     return client.open(connect_options, step_timeout_s, reset_timeout_s)
+
+
+def open_client_session(owner: str, address: str, options: ClientOptions) -> EnvSessionClient:
+    """Open the session of ``owner`` with the endpoint at an address; see ``open_env_session``."""
+    given = completed(owner, ClientOptions, options)
+    return open_env_session(
+        ConnectOptions(
+            address,
+            given["token"],
+            given["tls"],
+            given["connect_timeout_s"],
+            given["edition_text"],
+            given["dm_env_rpc"],
+        ),
+        step_timeout_s=given["step_timeout_s"],
+        reset_timeout_s=given["reset_timeout_s"],
+        start_timeout_s=given["start_timeout_s"],
+        transport=given["transport"],
+        images=ImageOptions(given["image_codec"], given["resize"]),
+    )
 
 
 def probe_endpoint(connect_options: ConnectOptions) -> HandshakeResponse:

@@ -1,37 +1,27 @@
 """RemoteEnv: a single-lane endpoint as a gymnasium environment."""
 
 import warnings
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.auth.client_tls import ClientTlsSource
-from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_session_client import open_env_session
+from rlmesh_ray.client.env_session_client import ClientOptions, open_client_session
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.multi_agent_errors import action_error
 from rlmesh_ray.client.png import render_lanes
-from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import (
     ConfigurationWarning,
     ConformanceError,
     ContractMismatchError,
     RemoteEnvError,
 )
-from rlmesh_ray.options import (
-    DEFAULT_RESET_TIMEOUT_S,
-    DEFAULT_STEP_TIMEOUT_S,
-    as_reset_options,
-    as_seed,
-)
+from rlmesh_ray.options import as_reset_options, as_seed, takes_options
 from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import env_spec, to_gymnasium
-from rlmesh_ray.spaces.images import ImageOptions, Resize
 from rlmesh_ray.spaces.validation import structure_checker
 from rlmesh_ray.spaces.vector_infos import lane_info
 
@@ -49,6 +39,7 @@ remote_np_random = property(_refuse_generator, _refuse_generator)
 """``np_random`` of a client: raises AttributeError with the reason, also where it is set."""
 
 
+@takes_options(ClientOptions)
 class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
     """The lane of one session with an endpoint whose width is 1.
 
@@ -57,32 +48,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
             ``tcp://``; or ``dm_env_rpc://HOST:PORT``, for a server of that protocol.
-        token: The token that the endpoint requires, or the file that has it (``TokenFile``).
-        tls: For an endpoint with TLS.
-        connect_timeout_s: For the connection and the handshake.
-        step_timeout_s: How long a request may take; an endpoint that does not answer at all is
-            given up at most 1 s later.
-        reset_timeout_s: How long a reset may take instead.
-        start_timeout_s: How long the environment may take to start, before the first reset or
-            after its worker died; it does not count against ``reset_timeout_s``. A dm_env_rpc
-            server starts it while the world is created, within ``connect_timeout_s``.
-        edition_text: The edition's text that the endpoint implements, where it is not this
-            package's, such as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.
-        transport: How steps travel. ``"auto"``: through shared memory where both are on one machine
-            (Linux), else over a TCP connection of their own where the endpoint takes one, else as
-            gRPC messages. ``"shared_memory"``, ``"tcp"``: so, or not at all. ``"grpc"``: messages.
-        dm_env_rpc: For a dm_env_rpc server: what to create and to join, and how to read its
-            answers.
-        spin: Whether a wait for a step stays awake, save over gRPC, where answers usually come
-            within 1.5 ms; False: it sleeps at once, and frees its processor. None: as set by the
-            environment variable RLMESH_RAY_SPIN (0 or 1), and True without it.
-        image_codec: Has the endpoint compress the images of the observations: without loss
-            (``"png"``, ``"webp"``), or with (``"jpeg:95"``, ``"webp:80"``), which changes what is
-            learned from; see ``RemoteModel.configure_route``. Steps travel as gRPC messages then.
-            None: pixels travel as they are.
-        resize: Has the endpoint resize the images: ``(height, width)`` for all of them, or sizes by
-            the names of leaves, such as ``{"camera": (224, 224)}``. The ``observation_space`` is
-            that of the images that come, and steps travel as gRPC messages. None: their own size.
+        **options: Those of ``ClientOptions``.
 
     Raises:
         ConfigurationError: ``edition_text`` is not known, or ``image_codec`` or ``resize`` does not
@@ -92,40 +58,12 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         HandshakeRefusedError: It has no dialect or edition of this package.
     """
 
-    def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
-        self,
-        address: str,
-        *,
-        token: TokenSource | None = None,
-        tls: ClientTlsSource | None = None,
-        connect_timeout_s: float = 10.0,
-        step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
-        reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
-        start_timeout_s: float = 120.0,
-        edition_text: str | None = None,
-        transport: str = "auto",
-        dm_env_rpc: DialectSettings | None = None,
-        spin: bool | None = None,
-        image_codec: str | None = None,
-        resize: Resize | None = None,
-    ) -> None:
-        given = {name: value for name, value in locals().items() if name != "self"}
-        connect_options = ConnectOptions(
-            address, token, tls, connect_timeout_s, edition_text, dm_env_rpc
-        )
-        self._client = open_env_session(
-            connect_options,
-            step_timeout_s=step_timeout_s,
-            reset_timeout_s=reset_timeout_s,
-            start_timeout_s=start_timeout_s,
-            transport=transport,
-            spin=spin,
-            images=ImageOptions(image_codec, resize),
-        )
+    def __init__(self, address: str, **options: Unpack[ClientOptions]) -> None:
+        self._client = open_client_session("RemoteEnv", address, options)
 
         def connect_again(render_mode: str | None = None) -> RemoteEnv:
             """Open another session: what ``spec.make()`` and gymnasium's checker ask for."""
-            env = RemoteEnv(**given)
+            env = RemoteEnv(address, **options)
             if render_mode not in (None, env.render_mode):
                 warnings.warn(
                     f"{address} serves render_mode={env.render_mode!r}, not {render_mode!r}: a "

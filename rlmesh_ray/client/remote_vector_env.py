@@ -2,47 +2,38 @@
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import gymnasium
 import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from rlmesh_ray.auth.client_tls import ClientTlsSource
-from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_session_client import open_env_session
+from rlmesh_ray.client.env_session_client import ClientOptions, open_client_session
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.multi_agent_errors import action_error
 from rlmesh_ray.client.png import render_lanes
 from rlmesh_ray.client.remote_env import remote_np_random
 from rlmesh_ray.client.step_results import ResetResult
-from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConformanceError,
     LocalProtocolError,
     RemoteEnvError,
 )
-from rlmesh_ray.options import (
-    DEFAULT_RESET_TIMEOUT_S,
-    DEFAULT_STEP_TIMEOUT_S,
-    as_reset_options,
-    as_seed,
-)
+from rlmesh_ray.options import as_reset_options, as_seed, takes_options
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET, SET_ATTR
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import env_spec, to_gymnasium
-from rlmesh_ray.spaces.images import ImageOptions, Resize
 from rlmesh_ray.spaces.validation import coerce_batch, structure_checker
 from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
 from rlmesh_ray.spaces.vector_infos import merged_infos, with_arrays
 from rlmesh_ray.wire.lane_calls_v1 import LaneCall, pack_call
 
 
+@takes_options(ClientOptions)
 class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
     """The lanes of one session with an endpoint.
 
@@ -55,28 +46,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
             ``tcp://``; or ``dm_env_rpc://HOST:PORT``, for a server of that protocol.
-        token: The token that the endpoint requires, or the file that has it (``TokenFile``).
-        tls: For an endpoint with TLS.
-        connect_timeout_s: For the connection and the handshake.
-        step_timeout_s: How long a request may take; an endpoint that does not answer at all is
-            given up at most 1 s later.
-        reset_timeout_s: How long a reset may take instead: one of all lanes or of some,
-            and a step that contains resets, such as the one after an episode's end.
-        start_timeout_s: How long the environment may take to start, before the first reset or
-            after its worker died; it does not count against ``reset_timeout_s``. A dm_env_rpc
-            server starts it while the world is created, within ``connect_timeout_s``.
-        edition_text: The edition's text that the endpoint implements, where it is not this
-            package's, such as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.
-        transport: How steps travel. ``"auto"``: through shared memory where both are on one machine
-            (Linux), else over a TCP connection of their own where the endpoint takes one, else as
-            gRPC messages. ``"shared_memory"``, ``"tcp"``: so, or not at all. ``"grpc"``: messages.
-        dm_env_rpc: For a dm_env_rpc server: what to create and to join, and how to read its
-            answers.
-        spin: Whether a wait for a step stays awake, save over gRPC, where answers usually come
-            within 1.5 ms; False: it sleeps at once, and frees its processor. None: as set by the
-            environment variable RLMESH_RAY_SPIN (0 or 1), and True without it.
-        image_codec: See ``RemoteEnv``.
-        resize: See ``RemoteEnv``.
+        **options: Those of ``ClientOptions``.
 
     Raises:
         ConfigurationError: ``edition_text`` is not known, or ``image_codec`` does not fit the
@@ -88,35 +58,8 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
     # gymnasium closes what is not closed, also where nothing was opened.
     closed = True
 
-    def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
-        self,
-        address: str,
-        *,
-        token: TokenSource | None = None,
-        tls: ClientTlsSource | None = None,
-        connect_timeout_s: float = 10.0,
-        step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
-        reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
-        start_timeout_s: float = 120.0,
-        edition_text: str | None = None,
-        transport: str = "auto",
-        dm_env_rpc: DialectSettings | None = None,
-        spin: bool | None = None,
-        image_codec: str | None = None,
-        resize: Resize | None = None,
-    ) -> None:
-        connect_options = ConnectOptions(
-            address, token, tls, connect_timeout_s, edition_text, dm_env_rpc
-        )
-        self._client = open_env_session(
-            connect_options,
-            step_timeout_s=step_timeout_s,
-            reset_timeout_s=reset_timeout_s,
-            start_timeout_s=start_timeout_s,
-            transport=transport,
-            spin=spin,
-            images=ImageOptions(image_codec, resize),
-        )
+    def __init__(self, address: str, **options: Unpack[ClientOptions]) -> None:
+        self._client = open_client_session("RemoteVectorEnv", address, options)
         self.closed = False
         contract = self._client.contract
         self.num_envs = contract.num_envs

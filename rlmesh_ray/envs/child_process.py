@@ -13,7 +13,6 @@ from typing import Self
 from rlmesh_ray.envs import fault_log
 from rlmesh_ray.envs.compact_frames import decode_reply
 from rlmesh_ray.envs.worker_channel import WorkerChannel
-from rlmesh_ray.polling import should_spin
 
 _REAP_TIMEOUT_S = 1.0
 _KILL_TIMEOUT_S = 10.0  # a process that is not reaped stays; busy machines took more than a second
@@ -29,13 +28,9 @@ class ChildProcess:
         """Channel to the worker."""
 
     @classmethod
-    def start(cls, *, spin: bool | None = None) -> Self:
-        """Start a process with one worker, which waits for its first message.
-
-        Args:
-            spin: Whether its short waits stay awake; see ``polling.should_spin``.
-        """
-        host = _HostProcess(should_spin(spin))
+    def start(cls) -> Self:
+        """Start a process with one worker, which waits for its first message."""
+        host = _HostProcess()
         try:
             channel = host.open_channel(1)
         except BaseException:
@@ -86,7 +81,7 @@ class ChildProcess:
 class _HostProcess:
     """The process of one or several workers."""
 
-    def __init__(self, spin: bool) -> None:
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.fault_log = ""
         self._num_workers = 0
@@ -99,7 +94,7 @@ class _HostProcess:
             self._fault_log_descriptor = fault_log.create()
             failing.callback(os.close, self._fault_log_descriptor)
             descriptors = [worker_end.fileno(), self._fault_log_descriptor]
-            arguments = map(str, (descriptors[0], os.getpid(), descriptors[1], int(spin)))
+            arguments = map(str, (descriptors[0], os.getpid(), descriptors[1]))
             self._process = subprocess.Popen(
                 # -u: output of environments is not buffered. -P: the working directory is not
                 # on the import path, unless it is on the parent's.

@@ -93,8 +93,6 @@ class EnvSource:
     """Whether several lanes of single environments have autoreset."""
     truncates_on_bad_value: bool = False
     """Whether an episode ends at a value that would be refused; see ``TruncateOnBadValue``."""
-    spin: bool | None = None
-    """Whether short waits for this environment spin; see ``polling.should_spin``."""
     reset_threads: int = 1
     """How many lanes are reset at the same time."""
     observer: bytes | None = None

@@ -501,15 +501,14 @@ class WorkerLoop:
 
     Args:
         control: Brings the descriptor of a channel for each worker; owned.
-        spin: Whether short waits stay awake.
     """
 
-    def __init__(self, control: socket.socket, *, spin: bool) -> None:
+    def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._hosted: list[_HostedWorker] = []
         # Between two steps a client computes, perhaps on this processor; an endpoint hardly does.
-        self._direct_poller = AdaptivePoller(0.2e-3, spin)
-        self._channel_poller = AdaptivePoller(1.5e-3, spin)
+        self._direct_poller = AdaptivePoller(0.2e-3)
+        self._channel_poller = AdaptivePoller(1.5e-3)
         os.register_at_fork(after_in_child=self._close_descriptors)
 
     def run(self) -> None:
@@ -641,11 +640,11 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run the worker process."""
-    socket_descriptor, _, fault_log_descriptor, spin = map(int, sys.argv[1:])
+    socket_descriptor, _, fault_log_descriptor = map(int, sys.argv[1:])
     del sys.argv[1:]  # some simulators read the command line
     os.set_inheritable(socket_descriptor, False)
     # A handler rather than SIG_IGN, which processes of the environment would inherit.
     signal.signal(signal.SIGINT, _ignore)
     fault_log.enable(fault_log_descriptor)
     use_batch_scheduling()
-    WorkerLoop(socket.socket(fileno=socket_descriptor), spin=bool(spin)).run()
+    WorkerLoop(socket.socket(fileno=socket_descriptor)).run()

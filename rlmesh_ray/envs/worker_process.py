@@ -101,7 +101,7 @@ class WorkerProcess:
                 f"environments cannot be hosted on {sys.platform}, which cannot share memory by "
                 "descriptor; use Linux, macOS or WSL"
             )
-        process = process or ChildProcess.start(spin=source.spin)
+        process = process or ChildProcess.start()
         try:
             started = _handshake(process, source, validation, timeout_s)
             return cls(process, started, *_share_memory(process.channel, started.contract))

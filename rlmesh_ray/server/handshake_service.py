@@ -172,8 +172,6 @@ class ServiceOptions:
     """Names of the enabled dialects; the clients of any other one are refused."""
     idle_timeout_s: float | None = None
     """Idle timeout of a session; None: it has none."""
-    spin: bool | None = None
-    """Whether a policy's loop polls for the next request; see ``polling.should_spin``."""
 
 
 class HandshakeService:

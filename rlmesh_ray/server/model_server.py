@@ -93,8 +93,6 @@ class ModelServer:
             none; needed where the policy's traits do not name them.
         idle_timeout_s: See ``EnvServer``; a session that waits for an answer is not idle.
         endpoint_id: See ``EnvServer``.
-        spin: Whether the serving loop stays awake for up to 1 ms where its only client usually
-            asks again sooner; see ``EnvServer``.
 
     Raises:
         ConfigurationError: ``policy`` is none of these, an option is out of its range, an edition
@@ -127,7 +125,6 @@ class ModelServer:
         dialects: Collection[str] | None = None,
         idle_timeout_s: float | None = None,
         endpoint_id: str | None = None,
-        spin: bool | None = None,
         openpi: str | None = None,
         openpi_env: object = None,
     ) -> None:
@@ -138,7 +135,7 @@ class ModelServer:
         )
         enabled = registry.enabled_dialects(dialects, registry.model_dialects())
         checked_idle_timeout(idle_timeout_s)
-        is_awake = should_spin(spin)
+        should_spin()  # refuses a wrong environment variable
         wanted_bytes = checked_message_bytes(max_message_bytes)
         if openpi is not None:
             checked_address(openpi, token, no_token=no_token)
@@ -182,7 +179,6 @@ class ModelServer:
             accept_texts=accept_texts,
             dialects=enabled,
             idle_timeout_s=idle_timeout_s,
-            spin=is_awake,
         )
 
     @property

@@ -22,29 +22,24 @@ from rlmesh_ray.wire import image_codec_v1, policy_v1
 _LONGEST_S = 0.001
 
 
-def busy_polled(
-    frames: AsyncIterator[bytes], is_alone: Callable[[], bool], spin: bool | None = None
-) -> AsyncIterator[bytes]:
+def busy_polled(frames: AsyncIterator[bytes], is_alone: Callable[[], bool]) -> AsyncIterator[bytes]:
     """Return the messages in ``frames``; while the next one is due, the loop does not sleep.
 
     Args:
         frames: The messages of one stream.
         is_alone: Returns whether no other client would wait for the processor meanwhile.
-        spin: False: the loop always sleeps; see ``polling.should_spin``.
     """
-    return _BusyPolledFrames(frames, is_alone, spin)
+    return _BusyPolledFrames(frames, is_alone)
 
 
 class _BusyPolledFrames:
     """The polled messages. Not a generator: an abandoned one is closed in a task of its own."""
 
-    def __init__(
-        self, frames: AsyncIterator[bytes], is_alone: Callable[[], bool], spin: bool | None
-    ) -> None:
+    def __init__(self, frames: AsyncIterator[bytes], is_alone: Callable[[], bool]) -> None:
         self._frames = aiter(frames)
         self._is_alone = is_alone
         self._loop = asyncio.get_running_loop()
-        self._spin = AdaptiveSpin(_LONGEST_S, spin)
+        self._spin = AdaptiveSpin(_LONGEST_S)
         self._until_s = 0.0
         self._is_awake = False
 
@@ -97,7 +92,6 @@ class ModelService:
         self._host = host
         self._on_close = options.on_close
         self._idle_timeout_s = options.idle_timeout_s
-        self._spin = options.spin
         self._drain = drain
         self._dialects = load_model_dialects()
         able = {name: each.capabilities for name, each in self._dialects.items()}
@@ -138,9 +132,7 @@ class ModelService:
             generation,
             lambda: {"predictions": stream.num_predicted},
         )
-        requests = busy_polled(
-            idle_timeout.watch(requests), lambda: counts.num_open == 1, self._spin
-        )
+        requests = busy_polled(idle_timeout.watch(requests), lambda: counts.num_open == 1)
         reader = asyncio.ensure_future(stream.read(requests))
         try:
             while (frame := await stream.outbox.get()) is not None:

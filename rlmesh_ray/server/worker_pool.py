@@ -80,11 +80,6 @@ class WorkerPool:
         """Open sessions, with and without a worker."""
         return self._limit.num_sessions
 
-    @property
-    def spin(self) -> bool | None:
-        """Whether short waits for its workers stay awake; see ``polling.should_spin``."""
-        return self._source.spin
-
     def start(self) -> EnvContract:
         """Start the first worker; blocks until its environment exists.
 
@@ -194,7 +189,7 @@ class WorkerPool:
                 if not process.is_over:
                     raise
                 # Another session's environment may have ended it.
-        return self._start_in(ChildProcess.start(spin=self.spin))
+        return self._start_in(ChildProcess.start())
 
     def _start_in(self, process: ChildProcess) -> WorkerProcess:
         self._starting.add(process)

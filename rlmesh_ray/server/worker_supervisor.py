@@ -122,7 +122,7 @@ class WorkerSupervisor:
         self._log_names = current()
         self.counts = pool.counts.open()
         """Counters of its lanes."""
-        self._spin = AdaptiveSpin(_LONGEST_SPIN_S, pool.spin)
+        self._spin = AdaptiveSpin(_LONGEST_SPIN_S)
         progress = SessionProgress.local(num_lanes)
         self.endpoint = EndpointSide(progress)
         """Decides which of the session's requests count."""

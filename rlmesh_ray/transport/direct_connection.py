@@ -49,7 +49,6 @@ class DirectConnection:
         worker: The connected socket; owned.
         buffers: The step buffers; with an ``EventfdSocket`` the worker maps the same memory.
         contract: The session's contract.
-        spin: See ``RemoteEnv``.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class DirectConnection:
         worker: EventfdSocket | tcp.TcpSocket,
         buffers: StepBuffers,
         contract: EnvContract,
-        spin: bool | None = None,
     ) -> None:
         self.worker_socket = worker
         """This end of the connection."""
@@ -73,7 +71,7 @@ class DirectConnection:
         self._most_bytes = max_response_bytes(contract)
         self._receiving = threading.RLock()
         """Held while the descriptors are in use, which another thread may close."""
-        self._poller = AdaptivePoller(1.5e-3, spin)
+        self._poller = AdaptivePoller(1.5e-3)
 
     @property
     def transport(self) -> str:
@@ -87,7 +85,6 @@ class DirectConnection:
         session_id: str,
         timeout_ms: int,
         contract: EnvContract,
-        spin: bool | None,
     ) -> Self | None:
         """Open a shared-memory connection for a session whose lanes have been reset.
 
@@ -96,7 +93,6 @@ class DirectConnection:
             session_id: The session id from the handshake.
             timeout_ms: Timeout of a step.
             contract: The session's contract.
-            spin: See ``RemoteEnv``.
 
         Returns:
             The connection; None where it cannot be opened.
@@ -123,7 +119,7 @@ class DirectConnection:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return cls(worker, buffers, contract, spin)
+        return cls(worker, buffers, contract)
 
     @classmethod
     def open_tcp(
@@ -133,7 +129,6 @@ class DirectConnection:
         ticket: Ticket,
         timeout_ms: int,
         contract: EnvContract,
-        spin: bool | None,
     ) -> Self:
         """Open a TCP connection for a session whose lanes have been reset.
 
@@ -143,7 +138,6 @@ class DirectConnection:
             ticket: A ticket from the endpoint.
             timeout_ms: Timeout of a step; 0: none.
             contract: The session's contract.
-            spin: See ``RemoteEnv``.
 
         Raises:
             OSError: The connection cannot be opened.
@@ -155,7 +149,7 @@ class DirectConnection:
         worker = tcp.connect(host, port, ticket, attach_s)
         if timeout_ms:
             worker.limit_sending(timeout_ms / 1000)
-        return cls(worker, StepBuffers(-1, contract), contract, spin)
+        return cls(worker, StepBuffers(-1, contract), contract)
 
     @property
     def wakeup(self) -> WakeupDescriptors | None:

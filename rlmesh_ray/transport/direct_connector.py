@@ -62,7 +62,6 @@ class DirectConnector:
         address: The endpoint's address.
         transport: See ``RemoteEnv``.
         request_ticket: Requests a ticket from the endpoint, with a timeout in seconds.
-        spin: See ``RemoteEnv``.
 
     Raises:
         ConfigurationError: The required transport is not available.
@@ -78,7 +77,6 @@ class DirectConnector:
         *,
         transport: str,
         request_ticket: Callable[[float], Ticket],
-        spin: bool | None,
     ) -> None:
         wanted = allowed_transports(transport)
         self._session_id = session_id
@@ -86,7 +84,6 @@ class DirectConnector:
         self._timeout_ms = timeout_ms
         self._address = address
         self._request_ticket = request_ticket
-        self._spin = spin
         self._name = offered.get(capabilities.SHARED_MEMORY, "") if SHARED_MEMORY in wanted else ""
         self._host = parse_address(address).host
         can_dial = TCP in wanted and tcp.IS_SUPPORTED and self._host
@@ -176,7 +173,6 @@ class DirectConnector:
                 self._session_id,
                 self._timeout_ms,
                 self._contract,
-                self._spin,
             )
             if direct is not None:
                 self._opened(direct)
@@ -222,7 +218,6 @@ class DirectConnector:
                 self._request_ticket(_TICKET_TIMEOUT_S),
                 self._timeout_ms,
                 self._contract,
-                self._spin,
             )
         except ConnectionAbortedError:
             if num_attempts == 1:

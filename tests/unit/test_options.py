@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 import numpy as np
 import pytest
 
+from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import (
     Group,
@@ -230,3 +231,23 @@ def test_flags_are_named_after_options() -> None:
 def test_a_wrong_option_is_refused(given: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Teapot("cold", **given)
+
+
+@pytest.mark.parametrize("owner", [EnvServer, RemoteEnv, RemoteVectorEnv])
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("spin", "RLMESH_RAY_SPIN=0"), ("data_advertise", "data_address .*HOST:PORT/ADVERTISED")],
+)
+def test_an_option_that_has_left_is_refused_with_the_remedy(
+    owner: Any, name: str, instead: str
+) -> None:
+    with pytest.raises(
+        TypeError, match=f"{owner.__name__}.. takes no '{name}' any more: .*{instead}"
+    ):
+        owner("CartPole-v1", **{name: 1})
+
+
+def test_clients_of_one_and_of_several_lanes_take_the_same_options() -> None:
+    one, several = (inspect.signature(each) for each in (RemoteEnv, RemoteVectorEnv))
+
+    assert one.parameters == several.parameters

@@ -40,7 +40,6 @@ from rlmesh_ray.cli.options.serving import (
     AddressToListen,
     AllowShutdown,
     IdleTimeout,
-    NoSpin,
     NoTokenFlag,
     TlsClientAuthority,
     client_options,
@@ -230,7 +229,6 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     tls_from_ray: TlsFromRay = False,
     no_token: NoTokenFlag = False,
     idle_timeout: IdleTimeout = None,
-    no_spin: NoSpin = False,
     metrics_address: MetricsAddress = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     _json: JsonFlag = False,
@@ -305,7 +303,6 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             accept_edition_texts=accept_edition_text or (),
             dialects=dialect,
             idle_timeout_s=idle_timeout,
-            spin=False if no_spin else None,
             openpi=openpi,
             openpi_env=spaces,
         )

@@ -1,7 +1,8 @@
 """Options that several commands share, and functions that read them.
 
 A flag and the Python parameter of the same thing share their name: ``--step-grace`` is
-``step_grace_s``, a repeatable ``--allow-call`` is ``allow_calls``, ``--no-spin`` is ``spin=False``.
+``step_grace_s``, a repeatable ``--allow-call`` is ``allow_calls``, ``--no-observers`` is
+``observers=False``.
 The exception is ``--map``, which is ``observation_map``.
 """
 

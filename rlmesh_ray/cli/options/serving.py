@@ -60,14 +60,6 @@ IdleTimeout = Annotated[
         show_default="never",
     ),
 ]
-NoSpin = Annotated[
-    bool,
-    typer.Option(
-        "--no-spin",
-        rich_help_panel=SERVING,
-        help="Sleep in every wait at once; do not spin first.",
-    ),
-]
 AllowShutdown = Annotated[
     bool,
     typer.Option(

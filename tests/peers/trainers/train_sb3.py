@@ -23,10 +23,9 @@ from rlmesh_ray.sb3 import RemoteVecEnv
 def steps(address: str, num_envs: int, env_id: str, num_steps: int) -> list[Any]:
     """Run the same actions on an endpoint and in a DummyVecEnv; return both sides' rows."""
     local = DummyVecEnv([lambda: gymnasium.make(env_id)] * num_envs)
-    settings = {}
-    if address.startswith("dm_env_rpc:"):
-        settings["dm_env_rpc"] = DmEnvRpcSettings(num_envs=num_envs)
-    sides = [RemoteVecEnv(address, **settings), local]
+    is_dm_env_rpc = address.startswith("dm_env_rpc:")
+    settings = DmEnvRpcSettings(num_envs=num_envs) if is_dm_env_rpc else None
+    sides = [RemoteVecEnv(address, dm_env_rpc=settings), local]
     local.action_space.seed(0)
     actions = np.array(
         [[local.action_space.sample() for _ in range(num_envs)] for _ in range(num_steps)]

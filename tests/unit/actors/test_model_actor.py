@@ -12,7 +12,7 @@ from rlmesh_ray.models import load_policy
 from rlmesh_ray.server.model_server import ModelServer
 from rlmesh_ray.spaces.observation_map import ObservationMap
 
-NOT_OF_ACTORS = {"tls", "no_token", "allow_shutdown", "stop_on_close", "spin"}
+NOT_OF_ACTORS = {"tls", "no_token", "allow_shutdown", "stop_on_close"}
 NOT_OF_ACTORS |= {"openpi", "openpi_env"}
 NOT_OF_FLEETS = {"address", "endpoint_id", "accept_edition_texts", "dialects"}
 

@@ -66,9 +66,7 @@ class BusyWorker:
 
 
 def session_of(process: Any) -> WorkerSupervisor:
-    pool: Any = SimpleNamespace(
-        counts=EnvCounters(), num_sessions=1, failures=FailureLog(), spin=False
-    )
+    pool: Any = SimpleNamespace(counts=EnvCounters(), num_sessions=1, failures=FailureLog())
     session = WorkerSupervisor(pool, 0.0, 1)
     session.process = process
     return session

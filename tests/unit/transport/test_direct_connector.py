@@ -96,7 +96,6 @@ def make_connector(transport: str = "auto", **offered: str) -> DirectConnector:
         "localhost:5",
         transport=transport,
         request_ticket=lambda _: new_ticket(""),
-        spin=None,
     )
     assert connector.connection() is None
     connector.on_lanes_reset()
