@@ -5,21 +5,12 @@ from typing import Any, Unpack
 import ray
 
 from rlmesh_ray.actors.serialized_env import SerializedEnv
-from rlmesh_ray.actors.server_actor import ServerActor, default_address
+from rlmesh_ray.actors.server_actor import ACTOR_ADDRESS, ACTOR_ID, ServerActor, default_address
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.envs.env_source import EnvLike
-from rlmesh_ray.options import Group, Option, takes_options
+from rlmesh_ray.options import takes_options
 from rlmesh_ray.server.env_options import EnvOptions, EnvServerOptions
 from rlmesh_ray.server.env_server import EnvServer
-
-ACTOR_ADDRESS = Option(
-    "``HOST:PORT``. Default: a free port, with a token at the node's own address, without one on "
-    "loopback.",
-    Group.SERVING,
-)
-ACTOR_ID = Option(
-    "Id in the registry; None: the actor does not announce itself.", Group.SERVING, None
-)
 
 
 @ray.remote(num_cpus=1, max_restarts=-1, concurrency_groups={"drain": 1, "stop": 1})

@@ -3,9 +3,9 @@
 import logging
 import secrets
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast
 
 import ray
 
@@ -13,25 +13,31 @@ from rlmesh_ray.actors.actor_restart import durable
 from rlmesh_ray.actors.ray_calls import get_result
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
-from rlmesh_ray.actors.server_actor import ServerActor, default_address
+from rlmesh_ray.actors.server_actor import (
+    ACTOR_ADDRESS,
+    ACTOR_ID,
+    ServerActor,
+    default_address,
+)
 from rlmesh_ray.actors.weight_store import find_weight_store, load_newest, offer, start_weight_store
 from rlmesh_ray.auth.ray_credentials import RayTls
-from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, PolicyError, RlmeshError
 from rlmesh_ray.models.loading import as_policy, load_policy
-from rlmesh_ray.options import FIRST
-from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
+from rlmesh_ray.options import completed, declared, takes_options
 from rlmesh_ray.server.bind_policy import checked_address
 from rlmesh_ray.server.error_text import text_of
-from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S
+from rlmesh_ray.server.model_options import ModelActorOptions, ModelServerOptions, PolicyOptions
 from rlmesh_ray.server.model_server import ModelServer
-from rlmesh_ray.spaces.observation_map import ObservationMap
 
 logger = logging.getLogger(__name__)
 
 # Ray restarts an actor, but does not keep the objects alive that the restart needs. The driver
 # does, as long as it holds the actor's handle.
 _STORES: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+
+
+_OF_POLICY = declared(PolicyOptions).keys()
+"""Options that place the policy; the others are the server's."""
 
 
 @ray.remote(num_cpus=1, max_restarts=-1, concurrency_groups={"weights": 1, "drain": 1, "stop": 1})
@@ -44,38 +50,23 @@ class ModelReplica(ServerActor[ModelServer]):
     Args:
         store: Name of the ``WeightStore`` with the newest weights.
         policy: See ``ModelServiceActor``.
-        address: See ``ModelServiceActor``.
-        token: See ``ModelServiceActor``.
-        endpoint_id: See ``ModelServiceActor``.
         fleet: Name of the replica's fleet in the registry; empty: none.
-        policy_options: Keyword arguments of ``place_on_device``.
-        server_options: Further keyword arguments of ``ModelServer``.
+        options: See ``ModelServiceActor``.
     """
 
     def __init__(
-        self,
-        store: str,
-        policy: object,
-        *,
-        address: str | None,
-        token: TokenSource | None,
-        endpoint_id: str | None,
-        fleet: str,
-        policy_options: Mapping[str, Any],
-        server_options: Mapping[str, Any],
+        self, store: str, policy: object, *, fleet: str = "", **options: Unpack[ModelActorOptions]
     ) -> None:
         def serve() -> ModelServer:
             self._store = find_weight_store(store)
-            place = address or default_address(token)
-            checked_address(place, token)  # before the policy is loaded, which may take long
-            server = ModelServer(
-                place_on_device(policy, **policy_options),
-                address=place,
-                token=token,
-                tls=RayTls(),
-                endpoint_id=endpoint_id,
-                **server_options,
-            )
+            place = options.get("address") or default_address(options.get("token"))
+            # Before the policy is loaded, which may take long.
+            checked_address(place, options.get("token"), no_token=options.get("no_token", False))
+            given = {**options, "address": place, "tls": RayTls()}
+            of_policy = {name: given.pop(name) for name in _OF_POLICY & given.keys()}
+            placing = completed("ModelServiceActor", PolicyOptions, of_policy)
+            of_server = cast(ModelServerOptions, given)
+            server = ModelServer(place_on_device(policy, **placing), **of_server)
             try:
                 # Before any client can connect: after a restart, too, only the newest weights act.
                 load_newest(self._store, server)
@@ -84,7 +75,7 @@ class ModelReplica(ServerActor[ModelServer]):
                 server.stop(0.0)
                 raise
 
-        super().__init__(serve, endpoint_id=endpoint_id, fleet=fleet)
+        super().__init__(serve, endpoint_id=options.get("endpoint_id"), fleet=fleet)
 
     @ray.method(max_task_retries=-1)
     def describe(self) -> dict[str, Any]:
@@ -158,91 +149,24 @@ class ModelActorFactory:
         """Return a factory with these options of Ray's added."""
         return ModelActorFactory({**self._options, **options})
 
-    def remote(  # noqa: PLR0913  # the public surface; every option stands alone
-        self,
-        policy: object,
-        *,
-        address: str | None = None,
-        token: TokenSource | None = None,
-        endpoint_id: str | None = None,
-        explore: bool = False,
-        device: str = "auto",
-        buckets: Sequence[int] = (),
-        inference: str = "auto",
-        horizon: int | None = None,
-        chunk_replay: str = FIRST,
-        observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
-        max_batch_rows: int = DEFAULT_MAX_ROWS,
-        max_delay_s: float = 0.0,
-        max_message_bytes: int | None = None,
-        torch_threads: int = 1,
-        stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
-        accept_edition_texts: Collection[str] = (),
-        dialects: Collection[str] | None = None,
-        idle_timeout_s: float | None = None,
-    ) -> Any:
+    @takes_options(ModelActorOptions, without={"tls"}, address=ACTOR_ADDRESS, endpoint_id=ACTOR_ID)
+    def remote(self, policy: object, **options: Unpack[ModelActorOptions]) -> Any:
         """Start the actor; return its handle at once.
 
         Args:
             policy: A checkpoint as ``rlmesh-ray serve-model`` takes it (a path on the actor's
                 node, or ``module:factory``), or any policy that ``ModelServer`` takes. **An RLlib
                 checkpoint is unpickled: load only what you trust.**
-            address: ``HOST:PORT``; default: a free port, with a token at the node's own address,
-                without one on loopback.
-            token: Token that clients must present, or a ``TokenFile`` on the actor's node; required
-                unless ``address`` is loopback.
-            endpoint_id: Id in the registry; None: the actor does not announce itself.
-            explore: For an RLlib checkpoint: sample actions instead of taking the most likely one.
-            device: Device of a checkpoint or a torch module, as torch names it; "auto": the GPU
-                that Ray assigned to the actor, if it assigned one.
-            buckets: Sizes to which batches are padded, so that the device sees few; for
-                checkpoints and torch modules.
-            inference: See ``TorchPolicy``.
-            horizon: See ``ModelServer``.
-            chunk_replay: See ``ModelServer``.
-            observation_map: See ``ModelServer``; files of its entries are on the actor's node.
-            max_batch_rows: See ``ModelServer``.
-            max_delay_s: See ``ModelServer``.
-            max_message_bytes: See ``ModelServer``.
-            torch_threads: See ``ModelServer``.
-            stuck_after_s: See ``ModelServer``.
-            accept_edition_texts: See ``EnvServer``.
-            dialects: See ``ModelServer``.
-            idle_timeout_s: See ``ModelServer``.
+            **options: Those of ``ModelActorOptions``.
         """
-        if endpoint_id is not None:
+        completed("ModelServiceActor", ModelActorOptions, options)  # raises here, not there
+        if options.get("endpoint_id") is not None:
             shared_registry()
         durable_policy = durable("the policy", policy)
         store = f"weights/{secrets.token_hex(8)}"
         stored = start_weight_store(store)
         actor_class: Any = ModelReplica
-        actor = actor_class.options(**self._options).remote(
-            store,
-            durable_policy,
-            address=address,
-            token=token,
-            endpoint_id=endpoint_id,
-            fleet="",
-            policy_options={
-                "explore": explore,
-                "device": device,
-                "buckets": tuple(buckets),
-                "inference": inference,
-                "horizon": horizon,
-            },
-            server_options={
-                "chunk_replay": chunk_replay,
-                "observation_map": observation_map,
-                "max_batch_rows": max_batch_rows,
-                "max_delay_s": max_delay_s,
-                "max_message_bytes": max_message_bytes,
-                "torch_threads": torch_threads,
-                "stuck_after_s": stuck_after_s,
-                "accept_edition_texts": accept_edition_texts,
-                "dialects": dialects,
-                "idle_timeout_s": idle_timeout_s,
-            },
-        )
+        actor = actor_class.options(**self._options).remote(store, durable_policy, **options)
         _STORES[actor] = stored, durable_policy
         return actor
 

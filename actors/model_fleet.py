@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import ray
 
@@ -16,14 +16,13 @@ from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared
 from rlmesh_ray.actors.weight_store import FleetRecord, start_weight_store
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError
-from rlmesh_ray.options import FIRST, require_count
-from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
-from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S
-from rlmesh_ray.spaces.observation_map import ObservationMap
+from rlmesh_ray.options import completed, require_count, takes_options
+from rlmesh_ray.server.model_options import ModelFleetOptions
 
 _NAME_TIMEOUT_S = 10.0
 
 
+@takes_options(ModelFleetOptions)
 class ModelFleet(NamedModelFleet):
     """Replicas on Ray that serve one policy, ready when the constructor returns.
 
@@ -43,22 +42,10 @@ class ModelFleet(NamedModelFleet):
         addresses: The address of each replica, ``HOST:PORT``, one for each, also after a restart.
             Ray chooses the node, and two replicas on one node cannot share a port. Default: each
             at its own node's address, at a free port.
-        explore: See ``ModelServiceActor``.
-        device: See ``ModelServiceActor``.
-        buckets: See ``ModelServiceActor``.
-        inference: See ``ModelServiceActor``.
-        horizon: See ``ModelServer``.
-        chunk_replay: See ``ModelServer``.
-        observation_map: See ``ModelServiceActor``.
-        max_batch_rows: See ``ModelServer``.
-        max_delay_s: See ``ModelServer``.
-        max_message_bytes: See ``ModelServer``.
-        torch_threads: See ``ModelServer``.
-        stuck_after_s: See ``ModelServer``.
-        idle_timeout_s: See ``ModelServer``.
         actor_options: Further options of each Ray actor: ``resources``, ``label_selector``,
             ``runtime_env``, ``scheduling_strategy``, ...
         start_timeout_s: How long to wait until all replicas serve.
+        **options: Those of ``ModelFleetOptions``, of each replica.
 
     Raises:
         ConfigurationError: ``num_replicas`` is less than 1, ``addresses`` are not one for each,
@@ -67,7 +54,7 @@ class ModelFleet(NamedModelFleet):
         CapacityError: The cluster did not place all replicas in time.
     """
 
-    def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
+    def __init__(  # where replicas run; how they serve is in ``options``
         self,
         policy: object,
         *,
@@ -77,22 +64,11 @@ class ModelFleet(NamedModelFleet):
         num_gpus: float = 0.0,
         token: TokenSource | None = None,
         addresses: Sequence[str] | None = None,
-        explore: bool = False,
-        device: str = "auto",
-        buckets: Sequence[int] = (),
-        inference: str = "auto",
-        horizon: int | None = None,
-        chunk_replay: str = FIRST,
-        observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
-        max_batch_rows: int = DEFAULT_MAX_ROWS,
-        max_delay_s: float = 0.0,
-        max_message_bytes: int | None = None,
-        torch_threads: int = 1,
-        stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
-        idle_timeout_s: float | None = None,
         actor_options: Mapping[str, Any] | None = None,
         start_timeout_s: float = 120.0,
+        **options: Unpack[ModelFleetOptions],
     ) -> None:
+        completed("ModelFleet", ModelFleetOptions, options)  # raises here, not in an actor
         super().__init__(name)
         require_count("num_replicas", num_replicas)
         require_resources(actor_options, num_cpus=num_cpus, num_gpus=num_gpus)
@@ -103,7 +79,7 @@ class ModelFleet(NamedModelFleet):
         self._registry = shared_registry()
         self._weight_store = _start_store(name, record)
         self._endpoint_ids = endpoint_ids
-        options = {
+        of_ray = {
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
             # Not in the placement group of the caller.
@@ -113,7 +89,7 @@ class ModelFleet(NamedModelFleet):
         actor_class: Any = ModelReplica
         self._replicas = [
             actor_class.options(
-                name=actor_name(name, endpoint_id), namespace=REGISTRY_NAMESPACE, **options
+                name=actor_name(name, endpoint_id), namespace=REGISTRY_NAMESPACE, **of_ray
             ).remote(
                 actor_name(name),
                 self._policy,
@@ -121,23 +97,7 @@ class ModelFleet(NamedModelFleet):
                 token=record.token,
                 endpoint_id=endpoint_id,
                 fleet=f"model/{name}",
-                policy_options={
-                    "explore": explore,
-                    "device": device,
-                    "buckets": tuple(buckets),
-                    "inference": inference,
-                    "horizon": horizon,
-                },
-                server_options={
-                    "chunk_replay": chunk_replay,
-                    "observation_map": observation_map,
-                    "max_batch_rows": max_batch_rows,
-                    "max_delay_s": max_delay_s,
-                    "max_message_bytes": max_message_bytes,
-                    "torch_threads": torch_threads,
-                    "stuck_after_s": stuck_after_s,
-                    "idle_timeout_s": idle_timeout_s,
-                },
+                **options,
             )
             for endpoint_id, place in zip(endpoint_ids, places, strict=True)
         ]

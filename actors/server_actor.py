@@ -13,6 +13,7 @@ from rlmesh_ray.actors.actor_restart import is_restarted
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import EndpointClosedError, RlmeshError
+from rlmesh_ray.options import Group, Option
 from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.log_format import configure_logging_from_environment
@@ -24,6 +25,16 @@ _FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 30.0
 """Between attempts to serve again after a restart."""
 _SUPERSEDED_GRACE_S = 10.0
 """For the sessions of an endpoint whose id another incarnation has taken."""
+
+
+ACTOR_ADDRESS = Option(
+    "``HOST:PORT``. Default: a free port, with a token at the node's own address, without one on "
+    "loopback.",
+    Group.SERVING,
+)
+ACTOR_ID = Option(
+    "Id in the registry; None: the actor does not announce itself.", Group.SERVING, None
+)
 
 
 class HostedServer(Protocol):

@@ -3,21 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.options import seconds_problem
-
-
-def checked_idle_timeout(idle_timeout_s: float | None) -> float | None:
-    """Return ``idle_timeout_s`` if it is valid.
-
-    Raises:
-        ConfigurationError: It is not a number of seconds above 0.
-    """
-    problem = "" if idle_timeout_s is None else seconds_problem(idle_timeout_s)
-    if problem:
-        raise ConfigurationError(f"idle_timeout_s={idle_timeout_s!r} {problem}, or None")
-    return idle_timeout_s
 
 
 class IdleTimeout:

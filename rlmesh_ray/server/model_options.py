@@ -1,11 +1,34 @@
-"""Validation of ModelServer's options, before they are used."""
+"""The options of ModelServer, each declared once.
+
+Actors, fleets and the command take them whole, and show what stands here. It loads neither gRPC nor
+NumPy, since a command's ``--help`` is made from it.
+"""
 
 import operator
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
+from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.policy import Policy, traits_of
-from rlmesh_ray.options import as_int
-from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES, max_predict_bytes
+from rlmesh_ray.options import (
+    CHUNK_REPLAYS,
+    FIRST,
+    INFERENCES,
+    MAX_BATCH_DELAY_S,
+    Group,
+    Option,
+    as_horizon,
+    as_int,
+    require_count,
+    require_flag,
+    require_seconds,
+)
+from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
+from rlmesh_ray.server.endpoint_options import EndpointOptions, ListenOptions
+
+if TYPE_CHECKING:
+    from rlmesh_ray.spaces.observation_map import ObservationMap
 
 DEFAULT_MODEL_MESSAGE_BYTES = 2**25
 """Largest message to a policy whose observation space is not known."""
@@ -58,6 +81,8 @@ def checked_message_bytes(max_message_bytes: int | None) -> int | None:
     """
     if max_message_bytes is None:
         return None
+    from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES  # loads NumPy
+
     size = as_int("max_message_bytes", max_message_bytes)
     if not _LEAST_MESSAGE_BYTES <= size <= MAX_MESSAGE_BYTES:
         raise ConfigurationError(
@@ -67,17 +92,212 @@ def checked_message_bytes(max_message_bytes: int | None) -> int | None:
     return size
 
 
-def message_limit(policy: Policy, max_batch_rows: int, max_message_bytes: int | None) -> int:
-    """Return the size of the largest message that an endpoint of ``policy`` accepts.
+class ModuleOptions(TypedDict, total=False):
+    """How a policy is run."""
 
-    Args:
-        policy: Its observation space, if known, determines the limit.
-        max_batch_rows: See ``ModelServer``.
-        max_message_bytes: The operator's option, checked; None: the default.
-    """
-    if max_message_bytes is not None:
-        return max_message_bytes
-    observation_space = traits_of(policy).observation_space
-    if observation_space is None:
-        return DEFAULT_MODEL_MESSAGE_BYTES
-    return max_predict_bytes(observation_space, max_batch_rows)
+    inference: Annotated[
+        str,
+        Option(
+            'For a ``torch.nn.Module``: ``"torch"``, ``"compiled"`` or ``"auto"``; see '
+            "``TorchPolicy``.",
+            Group.POLICY,
+            "auto",
+            choices=INFERENCES,
+            flag_help="Run the module in torch, or compiled; auto takes what gives the same "
+            "sooner.",
+        ),
+    ]
+    horizon: Annotated[
+        int | None,
+        Option(
+            "How many actions the module or function chooses at once for each row: its output is "
+            "``(rows, horizon, *action)``. Default: its attribute ``horizon``, or 1, without that "
+            "axis.",
+            Group.POLICY,
+            None,
+            lambda _, horizon: as_horizon(horizon),
+            flag_help="How many actions the policy chooses at once: its output is "
+            "(rows, ACTIONS, ...).",
+            metavar="ACTIONS",
+            shown_default="what the policy says, or 1",
+        ),
+    ]
+
+
+class PolicyOptions(ModuleOptions, total=False):
+    """How an actor loads its policy, and where it runs."""
+
+    explore: Annotated[
+        bool,
+        Option(
+            "For an RLlib checkpoint: sample actions instead of taking the most likely one.",
+            Group.POLICY,
+            False,
+            has_flag=False,
+        ),
+    ]
+    device: Annotated[
+        str,
+        Option(
+            'Device of a checkpoint or a torch module, as torch names it; "auto": the GPU that Ray '
+            "assigned to the actor, if it assigned one.",
+            Group.POLICY,
+            "auto",
+            has_flag=False,
+        ),
+    ]
+    buckets: Annotated[
+        Sequence[int],
+        Option(
+            "Sizes to which batches are padded, so that the device sees few; for checkpoints and "
+            "torch modules.",
+            Group.POLICY,
+            (),
+            has_flag=False,
+        ),
+    ]
+
+
+class ModelOptions(EndpointOptions, total=False):
+    """What an endpoint of a policy takes, alone or in a fleet."""
+
+    chunk_replay: Annotated[
+        str,
+        Option(
+            "What a client gets that takes one action of a policy with a horizon above 1: "
+            '``"first"``: the first action of a new chunk at each request; ``"kept"``: the actions '
+            "of one chunk after the other, which the endpoint keeps for each lane until it is used "
+            "up or the lane begins another episode.",
+            Group.POLICY,
+            FIRST,
+            choices=CHUNK_REPLAYS,
+            flag_help="For clients that take one action: the first of a new chunk each time, or "
+            "all of a chunk that is kept.",
+        ),
+    ]
+    observation_map: Annotated[
+        "ObservationMap | Sequence[str] | Mapping[str, str] | None",
+        Option(
+            "Makes the policy's observations from those that clients send: an ``ObservationMap``, "
+            "or its entries, whose files are on the endpoint's node. Routes that it does not fit "
+            "are refused.",
+            Group.POLICY,
+            has_flag=False,  # --map, which other commands take, too
+        ),
+    ]
+    torch_threads: Annotated[
+        int,
+        Option(
+            "How many threads torch uses for a batch. More than one pays for large modules only: "
+            "on two cores, two of them were seen to be forty times as slow for small ones.",
+            Group.POLICY,
+            1,
+            require_count,
+            flag_help="Threads of torch; more pay for large modules only.",
+        ),
+    ]
+    stop_on_close: Annotated[
+        bool,
+        Option(
+            "Whether a client's Close stops the server after that client's session. By default it "
+            "ends the session only: other clients may be at work.",
+            Group.SERVING,
+            False,
+            require_flag,
+            flag_help="Stop when the first client closes its session.",
+        ),
+    ]
+    dialects: Annotated[
+        Collection[str] | None,
+        Option(
+            'Names of the dialects to enable: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"`` (the '
+            "released rlmesh 0.1.0). Default: both.",
+            Group.SERVING,
+            None,
+            lambda _, names: registry.enabled_dialects(names, registry.model_dialects()),
+            choices=registry.model_dialects(),
+            flag_help=f"Dialect to enable: {', '.join(registry.model_dialects())}; repeatable.",
+            metavar="DIALECT",
+            shown_default="all",
+        ),
+    ]
+    max_batch_rows: Annotated[
+        int,
+        Option(
+            "Most rows in a batch that joins the requests of several routes.",
+            Group.LIMITS,
+            DEFAULT_MAX_ROWS,
+            require_count,
+            flag_help="Most rows in a batch that joins requests.",
+        ),
+    ]
+    max_delay_s: Annotated[
+        float,
+        Option(
+            "Longest time for which a batch waits for further requests, from the moment at which "
+            "it could run, up to 60 s. It does not wait when it has ``max_batch_rows`` rows, or a "
+            "request of each open route. Default: a batch takes the requests that have come.",
+            Group.LIMITS,
+            0.0,
+            partial(require_seconds, allow_zero=True, most_s=MAX_BATCH_DELAY_S),
+            flag_help=f"Longest wait for more requests, up to {MAX_BATCH_DELAY_S:g}.",
+        ),
+    ]
+    max_message_bytes: Annotated[
+        int | None,
+        Option(
+            "Size of the largest message to accept, from 65,536 to 2**31 - 1; a larger one ends "
+            "its session with a size error. Default: what ``max_batch_rows`` observations need "
+            "where the policy's observation space is known (as of RLlib checkpoints), 32 MiB where "
+            "it is not. For a moment, gRPC takes three times as much memory as a message has "
+            "bytes.",
+            Group.LIMITS,
+            None,
+            lambda _, size: checked_message_bytes(size),
+            flag_help="Largest message to accept.",
+            shown_default="what the policy's batches need, or 32 MiB",
+        ),
+    ]
+    stuck_after_s: Annotated[
+        float,
+        Option(
+            "After how many seconds at one batch ``health`` calls the policy stuck.",
+            Group.LIMITS,
+            DEFAULT_STUCK_AFTER_S,
+            require_seconds,
+            has_flag=False,
+        ),
+    ]
+
+
+class ModelFleetOptions(PolicyOptions, ModelOptions, total=False):
+    """What a ``ModelFleet`` takes, for each replica."""
+
+
+class ModelActorOptions(PolicyOptions, ListenOptions, ModelOptions, total=False):
+    """What a ``ModelServiceActor`` takes."""
+
+
+class ModelServerOptions(ModuleOptions, ListenOptions, ModelOptions, total=False):
+    """What a ``ModelServer`` takes."""
+
+    openpi: Annotated[
+        str | None,
+        Option(
+            "``HOST:PORT`` at which openpi clients are served, too, with the same token and TLS; "
+            "None: nowhere. Needs the extra ``openpi``. Each connection is a session with one "
+            "lane; its largest message is ``max_message_bytes``, or what an observation needs.",
+            Group.SERVING,
+            flag_help="Where to serve openpi clients, too.",
+            metavar="HOST:PORT",
+        ),
+    ]
+    openpi_env: Annotated[
+        object,
+        Option(
+            "An environment (or its contract) with the spaces of openpi clients, which send none; "
+            "needed where the policy's traits do not name them.",
+            Group.SERVING,
+            has_flag=False,  # the command makes the environment
+        ),
+    ]

@@ -1,40 +1,38 @@
 """ModelServer: a policy as an endpoint, without Ray."""
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
-from typing import Self
+from typing import Self, Unpack
 
-from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.chunk_replay import with_replay
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.models.mapped_policy import MappedPolicy
-from rlmesh_ray.models.policy import traits_of
-from rlmesh_ray.options import FIRST, as_names
+from rlmesh_ray.models.policy import Policy, traits_of
+from rlmesh_ray.options import completed, takes_options
 from rlmesh_ray.polling import should_spin
-from rlmesh_ray.protocol.handshake import edition_sha256
 from rlmesh_ray.server.batch_collector import BatchCollector
-from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
-from rlmesh_ray.server.bind_policy import TlsSource, checked_address
+from rlmesh_ray.server.bind_policy import checked_address
 from rlmesh_ray.server.endpoint import Endpoint, FurtherPort
+from rlmesh_ray.server.endpoint_options import edition_texts
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.idle_timeout import checked_idle_timeout
 from rlmesh_ray.server.model_dialects import ModelPortOptions
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_options import (
-    DEFAULT_STUCK_AFTER_S,
+    DEFAULT_MODEL_MESSAGE_BYTES,
+    ModelServerOptions,
     checked_message_bytes,
-    message_limit,
 )
 from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.observer_service import StatisticsService
 from rlmesh_ray.server.statistics import ModelStatistics
 from rlmesh_ray.server.statistics_report import observed_statistics
-from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
+from rlmesh_ray.spaces.observation_map import as_observation_map
+from rlmesh_ray.wire.rlmesh_v1.limits import max_predict_bytes
 
 
+@takes_options(ModelServerOptions)
 class ModelServer:
     """Serves a policy over gRPC, to many clients at once. Usable as a context manager.
 
@@ -50,49 +48,7 @@ class ModelServer:
     Args:
         policy: A ``Policy``, a torch module, or a function (a batch of observations in, a batch
             of actions out).
-        horizon: How many actions the module or function chooses at once for each row: its output is
-            ``(rows, horizon, *action)``. Default: its attribute ``horizon``, or 1, without that
-            axis.
-        chunk_replay: What a client gets that takes one action of a policy with a horizon above 1:
-            ``"first"``: the first action of a new chunk at each request; ``"kept"``: the actions of
-            one chunk after the other, which the endpoint keeps for each lane until it is used up or
-            the lane begins another episode.
-        address: ``HOST:PORT`` (port 0: a free one) or ``unix:PATH``.
-        token: The token that clients must send, or a ``TokenFile``; required unless ``address`` is
-            loopback.
-        tls: Files for TLS; ``RayTls()``: those that Ray uses.
-        no_token: Whether the endpoint may listen without a token where other machines can reach
-            it; the log then warns what that means.
-        max_batch_rows: Most rows in a batch that joins the requests of several routes.
-        max_delay_s: Longest time for which a batch waits for further requests, from the moment at
-            which it could run, up to 60 s. It does not wait when it has ``max_batch_rows`` rows, or
-            a request of each open route. Default: a batch takes the requests that have come.
-        max_message_bytes: Size of the largest message to accept, from 65,536 to 2**31 - 1; a larger
-            one ends its session with a size error. Default: what ``max_batch_rows`` observations
-            need where the policy's observation space is known (as of RLlib checkpoints), 32 MiB
-            where it is not. For a moment, gRPC takes three times as much memory as a message has
-            bytes.
-        inference: For a ``torch.nn.Module``: ``"torch"``, ``"compiled"`` or ``"auto"``; see
-            ``TorchPolicy``.
-        observation_map: Makes the policy's observations from those that clients send: an
-            ``ObservationMap``, or its entries. Routes that it does not fit are refused.
-        torch_threads: How many threads torch uses for a batch. More than one pays for large modules
-            only: on two cores, two of them were seen to be forty times as slow for small ones.
-        stuck_after_s: After how many seconds at one batch ``health`` calls the policy stuck; more
-            than 0.
-        allow_shutdown: Whether a client's Shutdown stops the server, as ``stop`` does.
-        stop_on_close: Whether a client's Close stops the server after that client's session. By
-            default it ends the session only: other clients may be at work.
-        accept_edition_texts: See ``EnvServer``.
-        dialects: Names of the dialects to enable: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"``
-            (the released rlmesh 0.1.0). Default: both.
-        openpi: ``HOST:PORT`` at which openpi clients are served, too, with the same token and TLS;
-            None: nowhere. Needs the extra ``openpi``. Each connection is a session with one lane;
-            its largest message is ``max_message_bytes``, or what an observation needs.
-        openpi_env: An environment (or its contract) with the spaces of openpi clients, which send
-            none; needed where the policy's traits do not name them.
-        idle_timeout_s: See ``EnvServer``; a session that waits for an answer is not idle.
-        endpoint_id: See ``EnvServer``.
+        **options: Those of ``ModelServerOptions``.
 
     Raises:
         ConfigurationError: ``policy`` is none of these, an option is out of its range, an edition
@@ -102,82 +58,56 @@ class ModelServer:
         AddressError: ``address`` is malformed, or needs a token.
     """
 
-    def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
-        self,
-        policy: object,
-        *,
-        horizon: int | None = None,
-        chunk_replay: str = FIRST,
-        address: str = "127.0.0.1:0",
-        token: TokenSource | None = None,
-        tls: TlsSource | None = None,
-        no_token: bool = False,
-        max_batch_rows: int = DEFAULT_MAX_ROWS,
-        max_delay_s: float = 0.0,
-        max_message_bytes: int | None = None,
-        inference: str = "auto",
-        observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
-        torch_threads: int = 1,
-        stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
-        allow_shutdown: bool = False,
-        stop_on_close: bool = False,
-        accept_edition_texts: Collection[str] = (),
-        dialects: Collection[str] | None = None,
-        idle_timeout_s: float | None = None,
-        endpoint_id: str | None = None,
-        openpi: str | None = None,
-        openpi_env: object = None,
-    ) -> None:
+    def __init__(self, policy: object, **options: Unpack[ModelServerOptions]) -> None:
         # Options are checked before the policy is used: an engine starts a thread.
-        checked_address(address, token, no_token=no_token)
-        accept_texts = frozenset(
-            map(edition_sha256, as_names("accept_edition_texts", accept_edition_texts))
-        )
-        enabled = registry.enabled_dialects(dialects, registry.model_dialects())
-        checked_idle_timeout(idle_timeout_s)
+        given = completed("ModelServer", ModelServerOptions, options)
+        token, tls, no_token = given["token"], given["tls"], given["no_token"]
+        checked_address(given["address"], token, no_token=no_token)
         should_spin()  # refuses a wrong environment variable
-        wanted_bytes = checked_message_bytes(max_message_bytes)
+        wanted_bytes = checked_message_bytes(given["max_message_bytes"])
+        openpi, openpi_env = given["openpi"], given["openpi_env"]
         if openpi is not None:
             checked_address(openpi, token, no_token=no_token)
             openpi_port = registry.model_port("openpi")
         elif openpi_env is not None:
             raise ConfigurationError("openpi_env is for openpi clients; give openpi=HOST:PORT, too")
-        mapping = as_observation_map(observation_map)
-        served = as_policy(policy, horizon=horizon, inference=inference)
+        mapping = as_observation_map(given["observation_map"])
+        served = as_policy(policy, horizon=given["horizon"], inference=given["inference"])
         if mapping is not None:
             served = MappedPolicy(served, mapping)
-        served = with_replay(served, chunk_replay)
+        served = with_replay(served, given["chunk_replay"])
         self._engine = BatchCollector(
             served,
-            max_batch_rows,
-            max_delay_s=max_delay_s,
-            stuck_after_s=stuck_after_s,
-            torch_threads=torch_threads,
+            given["max_batch_rows"],
+            max_delay_s=given["max_delay_s"],
+            stuck_after_s=given["stuck_after_s"],
+            torch_threads=given["torch_threads"],
             name=uuid.uuid4().hex,
         )
         self._host = ModelHost(served, self._engine)
-        self._max_message_bytes = message_limit(served, max_batch_rows, wanted_bytes)
+        self._max_message_bytes = wanted_bytes or _message_limit(served, given["max_batch_rows"])
         self._endpoint = Endpoint(
-            address,
+            given["address"],
             token=token,
             tls=tls,
             no_token=no_token,
-            endpoint_id=endpoint_id,
+            endpoint_id=given["endpoint_id"],
             on_stop=self._host.close,
             probe=self._host.health,
         )
         self._openpi: FurtherPort | None = None
+        idle_timeout_s = given["idle_timeout_s"]
         if openpi is not None:
-            options = ModelPortOptions(
+            port_options = ModelPortOptions(
                 openpi, openpi_env, token, tls, no_token, wanted_bytes, idle_timeout_s
             )
-            self._openpi = openpi_port(self._host, traits_of(served), self._endpoint, options)
+            self._openpi = openpi_port(self._host, traits_of(served), self._endpoint, port_options)
             self._endpoint.add_port(self._openpi)
         self._options = ServiceOptions(
-            shutdown=self._endpoint.stop_soon if allow_shutdown else None,
-            on_close=self._endpoint.stop_soon if stop_on_close else None,
-            accept_texts=accept_texts,
-            dialects=enabled,
+            shutdown=self._endpoint.stop_soon if given["allow_shutdown"] else None,
+            on_close=self._endpoint.stop_soon if given["stop_on_close"] else None,
+            accept_texts=edition_texts(given["accept_edition_texts"]),
+            dialects=registry.enabled_dialects(given["dialects"], registry.model_dialects()),
             idle_timeout_s=idle_timeout_s,
         )
 
@@ -283,3 +213,11 @@ class ModelServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _message_limit(policy: Policy, max_batch_rows: int) -> int:
+    """Return the size of the largest message that an endpoint of ``policy`` accepts by default."""
+    observation_space = traits_of(policy).observation_space
+    if observation_space is None:
+        return DEFAULT_MODEL_MESSAGE_BYTES
+    return max_predict_bytes(observation_space, max_batch_rows)

@@ -794,7 +794,7 @@ def test_an_error_names_cause_and_remedy(arguments: list[str], words: list[str],
         (["serve-model", "own_policy:other"], ["own_policy", "other"]),
         (
             ["serve-model", "own_policy:balance", "--max-message-bytes", "9"],
-            ["max_message_bytes=9", "from 65536"],
+            ["--max-message-bytes", "9 must be from 65536"],
         ),
         (["serve-model", "own_policy:balance", "--horizon", "0"], ["--horizon", "1"]),
         (

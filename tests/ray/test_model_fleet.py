@@ -496,11 +496,13 @@ def test_an_actor_takes_no_version_that_clients_could_not_read(actor: Any, versi
     ],
 )
 def test_an_actor_that_cannot_serve_says_why(options: dict[str, Any], reason: str) -> None:
-    actor = ModelServiceActor.options(num_cpus=0.1).remote(torch.nn.Linear(4, 2), **options)
+    def serve() -> str:
+        # What fits no policy and no node is refused here, before there is an actor.
+        actor = ModelServiceActor.options(num_cpus=0.1).remote(torch.nn.Linear(4, 2), **options)
+        return str(ray.get(actor.address.remote()))
 
     with pytest.raises(ConfigurationError, match=reason):
-        ray.get(actor.address.remote())
-    ray.kill(actor)
+        serve()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 import numpy as np
 import pytest
 
-from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
+from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import (
     Group,
@@ -233,7 +233,7 @@ def test_a_wrong_option_is_refused(given: Any, error: type[Exception], message: 
         Teapot("cold", **given)
 
 
-@pytest.mark.parametrize("owner", [EnvServer, RemoteEnv, RemoteVectorEnv])
+@pytest.mark.parametrize("owner", [EnvServer, ModelServer, RemoteEnv, RemoteVectorEnv])
 @pytest.mark.parametrize(
     ("name", "instead"),
     [("spin", "RLMESH_RAY_SPIN=0"), ("data_advertise", "data_address .*HOST:PORT/ADVERTISED")],

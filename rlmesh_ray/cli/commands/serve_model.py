@@ -1,12 +1,11 @@
 """``rlmesh-ray serve-model``: serves a policy as an endpoint."""
 
 import contextlib
-import enum
 import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
@@ -14,45 +13,35 @@ from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import LogFormatOption, muted
 from rlmesh_ray.cli.options.common import (
-    LIMITS,
     POLICY,
     SECURITY,
     SERVING,
     DebugFlag,
-    Inference,
-    InferenceOption,
     JsonFlag,
     MapOption,
     TlsCertificate,
     TlsFromRay,
     TlsKey,
     TokenFile,
-    batch_delay_s,
     client_tls,
     file_option,
     parse_map,
     read_token,
     search_current_folder,
 )
+from rlmesh_ray.cli.options.flags import takes_flags
 from rlmesh_ray.cli.options.metrics import MetricsAddress
 from rlmesh_ray.cli.options.serving import (
-    AcceptedTexts,
-    AddressToListen,
-    AllowShutdown,
-    IdleTimeout,
-    NoTokenFlag,
     TlsClientAuthority,
     client_options,
-    dialect_option,
     server_tls,
     token_fact,
 )
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError, EndpointError
-from rlmesh_ray.options import FIRST, KEPT, MAX_BATCH_DELAY_S
 from rlmesh_ray.protocol.address import looks_like_address
-from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
 from rlmesh_ray.server.log_format import LogFormat
+from rlmesh_ray.server.model_options import ModelServerOptions
 
 if TYPE_CHECKING:
     from rlmesh_ray.server.model_server import ModelServer
@@ -86,85 +75,6 @@ Buckets = Annotated[
         help="Pad batches to this many rows, so that the device sees few sizes; repeatable.",
     ),
 ]
-Horizon = Annotated[
-    int | None,
-    typer.Option(
-        "--horizon",
-        min=1,
-        metavar="ACTIONS",
-        rich_help_panel=POLICY,
-        help="How many actions the policy chooses at once: its output is (rows, ACTIONS, ...).",
-        show_default="what the policy says, or 1",
-    ),
-]
-
-
-class ChunkReplay(enum.StrEnum):
-    """What a client that takes one action gets of a policy that chooses several."""
-
-    FIRST = FIRST
-    KEPT = KEPT
-
-
-ChunkReplayOption = Annotated[
-    ChunkReplay,
-    typer.Option(
-        "--chunk-replay",
-        rich_help_panel=POLICY,
-        help="For clients that take one action: the first of a new chunk each time, or all of "
-        "a chunk that is kept.",
-    ),
-]
-Threads = Annotated[
-    int,
-    typer.Option(
-        "--torch-threads",
-        min=1,
-        rich_help_panel=POLICY,
-        help="Threads of torch; more pay for large modules only.",
-    ),
-]
-MaxBatchRows = Annotated[
-    int,
-    typer.Option(
-        "--max-batch-rows",
-        min=1,
-        rich_help_panel=LIMITS,
-        help="Most rows in a batch that joins requests.",
-    ),
-]
-MaxDelay = Annotated[
-    float,
-    typer.Option(
-        "--max-delay",
-        metavar="SECONDS",
-        rich_help_panel=LIMITS,
-        callback=batch_delay_s,
-        help=f"Longest wait for more requests, up to {MAX_BATCH_DELAY_S:g}.",
-    ),
-]
-MaxMessageBytes = Annotated[
-    int | None,
-    typer.Option(
-        "--max-message-bytes",
-        rich_help_panel=LIMITS,
-        help="Largest message to accept.",
-        show_default="what the policy's batches need, or 32 MiB",
-    ),
-]
-Dialects = Annotated[
-    list[str] | None,
-    dialect_option(registry.model_dialects(), "all"),
-]
-Openpi = Annotated[
-    str | None,
-    typer.Option(
-        "--openpi",
-        metavar="HOST:PORT",
-        rich_help_panel=SERVING,
-        help="Where to serve openpi clients, too.",
-    ),
-]
 OpenpiEnv = Annotated[
     str | None,
     typer.Option(
@@ -185,7 +95,8 @@ ModelTlsAuthority = Annotated[
 ]
 
 
-def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
+@takes_flags(ModelServerOptions)
+def serve_model(  # noqa: PLR0913  # the flags that are not made from the server's options
     context: typer.Context,
     checkpoint: Annotated[
         str,
@@ -195,31 +106,11 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             "module:factory, random, or openpi://HOST:PORT.",
         ),
     ],
-    address: AddressToListen = "127.0.0.1:0",
     explore: Explore = False,
     device: Device = None,
     bucket: Buckets = None,
-    inference: InferenceOption = Inference.AUTO,
-    observation_map: MapOption = None,
-    horizon: Horizon = None,
-    chunk_replay: ChunkReplayOption = ChunkReplay.FIRST,
-    torch_threads: Threads = 1,
-    max_batch_rows: MaxBatchRows = DEFAULT_MAX_ROWS,
-    max_delay: MaxDelay = 0.0,
-    max_message_bytes: MaxMessageBytes = None,
-    allow_shutdown: AllowShutdown = False,
-    stop_on_close: Annotated[
-        bool,
-        typer.Option(
-            "--stop-on-close",
-            rich_help_panel=SERVING,
-            help="Stop when the first client closes its session.",
-        ),
-    ] = False,
-    accept_edition_text: AcceptedTexts = None,
-    dialect: Dialects = None,
-    openpi: Openpi = None,
-    openpi_env: OpenpiEnv = None,
+    key_map: MapOption = None,
+    openpi_spaces: OpenpiEnv = None,
     token_file: TokenFile = None,
     model_token_file: ModelTokenFile = None,
     model_tls_ca: ModelTlsAuthority = None,
@@ -227,12 +118,11 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientAuthority = None,
     tls_from_ray: TlsFromRay = False,
-    no_token: NoTokenFlag = False,
-    idle_timeout: IdleTimeout = None,
     metrics_address: MetricsAddress = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
+    **options: Unpack[ModelServerOptions],
 ) -> None:
     """Serve a policy to many clients at once, until it is stopped.
 
@@ -243,7 +133,8 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             f"{checkpoint} is an address; give serve-model the checkpoint, file or module:factory "
             f"to serve, and the address as --address {checkpoint}"
         )
-    if openpi_env is not None and openpi is None:
+    address, openpi, no_token = options["address"], options["openpi"], options["no_token"]
+    if openpi_spaces is not None and openpi is None:
         raise typer.BadParameter(
             "it is for openpi clients; give --openpi HOST:PORT, too", param_hint="--openpi-env"
         )
@@ -261,16 +152,19 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
 
         console: Console = context.obj
         quiet_for_programs(console, log_format)
-        mapping = parse_map(observation_map)
-        token = read_token(token_file)
-        tls = server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray)
+        options["observation_map"] = parse_map(key_map)
+        options["token"] = token = read_token(token_file)
+        options["tls"] = server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray)
         # Loading the policy may take long.
         checked_address(address, token, no_token=no_token)
         if openpi is not None:
             checked_address(openpi, token, no_token=no_token)
-        spaces = None if openpi_env is None else _contract(console, openpi_env)
+        if openpi_spaces is not None:
+            options["openpi_env"] = _contract(console, openpi_spaces)
+        # Of loading the policy, not of the server.
+        horizon, inference = options.pop("horizon"), options.pop("inference")
         if _is_policy_server(checkpoint):
-            if explore or device or bucket or horizon or inference is not Inference.AUTO:
+            if explore or device or bucket or horizon or inference != "auto":
                 raise ConfigurationError(
                     f"the policy at {checkpoint} runs there: leave out --explore, --device, "
                     "--bucket, --inference and --horizon"
@@ -286,34 +180,15 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
                     inference=inference,
                     horizon=horizon,
                 )
-        server = ModelServer(
-            policy,
-            chunk_replay=chunk_replay,
-            address=address,
-            token=token,
-            tls=tls,
-            no_token=no_token,
-            max_batch_rows=max_batch_rows,
-            max_delay_s=max_delay,
-            max_message_bytes=max_message_bytes,
-            observation_map=mapping,
-            torch_threads=torch_threads,
-            allow_shutdown=allow_shutdown,
-            stop_on_close=stop_on_close,
-            accept_edition_texts=accept_edition_text or (),
-            dialects=dialect,
-            idle_timeout_s=idle_timeout,
-            openpi=openpi,
-            openpi_env=spaces,
-        )
+        server = ModelServer(policy, **options)
         files = (token_file, tls_cert, tls_client_ca)
-        options = [
+        shown = [
             client_options(*files, from_ray=tls_from_ray, prefix=prefix)
             for prefix in ("--", "--model-")
         ]
         protection = token_fact(token, token_file)
         run = functools.partial(serve, log_format=log_format, metrics_address=metrics_address)
-        _serve(console, server, checkpoint, protection, options, run)
+        _serve(console, server, checkpoint, protection, shown, run)
 
 
 def _is_policy_server(checkpoint: str) -> bool:

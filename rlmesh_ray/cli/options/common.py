@@ -21,7 +21,7 @@ from rlmesh_ray.auth import token_file
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError
 from rlmesh_ray.files import open_file
-from rlmesh_ray.options import MAX_BATCH_DELAY_S, Group, seconds_problem
+from rlmesh_ray.options import Group, seconds_problem
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
 if TYPE_CHECKING:
@@ -377,15 +377,6 @@ def non_negative_s(value: float | None) -> float | None:
         typer.BadParameter: The number is out of range.
     """
     return _checked(value, allow_zero=True)
-
-
-def batch_delay_s(value: float | None) -> float | None:
-    """Return a number from 0 to the longest wait of a batch, or None as it is.
-
-    Raises:
-        typer.BadParameter: The number is out of range.
-    """
-    return _checked(value, allow_zero=True, most_s=MAX_BATCH_DELAY_S)
 
 
 def at_most_a_day_s(value: float | None) -> float | None:

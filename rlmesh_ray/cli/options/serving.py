@@ -1,24 +1,20 @@
 """Options of the commands that serve an environment or a policy."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlmesh_ray.cli.options.common import (
-    LIMITS,
     SECURITY,
     SERVING,
     TOKEN_VARIABLE,
     file_option,
-    positive_s,
     require_alone,
     shown_options,
 )
 from rlmesh_ray.dialects import registry
-from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
 if TYPE_CHECKING:
     from rlmesh_ray.server.bind_policy import ServerTls
@@ -41,64 +37,6 @@ TlsClientAuthority = Annotated[
         "Accept only clients with a certificate of this authority (PEM).",
     ),
 ]
-NoTokenFlag = Annotated[
-    bool,
-    typer.Option(
-        "--no-token",
-        rich_help_panel=SECURITY,
-        help="Serve without a token, also to clients on other machines.",
-    ),
-]
-IdleTimeout = Annotated[
-    float | None,
-    typer.Option(
-        "--idle-timeout",
-        metavar="SECONDS",
-        rich_help_panel=LIMITS,
-        callback=positive_s,
-        help="End sessions that are idle this long.",
-        show_default="never",
-    ),
-]
-AllowShutdown = Annotated[
-    bool,
-    typer.Option(
-        "--allow-shutdown",
-        rich_help_panel=SECURITY,
-        help="Let clients stop the endpoint.",
-    ),
-]
-AcceptedTexts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--accept-edition-text",
-        metavar="NAME_OR_SHA256",
-        rich_help_panel=SERVING,
-        help=f"Also serve clients of this edition text, such as {next(iter(KNOWN_TEXTS))}; "
-        "repeatable.",
-    ),
-]
-
-
-def dialect_option(names: Sequence[str], show_default: str) -> Any:
-    """Return the option ``--dialect`` of a command, which takes some of ``names``."""
-
-    def checked(dialect: list[str] | None) -> list[str] | None:
-        try:
-            registry.enabled_dialects(dialect or None, names)
-        except ConfigurationError as error:
-            raise typer.BadParameter(str(error)) from error
-        return dialect or None
-
-    return typer.Option(
-        "--dialect",
-        metavar="DIALECT",
-        rich_help_panel=SERVING,
-        callback=checked,
-        autocompletion=lambda: list(names),
-        help=f"Dialect to enable: {', '.join(names)}; repeatable.",
-        show_default=show_default,
-    )
 
 
 def client_options(

@@ -1,20 +1,25 @@
-"""The options of policies that Ray hosts, without Ray."""
+"""The options of what Ray hosts, without Ray."""
 
 import inspect
 import pickle
 from typing import Any
 
+from docs import refresh
+from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.evaluation import evaluate_on_ray
 from rlmesh_ray.actors.model_actor import ModelServiceActor
 from rlmesh_ray.actors.model_fleet import ModelFleet
 from rlmesh_ray.evaluation import evaluate
 from rlmesh_ray.models import load_policy
+from rlmesh_ray.options import declared
+from rlmesh_ray.rllib import configure
+from rlmesh_ray.server.env_options import EnvServerOptions
+from rlmesh_ray.server.env_server import EnvServer
 from rlmesh_ray.server.model_server import ModelServer
 from rlmesh_ray.spaces.observation_map import ObservationMap
 
-NOT_OF_ACTORS = {"tls", "no_token", "allow_shutdown", "stop_on_close"}
-NOT_OF_ACTORS |= {"openpi", "openpi_env"}
-NOT_OF_FLEETS = {"address", "endpoint_id", "accept_edition_texts", "dialects"}
+NOT_OF_ACTORS = {"tls", "openpi", "openpi_env"}
+NOT_OF_FLEETS = {"address", "no_token"}
 
 
 def options_of(function: Any) -> set[str]:
@@ -26,6 +31,16 @@ def test_actors_and_fleets_take_the_options_of_a_server() -> None:
 
     assert wanted - options_of(ModelServiceActor.remote) == NOT_OF_ACTORS
     assert wanted - options_of(ModelFleet) == NOT_OF_ACTORS | NOT_OF_FLEETS
+
+
+def test_whoever_starts_an_env_server_takes_all_of_its_options() -> None:
+    wanted = options_of(EnvServer)
+    of_one = {"address", "token", "tls", "no_token", "data_address"}
+
+    assert len(wanted - {"env"}) == len(declared(EnvServerOptions)) - 1  # all but its id
+    assert wanted - options_of(refresh.documented("rlmesh_ray.actors.EnvServiceActor")) == {"tls"}
+    assert wanted - options_of(EnvFleet) == of_one
+    assert wanted - options_of(configure) == of_one - {"token", "tls"}  # these are its clients'
 
 
 def test_evaluation_on_ray_takes_the_options_of_evaluation() -> None:

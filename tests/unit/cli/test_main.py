@@ -161,6 +161,7 @@ def test_the_version_is_printed(capsys: Capture) -> None:
         (["serve-env"], ["ENV", "serve-env --help"]),
         (["serve-env", "CartPole-v1", "--num-envs", "0"], ["--num-envs"]),
         (["serve-env", "CartPole-v1", "--no-spin"], ["--no-spin: set", "RLMESH_RAY_SPIN=0"]),
+        (["serve-model", "no/such", "--no-spin"], ["--no-spin: set", "RLMESH_RAY_SPIN=0"]),
         (
             ["serve-env", "CartPole-v1", "--data-advertise", "1"],
             ["--data-address", "HOST:PORT/ADVERTISED"],
