@@ -264,7 +264,8 @@ class ModelOptions(EndpointOptions, total=False):
             "After how many seconds at one batch ``health`` calls the policy stuck.",
             Group.LIMITS,
             DEFAULT_STUCK_AFTER_S,
-            require_seconds,
+            partial(require_seconds, allow_infinite=True),
+            is_internal=True,
             has_flag=False,
         ),
     ]
