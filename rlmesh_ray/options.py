@@ -4,6 +4,7 @@ Options are checked where the caller passes them, not where they are used.
 """
 
 import enum
+import functools
 import inspect
 import math
 import re
@@ -287,6 +288,7 @@ class Option:
 
 _REMOVED = {
     "spin": "set the environment variable RLMESH_RAY_SPIN=0 instead",
+    "resize": "give sizes in the observation_map, such as 'image=resize(camera,224,224)'",
     "data_advertise": "give both ports as data_address (--data-address) HOST:PORT/ADVERTISED",
 }
 """What to do instead of giving an option that has left, by its name in Python."""
@@ -355,6 +357,21 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 def removed_option(name: str) -> str:
     """Return what to do instead of giving an option or flag that has left; empty: it has not."""
     return _REMOVED.get(name.removeprefix("--").removeprefix("no-").replace("-", "_"), "")
+
+
+def takes_no_more(*names: str) -> Callable[[_TakerT], _TakerT]:
+    """Have a function that takes no ``**options`` say what to do instead of giving them."""
+
+    def decorate(function: _TakerT) -> _TakerT:
+        @functools.wraps(function)
+        def checked(*arguments: Any, **given: Any) -> Any:
+            for name in given.keys() & set(names):
+                raise TypeError(f"{function.__name__}() {_unknown(name, ())}")
+            return function(*arguments, **given)
+
+        return cast(_TakerT, checked)
+
+    return decorate
 
 
 def takes_options(

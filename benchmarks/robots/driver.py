@@ -137,9 +137,12 @@ def _openpi_step(address: str) -> Step:
     return step
 
 
+_SMALL = {name: f"resize({name},224,224)" for name in Robot.observation_space}
+
+
 def _camera_step(model: RemoteModel, *, is_small: bool) -> Step:
     if is_small:
-        model.configure_route(Robot(), image_codec="jpeg:95", resize=(224, 224))
+        model.configure_route(Robot(), image_codec="jpeg:95", observation_map=_SMALL)
     else:
         model.configure_route(Robot())
     observations = itertools.cycle([observation(seed) for seed in range(8)])

@@ -1,6 +1,7 @@
 """Handshake of a client with a ModelService."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.model_dialect import (
@@ -18,9 +19,12 @@ from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.capabilities import IMAGE_CODEC
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.versions import PROTOCOL_V1
+from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire import policy_v1
+from rlmesh_ray.wire.image_codec_v1 import SentImages, require_offer
 from rlmesh_ray.wire.policy_v1 import PolicyFacts
 from rlmesh_ray.wire.rlmesh_v1 import model as edition_wire
 
@@ -114,3 +118,22 @@ def _handshake_variants(
     return handshake_variants(
         connect_options, edition_wire, able, EditionModelClientDialect, "client.model_dialect"
     )
+
+
+def compressed(
+    contract: EnvContract, image_codec: str, answer: HandshakeResponse, address: str
+) -> EnvContract:
+    """Return a route's contract for an endpoint, which says that its images travel compressed.
+
+    Args:
+        contract: Contract of the environment.
+        image_codec: See ``RemoteModel.configure_route``.
+        answer: The endpoint's answer to the handshake.
+        address: The endpoint's.
+
+    Raises:
+        ConfigurationError: ``image_codec`` does not fit the observation space or the endpoint.
+    """
+    images = SentImages(contract, image_codec, {})
+    require_offer(f"{image_codec=}", images.format, answer.capabilities, address)
+    return replace(contract, metadata={**contract.metadata, IMAGE_CODEC: image_codec})

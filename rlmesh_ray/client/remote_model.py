@@ -15,7 +15,6 @@ from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import NotPicklable
-from rlmesh_ray.client.image_route import route_images
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.model_dialect import (
     Make,
@@ -26,6 +25,7 @@ from rlmesh_ray.client.model_dialect import (
     RouteRequests,
 )
 from rlmesh_ray.client.model_handshake import (
+    compressed,
     handshake,
     horizon_of,
     open_dialect_session,
@@ -33,7 +33,12 @@ from rlmesh_ray.client.model_handshake import (
 )
 from rlmesh_ray.client.model_session_stream import ModelSessionStream
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError
-from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_horizon, require_seconds
+from rlmesh_ray.options import (
+    DEFAULT_STEP_TIMEOUT_S,
+    as_horizon,
+    require_seconds,
+    takes_no_more,
+)
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import Column, unflatten
@@ -42,7 +47,6 @@ from rlmesh_ray.spaces.gym_conversion import contract_of
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce_batch
-from rlmesh_ray.wire.image_codec_v1 import SentImages
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.action_player import ActionPlayer
@@ -161,6 +165,7 @@ class RemoteModel(NotPicklable):
         """Where the endpoint was dialed."""
         return self._connect_options.address
 
+    @takes_no_more("resize")
     def configure_route(
         self,
         env: Any,
@@ -169,7 +174,6 @@ class RemoteModel(NotPicklable):
         observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
         horizon: int | None = None,
         image_codec: str | None = None,
-        resize: str | tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
     ) -> str:
         """Open a route for one environment.
 
@@ -178,7 +182,8 @@ class RemoteModel(NotPicklable):
                 or a gymnasium Env or VectorEnv.
             route_id: Names the route within this session.
             observation_map: Makes the observations to send from those that ``predict`` gets: an
-                ``ObservationMap``, or its entries. The policy gets its keys alone.
+                ``ObservationMap``, or its entries, such as ``{"image": "resize(camera,224,224)"}``.
+                The policy gets its keys alone.
             horizon: How many actions ``predict_chunk`` asks for at most; default: as many as the
                 policy chooses at once. A released server whose model does not declare its
                 ``native_chunk`` gives one, unless this asks for more.
@@ -186,10 +191,6 @@ class RemoteModel(NotPicklable):
                 quality, ``"webp:80"``, or without loss ``"png"`` or ``"webp"``. Images are uint8
                 Boxes from 0 to 255 of shape ``(..., height, width, channels)`` with 1, 3 or 4
                 channels; JPEG takes 1 or 3, WebP 3. None: they travel as they are.
-            resize: ``(height, width)`` of the images that are sent, of all or by the names of
-                leaves, such as ``{"camera": (224, 224)}``; ``"policy"``: images that are larger
-                than those of the policy are sent in its size. The policy is asked about a space
-                with these sizes.
 
         Returns:
             ``route_id``.
@@ -197,7 +198,7 @@ class RemoteModel(NotPicklable):
         Raises:
             ConfigurationError: ``route_id`` is no text, ``observation_map`` is wrong, ``horizon``
                 is no number of actions or more than the policy chooses at once, or ``image_codec``
-                or ``resize`` does not fit the observation space or the endpoint.
+                does not fit the observation space or the endpoint.
             ContractMismatchError: The map does not fit the environment.
             RemoteModelError: The policy cannot act there; the message says why.
             EndpointError: The session broke.
@@ -211,11 +212,8 @@ class RemoteModel(NotPicklable):
         if mapping is not None:
             contract = replace(contract, observation_space=mapping.space(own_space))
         to_columns: _ToColumns = partial(coerce_batch, contract.observation_space)
-        if image_codec is not None or resize is not None:
-            images, contract = route_images(
-                contract, image_codec, resize, self.answer, self.address
-            )
-            to_columns = partial(_resized, images, to_columns)
+        if image_codec is not None:
+            contract = compressed(contract, image_codec, self.answer, self.address)
         if mapping is not None:
             to_columns = partial(_mapped, own_space, mapping, to_columns)
         reply = self._session_stream.ask(
@@ -325,6 +323,7 @@ class RemoteModel(NotPicklable):
             self._telemetry[route_id] = reply.telemetry
         return reply
 
+    @takes_no_more("resize")
     def actions(
         self,
         env: Any,
@@ -332,7 +331,6 @@ class RemoteModel(NotPicklable):
         route_id: str = DEFAULT_ROUTE,
         observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
         image_codec: str | None = None,
-        resize: str | tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
         execution_horizon: int | None = None,
         prefetch: "int | str" = "auto",
         blend: "Blend" = "newest",
@@ -348,7 +346,6 @@ class RemoteModel(NotPicklable):
             route_id: Names the route within this session; each player needs its own.
             observation_map: See ``configure_route``.
             image_codec: Likewise.
-            resize: Likewise.
             execution_horizon: See ``ChunkPlayer``.
             prefetch: Likewise.
             blend: Likewise.
@@ -377,7 +374,6 @@ class RemoteModel(NotPicklable):
             observation_map=observation_map,
             horizon=execution_horizon,
             image_codec=image_codec,
-            resize=resize,
         )
         return player
 
@@ -456,13 +452,6 @@ class RemoteModel(NotPicklable):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _resized(
-    images: SentImages, to_columns: _ToColumns, observation: Any, num_rows: int
-) -> list[Column]:
-    """Return the columns to send, with the images in the size in which they are sent."""
-    return images.resized(to_columns(observation, num_rows))
 
 
 def _mapped(

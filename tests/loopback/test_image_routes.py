@@ -36,6 +36,7 @@ from tests.loopback.ports import plain_channel
 CAMERA = spaces.Box(0, 255, (48, 64, 3), np.uint8)
 ROBOT = spaces.Dict({"camera": CAMERA, "joints": spaces.Box(-1.0, 1.0, (7,), np.float32)})
 NUM_LANES = 2
+SMALL = {"camera": "resize(camera,12,16)", "joints": "joints"}
 
 
 def contract_of(observation_space: spaces.Space[Any], num_envs: int = NUM_LANES) -> EnvContract:
@@ -106,19 +107,12 @@ def test_lossless_images_arrive_as_they_were(
 def test_a_policy_is_asked_about_the_images_that_it_gets(
     policy: Seeing, model: RemoteModel
 ) -> None:
-    model.configure_route(contract_of(ROBOT), image_codec="png", resize=(12, 16))
+    model.configure_route(contract_of(ROBOT), image_codec="png", observation_map=SMALL)
     model.predict(robot())
 
     small = spaces.Dict({**ROBOT.spaces, "camera": spaces.Box(0, 255, (12, 16, 3), np.uint8)})
     assert policy.contracts[0].observation_space == from_gymnasium(small)
     np.testing.assert_array_equal(policy.seen[0]["camera"], resize_images(images(), (12, 16)))
-
-
-def test_images_are_resized_without_compressing_them(policy: Seeing, model: RemoteModel) -> None:
-    model.configure_route(contract_of(ROBOT), resize={"camera": (24, 32)})
-    model.predict(robot())
-
-    np.testing.assert_array_equal(policy.seen[0]["camera"], resize_images(images(), (24, 32)))
 
 
 def test_lossy_images_are_close(policy: Seeing, model: RemoteModel) -> None:
@@ -131,24 +125,13 @@ def test_lossy_images_are_close(policy: Seeing, model: RemoteModel) -> None:
     assert np.abs(policy.seen[0].astype(int) - smooth).max() <= 10
 
 
-def test_images_get_the_size_of_the_policys() -> None:
-    small = spaces.Box(0, 255, (24, 24, 3), np.uint8)
-    policy = Seeing(spaces.Dict({**ROBOT.spaces, "camera": small}))
-
-    with ModelServer(policy) as server, RemoteModel(server.address) as model:
-        model.configure_route(contract_of(ROBOT), image_codec="png", resize="policy")
-        model.predict(robot())
+def test_a_size_belongs_into_the_map(model: RemoteModel) -> None:
+    unchecked: Any = model
+    for open_route in (unchecked.configure_route, unchecked.actions):
         with pytest.raises(
-            ConfigurationError, match="of the observation, and the policy names 'camera'"
+            TypeError, match=r"any more: give sizes in the observation_map, such as"
         ):
-            model.configure_route(contract_of(CAMERA), resize="policy")
-
-    np.testing.assert_array_equal(policy.seen[0]["camera"], resize_images(images(), (24, 24)))
-
-
-def test_a_policy_of_any_space_names_no_size(model: RemoteModel) -> None:
-    with pytest.raises(ConfigurationError, match=r"names no image: give resize=\(height, width\)"):
-        model.configure_route(contract_of(ROBOT), resize="policy")
+            open_route(contract_of(ROBOT), resize=(12, 16))
 
 
 def test_requests_with_and_without_a_codec_share_a_batch() -> None:
@@ -186,9 +169,10 @@ def test_a_route_takes_some_of_its_lanes(policy: Seeing, model: RemoteModel) -> 
     ("options", "message"),
     [
         ({"image_codec": "gif"}, "is not known"),
-        ({"resize": {"joints": (4, 4)}}, "is no image"),
-        ({"resize": "half"}, "must be 'policy'"),
-        ({"image_codec": "png", "resize": (9000, 9000)}, "bytes of pixels"),
+        (
+            {"image_codec": "png", "observation_map": ["x=resize(camera,9000,9000)"]},
+            "map a smaller",
+        ),
     ],
 )
 def test_impossible_options_are_refused_before_anything_is_sent(
@@ -213,14 +197,14 @@ def test_a_released_endpoint_takes_images_as_they_are() -> None:
     with server, RemoteModel(server.address) as model:
         with pytest.raises(ConfigurationError, match="offers none"):
             model.configure_route(contract_of(ROBOT), image_codec="png")
-        model.configure_route(contract_of(ROBOT), resize=(12, 16))
+        model.configure_route(contract_of(ROBOT), observation_map=SMALL)
         model.predict(robot())
 
     np.testing.assert_array_equal(policy.seen[0]["camera"], resize_images(images(), (12, 16)))
 
 
 def test_an_observation_of_another_shape_is_refused_here(model: RemoteModel) -> None:
-    model.configure_route(contract_of(ROBOT), image_codec="png", resize=(12, 16))
+    model.configure_route(contract_of(ROBOT), image_codec="png", observation_map=SMALL)
 
     with pytest.raises(ConformanceError, match=r"camera: has shape \(2, 12, 16, 3\)"):
         model.predict({**robot(), "camera": np.zeros((2, 12, 16, 3), np.uint8)})
@@ -262,8 +246,7 @@ def test_images_are_mapped_then_resized_and_compressed_for_chunks_of_actions_too
     with ModelServer(policy) as server, RemoteModel(server.address) as model:
         model.configure_route(
             contract_of(ROBOT),
-            observation_map={"pixels": "camera"},
-            resize=(12, 16),
+            observation_map={"pixels": "resize(camera,12,16)"},
             image_codec="png",
         )
         chunk = model.predict_chunk(observation)
