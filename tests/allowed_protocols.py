@@ -32,7 +32,6 @@ ALLOWED_PROTOCOLS = {
     "EnvClientFrames": "the modules env: wire, released",
     "EnvServerFrames": "the modules env: wire, released",
     "EnvSessionClient": "EnvClient, WorldClient",
-    "EnvironmentFleet": "EnvFleet, ModelFleet",
     "EpisodeCounterSource": "keeps protocol from the server, which has SessionEpisodeCounters",
     "EpisodeCounters": "keeps protocol from transport, which has EpisodeCounts",
     "EpisodeSource": "leaves: one implementation (AttemptEpisodes)",
@@ -67,4 +66,5 @@ ALLOWED_PROTOCOLS = {
     "WeightSink": "ModelServer, ModelFleet",
     "WorldTransport": "LaneStreams, BatchedStream",
     "_Rule": "_IntervalRule, _TextRule",
+    "_Session": "EnvClient, ModelSessionStream",
 }

@@ -227,20 +227,20 @@ def order(modules: Sequence[Module]) -> Iterator[Limit]:
     single = with_one_importer(modules)
     slivers = (module.name for module in single if module.num_lines < SMALL)
     private = (at for module in modules if module.room != "compat" for at in module.strange_names)
-    yield Limit("statements, docstrings left out", sum(m.num_statements for m in modules), 41_105)
-    yield Limit("tokens of Python", sum(module.num_tokens for module in modules), 454_770)
-    yield Limit("modules", len(modules), 524)
-    yield Limit("classes", sum(len(module.classes) for module in modules), 857)
-    yield Limit("functions", sum(len(module.functions) for module in modules), 5_314)
+    yield Limit("statements, docstrings left out", sum(m.num_statements for m in modules), 41_344)
+    yield Limit("tokens of Python", sum(module.num_tokens for module in modules), 456_899)
+    yield Limit("modules", len(modules), 526)
+    yield Limit("classes", sum(len(module.classes) for module in modules), 866)
+    yield Limit("functions", sum(len(module.functions) for module in modules), 5_340)
     yield Limit("Protocols", sum(len(module.protocols) for module in modules), 60)
     yield Limit.of("Protocols or reasons without each other, old names", wrong, 0)
-    yield Limit.of("modules with one importer", (module.name for module in single), 120)
+    yield Limit.of("modules with one importer", (module.name for module in single), 118)
     yield Limit.of("modules under 40 lines with one importer", slivers, 0)
-    yield Limit.of("private attributes of others, outside of compat/", private, 142)
+    yield Limit.of("private attributes of others, outside of compat/", private, 128)
     yield Limit.of("public class names in several modules", repeated_classes(modules), 0)
     yield Limit("words such as whoever, somebody, nobody", riddles, 2)
-    yield Limit("lines of a function, 99th percentile", _percentile(lengths, 99), 40)
-    yield Limit("pairs of places that share six lines", repeated_runs(modules), 45)
+    yield Limit("lines of a function, 99th percentile", _percentile(lengths, 99), 39)
+    yield Limit("pairs of places that share six lines", repeated_runs(modules), 38)
 
 
 def cheap_ways(modules: Sequence[Module]) -> Iterator[Limit]:
@@ -256,7 +256,7 @@ def cheap_ways(modules: Sequence[Module]) -> Iterator[Limit]:
     generated = (name for name, text in texts.items() if is_generated(name, text))
     yield Limit("words and signs of JavaScript, YAML and JSON", words, 7_319)
     yield Limit.of("code made at run time: exec, eval, compile, type", made, 0)
-    yield Limit.of("attributes chosen by a variable: getattr(x, name)", chosen, 103)
+    yield Limit.of("attributes chosen by a variable: getattr(x, name)", chosen, 104)
     yield Limit.of("strings that are several statements", in_strings, 0)
     yield Limit.of("lines above 100 characters", long, 49)
     yield Limit.of("generated files outside of _pb/", generated, 0)
@@ -268,7 +268,7 @@ def holds_on_the_inside(modules: Sequence[Module]) -> Iterator[Limit]:
     private = {name for module in modules for name in module.private_names}
     replaced = replaced_parts(test_files)
     yield Limit("private attributes that tests use", private_reads(test_files, private), 13)
-    yield Limit("waits and limits that tests shorten", replaced[True], 45)
+    yield Limit("waits and limits that tests shorten", replaced[True], 46)
     yield Limit("functions and classes that tests replace", replaced[False], 47)
 
 

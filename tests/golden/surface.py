@@ -21,7 +21,7 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 from unittest import mock
 
 import numpy as np
@@ -93,7 +93,7 @@ def balance(observations: Any) -> Any:
 def options() -> Iterator[str]:
     """Yield each argument and option of each command, with its type."""
     for name, command in typer.main.get_group(app).commands.items():
-        params: list[Any] = command.params
+        params: list[Any] = sorted(command.params, key=lambda each: each.opts)
         for param in params:
             kind = _kind(param.type_descriptor.annotation)
             info = param.type_descriptor.parameter_info
@@ -108,6 +108,8 @@ def options() -> Iterator[str]:
 def _kind(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return "|".join(str(each.value) for each in annotation)
+    if get_origin(annotation) is Literal:
+        return "|".join(get_args(annotation))
     inner = [each for each in get_args(annotation) if each is not type(None)]
     return _kind(inner[0]) if inner else str(annotation.__name__)
 
