@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,6 +76,47 @@ def muted() -> Iterator[None]:
         yield
     finally:
         logging.disable(logging.NOTSET)
+
+
+CLIENT_LOG = "rlmesh_ray.client.env_client"
+"""Says that lanes take long to reset."""
+RECORDING_LOG = "rlmesh_ray.recording"
+"""Says what is not recorded, such as videos."""
+
+
+class _SayingHandler(logging.Handler):
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say a record's message."""
+        # An error would end the thread that logs, which may have all deadlines of the process.
+        with contextlib.suppress(OSError):
+            self._say(record.getMessage())
+
+
+@contextlib.contextmanager
+def said(name: str, say: Callable[[str], None], level: int = logging.WARNING) -> Iterator[None]:
+    """Have what a logger logs said to people, where the log itself is not shown.
+
+    Args:
+        name: Name of the logger.
+        say: Gets each message.
+        level: Of the records, or higher.
+    """
+    if is_verbose():
+        yield
+        return
+    log, handler = logging.getLogger(name), _SayingHandler(say)
+    former = log.level
+    log.addHandler(handler)
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(former)
 
 
 def is_verbose() -> bool:

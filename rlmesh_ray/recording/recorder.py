@@ -274,6 +274,11 @@ class Recorder:
         video, space = writer.options.video, contract.observation_space
         is_auto = picture_position(video, space) is None and video == AUTO
         self._renders = (is_auto and contract.render_mode == "rgb_array") or video == RENDER
+        if video == RENDER and contract.render_mode in ("", "human"):
+            _LOG.warning(
+                "no videos are recorded: %s has no pictures; make it with render_mode='rgb_array'",
+                contract.id,
+            )
         self._frame_shapes: set[tuple[int, ...]] = set()
         self._key: str | None = None
         self._flushed_s = time.monotonic()

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.log_setup import muted
+from rlmesh_ray.cli.log_setup import CLIENT_LOG, RECORDING_LOG, muted, said
 from rlmesh_ray.cli.options.common import (
     CONNECTION,
     ENVIRONMENT,
@@ -351,7 +352,11 @@ def run_and_show(
     meter = EvaluationView(console, episodes, file, finished)
     options |= {"on_episode": meter.advance, "on_loss": meter.note_loss}
     try:
-        with meter:
+        with (
+            said(CLIENT_LOG, functools.partial(console.say, style="dim"), logging.INFO),
+            said(RECORDING_LOG, functools.partial(console.say, style="yellow")),
+            meter,
+        ):
             result = run(envs, models, episodes=episodes, **options)
     except BaseException as error:  # also Ctrl-C: the finished episodes may have taken hours
         seen = meter.so_far(error)

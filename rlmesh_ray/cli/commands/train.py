@@ -1,5 +1,6 @@
 """``rlmesh-ray train``: trains an RLlib algorithm on endpoints."""
 
+import functools
 import glob
 import json
 import math
@@ -15,6 +16,7 @@ import typer
 
 from rlmesh_ray.auth.token_file import client_token_of
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.log_setup import RECORDING_LOG, said
 from rlmesh_ray.cli.options.common import (
     ENVIRONMENT,
     OUTPUT,
@@ -121,6 +123,16 @@ LanesOption = Annotated[
         show_default=str(_DEFAULT_LANES),
     ),
 ]
+ResetThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--reset-threads",
+        min=1,
+        rich_help_panel=ENVIRONMENT,
+        help="Lanes that reset at the same time.",
+        show_default="1",
+    ),
+]
 RunnersOption = Annotated[
     int | None,
     typer.Option(
@@ -198,6 +210,7 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     num_endpoints: EndpointsOption = None,
     num_envs: LanesOption = None,
     env_kwargs: EnvKwargs = None,
+    reset_threads: ResetThreadsOption = None,
     reset_timeout: ResetTimeout = DEFAULT_RESET_TIMEOUT_S,
     num_env_runners: RunnersOption = None,
     stop_return: ReturnOption = None,
@@ -235,6 +248,7 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
         "num_endpoints": num_endpoints,
         "num_envs": num_envs,
         "env_kwargs": parse_env_kwargs(env_kwargs),
+        "reset_threads": reset_threads,
         "num_env_runners": num_env_runners,
         "seed": seed,
         "settings": {**read_settings_file(None if code else config), **parse_settings(set_)},
@@ -292,7 +306,8 @@ def _options_and_folder(
     if given["env"] is None:
         raise typer.BadParameter("missing, without --resume", param_hint="ENV_OR_ADDRESS")
     options = {name: value for name, value in given.items() if value is not None}
-    own = [name for name in ("num_endpoints", "num_envs", "env_kwargs") if name in options]
+    of_endpoints = ("num_endpoints", "num_envs", "env_kwargs", "reset_threads")
+    own = [name for name in of_endpoints if name in options]
     if not looks_like_address(given["env"]):
         options.setdefault("num_envs", _DEFAULT_LANES)
     elif own:
@@ -317,6 +332,7 @@ class _TrainOptions:
     num_endpoints: int | None = None
     num_envs: int | None = None
     env_kwargs: dict[str, object] | None = None
+    reset_threads: int = 1
     num_env_runners: int
     seed: int | None = None
     settings: dict[str, object]
@@ -392,7 +408,10 @@ def _run_claimed(console: Console, job: _TrainOptions) -> int:
         config = _config(job)
     endpoints = 0 if looks_like_address(job.env) else job.num_endpoints or job.num_env_runners or 1
     num_cpus = endpoints + job.num_env_runners + 1
-    with connected_ray(console, num_cpus=num_cpus):
+    with (
+        connected_ray(console, num_cpus=num_cpus),
+        said(RECORDING_LOG, functools.partial(console.say, style="yellow")),
+    ):
         if endpoints:
             console.say(f"starting {endpoints} endpoint(s) of {job.env} …")
         _configure(config, job, num_done=len(former))
@@ -489,7 +508,9 @@ def _configure(config: "AlgorithmConfig", job: _TrainOptions, *, num_done: int) 
     config.env_runners(num_env_runners=job.num_env_runners)
     # Another one each time, or it would begin with the same episodes again.
     config.debugging(seed=None if job.seed is None else job.seed + num_done)
-    wanted = EnvOptions(env_kwargs=job.env_kwargs)
+    wanted = EnvOptions()
+    if not looks_like_address(job.env):
+        wanted = EnvOptions(env_kwargs=job.env_kwargs, reset_threads=job.reset_threads)
     if job.num_envs is not None:
         wanted["num_envs"] = job.num_envs
     configure(

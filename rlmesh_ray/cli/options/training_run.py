@@ -28,6 +28,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "num_endpoints": int,
     "num_envs": int,
     "env_kwargs": dict,
+    "reset_threads": int,
     "num_env_runners": int,
     "seed": int,
     "settings": dict,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 from rich.status import Status
 
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.log_setup import CLIENT_LOG, said
 
 if TYPE_CHECKING:
     from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
@@ -78,21 +79,7 @@ def _rise_per_s(samples: "Sequence[TrainingProgress]") -> float | None:
     return together / spread
 
 
-_CLIENT_LOG = logging.getLogger("rlmesh_ray.client.env_client")
-
-
-class _ResetsHandler(logging.Handler):
-    """Prints what the driver's sessions log: that their lanes take long to reset."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print a record's message."""
-        # An error would end the thread that logs, which has all deadlines of the process.
-        with contextlib.suppress(OSError):
-            self._console.say(record.getMessage(), style="dim")
+_RECOVERY_LOG = "rlmesh_ray.rllib.runner.session_recovery"
 
 
 class TrainingView:
@@ -109,16 +96,19 @@ class TrainingView:
         self._samples: list[TrainingProgress] = []
         self._sessions_lost = 0
         self._is_failure_shown = False
+        self._num_warnings = 0
         self._status: Status | None = None
+        self._open = contextlib.ExitStack()
         self._first = contextlib.ExitStack()
         """Open until the first iteration is over, without a status line."""
         if console.people.is_terminal:
             self._status = console.people.status(f"{_BEGINNING} …")
-        self._resets = _ResetsHandler(console)
 
     def __enter__(self) -> Self:
-        _CLIENT_LOG.addHandler(self._resets)
-        _CLIENT_LOG.setLevel(logging.INFO)
+        # The driver's own sessions log that their lanes take long to reset, and its own runner
+        # that sessions fail: an iteration with either may take minutes.
+        self._open.enter_context(said(CLIENT_LOG, self._say_progress, logging.INFO))
+        self._open.enter_context(said(_RECOVERY_LOG, self._warn_of_failure))
         self._console.say(
             f"{'iteration':>9} {'env steps':>11} {'steps/s':>8} {'return':>9} {'elapsed':>12} "
             f"{'time left':>12}",
@@ -132,10 +122,18 @@ class TrainingView:
 
     def __exit__(self, *_: object) -> None:
         self._first.close()
-        _CLIENT_LOG.removeHandler(self._resets)
-        _CLIENT_LOG.setLevel(logging.NOTSET)
+        self._open.close()
         if self._status is not None:
             self._status.stop()
+
+    def _say_progress(self, text: str) -> None:
+        self._console.say(text, style="dim")
+
+    def _warn_of_failure(self, text: str) -> None:
+        """Say the 1st, 2nd, 4th, 8th, … failure."""
+        self._num_warnings += 1
+        if not self._num_warnings & (self._num_warnings - 1):
+            self._console.say(text, style="yellow")
 
     def follow(self, run: "Iterable[TrainingProgress]") -> "list[TrainingProgress]":
         """Show the progress of ``run``, and return all of it.
@@ -183,7 +181,8 @@ class TrainingView:
                 "are not in the mean return; only the first failure is shown: --debug shows all"
             )
             self._console.event("warning", message=message)
-            self._console.say(message, style="yellow")
+            if not self._num_warnings:
+                self._console.say(message, style="yellow")
         if progress.sessions_lost > self._sessions_lost:
             self._sessions_lost = progress.sessions_lost
             self._console.say(

@@ -39,13 +39,14 @@ def test_an_address_that_cannot_be_one_is_refused_before_ray_is_started(
     assert cause in re.sub(r"\s+", " ", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("option", [["--env-kwargs", "{}"], ["--reset-threads", "8"]])
 def test_an_option_that_does_not_fit_a_running_endpoint_is_named_alone(
-    capsys: pytest.CaptureFixture[str],
+    option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "127.0.0.1:1", "--env-kwargs", "{}"]) == 2
+    assert main(["train", "127.0.0.1:1", *option]) == 2
 
     error = capsys.readouterr().err
-    assert "--env-kwargs" in error
+    assert option[0] in error
     assert "--num-envs" not in error
 
 
@@ -77,6 +78,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["127.0.0.1:1"], 'ENV_OR_ADDRESS was "CartPole-v1"'),
         (["--algo", "dqn"], '--algo was "PPO"'),
         (["--num-envs", "4"], "--num-envs was 8"),
+        (["--reset-threads", "8"], "--reset-threads was not given"),
         (["--seed", "1"], "--seed was not given"),
         (["--set", "lr=1e-3"], '--set and --config was {"lr": 0.0001, "gamma": 0.9}'),
     ],

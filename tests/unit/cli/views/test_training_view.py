@@ -164,3 +164,15 @@ def test_a_reader_that_is_gone_does_not_end_the_thread_that_logs_resets() -> Non
 
     with TrainingView(Unread(), StopCriteria(stop_iters=1)):
         logging.getLogger("rlmesh_ray.client.env_client").info("resetting 8 lane(s)")
+
+
+def test_failures_of_the_driver_s_sessions_are_said_less_and_less_often(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = logging.getLogger("rlmesh_ray.rllib.runner.session_recovery")
+    with TrainingView(Console(), StopCriteria(stop_iters=1)):
+        for number in range(1, 9):
+            log.warning("the simulator failed (failure %d)", number)
+
+    said = [line for line in capsys.readouterr().out.splitlines() if "failed" in line]
+    assert said == [f"the simulator failed (failure {number})" for number in (1, 2, 4, 8)]
