@@ -75,7 +75,7 @@ class MovableFleet:
         ray = SimpleNamespace(kill=kill, exceptions=real_ray.exceptions)
         monkeypatch.setattr(endpoint_owner, "ray", ray)
         monkeypatch.setattr(endpoint_moves, "ray", ray)
-        monkeypatch.setattr(endpoint_moves, "available_resources_per_node", dict)
+        monkeypatch.setattr("ray._private.state.available_resources_per_node", dict)
         self.manager = Owner("fleet", SerializedEnv(b""))
 
     async def start(self) -> None:
