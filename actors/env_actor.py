@@ -5,7 +5,13 @@ from typing import Any, Unpack
 import ray
 
 from rlmesh_ray.actors.serialized_env import SerializedEnv
-from rlmesh_ray.actors.server_actor import ACTOR_ADDRESS, ACTOR_ID, ServerActor, default_address
+from rlmesh_ray.actors.server_actor import (
+    ACTOR_ADDRESS,
+    ACTOR_ID,
+    NOT_OF_ACTORS,
+    ServerActor,
+    default_address,
+)
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.envs.env_source import EnvLike
 from rlmesh_ray.options import takes_options
@@ -14,7 +20,7 @@ from rlmesh_ray.server.env_server import EnvServer
 
 
 @ray.remote(num_cpus=1, max_restarts=-1, concurrency_groups={"drain": 1, "stop": 1})
-@takes_options(EnvServerOptions, without={"tls"}, address=ACTOR_ADDRESS, endpoint_id=ACTOR_ID)
+@takes_options(EnvServerOptions, without=NOT_OF_ACTORS, address=ACTOR_ADDRESS, endpoint_id=ACTOR_ID)
 class EnvServiceActor(ServerActor[EnvServer]):
     """Serves an environment as ``EnvServer`` does, on the node that Ray chooses.
 

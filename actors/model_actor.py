@@ -16,6 +16,7 @@ from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.actors.server_actor import (
     ACTOR_ADDRESS,
     ACTOR_ID,
+    NOT_OF_ACTORS,
     ServerActor,
     default_address,
 )
@@ -149,7 +150,9 @@ class ModelActorFactory:
         """Return a factory with these options of Ray's added."""
         return ModelActorFactory({**self._options, **options})
 
-    @takes_options(ModelActorOptions, without={"tls"}, address=ACTOR_ADDRESS, endpoint_id=ACTOR_ID)
+    @takes_options(
+        ModelActorOptions, without=NOT_OF_ACTORS, address=ACTOR_ADDRESS, endpoint_id=ACTOR_ID
+    )
     def remote(self, policy: object, **options: Unpack[ModelActorOptions]) -> Any:
         """Start the actor; return its handle at once.
 
@@ -159,6 +162,8 @@ class ModelActorFactory:
                 checkpoint is unpickled: load only what you trust.**
             **options: Those of ``ModelActorOptions``.
         """
+        for name in NOT_OF_ACTORS & options.keys():
+            raise TypeError(f"ModelServiceActor.remote() takes no {name!r}")
         completed("ModelServiceActor", ModelActorOptions, options)  # raises here, not there
         if options.get("endpoint_id") is not None:
             shared_registry()

@@ -89,7 +89,7 @@ def as_names(name: str, values: object) -> tuple[str, ...]:
     """
     if isinstance(values, str):
         raise ConfigurationError(f"{name}={values!r} must be several names: ({values!r},)")
-    if not isinstance(values, Iterable) or not all(isinstance(each, str) for each in values):
+    if not isinstance(values, Collection) or not all(isinstance(each, str) for each in values):
         raise ConfigurationError(f"{name}={values!r:.80} must be a list of names")
     return tuple(dict.fromkeys(values))
 
@@ -288,7 +288,6 @@ class Option:
 
 _REMOVED = {
     "spin": "set the environment variable RLMESH_RAY_SPIN=0 instead",
-    "resize": "give sizes in the observation_map, such as 'image=resize(camera,224,224)'",
     "data_advertise": "give both ports as data_address (--data-address) HOST:PORT/ADVERTISED",
 }
 """What to do instead of giving an option that has left, by its name in Python."""
@@ -359,14 +358,16 @@ def removed_option(name: str) -> str:
     return _REMOVED.get(name.removeprefix("--").removeprefix("no-").replace("-", "_"), "")
 
 
-def takes_no_more(*names: str) -> Callable[[_TakerT], _TakerT]:
-    """Have a function that takes no ``**options`` say what to do instead of giving them."""
+def takes_no_more(**instead: str) -> Callable[[_TakerT], _TakerT]:
+    """Have a function without ``**options`` say what to do instead of giving one that has left."""
 
     def decorate(function: _TakerT) -> _TakerT:
         @functools.wraps(function)
         def checked(*arguments: Any, **given: Any) -> Any:
-            for name in given.keys() & set(names):
-                raise TypeError(f"{function.__name__}() {_unknown(name, ())}")
+            for name in given.keys() & instead.keys():
+                raise TypeError(
+                    f"{function.__name__}() takes no {name!r} any more: {instead[name]}"
+                )
             return function(*arguments, **given)
 
         return cast(_TakerT, checked)

@@ -537,7 +537,12 @@ class EnvClient:
             numbers.direct_answered(number)
             return pictures
         left_s = _left_s(end_s, limit_s)
-        return self._render_on_stream(str(numbers.fall_back_to_join()), left_s)
+        try:
+            return self._render_on_stream(str(numbers.fall_back_to_join()), left_s)
+        except RemoteEnvError:
+            if not direct.is_open:  # the next step waits on the stream, or is answered there
+                self.direct_connector.on_lanes_lost()
+            raise
 
     def _render_on_stream(self, request_id: str, left_s: float | None = None) -> bytes | None:
         limit = self.step_limit

@@ -59,6 +59,7 @@ _JOIN = "/rlmesh.model.v1.ModelService/Join"
 DEFAULT_ROUTE = "default"
 _ToColumns = Callable[[Any, int], list[Column]]
 """Makes the columns to send from a batch of observations and the number of its rows."""
+_RESIZE_BY_THE_MAP = "give sizes in the observation_map, such as 'image=resize(camera,224,224)'"
 _SHOWN_CHARACTERS = 100
 """Of a route's id, in the name of the route for its chunks: ids have a longest length."""
 
@@ -165,7 +166,7 @@ class RemoteModel(NotPicklable):
         """Where the endpoint was dialed."""
         return self._connect_options.address
 
-    @takes_no_more("resize")
+    @takes_no_more(resize=_RESIZE_BY_THE_MAP)
     def configure_route(
         self,
         env: Any,
@@ -323,7 +324,7 @@ class RemoteModel(NotPicklable):
             self._telemetry[route_id] = reply.telemetry
         return reply
 
-    @takes_no_more("resize")
+    @takes_no_more(resize=_RESIZE_BY_THE_MAP)
     def actions(
         self,
         env: Any,

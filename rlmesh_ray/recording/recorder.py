@@ -279,6 +279,7 @@ class Recorder:
                 "no videos are recorded: %s has no pictures; make it with render_mode='rgb_array'",
                 contract.id,
             )
+            self._renders = False
         self._frame_shapes: set[tuple[int, ...]] = set()
         self._key: str | None = None
         self._flushed_s = time.monotonic()

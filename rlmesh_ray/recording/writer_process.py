@@ -127,7 +127,8 @@ class EpisodeFiles:
             truncated=bool(last.columns[-1][-1]),
             video=None,
         )
-        self._write_rows()
+        if self._waiting:
+            self._write_rows()
         self._parquet.add_key_value_metadata({SUMMARY_KEY: summary.to_json()})
         self._parquet.close()
         self._file.close()

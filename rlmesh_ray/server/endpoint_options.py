@@ -60,6 +60,16 @@ class ListenOptions(TypedDict, total=False):
             flag_help="Serve without a token, also to clients on other machines.",
         ),
     ]
+    allow_shutdown: Annotated[
+        bool,
+        Option(
+            "Whether a client's Shutdown stops the server, as ``stop`` does.",
+            Group.SECURITY,
+            False,
+            require_flag,
+            flag_help="Let clients stop the endpoint.",
+        ),
+    ]
     endpoint_id: Annotated[
         str | None, Option("Its name in the log.", Group.OUTPUT, is_internal=True, has_flag=False)
     ]
@@ -92,15 +102,5 @@ class EndpointOptions(TypedDict, total=False):
             require_seconds,
             flag_help="End sessions that are idle this long.",
             shown_default="never",
-        ),
-    ]
-    allow_shutdown: Annotated[
-        bool,
-        Option(
-            "Whether a client's Shutdown stops the server, as ``stop`` does.",
-            Group.SECURITY,
-            False,
-            require_flag,
-            flag_help="Let clients stop the endpoint.",
         ),
     ]

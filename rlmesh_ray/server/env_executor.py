@@ -322,6 +322,8 @@ class EnvExecutor:
         )
 
     async def _render(self, request: Render, deadline: Deadline, number: int) -> EnvOutcome:
+        if self._worker.endpoint.is_overdue(number):
+            return self._direct.overdue
         obstacle = await self._worker.make_idle(deadline)
         if obstacle is not None:
             return obstacle

@@ -196,17 +196,6 @@ class ModelOptions(EndpointOptions, total=False):
             flag_help="Threads of torch; more pay for large modules only.",
         ),
     ]
-    stop_on_close: Annotated[
-        bool,
-        Option(
-            "Whether a client's Close stops the server after that client's session. By default it "
-            "ends the session only: other clients may be at work.",
-            Group.SERVING,
-            False,
-            require_flag,
-            flag_help="Stop when the first client closes its session.",
-        ),
-    ]
     dialects: Annotated[
         Collection[str] | None,
         Option(
@@ -282,6 +271,17 @@ class ModelActorOptions(PolicyOptions, ListenOptions, ModelOptions, total=False)
 class ModelServerOptions(ModuleOptions, ListenOptions, ModelOptions, total=False):
     """What a ``ModelServer`` takes."""
 
+    stop_on_close: Annotated[
+        bool,
+        Option(
+            "Whether a client's Close stops the server after that client's session. By default it "
+            "ends the session only: other clients may be at work.",
+            Group.SERVING,
+            False,
+            require_flag,
+            flag_help="Stop when the first client closes its session.",
+        ),
+    ]
     openpi: Annotated[
         str | None,
         Option(

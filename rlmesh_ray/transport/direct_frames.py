@@ -62,6 +62,12 @@ class DirectSocket:
         """Whether this end is open."""
         return self.connection.fileno() >= 0
 
+    def limit_sending(self, timeout_s: float) -> None:
+        """Make ``send`` fail when the peer receives nothing for ``timeout_s``."""
+        whole_s, part_s = divmod(timeout_s, 1.0)
+        limit = struct.pack("ll", int(whole_s), int(part_s * 1e6))
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
     def hang_up(self) -> None:
         """Shut down both directions, which wakes all readers of the connection."""
         with contextlib.suppress(OSError):

@@ -27,6 +27,7 @@ from rlmesh_ray.wire.rlmesh_v1.env import pack_response
 _LOG = logging.getLogger(__name__)
 
 _NOTHING = memoryview(bytearray())
+_SEND_TIMEOUT_S = 1.0
 LARGEST = 2**63 - 1
 """Largest number or timeout: an int64 field of the progress."""
 
@@ -80,6 +81,8 @@ class DirectStepServer:
         is_shared = isinstance(client, EventfdSocket)
         self._targets, self._answers = (_NOTHING, _NOTHING) if is_shared else buffers.sent_parts
         self._draw = draw if is_shared else None
+        if is_shared:  # a stopped client must not hold the process of other sessions
+            client.limit_sending(_SEND_TIMEOUT_S)
         # Not into the step buffers: the endpoint may have written another step's actions there.
         self._actions = memoryview(bytearray(self._targets.nbytes))
         self._header = memoryview(bytearray(frames.REQUEST_BYTES))
@@ -112,7 +115,10 @@ class DirectStepServer:
         """Receive a request, or a part of one, and answer it; close a connection that has ended."""
         try:
             self._client.clear()
-            self._request.receive(self._client.connection)
+            try:
+                self._request.receive(self._client.connection)
+            except BlockingIOError:
+                return  # nothing has arrived
             if not self._request.is_complete:
                 return
             self._request.num_received = 0
@@ -130,11 +136,9 @@ class DirectStepServer:
                     self._actions.nbytes,
                 )
                 self._end()
-        except BlockingIOError:
-            return  # nothing has arrived
         except ConnectionError:  # the client is gone, or the endpoint has disconnected
             self._end()
-        except OSError as error:
+        except OSError as error:  # or BlockingIOError: the client does not take the answer
             _LOG.warning("a direct connection is closed: %s", error)
             self._end()
 

@@ -92,12 +92,6 @@ class TcpSocket(DirectSocket):
             limit_ms = (KEEPALIVE_TIME_S + KEEPALIVE_TIMEOUT_S) * 1000
             connection.setsockopt(socket.IPPROTO_TCP, option, limit_ms)
 
-    def limit_sending(self, timeout_s: float) -> None:
-        """Make ``send`` fail when the peer receives nothing for ``timeout_s``."""
-        whole_s, part_s = divmod(timeout_s, 1.0)
-        limit = struct.pack("ll", int(whole_s), int(part_s * 1e6))
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-
     @property
     def wakeup(self) -> WakeupDescriptors | None:
         """Descriptors to poll for data; None: this end is closed."""

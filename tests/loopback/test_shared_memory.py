@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -269,6 +270,8 @@ class Noisy(Lifelike):
             raise RuntimeError("no display")
         if self._way == "exits":
             os._exit(3)
+        if self._way == "hangs":
+            threading.Event().wait()
         return noise(self._num_drawn, self._way)
 
 
@@ -349,6 +352,19 @@ def test_an_environment_that_ends_its_process_when_it_draws_is_missed() -> None:
         with pytest.raises(RemoteEnvError, match="CRASHED"):
             client.render()
 
+        with pytest.raises(RemoteEnvError, match="NOT_READY"):
+            client.step(NOTHING)
+        assert array(client.reset()).item() == 0
+
+
+def test_a_picture_that_is_late_says_so_and_the_session_continues() -> None:
+    limited = partial(session, transport="shared_memory", step_timeout_s=0.5)
+    with EnvServer(partial(Noisy, "hangs"), step_grace_s=0.0) as server, limited(server) as client:
+        with pytest.raises(RemoteEnvError, match=r"no result within 0\.5 s; raise step_timeout_s"):
+            client.render()
+
+        with pytest.raises(RemoteEnvError):
+            client.step(NOTHING)
         assert array(client.reset()).item() == 0
 
 

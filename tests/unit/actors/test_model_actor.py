@@ -4,6 +4,8 @@ import inspect
 import pickle
 from typing import Any
 
+import pytest
+
 from docs import refresh
 from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.evaluation import evaluate_on_ray
@@ -18,7 +20,7 @@ from rlmesh_ray.server.env_server import EnvServer
 from rlmesh_ray.server.model_server import ModelServer
 from rlmesh_ray.spaces.observation_map import ObservationMap
 
-NOT_OF_ACTORS = {"tls", "openpi", "openpi_env"}
+NOT_OF_ACTORS = {"tls", "allow_shutdown", "stop_on_close", "openpi", "openpi_env"}
 NOT_OF_FLEETS = {"address", "no_token"}
 
 
@@ -35,12 +37,20 @@ def test_actors_and_fleets_take_the_options_of_a_server() -> None:
 
 def test_whoever_starts_an_env_server_takes_all_of_its_options() -> None:
     wanted = options_of(EnvServer)
-    of_one = {"address", "token", "tls", "no_token", "data_address"}
+    of_actors = wanted - options_of(refresh.documented("rlmesh_ray.actors.EnvServiceActor"))
+    of_one = {"address", "token", "tls", "no_token", "data_address", "allow_shutdown"}
 
     assert len(wanted - {"env"}) == len(declared(EnvServerOptions)) - 1  # all but its id
-    assert wanted - options_of(refresh.documented("rlmesh_ray.actors.EnvServiceActor")) == {"tls"}
+    assert of_actors == {"tls", "allow_shutdown"}
     assert wanted - options_of(EnvFleet) == of_one
     assert wanted - options_of(configure) == of_one - {"token", "tls"}  # these are its clients'
+
+
+@pytest.mark.parametrize("name", ["tls", "allow_shutdown", "stop_on_close"])
+def test_an_option_of_a_server_alone_is_refused_before_there_is_an_actor(name: str) -> None:
+    given: dict[str, Any] = {name: True}
+    with pytest.raises(TypeError, match=name):
+        ModelServiceActor.remote("random", **given)
 
 
 def test_evaluation_on_ray_takes_the_options_of_evaluation() -> None:

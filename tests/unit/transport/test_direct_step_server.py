@@ -179,6 +179,15 @@ def test_pictures_are_sent_as_their_pixels(rig: Rig) -> None:
     assert body[frames.PICTURE_SIZE_BYTES :] == noise.tobytes()
 
 
+def test_a_client_that_takes_no_pictures_does_not_block_the_worker(rig: Rig) -> None:
+    rig.drawn = [np.zeros((2000, 2000, 3), np.uint8)] * NUM_LANES  # more than a socket holds
+    rig.client.sendall(frames.pack_request(1, 1000, frames.RENDER))
+
+    rig.end.serve()
+
+    assert rig.end.wakeup is None
+
+
 def test_lanes_without_such_pictures_are_handed_over(rig: Rig) -> None:
     rig.client.sendall(frames.pack_request(7, 1000, frames.RENDER))
 
