@@ -101,13 +101,11 @@ class NamedModelFleet:
             EndpointUnreachableError: The fleet has been stopped, or a replica is gone for good.
         """
         store = self._store()
-        offered = int(get_result(offer(store, weights, version), timeout_s))
-        acting = self._try(store, offered, timeout_s)
-        if acting > offered and acting > self._newest_version(store):
-            # The weight store has been restarted, and has lost its count of versions.
-            offered = int(get_result(offer(store, weights, None, acting), timeout_s))
-            acting = self._try(store, offered, timeout_s)
-        return acting
+        # A weight store that has been restarted has lost its count of versions.
+        known = get_outcomes([actor.policy_version.remote() for actor in self.actors], timeout_s)
+        floor = max((each for each in known if isinstance(each, int)), default=0)
+        offered = int(get_result(offer(store, weights, version, floor), timeout_s))
+        return self._try(store, offered, timeout_s)
 
     def health(self, timeout_s: float = _HEALTH_TIMEOUT_S) -> list[Health]:
         """Return the health of every replica; one that does not answer in time is not serving."""
@@ -178,10 +176,6 @@ class NamedModelFleet:
         if errors:
             raise errors[0]
         return max(versions)
-
-    def _newest_version(self, store: Any) -> int:
-        newest = get_result(store.newest.remote())
-        return int(newest[0].version) if newest else 0
 
     def _store(self) -> Any:
         return find_actor(self.name)
