@@ -251,11 +251,13 @@ def frozen(pid: int) -> Iterator[None]:
     processes = [process, *process.children(recursive=True)]
     try:
         for each in processes:
-            each.suspend()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.suspend()
         yield
     finally:
         for each in processes:
-            each.resume()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.resume()
 
 
 def test_lanes_that_had_no_turn_return_nothing(fleets: Callable[..., Fleet]) -> None:
