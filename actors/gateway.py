@@ -55,7 +55,7 @@ class EndpointQuery:
     secret: str | None = field(default=None, repr=False)
     """Secret from which the token of each endpoint is derived."""
     token: TokenSource | None = field(default=None, repr=False)
-    """Token of all endpoints, where there is no ``secret``."""
+    """Token of all endpoints; None: each has its own, which ``secret`` derives, or none."""
 
     def __call__(self) -> tuple[Target, ...]:
         """Return the endpoints that accept new sessions.
@@ -221,7 +221,11 @@ class GatewayActor:
 
     Args:
         query: Returns the endpoints of the fleet.
-        address: See ``Gateway``; likewise the others.
+        address: See ``Gateway``.
+        token: See ``Gateway``.
+        tls: See ``Gateway``.
+        endpoint_tls: See ``Gateway``.
+        no_token: See ``Gateway``.
     """
 
     def __init__(
@@ -284,7 +288,7 @@ class GatewayActor:
         server.stop()
 
     def _announced(self, fleet: str) -> Heartbeat | None:
-        """Announce the gateway to the registry for ``rlmesh-ray status``, in a fleet of its own."""
+        """Announce the gateway to the registry for ``rlmesh-ray status``, in its own fleet."""
         actor_id = ray.get_runtime_context().get_actor_id()
         try:
             return Heartbeat(f"gateway/{actor_id[:8]}", self.address(), fleet=f"gateway/{fleet}")

@@ -66,5 +66,4 @@ ALLOWED_PROTOCOLS = {
     "WeightSink": "ModelServer, ModelFleet",
     "WorldTransport": "LaneStreams, BatchedStream",
     "_Rule": "_IntervalRule, _TextRule",
-    "_Session": "EnvClient, ModelSessionStream",
 }

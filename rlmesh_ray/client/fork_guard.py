@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import weakref
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn
 
 from rlmesh_ray.errors import EndpointLostError
 from rlmesh_ray.options import FORK_REMEDY
@@ -63,18 +63,14 @@ class NotPicklable:
         )
 
 
-class _Session(Protocol):
-    def close(self) -> None:
-        """End the session. Idempotent; in a fork it does nothing."""
+_open_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-_open_sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
+def close_at_exit(session: Any) -> None:
+    """Close a session when the process ends, so that its endpoint does not report a lost client.
 
-
-def close_at_exit(session: _Session) -> None:
-    """Have ``session`` closed when the process ends, unless it has been dropped by then.
-
-    Else its endpoint would report a client that was lost.
+    Args:
+        session: Its ``close`` does nothing in a fork. It is not kept alive for this.
     """
     _open_sessions.add(session)
 

@@ -44,7 +44,7 @@ def checked_data_address(given: EnvServerOptions) -> DataAddress | None:
         given: The options of the endpoint, all of them.
 
     Raises:
-        AddressError: ``data_address`` is no ``HOST:PORT``, or needs a token.
+        AddressError: ``data_address`` is not ``HOST:PORT``, or needs a token.
         ConfigurationError: Such connections are not possible, or the advertised port is none.
     """
     address, transports = parse_address(given["address"]), allowed_transports(given["transport"])

@@ -46,7 +46,7 @@ def checked_names(names: Collection[str]) -> tuple[str, ...]:
     for name in checked:
         if not _is_name(name):
             raise ConfigurationError(
-                f"allow_calls (--allow-call) names {name!r}, which is no public "
+                f"allow_calls (--allow-call) names {name!r}, which is not a public "
                 "attribute; give names such as 'set_task', without underscore, dots or brackets"
             )
         if name in _RESERVED:
@@ -189,8 +189,8 @@ class EnvOptions(EndpointOptions, total=False):
     sessions_per_worker: Annotated[
         int,
         Option(
-            "Sessions that share a worker's process. With 1 they step at the same time, each on a "
-            "processor of its own. A runner with several sessions gains from one process for all "
+            "Sessions that share a worker's process. With 1 they step at the same time, each on "
+            "its own processor. A runner with several sessions gains from one process for all "
             "of them where a step takes less time than the runner's own work, or processors are "
             "few. A crash, or a step that is killed because it is late, then interrupts the "
             "episodes of all sessions of the process.",

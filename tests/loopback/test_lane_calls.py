@@ -514,7 +514,7 @@ def test_an_environment_of_ones_own_width_is_called_as_a_whole() -> None:
 
 
 def test_private_names_are_refused_before_anything_starts() -> None:
-    with pytest.raises(ConfigurationError, match="no public attribute"):
+    with pytest.raises(ConfigurationError, match="not a public attribute"):
         EnvServer("CartPole-v1", allow_calls=("_np_random",))
 
 

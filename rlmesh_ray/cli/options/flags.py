@@ -20,7 +20,7 @@ def takes_flags(
 
     Args:
         table: The ``TypedDict``.
-        without: Names of options that the command has flags of its own for.
+        without: Names of options whose flags the command declares itself.
     """
     flagged = {
         name: _Flag(name, kind, option)

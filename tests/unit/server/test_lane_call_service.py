@@ -176,7 +176,7 @@ def test_names_of_attributes_may_be_allowed() -> None:
     ["_private", "__class__", "", "a.b", "f()", "two words", "a,b", "class", "x" * 201, b"f", 3],
 )
 def test_what_is_no_public_attribute_is_refused(name: Any) -> None:
-    words = "no public attribute" if isinstance(name, str) else "must be a list of names"
+    words = "not a public attribute" if isinstance(name, str) else "must be a list of names"
     with pytest.raises(ConfigurationError, match=words):
         checked_names(["set_task", name])
 
