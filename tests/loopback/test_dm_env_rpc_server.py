@@ -913,11 +913,12 @@ def test_properties_as_the_extension_has_them(count: EnvServer) -> None:
         with pytest.raises(PermissionError):
             extension["rlmesh.version"] = "2"
         with pytest.raises(ValueError, match="Property value error"):
-            extension["rlmesh.world.missing_actions"] = "unknown"
+            extension["rlmesh.world.seed"] = -1
+        with pytest.raises(PermissionError):
+            extension["rlmesh.world.missing_actions"] = "default"
         with pytest.raises(KeyError):
             extension.list("rlmesh.nothing")
-        extension["rlmesh.world.missing_actions"] = "default"
-        assert extension["rlmesh.world.missing_actions"] == "default"
+        assert extension["rlmesh.world.missing_actions"] == "hold"
         drawn = []
         for _ in range(2):
             extension["rlmesh.world.seed"] = 11
@@ -938,13 +939,13 @@ def test_properties_as_the_specification_has_them(count: EnvServer) -> None:
         return pb.Tensor.StringArray(array=names)
 
     with DmStream(count.address) as stream:
-        stream.join(stream.create())
+        stream.join(stream.create(missing_actions="error"))
         read = ask(stream, 8, keys("rlmesh.version", "rlmesh.world.missing_actions"))
         assert read[0] == 8 << 3 | 2
         values = pb.CreateWorldRequest.FromString(read[2:]).settings
         assert set(values) == {"rlmesh.version", "rlmesh.world.missing_actions"}
 
-        written = pb.CreateWorldRequest(settings=tensors({"rlmesh.world.missing_actions": "error"}))
+        written = pb.CreateWorldRequest(settings=tensors({"rlmesh.world.seed": 11}))
         assert ask(stream, 9, written) == bytes([9 << 3 | 2, 0])
         assert b"error" in ask(stream, 8, keys("rlmesh.world.missing_actions"))
 

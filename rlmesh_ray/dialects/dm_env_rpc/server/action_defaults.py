@@ -31,7 +31,7 @@ class SlotActions:
             many = [filler] * contract.num_envs if is_text else filler
             self._fillers[action.position] = many if slot.is_batched else filler
         self._names = {action.position: action.spec.name for action in slot.tensors.actions}
-        self.missing = missing
+        self._missing = missing
         self._held = self._fillers
 
     def begin(self) -> None:
@@ -49,10 +49,10 @@ class SlotActions:
         """
         values = self._tensors.read_actions(sent)
         if len(values) < len(self._fillers):
-            if self.missing is MissingActions.ERROR:
+            if self._missing is MissingActions.ERROR:
                 names = [name for at, name in self._names.items() if at not in values]
                 raise CodecError(f"the actions {names} are missing, which this world needs")
-            base = self._held if self.missing is MissingActions.HOLD else self._fillers
+            base = self._held if self._missing is MissingActions.HOLD else self._fillers
             values = {**base, **values}
         self._held = values
         return values

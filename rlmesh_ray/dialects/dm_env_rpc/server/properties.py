@@ -13,7 +13,7 @@ from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import (
     WriteProperties,
 )
 from rlmesh_ray.dialects.dm_env_rpc.server.agent_slots import AgentSlot
-from rlmesh_ray.dialects.dm_env_rpc.server.settings import MissingActions, ResetOptions, as_seed
+from rlmesh_ray.dialects.dm_env_rpc.server.settings import ResetOptions, as_seed
 from rlmesh_ray.dialects.dm_env_rpc.server.world_runner import WorldRunner
 from rlmesh_ray.dialects.dm_env_rpc.wire.contract_property import CONTRACT, contract_to_text
 from rlmesh_ray.dialects.dm_env_rpc.wire.responses import (
@@ -26,7 +26,6 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.responses import (
 from rlmesh_ray.dialects.dm_env_rpc.wire.settings import plain_setting
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import TensorSpec
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import DataType, pack_tensor
-from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.contract import EnvContract
 
 Membership = tuple[WorldRunner, AgentSlot]
@@ -133,9 +132,9 @@ def _of_world(world: WorldRunner, slot: AgentSlot) -> tuple[Property, ...]:
         Property(
             f"{WORLD}.missing_actions",
             DataType.STRING,
-            "what stands for actions that this agent does not send: hold, default or error",
-            lambda: world.missing_actions(slot).value,
-            lambda value: world.set_missing_actions(slot, _missing_actions(value)),
+            "what stands for actions that an agent does not send, a setting of CreateWorld: hold, "
+            "default or error",
+            lambda: world.missing_actions.value,
         ),
         Property(
             f"{WORLD}.seed",
@@ -145,14 +144,6 @@ def _of_world(world: WorldRunner, slot: AgentSlot) -> tuple[Property, ...]:
             lambda value: world.set_next_reset(slot, ResetOptions(as_seed(value, f"{WORLD}.seed"))),
         ),
     )
-
-
-def _missing_actions(value: object) -> MissingActions:
-    try:
-        return MissingActions(value)
-    except ValueError:
-        choices = [each.value for each in MissingActions]
-        raise CodecError(f"{WORLD}.missing_actions is one of {choices}") from None
 
 
 def _unknown(key: str, known: Mapping[str, Any]) -> ErrorResponse:

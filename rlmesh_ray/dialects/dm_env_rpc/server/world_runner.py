@@ -166,13 +166,10 @@ class WorldRunner:
         """Set the reset options of an agent's next sequence; the running one goes on."""
         self._core.reset_options(slot.number, reset_options)
 
-    def missing_actions(self, slot: AgentSlot) -> MissingActions:
-        """Return how actions are replaced that an agent does not send."""
-        return self._own_actions[slot.number].missing
-
-    def set_missing_actions(self, slot: AgentSlot, missing: MissingActions) -> None:
-        """Set how actions are replaced that an agent does not send."""
-        self._own_actions[slot.number].missing = missing
+    @property
+    def missing_actions(self) -> MissingActions:
+        """How actions are replaced that an agent does not send."""
+        return self._settings.missing_actions
 
     def end(self) -> None:
         """Release the environment, once the world has no agent. Idempotent."""
