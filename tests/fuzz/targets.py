@@ -26,19 +26,17 @@ from rlmesh_ray.dialects.dm_env_rpc.server.settings import (
     join_settings,
     reset_settings,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.agent_codecs import lane_agent
-from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentTensors
-from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import pb as dm_env_rpc
-from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import properties as dm_env_rpc_properties
+from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentTensors, lane_agent
 from rlmesh_ray.dialects.dm_env_rpc.wire.requests import parse_request
 from rlmesh_ray.dialects.dm_env_rpc.wire.settings import plain_setting
-from rlmesh_ray.dialects.dm_env_rpc.wire.space_tensors import data_type
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import specs_from_proto
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import data_type, specs_from_proto
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
     encode_tensor,
     pack_tensor,
     unpack_tensor,
 )
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import pb as dm_env_rpc
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import properties as dm_env_rpc_properties
 from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
 from rlmesh_ray.dialects.openpi.wire.space_maps import ClientCodec
 from rlmesh_ray.dialects.openpi.wire.space_maps import codec as openpi_codec

@@ -18,10 +18,9 @@ from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import exact_space
 from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent
 from rlmesh_ray.dialects.dm_env_rpc.client.world_transport import VectorStep, require_unchanged
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
-from rlmesh_ray.dialects.dm_env_rpc.wire import space_tensors as names
-from rlmesh_ray.dialects.dm_env_rpc.wire.data_types import DataType
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import TensorSpec
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import Array, encode_tensor
+from rlmesh_ray.dialects.dm_env_rpc.wire import specs as names
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import TensorSpec
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import Array, DataType, encode_tensor
 from rlmesh_ray.errors import HandshakeRefusedError, RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves

@@ -9,10 +9,10 @@ import numpy as np
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import TensorSpace
-from rlmesh_ray.dialects.dm_env_rpc.wire.data_types import DataType
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import AgentSpecs, TensorSpec, spec_to_proto
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import AgentSpecs, TensorSpec, spec_to_proto
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
     Array,
+    DataType,
     encode_tensor,
     flat_payload,
     kind_of,

@@ -12,10 +12,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from rlmesh_ray.dialects.dm_env_rpc.wire.data_types import DataType
-from rlmesh_ray.dialects.dm_env_rpc.wire.space_tensors import data_type, tensor_name
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import TensorSpec
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import Array
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import TensorSpec, data_type, tensor_name
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import Array, DataType
 from rlmesh_ray.errors import UnsupportedSpaceError
 from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.spaces.spec import (

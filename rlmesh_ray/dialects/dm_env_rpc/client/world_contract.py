@@ -15,9 +15,13 @@ from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import (
 )
 from rlmesh_ray.dialects.dm_env_rpc.client.world_join import ConnectRetry, is_unreachable
 from rlmesh_ray.dialects.dm_env_rpc.client.world_stream import WorldStream
-from rlmesh_ray.dialects.dm_env_rpc.wire.contract_property import CONTRACT, contract_from_text
-from rlmesh_ray.dialects.dm_env_rpc.wire.space_tensors import ACTION, OBSERVATION
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import AgentSpecs
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
+    ACTION,
+    CONTRACT,
+    OBSERVATION,
+    AgentSpecs,
+    contract_from_text,
+)
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import unpack_tensor
 from rlmesh_ray.errors import (
     CodecError,

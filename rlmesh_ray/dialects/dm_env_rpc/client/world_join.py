@@ -17,7 +17,7 @@ from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.frames import RequestKind, WorldResponse
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
 from rlmesh_ray.dialects.dm_env_rpc.client.world_stream import WorldStream
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import AgentSpecs, specs_from_proto
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import AgentSpecs, specs_from_proto
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,

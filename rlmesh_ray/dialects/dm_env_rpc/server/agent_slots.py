@@ -1,18 +1,14 @@
 """Slots for the agents of a world, with the tensors that the agent in each sends and receives."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
-from rlmesh_ray.dialects.dm_env_rpc.wire.agent_codecs import (
+from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import (
+    AgentTensors,
     agent_among_others,
-    agent_ending,
     agent_names,
     all_lanes,
     lane_agent,
-    lane_ending,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentTensors, LaneFrame
 from rlmesh_ray.spaces.contract import EnvContract
 
 Row = int | slice
@@ -29,19 +25,11 @@ class AgentSlot:
     agent: str
     """Empty if the lane has one agent."""
     tensors: AgentTensors
-    ending: Callable[[LaneFrame], tuple[bool, bool]]
 
     @property
     def is_batched(self) -> bool:
         """Whether its agent drives all lanes."""
         return isinstance(self.row, slice)
-
-    def state(self, frame: LaneFrame) -> SequenceState:
-        """Return the state of the agent's sequence after a step."""
-        is_terminated, is_truncated = self.ending(frame)
-        if is_terminated:
-            return SequenceState.TERMINATED
-        return SequenceState.INTERRUPTED if is_truncated else SequenceState.RUNNING
 
 
 def agent_slots(contract: EnvContract) -> tuple[AgentSlot, ...]:
@@ -50,15 +38,13 @@ def agent_slots(contract: EnvContract) -> tuple[AgentSlot, ...]:
     slots: list[AgentSlot] = []
     for lane in range(contract.num_envs):
         if not agents:
-            tensors = lane_agent(contract, lane)
-            slots.append(AgentSlot(len(slots), lane, lane, "", tensors, lane_ending(lane)))
+            slots.append(AgentSlot(len(slots), lane, lane, "", lane_agent(contract, lane)))
         for agent in agents:
             tensors = agent_among_others(contract, lane, agent)
-            ending = agent_ending(contract, lane, agent)
-            slots.append(AgentSlot(len(slots), lane, lane, agent, tensors, ending))
+            slots.append(AgentSlot(len(slots), lane, lane, agent, tensors))
     return tuple(slots)
 
 
 def batched_slot(contract: EnvContract) -> AgentSlot:
-    """Return the slot of an agent that drives all lanes; its sequence never ends by itself."""
-    return AgentSlot(0, slice(None), 0, "", all_lanes(contract), lambda _: (False, False))
+    """Return the slot of an agent that drives all lanes."""
+    return AgentSlot(0, slice(None), 0, "", all_lanes(contract))

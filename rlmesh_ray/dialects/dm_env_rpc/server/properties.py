@@ -15,7 +15,6 @@ from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import (
 from rlmesh_ray.dialects.dm_env_rpc.server.agent_slots import AgentSlot
 from rlmesh_ray.dialects.dm_env_rpc.server.settings import ResetOptions, as_seed
 from rlmesh_ray.dialects.dm_env_rpc.server.world_runner import WorldRunner
-from rlmesh_ray.dialects.dm_env_rpc.wire.contract_property import CONTRACT, contract_to_text
 from rlmesh_ray.dialects.dm_env_rpc.wire.responses import (
     PropertyEntry,
     pack_error,
@@ -24,7 +23,7 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.responses import (
     pack_written,
 )
 from rlmesh_ray.dialects.dm_env_rpc.wire.settings import plain_setting
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import TensorSpec
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import CONTRACT, TensorSpec, contract_to_text
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import DataType, pack_tensor
 from rlmesh_ray.spaces.contract import EnvContract
 

@@ -8,7 +8,7 @@ from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, ErrorResponse
 from rlmesh_ray.dialects.dm_env_rpc.server.process_stream import ProcessStream
 from rlmesh_ray.dialects.dm_env_rpc.server.properties import Properties
 from rlmesh_ray.dialects.dm_env_rpc.server.world_membership import WorldRegistry
-from rlmesh_ray.dialects.dm_env_rpc.wire.agent_codecs import agent_names
+from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import agent_names
 from rlmesh_ray.dialects.dm_env_rpc.wire.responses import pack_error
 from rlmesh_ray.dialects.dm_env_rpc.wire.settings import MAX_SETTINGS_BYTES
 from rlmesh_ray.grpc_setup import grpc

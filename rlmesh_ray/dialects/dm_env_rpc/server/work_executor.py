@@ -101,7 +101,7 @@ class WorkExecutor:
         frame = await self._host.step_lanes(self._actions.columns())
         if isinstance(frame, WorkFailed):
             return frame
-        states = {number: self._slots[number].state(frame) for number in actions}
+        states = {number: self._slots[number].tensors.state(frame) for number in actions}
         has_ended = (frame.terminated | frame.truncated).tolist()
         return LanesStepped(frame, states, has_ended)
 

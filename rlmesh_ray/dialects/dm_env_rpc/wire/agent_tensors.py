@@ -1,25 +1,141 @@
-"""What one agent sends and gets each step: actions into columns, columns into responses.
+"""What an agent sends and gets each step: actions into columns, columns into responses.
 
-What does not change from step to step (names, bounds, the bytes round a tensor) is made once. A
-view says which rows of a batch are the agent's: ``column[lane]``, or all for a batched join.
+What does not change from step to step (names, bounds, the bytes round a tensor) is made once. The
+agent of a slot is a lane, one of several agents of a lane, or all lanes (a batched join); which
+rows of a batch are its own is in the functions ``read`` and ``ending``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
-from rlmesh_ray.dialects.dm_env_rpc.wire.action_reader import ActionReader, ActionTensor
-from rlmesh_ray.dialects.dm_env_rpc.wire.data_types import RAW_KINDS
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import AgentSpecs, TensorSpec, specs_to_proto
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import Array, encode_flat, shape_field
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
+    ACTION,
+    OBSERVATION,
+    PRESENT,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+    AgentSpecs,
+    TensorSpec,
+    specs_to_proto,
+    tensor_name,
+    tensor_spec,
+)
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
+    RAW_KINDS,
+    Array,
+    DataType,
+    encode_flat,
+    fitted,
+    flat_payload,
+    kind_of,
+    resolved_shape,
+    shape_field,
+)
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import message
-from rlmesh_ray.spaces.leaves import Column
+from rlmesh_ray.spaces import multi_agent
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.leaves import Column, Path, leaves
 from rlmesh_ray.wire.protobuf import varint
+
+# A single one of these is a Python number in the message.
+_NUMBERS = set(DataType) - {
+    DataType.INVALID,
+    DataType.INT8,
+    DataType.UINT8,
+    DataType.STRING,
+    DataType.PROTO,
+}
+
+
+class ActionTensor:
+    """One action of an agent.
+
+    Args:
+        spec: Its tensor's.
+        position: Index of its leaf in the action space.
+        dtype: The leaf's; None for text.
+    """
+
+    def __init__(self, spec: TensorSpec, position: int, dtype: np.dtype[Any] | None) -> None:
+        self.spec = spec
+        self.position = position
+        self.dtype = dtype
+        self._name = f"action {spec.name!r}"
+        self._field = spec.dtype.field
+        self._is_number = not spec.shape and spec.dtype in _NUMBERS and spec.dtype.numpy == dtype
+        self._is_uniform = not any(
+            bound is not None and bound.ndim for bound in (spec.low, spec.high)
+        )
+        self._low: Any = -np.inf
+        self._high: Any = np.inf
+        if self._is_uniform:
+            self._low = -np.inf if spec.low is None else spec.low.item()
+            self._high = np.inf if spec.high is None else spec.high.item()
+
+    def read(self, tensor: Any) -> Any:
+        """Return the value in a ``pb.Tensor``, at the leaf's dtype.
+
+        Returns:
+            An array of the spec's shape, perhaps read-only; a number, or text.
+
+        Raises:
+            CodecError: It has another dtype or shape, or an element out of its bounds.
+        """
+        if self._is_number and not tensor.shape and tensor.WhichOneof("payload") == self._field:
+            elements = getattr(tensor, self._field).array
+            # One of them is out of range, or NaN.
+            if len(elements) == 1 and self._low <= elements[0] <= self._high:
+                return elements[0]
+        return self._read(tensor)
+
+    def _read(self, tensor: Any) -> Any:
+        spec, name = self.spec, self._name
+        kind = kind_of(tensor, name)
+        if kind is not spec.dtype:
+            raise CodecError(f"{name} is {kind.name}, expected {spec.dtype.name}")
+        flat = flat_payload(tensor, kind)
+        shape = resolved_shape(tensor.shape, len(flat), name)
+        if shape != spec.shape:
+            raise CodecError(f"{name} has shape {list(shape)}, expected {list(spec.shape)}")
+        if kind is DataType.STRING:
+            return fitted(flat, shape, name) if shape else flat[0]
+        self._check_range(flat)
+        if flat.dtype != self.dtype:
+            with np.errstate(over="ignore"):  # a narrowing may lose precision
+                flat = flat.astype(self.dtype)
+        return fitted(flat, shape, name)
+
+    def _check_range(self, flat: Array) -> None:
+        if not flat.size:
+            return
+        least, greatest = np.minimum.reduce(flat), np.maximum.reduce(flat)
+        # NaN is outside of every interval.
+        if self._low <= least and greatest <= self._high and self._is_uniform:
+            return
+        if least != least:
+            raise CodecError(f"{self._name} holds NaN")
+        self._check_elements(flat, self.spec.low, np.less, "below")
+        self._check_elements(flat, self.spec.high, np.greater, "above")
+
+    def _check_elements(self, flat: Array, bound: Array | None, is_outside: Any, word: str) -> None:
+        if bound is None:
+            return
+        limits = bound.reshape(-1)
+        outside = is_outside(flat, limits)
+        if not np.count_nonzero(outside):
+            return
+        at = int(outside.argmax())
+        value, limit = flat[at % len(flat)], limits[at % len(limits)]
+        shape = self.spec.shape
+        where = f" (element {list(map(int, np.unravel_index(at, shape)))})" if shape else ""
+        raise CodecError(f"{self._name}: {value} is {word} {limit}{where}")
 
 
 @message
@@ -36,15 +152,45 @@ class LaneFrame:
     """``(num_lanes,)``"""
 
 
-@dataclass(frozen=True, slots=True)
 class ObservationTensor:
-    """One observation of an agent."""
+    """One observation of an agent.
 
-    spec: TensorSpec
-    read: Callable[[LaneFrame], Any]
-    """Its value: an array or number of any dtype that goes into ``spec.dtype``, or text."""
-    is_reward: bool = False
-    """Whether it is 0 in an answer without an action before it."""
+    Args:
+        spec: Its tensor's.
+        read: Returns its value out of the results of a step: an array or number of any dtype that
+            goes into ``spec.dtype``, or text.
+        is_reward: Whether it is 0 in an answer without an action before it.
+    """
+
+    def __init__(
+        self, spec: TensorSpec, read: Callable[[LaneFrame], Any], *, is_reward: bool = False
+    ) -> None:
+        self.spec = spec
+        self._dtype = spec.dtype.numpy
+        self._read = read
+        self._nothing = np.zeros(spec.shape) if is_reward else None
+        self._is_constant = spec.dtype in RAW_KINDS and 0 not in spec.shape
+        self._around: tuple[bytes, bytes] | None = None
+
+    def entry(self, uid: int, frame: LaneFrame, *, is_acted: bool) -> bytes:
+        """Return its entry of ``StepResponse.observations``; it always has the same ``uid``."""
+        is_zero = self._nothing is not None and not is_acted
+        value = np.asarray(self._nothing if is_zero else self._read(frame), self._dtype)
+        if self._around is not None:
+            head, tail = self._around
+            return b"%b%b%b" % (head, value.tobytes(), tail)
+        tensor = encode_flat(value.reshape(-1), self.spec.dtype, self.spec.shape)
+        start = b"\x08%b\x12%b" % (varint(uid), varint(len(tensor)))
+        entry = b"\x12%b%b%b" % (varint(len(start) + len(tensor)), start, tensor)
+        if self._is_constant:
+            # The bytes round the numbers never change, since all of them have the same size.
+            tail = shape_field(self.spec.shape)
+            self._around = entry[: len(entry) - len(tail) - value.nbytes], tail
+        return entry
+
+
+Ending = Callable[[LaneFrame], tuple[bool, bool]]
+"""Returns whether a step has terminated and truncated the episode of an agent."""
 
 
 class AgentTensors:
@@ -53,20 +199,22 @@ class AgentTensors:
     Args:
         actions: Their uids count from 1.
         observations: Likewise.
+        ending: The agent's.
     """
 
     def __init__(
-        self, actions: Sequence[ActionTensor], observations: Sequence[ObservationTensor]
+        self,
+        actions: Sequence[ActionTensor],
+        observations: Sequence[ObservationTensor],
+        ending: Ending,
     ) -> None:
         self._actions = dict(enumerate(actions, 1))
-        self._readers = {uid: ActionReader(action) for uid, action in self._actions.items()}
-        self._observations = {
-            uid: _ObservationEncoder(uid, tensor) for uid, tensor in enumerate(observations, 1)
-        }
+        self._observations = dict(enumerate(observations, 1))
+        self._ending = ending
         self.specs: Any = specs_to_proto(
             AgentSpecs(
                 {uid: action.spec for uid, action in self._actions.items()},
-                {uid: tensor.spec for uid, tensor in enumerate(observations, 1)},
+                {uid: tensor.spec for uid, tensor in self._observations.items()},
             )
         )
         """``pb.ActionObservationSpecs``"""
@@ -75,6 +223,13 @@ class AgentTensors:
     def actions(self) -> Iterable[ActionTensor]:
         """All of them."""
         return self._actions.values()
+
+    def state(self, frame: LaneFrame) -> SequenceState:
+        """Return the state of the agent's sequence after a step."""
+        is_terminated, is_truncated = self._ending(frame)
+        if is_terminated:
+            return SequenceState.TERMINATED
+        return SequenceState.INTERRUPTED if is_truncated else SequenceState.RUNNING
 
     def check_requested(self, uids: Iterable[int]) -> None:
         """Check that there are such observations.
@@ -96,10 +251,10 @@ class AgentTensors:
         """
         values = {}
         for uid, tensor in tensors.items():
-            reader = self._readers.get(uid)
-            if reader is None:
+            action = self._actions.get(uid)
+            if action is None:
                 raise CodecError(f"there is no action {uid}; there are {_some(self._actions)}")
-            values[reader.position] = reader.read(tensor)
+            values[action.position] = action.read(tensor)
         return values
 
     def pack_step(
@@ -115,45 +270,132 @@ class AgentTensors:
         """
         parts = [b"\x08", varint(state)]  # StepResponse.state
         parts += [
-            self._observations[uid].entry(frame, is_acted=is_acted)
+            self._observations[uid].entry(uid, frame, is_acted=is_acted)
             for uid in dict.fromkeys(requested)
         ]
         step = b"".join(parts)
         return b"\x1a%b%b" % (varint(len(step)), step)  # EnvironmentResponse.step
 
 
-class _ObservationEncoder:
-    """Writes one entry of ``StepResponse.observations``."""
-
-    def __init__(self, uid: int, tensor: ObservationTensor) -> None:
-        self._key = b"\x08" + varint(uid) if uid else b""
-        self._spec = tensor.spec
-        self._dtype = tensor.spec.dtype.numpy
-        self._read = tensor.read
-        self._nothing = np.zeros(tensor.spec.shape) if tensor.is_reward else None
-        # The bytes round the numbers never change if the numbers have a constant size.
-        self._around: tuple[bytes, bytes] | None = None
-        if tensor.spec.dtype in RAW_KINDS and 0 not in tensor.spec.shape:
-            zeros = np.zeros(tensor.spec.shape, self._dtype)
-            tail = shape_field(tensor.spec.shape)
-            whole = self._general(zeros)
-            self._around = whole[: len(whole) - len(tail) - zeros.nbytes], tail
-
-    def entry(self, frame: LaneFrame, *, is_acted: bool) -> bytes:
-        is_zero = self._nothing is not None and not is_acted
-        value = np.asarray(self._nothing if is_zero else self._read(frame), self._dtype)
-        if self._around is None:
-            return self._general(value)
-        head, tail = self._around
-        return b"%b%b%b" % (head, value.tobytes(), tail)
-
-    def _general(self, value: Array) -> bytes:
-        data = encode_flat(value.reshape(-1), self._spec.dtype, self._spec.shape)
-        size = varint(len(data))
-        inner = len(self._key) + 1 + len(size) + len(data)
-        return b"\x12%b%b\x12%b%b" % (varint(inner), self._key, size, data)
-
-
 def _some(uids: Iterable[int]) -> str:
     first = [str(uid) for uid in uids][:20]
     return ", ".join(first) or "none"
+
+
+def agent_names(contract: EnvContract) -> tuple[str, ...]:
+    """Return the names of the agents of each lane; empty: a lane is one agent.
+
+    It is empty, too, if the environment's metadata name agents for which it has no spaces.
+    """
+    own: Any = contract.metadata.get(capabilities.MULTI_AGENT)
+    names: Any = own.get("agents") if isinstance(own, Mapping) else None
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        return ()
+    observed = {leaf.path[:2] for leaf in leaves(contract.observation_space)}
+    acted = {leaf.path[:1] for leaf in leaves(contract.action_space)}
+    needed: set[Path] = {
+        (shared,)
+        for shared in (
+            multi_agent.REWARDS,
+            multi_agent.PRESENT,
+            multi_agent.TERMINATED,
+            multi_agent.TRUNCATED,
+        )
+    }
+    needed |= {(multi_agent.OBSERVATIONS, name) for name in names}
+    is_such = needed <= observed and {(name,) for name in names} <= acted
+    return tuple(names) if is_such else ()
+
+
+def lane_agent(contract: EnvContract, lane: int) -> AgentTensors:
+    """Return the codec of the only agent of a lane."""
+    observed = [
+        ObservationTensor(tensor_spec(leaf, tensor_name(leaf.path, OBSERVATION)), _row(at, lane))
+        for at, leaf in enumerate(leaves(contract.observation_space))
+    ]
+    reward = ObservationTensor(
+        TensorSpec(REWARD, DataType.DOUBLE), lambda frame: frame.rewards[lane], is_reward=True
+    )
+
+    def ending(frame: LaneFrame) -> tuple[bool, bool]:
+        return bool(frame.terminated[lane]), bool(frame.truncated[lane])
+
+    return AgentTensors(_actions(contract, ()), [*observed, reward], ending)
+
+
+def agent_among_others(contract: EnvContract, lane: int, agent: str) -> AgentTensors:
+    """Return the codec of one of the agents of a lane."""
+    place = agent_names(contract).index(agent)
+    own_path = (multi_agent.OBSERVATIONS, agent)
+    observed = []
+    shared: dict[Path, int] = {}
+    for at, leaf in enumerate(leaves(contract.observation_space)):
+        shared[leaf.path] = at
+        if leaf.path[:2] == own_path:
+            name = tensor_name(leaf.path[2:], OBSERVATION)
+            observed.append(ObservationTensor(tensor_spec(leaf, name), _row(at, lane)))
+    rewards, present = shared[(multi_agent.REWARDS,)], shared[(multi_agent.PRESENT,)]
+    reward = ObservationTensor(
+        TensorSpec(REWARD, DataType.DOUBLE),
+        lambda frame: frame.columns[rewards][lane][place],
+        is_reward=True,
+    )
+    is_present = ObservationTensor(
+        TensorSpec(PRESENT, DataType.BOOL), lambda frame: frame.columns[present][lane][place]
+    )
+    terminated, truncated = shared[(multi_agent.TERMINATED,)], shared[(multi_agent.TRUNCATED,)]
+
+    def ending(frame: LaneFrame) -> tuple[bool, bool]:
+        # The agent may end before its lane.
+        columns: Any = frame.columns
+        is_terminated = columns[terminated][lane][place] or frame.terminated[lane]
+        return bool(is_terminated), bool(columns[truncated][lane][place] or frame.truncated[lane])
+
+    return AgentTensors(_actions(contract, (agent,)), [*observed, reward, is_present], ending)
+
+
+def all_lanes(contract: EnvContract) -> AgentTensors:
+    """Return the codec of a batched join, whose sequence never ends by itself."""
+    num_lanes = contract.num_envs
+    observed = [
+        ObservationTensor(
+            tensor_spec(leaf, tensor_name(leaf.path, OBSERVATION), num_lanes), _column(at)
+        )
+        for at, leaf in enumerate(leaves(contract.observation_space))
+    ]
+    width = (num_lanes,)
+    extras = [
+        ObservationTensor(
+            TensorSpec(REWARD, DataType.DOUBLE, width),
+            lambda frame: frame.rewards,
+            is_reward=True,
+        ),
+        ObservationTensor(
+            TensorSpec(TERMINATED, DataType.BOOL, width), lambda frame: frame.terminated
+        ),
+        ObservationTensor(
+            TensorSpec(TRUNCATED, DataType.BOOL, width), lambda frame: frame.truncated
+        ),
+    ]
+    actions = [
+        ActionTensor(tensor_spec(leaf, tensor_name(leaf.path, ACTION), num_lanes), at, leaf.dtype)
+        for at, leaf in enumerate(leaves(contract.action_space))
+    ]
+    return AgentTensors(actions, [*observed, *extras], lambda _: (False, False))
+
+
+def _actions(contract: EnvContract, own_path: Path) -> list[ActionTensor]:
+    depth = len(own_path)
+    return [
+        ActionTensor(tensor_spec(leaf, tensor_name(leaf.path[depth:], ACTION)), at, leaf.dtype)
+        for at, leaf in enumerate(leaves(contract.action_space))
+        if leaf.path[:depth] == own_path
+    ]
+
+
+def _row(at: int, lane: int) -> Any:
+    return lambda frame: frame.columns[at][lane]
+
+
+def _column(at: int) -> Any:
+    return lambda frame: frame.columns[at]

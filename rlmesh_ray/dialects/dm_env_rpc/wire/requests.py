@@ -26,7 +26,7 @@ from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import (
     WorldRequest,
     WriteProperties,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import pb, properties
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import pb, properties
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.wire.protobuf import parse
 

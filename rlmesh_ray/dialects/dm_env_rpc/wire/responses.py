@@ -7,9 +7,9 @@ from typing import Any
 from google.protobuf import any_pb2
 
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import ErrorResponse
-from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import error_details, pb, properties
-from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import status as google_status
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import TensorSpec, spec_to_proto
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import TensorSpec, spec_to_proto
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import error_details, pb, properties
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import status as google_status
 from rlmesh_ray.wire.protobuf import as_utf8, field
 
 LEFT_WORLD: bytes = pb.EnvironmentResponse(leave_world={}).SerializeToString()

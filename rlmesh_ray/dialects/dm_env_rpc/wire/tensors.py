@@ -1,100 +1,133 @@
-"""Tensors to arrays and back, as whole buffers.
+"""Tensors to arrays and back, and the messages of the published ``dm-env-rpc`` package.
+
+The wire modules import that package here and nowhere else, since it has no types.
 
 Numbers are NumPy arrays. Strings are arrays of ``object`` that hold ``str`` (NumPy's own text
 loses NULs at the end), messages arrays of ``object`` that hold ``google.protobuf.Any``. A tensor
-without a shape is an array without axes.
+without a shape is an array without axes. Floats, bytes and booleans are copied as whole buffers:
+the package's own functions loop over their elements, and so would a client of images. Its
+``reshape_array`` allocates any shape for one element; here that is a view.
 """
 
+import enum
 import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from dm_env_rpc.v1 import dm_env_rpc_pb2
+from dm_env_rpc.v1.extensions import properties_pb2
+from google.rpc import error_details_pb2, status_pb2
 from numpy.typing import NDArray
 
-from rlmesh_ray.dialects.dm_env_rpc.wire.data_types import (
-    BY_FIELD,
-    BYTES_KINDS,
-    NUMPY,
-    RAW_KINDS,
-    DataType,
-    data_type_of,
-)
-from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import pb
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.wire.protobuf import varint
+from rlmesh_ray.wire.protobuf import field, varint
 
-_LONGEST = 10  # bytes of a varint
-_SHIFTS = np.arange(_LONGEST, dtype=np.uint64) * np.uint64(7)
-_POSITIONS = np.arange(_LONGEST)
-_ALL_BITS = 2**64 - 1
-_SEVEN_BITS = np.uint64(0x7F)
-
-
-def encode_varints(values: NDArray[Any]) -> bytes:
-    """Return integers of any dtype, flat, as a packed repeated field holds them."""
-    if not values.size:
-        return b""
-    if values.size == 1:
-        return varint(int(values.flat[0]) & _ALL_BITS)
-    wide = (
-        values.astype(np.int64, copy=False).view(np.uint64)
-        if values.dtype.kind == "i"
-        else (values.astype(np.uint64, copy=False))
-    )
-    if np.maximum.reduce(wide) < 0x80:
-        return wide.astype(np.uint8).tobytes()
-    groups = wide[:, None] >> _SHIFTS
-    # All but the first group count only if anything is left there.
-    lengths = 1 + np.count_nonzero(groups[:, 1:], axis=1)
-    more = lengths[:, None] - 1 > _POSITIONS
-    octets = ((groups & _SEVEN_BITS).astype(np.uint8)) | (more.astype(np.uint8) << 7)
-    return bytes(octets[lengths[:, None] > _POSITIONS].tobytes())
+pb: Any = dm_env_rpc_pb2
+"""Tensors, specs, requests and responses."""
+properties: Any = properties_pb2
+"""The properties extension."""
+status: Any = status_pb2
+"""The status in an error response."""
+error_details: Any = error_details_pb2
+"""The messages in its details."""
 
 
-def decode_varints(data: bytes | memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the integers of a packed repeated field, as protobuf itself writes it.
+class DataType(enum.IntEnum):
+    """Data type of a tensor; also the number of its payload field in Tensor."""
 
-    Args:
-        data: What the field holds; ends with a whole integer.
-        dtype: Of the field: int32, int64, uint32 or uint64.
+    INVALID = 0
+    """Only in the spec of a property that has no value."""
+    FLOAT = 1
+    DOUBLE = 2
+    INT8 = 3
+    INT32 = 4
+    INT64 = 5
+    UINT8 = 6
+    UINT32 = 7
+    UINT64 = 8
+    BOOL = 9
+    STRING = 10
+    PROTO = 11
+
+    @property
+    def field(self) -> str:
+        """Name of the payload field, such as ``"floats"``."""
+        return f"{self.name.lower()}s"
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """Little-endian dtype of the arrays; ``object`` for STRING and PROTO.
+
+        Raises:
+            CodecError: INVALID has none.
+        """
+        if self is DataType.INVALID:
+            raise CodecError("INVALID_DATA_TYPE has no values")
+        dtype: np.dtype[Any] = NUMPY[self]
+        return dtype
+
+
+NUMPY: dict[DataType, np.dtype[Any]] = {
+    DataType.FLOAT: np.dtype("<f4"),
+    DataType.DOUBLE: np.dtype("<f8"),
+    DataType.INT8: np.dtype("i1"),
+    DataType.INT32: np.dtype("<i4"),
+    DataType.INT64: np.dtype("<i8"),
+    DataType.UINT8: np.dtype("u1"),
+    DataType.UINT32: np.dtype("<u4"),
+    DataType.UINT64: np.dtype("<u8"),
+    DataType.BOOL: np.dtype("?"),
+    DataType.STRING: np.dtype(object),
+    DataType.PROTO: np.dtype(object),
+}
+"""``DataType.numpy`` of the data types with values."""
+_BY_NUMPY = {dtype: kind for kind, dtype in NUMPY.items() if dtype.kind != "O"}
+BY_FIELD = {kind.field: kind for kind in DataType}
+"""By name of the payload field."""
+RAW_KINDS = {
+    DataType.FLOAT,
+    DataType.DOUBLE,
+    DataType.INT8,
+    DataType.UINT8,
+    DataType.BOOL,
+}
+"""Data types whose arrays have the same bytes in memory and in a message."""
+BYTES_KINDS = {DataType.INT8, DataType.UINT8}
+"""Data types whose payload is one field of bytes."""
+
+
+def data_type_of(value: Any) -> DataType:
+    """Return the data type of ``value``: an array of a dtype above, or what NumPy converts to one.
+
+    Raises:
+        CodecError: There is no such tensor (float16, int16, complex, ...).
     """
-    octets = np.frombuffer(data, np.uint8)
-    if not octets.size:
-        return np.zeros(0, dtype)
-    if np.maximum.reduce(octets) < 0x80:
-        return octets.astype(dtype)
-    ends = np.flatnonzero(octets < 0x80)
-    starts = np.concatenate(([0], ends[:-1] + 1))
-    positions = np.arange(len(octets)) - np.repeat(starts, ends - starts + 1)
-    groups = (octets & 0x7F).astype(np.uint64) << (7 * positions).astype(np.uint64)
-    wide = np.bitwise_or.reduceat(groups, starts)
-    # Negative integers of 32 bits are written with 64.
-    return wide.view(np.int64).astype(dtype) if dtype.kind == "i" else wide.astype(dtype)
+    array = np.asarray(value)
+    if array.dtype.kind in "UT":
+        return DataType.STRING
+    if array.dtype == object:
+        first = next(iter(array.flat), "")
+        return DataType.STRING if isinstance(first, str) else DataType.PROTO
+    kind = _BY_NUMPY.get(array.dtype.newbyteorder("<"))
+    if kind is None:
+        raise CodecError(f"no tensor holds {array.dtype}; convert it to a dtype that one does")
+    return kind
 
-
-__all__ = [
-    "Array",
-    "DataType",
-    "data_type_of",
-    "encode_flat",
-    "encode_payload",
-    "encode_tensor",
-    "fitted",
-    "flat_payload",
-    "kind_of",
-    "pack_tensor",
-    "resolved_shape",
-    "shape_field",
-    "shaped",
-    "unpack_tensor",
-]
 
 Array = NDArray[Any]
 MAX_AXES = 32
 _FIRST_FIELD = b"\x0a"
-_SHAPE_TAG = b"\x7a"  # Tensor.shape
+_ELEMENTWISE: dict[DataType, Any] = {
+    DataType.INT32: pb.Tensor.Int32Array,
+    DataType.INT64: pb.Tensor.Int64Array,
+    DataType.UINT32: pb.Tensor.Uint32Array,
+    DataType.UINT64: pb.Tensor.Uint64Array,
+    DataType.STRING: pb.Tensor.StringArray,
+    DataType.PROTO: pb.Tensor.ProtoArray,
+}
+"""Messages in the payload fields of the other data types, whose elements vary in length."""
 
 
 # --- writing ---------------------------------------------------------------------------
@@ -127,11 +160,7 @@ def encode_flat(flat: Array, kind: DataType, shape: tuple[int, ...]) -> bytes:
         shape: The tensor's.
     """
     payload = encode_payload(flat, kind)
-    if len(payload) > _LARGEST_CACHED:
-        head, tail = _around(kind, len(payload), shape)
-    else:
-        head, tail = _cached_around(kind, len(payload), shape)
-    return b"%b%b%b" % (head, payload, tail)
+    return b"%c%b%b%b" % (kind << 3 | 2, varint(len(payload)), payload, shape_field(shape))
 
 
 def pack_tensor(value: Any, kind: DataType | None = None) -> Any:
@@ -142,47 +171,17 @@ def pack_tensor(value: Any, kind: DataType | None = None) -> Any:
 def encode_payload(flat: Array, kind: DataType) -> bytes:
     """Return the message in the payload field, such as a ``Tensor.FloatArray``."""
     if kind in RAW_KINDS:
-        return _field(_raw(flat, kind))
-    if kind is DataType.STRING:
-        return b"".join([_text(text) for text in flat])
-    if kind is DataType.PROTO:
-        return b"".join([_field_even_empty(each.SerializeToString()) for each in flat])
-    return _field(encode_varints(flat))
-
-
-def _raw(flat: Array, kind: DataType) -> bytes:
-    return flat.astype(NUMPY[kind], copy=False).tobytes()
-
-
-def _text(text: str) -> bytes:
+        return field(_FIRST_FIELD, flat.astype(NUMPY[kind], copy=False).tobytes())
     try:
-        return _field_even_empty(text.encode())
+        return bytes(_ELEMENTWISE[kind](array=flat.tolist()).SerializeToString())
     except UnicodeEncodeError as error:
         raise CodecError(f"a string has no UTF-8 form: {error.reason}") from error
 
 
-def _field(data: bytes) -> bytes:
-    return _field_even_empty(data) if data else b""
-
-
-def _field_even_empty(data: bytes) -> bytes:
-    return b"%b%b%b" % (_FIRST_FIELD, varint(len(data)), data)
-
-
-_LARGEST_CACHED = 2**24
-
-
+@lru_cache(maxsize=256)
 def shape_field(shape: tuple[int, ...]) -> bytes:
     """Return the bytes of ``Tensor.shape``, which end a message; empty without axes."""
-    axes = encode_varints(np.array(shape, np.int64))
-    return _SHAPE_TAG + varint(len(axes)) + axes if axes else b""
-
-
-def _around(kind: DataType, size: int, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
-    return bytes([kind << 3 | 2]) + varint(size), shape_field(shape)
-
-
-_cached_around = lru_cache(maxsize=256)(_around)
+    return bytes(pb.Tensor(shape=shape).SerializeToString())
 
 
 # --- reading ---------------------------------------------------------------------------
@@ -277,24 +276,9 @@ def flat_payload(carrier: Any, kind: DataType) -> Array:
         found = np.empty(len(payload.array), object)
         found[:] = list(payload.array)
         return found
-    # Protobuf writes it as one packed field, in front, also if it came otherwise.
-    data = payload.SerializeToString()
-    if not data.startswith(_FIRST_FIELD):
-        return np.zeros(0, NUMPY[kind])
-    size, at = _length(data)
-    numbers = memoryview(data)[at : at + size]
-    if kind in RAW_KINDS:
-        return np.frombuffer(numbers, NUMPY[kind])
-    return decode_varints(numbers, NUMPY[kind])
-
-
-def _length(data: bytes) -> tuple[int, int]:
-    """Return the length after the first tag, and the offset of the bytes that it counts."""
-    number, shift, at = 0, 0, 1
-    while True:
-        part = data[at]
-        number |= (part & 0x7F) << shift
-        at += 1
-        if part < 0x80:
-            return number, at
-        shift += 7
+    count = len(payload.array)
+    if kind in RAW_KINDS and count:
+        # Protobuf writes them as one packed field, in front, also if they came otherwise.
+        start = len(_FIRST_FIELD) + len(varint(count * NUMPY[kind].itemsize))
+        return np.frombuffer(payload.SerializeToString(), NUMPY[kind], count, start)
+    return np.fromiter(payload.array, NUMPY[kind], count)

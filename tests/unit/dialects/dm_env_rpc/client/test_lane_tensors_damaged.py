@@ -16,11 +16,11 @@ from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import LaneTensors, cast
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.world_contract import WorldContract, contract_of_world
-from rlmesh_ray.dialects.dm_env_rpc.wire.contract_property import (
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
     contract_from_text,
     contract_to_text,
+    specs_from_proto,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import specs_from_proto
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import unpack_tensor
 from rlmesh_ray.errors import RemoteProtocolError, RlmeshError
 from rlmesh_ray.spaces.batch import empty_columns

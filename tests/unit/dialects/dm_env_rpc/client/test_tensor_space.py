@@ -14,9 +14,13 @@ from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import (
     read_space,
 )
 from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent
-from rlmesh_ray.dialects.dm_env_rpc.wire.data_types import DataType
-from rlmesh_ray.dialects.dm_env_rpc.wire.space_tensors import tensor_name, tensor_spec
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import AgentSpecs, TensorSpec
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
+    AgentSpecs,
+    TensorSpec,
+    tensor_name,
+    tensor_spec,
+)
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import DataType
 from rlmesh_ray.errors import HandshakeRefusedError, UnsupportedSpaceError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium

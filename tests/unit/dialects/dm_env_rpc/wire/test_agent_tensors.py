@@ -18,11 +18,15 @@ from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import (
     SequenceState,
     StepWorld,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.agent_codecs import agent_names, all_lanes, lane_agent
-from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import LaneFrame
+from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import (
+    LaneFrame,
+    agent_names,
+    all_lanes,
+    lane_agent,
+)
 from rlmesh_ray.dialects.dm_env_rpc.wire.requests import parse_request
 from rlmesh_ray.dialects.dm_env_rpc.wire.responses import pack_error
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import TensorSpec
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import TensorSpec
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.spaces.batch import Column, leaves

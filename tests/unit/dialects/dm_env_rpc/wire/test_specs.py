@@ -10,18 +10,17 @@ from dm_env_rpc.v1 import dm_env_utils, tensor_spec_utils
 from gymnasium import spaces
 from hypothesis import given
 
-from rlmesh_ray.dialects.dm_env_rpc.wire.contract_property import (
-    contract_from_text,
-    contract_to_text,
-)
-from rlmesh_ray.dialects.dm_env_rpc.wire.space_tensors import tensor_name, tensor_spec
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import (
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
     AgentSpecs,
     TensorSpec,
+    contract_from_text,
+    contract_to_text,
     spec_from_proto,
     spec_to_proto,
     specs_from_proto,
     specs_to_proto,
+    tensor_name,
+    tensor_spec,
 )
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import DataType
 from rlmesh_ray.errors import CodecError
