@@ -13,22 +13,15 @@ from google.protobuf import any_pb2
 from gymnasium import spaces
 
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import TensorSpaceOptions, read_space
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import (
-    CreateWorld,
-    JoinWorld,
-    ResetAgent,
-    ResetWorld,
-    StepWorld,
-    WriteProperties,
-)
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import WorldError
+from rlmesh_ray.dialects.dm_env_rpc.server.properties import Properties
 from rlmesh_ray.dialects.dm_env_rpc.server.settings import (
     create_settings,
     join_settings,
+    plain_setting,
     reset_settings,
 )
 from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentTensors, lane_agent
-from rlmesh_ray.dialects.dm_env_rpc.wire.requests import parse_request
-from rlmesh_ray.dialects.dm_env_rpc.wire.settings import plain_setting
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import data_type, specs_from_proto
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
     encode_tensor,
@@ -419,14 +412,35 @@ def rllink_reply_seeds() -> Iterator[bytes]:
     yield encodings.JSON.pack_reply(rllink.Failed("why"))
 
 
+_PROPERTIES = Properties(
+    EnvContract("x", DiscreteSpec(2), DiscreteSpec(2), 1, AutoresetMode.NEXT_STEP)
+)
+
+
 def dm_env_rpc_request(data: bytes) -> None:
-    """Read what a dm_env_rpc stream asks for, and its settings; it declares no error."""
-    request = parse_request(data)
-    match request:
-        case CreateWorld() | JoinWorld() | ResetAgent() | ResetWorld():
-            settings = request.settings
-        case WriteProperties():
-            settings = request.values
+    """Read what a dm_env_rpc stream asks for, and its settings."""
+    try:
+        request = parse(dm_env_rpc.EnvironmentRequest, data)
+    except CodecError:
+        return
+    settings: Any
+    match request.WhichOneof("payload"):
+        case "create_world":
+            settings = request.create_world.settings
+        case "join_world":
+            settings = request.join_world.settings
+        case "reset":
+            settings = request.reset.settings
+        case "reset_world":
+            settings = request.reset_world.settings
+        case "extension":
+            with contextlib.suppress(CodecError, WorldError):
+                _PROPERTIES.answer_extension(request.extension, None)
+            return
+        case None:
+            with contextlib.suppress(CodecError, WorldError):
+                _PROPERTIES.answer_core(request, None)
+            return
         case _:
             return
     for read in (create_settings, join_settings, reset_settings):
@@ -468,12 +482,10 @@ def dm_env_rpc_request_seeds() -> Iterator[bytes]:
 def dm_env_rpc_actions(data: bytes) -> None:
     """Read the actions of an agent whose action space the first byte picks."""
     agent = _AGENTS[data[0] % len(_AGENTS)] if data else _AGENTS[0]
-    request = parse_request(data[1:])
-    if not isinstance(request, StepWorld):
-        return
     try:
-        actions = agent.read_actions(request.actions)
-        agent.check_requested(request.requested)
+        step = parse(dm_env_rpc.EnvironmentRequest, data[1:]).step
+        actions = agent.read_actions(step.actions)
+        agent.check_requested(step.requested_observations)
     except CodecError:
         return
     for value in actions.values():

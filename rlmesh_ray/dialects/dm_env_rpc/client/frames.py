@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import Settings
-from rlmesh_ray.dialects.dm_env_rpc.wire.settings import MAX_SETTINGS_BYTES
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import MAX_SETTINGS_BYTES
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import pack_tensor, pb, properties
 from rlmesh_ray.errors import CodecError, ConfigurationError, RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.grpc_setup import grpc

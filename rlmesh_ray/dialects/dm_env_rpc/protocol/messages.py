@@ -1,18 +1,11 @@
-"""Requests of a dm_env_rpc stream, and their error; payloads are opaque.
-
-There is one response for each request, in order. ``Settings`` and actions are as decoded.
-"""
+"""Codes, states and refusals of a dm_env_rpc stream: one response for each request, in order."""
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from rlmesh_ray.protocol.messages import message
 
 DM_ENV_RPC = "dm_env_rpc.v1"
 """Name of the dialect."""
-
-Settings = Mapping[str, object]
+MAX_SETTINGS_BYTES = 2**20
+"""Limit of this package's servers for the settings of a request."""
 
 
 class Code(enum.IntEnum):
@@ -41,112 +34,21 @@ class SequenceState(enum.IntEnum):
     INTERRUPTED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorResponse:
-    """Answers a request that was refused or has failed; the stream goes on."""
+class WorldError(Exception):
+    """A request was refused or has failed; the stream remains usable.
 
-    code: Code
-    message: str
-    debug_info: str = ""
-    """The environment's traceback."""
+    Args:
+        code: Why.
+        message: For the client.
+        debug_info: The environment's traceback.
+        is_lost: Whether the lanes of the world are lost; if not, they are as before.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class CreateWorld:
-    """Make a world."""
-
-    settings: Settings
-
-
-@dataclass(frozen=True, slots=True)
-class JoinWorld:
-    """Become an agent in a world."""
-
-    world_name: str
-    """Empty: a world of the endpoint's own."""
-    settings: Settings
-
-
-@message
-class StepWorld:
-    """Act, or begin a sequence."""
-
-    actions: Mapping[int, object]
-    """By uid; ignored by the first step of a sequence."""
-    requested: tuple[int, ...]
-    """Uids of the observations to return."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResetAgent:
-    """End the agent's own sequence."""
-
-    settings: Settings
-
-
-@dataclass(frozen=True, slots=True)
-class ResetWorld:
-    """End the sequences of all agents of a world."""
-
-    world_name: str
-    settings: Settings
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveWorld:
-    """Cease to be an agent."""
-
-
-@dataclass(frozen=True, slots=True)
-class DestroyWorld:
-    """End a world without agents."""
-
-    world_name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReadProperties:
-    """Ask for the values of properties."""
-
-    keys: tuple[str, ...]
-    is_core: bool
-    """Whether it is a core message of the specification, and not the present extension."""
-
-
-@dataclass(frozen=True, slots=True)
-class WriteProperties:
-    """Set properties."""
-
-    values: Settings
-    is_core: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ListProperties:
-    """Ask for the properties below some nodes."""
-
-    keys: tuple[str, ...]
-    """Listable nodes; empty text: the root."""
-    is_core: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MalformedWorldRequest:
-    """A frame that is no request, or one of an unknown kind."""
-
-    refusal: ErrorResponse
-
-
-WorldRequest = (
-    CreateWorld
-    | JoinWorld
-    | StepWorld
-    | ResetAgent
-    | ResetWorld
-    | LeaveWorld
-    | DestroyWorld
-    | ReadProperties
-    | WriteProperties
-    | ListProperties
-    | MalformedWorldRequest
-)
+    def __init__(
+        self, code: Code, message: str, debug_info: str = "", *, is_lost: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.debug_info = debug_info
+        self.is_lost = is_lost

@@ -2,7 +2,7 @@
 
 A world has lanes, each with one or several slots; a stream that has joined is the agent in a slot.
 
-Rule 1: every transition of a sequence is in ``SEQUENCES``.
+Rule 1: a sequence begins with its lane's episode, and ends with it, by a reset, or by being cut.
 Rule 2: a lane begins an episode when all of its agents are between sequences and have sent a Step.
 Rule 3: the lanes are stepped when all agents with a running sequence have sent a Step.
 Rule 4: an agent that has left is not waited for.
@@ -12,41 +12,106 @@ The caller passes requests in (``step``, ``reset``, ...), does what ``next_work`
 is None, one work at a time, passes its outcome to ``complete``, and sends the ``replies``.
 """
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import ErrorResponse, SequenceState
-from rlmesh_ray.dialects.dm_env_rpc.protocol.sequences import (
-    SEQUENCES,
-    AgentStepReply,
-    LanesReset,
-    LanesStepped,
-    Outcome,
-    Reply,
-    ResetLanes,
-    SequenceEvent,
-    SequencePhase,
-    StepLanes,
-    Work,
-    WorkFailed,
-)
-from rlmesh_ray.dialects.dm_env_rpc.protocol.world_lanes import WorldLanes
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState, WorldError
 from rlmesh_ray.errors import LocalProtocolError
+from rlmesh_ray.protocol.messages import message
+
+
+class SequencePhase(enum.Enum):
+    """State of the sequence of an agent."""
+
+    BETWEEN = enum.auto()
+    """The next Step begins a sequence."""
+    RUNNING = enum.auto()
+    CUT = enum.auto()
+    """Another stream has reset the world, or its lanes are lost: the answer to the next Step
+    reports that."""
+
+
+class LaneState(enum.Enum):
+    """State of a lane of the environment."""
+
+    NEW = enum.auto()
+    """It was never reset, must start over, or is lost."""
+    FRESH = enum.auto()
+    """It has begun an episode, whose first observation no agent has received."""
+    LIVE = enum.auto()
+    ENDED = enum.auto()
+
+
+@message
+class ResetLanes:
+    """Work: begin episodes."""
+
+    lanes: tuple[int, ...]
+    """Empty: all, with the world's reset options."""
+    reset_options: object
+    """Options of the request; None: it has none."""
+
+
+@message
+class StepLanes:
+    """Work: step all lanes."""
+
+    actions: Mapping[int, object]
+    """By slot, for those that act."""
+
+
+Work = ResetLanes | StepLanes
+
+
+@message
+class WorkDone:
+    """Outcome of work."""
+
+    frame: object
+    """Observations of all lanes."""
+    states: Mapping[int, SequenceState]
+    """After a step: of the sequence, by slot that has acted."""
+    has_ended: Sequence[bool]
+    """After a step: by lane."""
+
+
+@message
+class AgentStepReply:
+    """Answers a Step."""
+
+    state: SequenceState
+    frame: object
+    """Latest observations of all lanes."""
+    is_acted: bool
+    """Whether an action has led to the frame, so that its rewards count."""
+
+
+Reply = AgentStepReply | WorldError
 
 
 @dataclass(slots=True)
-class _SlotState:
+class _Agent:
     lane: int
     phase: SequencePhase = SequencePhase.BETWEEN
     is_waiting: bool = False
-    """Whether a Step of its agent has not been answered."""
+    """Whether a Step has not been answered."""
     action: object = None
     frame: object = None
     """The frame of the latest answer."""
 
 
+@dataclass(slots=True)
+class _Lane:
+    state: LaneState = LaneState.NEW
+    first_frame: object = None
+    """Of a FRESH lane."""
+    reset_options: object = None
+    """Of the reset before its next episode; None: there are none."""
+
+
 class World:
-    """The slots and lanes of one world.
+    """The agents and lanes of one world.
 
     Args:
         slot_lanes: The lane of each slot.
@@ -58,28 +123,26 @@ class World:
         self._slot_lanes = tuple(slot_lanes)
         self._resets_itself = resets_itself
         self._quorum = quorum
-        self._slots: dict[int, _SlotState] = {}
-        self._num_lanes = max(slot_lanes) + 1
-        self._lanes = WorldLanes(self._num_lanes)
+        self._agents: dict[int, _Agent] = {}
+        self._lanes = [_Lane() for _ in range(max(slot_lanes) + 1)]
+        # Of the next reset of all lanes.
+        self._reset_options: object = None
+        self._is_autoreset_welcome = True
+        # Grows when all lanes start over: the outcome of work begun before is dropped.
+        self._generation = 0
         # In progress, and the generation of lanes at its begin.
         self._work: tuple[Work, int] | None = None
         self._replies: list[tuple[int, Reply]] = []
-        self._waits: dict[int, set[int]] = {}
-        self._num_waits = 0
+        self._waits: list[set[int]] = []
 
     @property
-    def joined(self) -> frozenset[int]:
+    def joined(self) -> Collection[int]:
         """The slots with an agent."""
-        return frozenset(self._slots)
-
-    @property
-    def num_joined(self) -> int:
-        """How many slots have an agent."""
-        return len(self._slots)
+        return self._agents.keys()
 
     def phase(self, slot: int) -> SequencePhase:
         """Return the state of the sequence of an agent."""
-        return self._slots[slot].phase
+        return self._agents[slot].phase
 
     def take(self, slot: int) -> None:
         """Add an agent.
@@ -87,17 +150,17 @@ class World:
         Raises:
             LocalProtocolError: The slot has one.
         """
-        if slot in self._slots:
+        if slot in self._agents:
             raise LocalProtocolError(f"slot {slot} is taken")
-        self._slots[slot] = _SlotState(self._slot_lanes[slot])
+        self._agents[slot] = _Agent(self._slot_lanes[slot])
 
     def leave(self, slot: int) -> None:
         """Remove an agent; an answer that it waits for is dropped."""
-        lane = self._slots.pop(slot).lane
+        lane = self._agents.pop(slot).lane
         self._replies = [(other, reply) for other, reply in self._replies if other != slot]
         self._no_longer_cut(slot)
-        if all(own.lane != lane for own in self._slots.values()):
-            self._lanes.forget_reset_options(lane)
+        if all(own.lane != lane for own in self._agents.values()):
+            self._lanes[lane].reset_options = None
 
     def step(self, slot: int, action: object) -> None:
         """Handle a Step; ``action`` is applied if the sequence of the agent runs.
@@ -105,20 +168,21 @@ class World:
         Raises:
             LocalProtocolError: The one before it has not been answered.
         """
-        own = self._slots[slot]
+        own = self._agents[slot]
         if own.is_waiting:
             raise LocalProtocolError(f"slot {slot} still waits for the answer to its former step")
         own.is_waiting, own.action = True, action
         if own.phase is SequencePhase.CUT:
-            self._tell(slot, own)
+            self._tell(slot)
 
     def reset(self, slot: int) -> None:
         """End the sequence of one agent."""
-        self._change(slot, SequenceEvent.RESET)
+        self._agents[slot].phase = SequencePhase.BETWEEN
+        self._no_longer_cut(slot)
 
     def reset_options(self, slot: int, reset_options: object) -> None:
         """Begin the next episode of a slot's lane with ``reset_options``, which is not None."""
-        self._lanes.reset_options(self._slots[slot].lane, reset_options)
+        self._lanes[self._agents[slot].lane].reset_options = reset_options
 
     def restart(self, reset_options: object, *, is_autoreset_welcome: bool = True) -> None:
         """Make all lanes begin new episodes; this ends no sequence.
@@ -128,40 +192,34 @@ class World:
             is_autoreset_welcome: Whether an agent may get an episode that a lane has begun by
                 autoreset.
         """
-        self._lanes.restart(reset_options, is_autoreset_welcome=is_autoreset_welcome)
+        self._reset_options, self._is_autoreset_welcome = reset_options, is_autoreset_welcome
+        self._forget_lanes()
 
-    def reset_world(self, caller: int | None) -> int:
+    def reset_world(self, caller: int | None) -> set[int]:
         """End all sequences; one more answer reports that to each of the other agents.
 
         Args:
             caller: The slot of the caller; None: it has not joined.
 
         Returns:
-            The number of the wait, for ``is_pending``: it lasts until each of them has its answer.
+            The slots of the agents that do not have this answer yet. The set shrinks with each of
+            them, until it is empty, or ``forget_wait`` has it.
         """
         if caller is not None:
-            self._change(caller, SequenceEvent.RESET)
-        cut = {slot for slot in self._slots if slot != caller and self._cut(slot)}
-        self._num_waits += 1
-        self._waits[self._num_waits] = cut
+            self.reset(caller)
+        cut = {slot for slot in self._agents if slot != caller and self._cut(slot)}
+        if cut:
+            self._waits.append(cut)
         in_step = isinstance(self._work[0], StepLanes) if self._work else False
         for slot in tuple(cut):
-            own = self._slots[slot]
             # A step in progress is answered with its outcome.
-            if own.is_waiting and not in_step:
-                self._tell(slot, own)
-        return self._num_waits
+            if self._agents[slot].is_waiting and not in_step:
+                self._tell(slot)
+        return cut
 
-    def is_pending(self, wait: int) -> bool:
-        """Return whether a ``reset_world`` still waits for an agent; if not, forget it."""
-        if self._waits.get(wait):
-            return True
-        self._waits.pop(wait, None)
-        return False
-
-    def forget_wait(self, wait: int) -> None:
+    def forget_wait(self, wait: set[int]) -> None:
         """Forget a wait of ``reset_world``."""
-        self._waits.pop(wait, None)
+        self._waits = [each for each in self._waits if each is not wait]
 
     def replies(self) -> list[tuple[int, Reply]]:
         """Return the answers since the last call, by slot."""
@@ -175,45 +233,45 @@ class World:
         num_running, num_acting, wants_to_begin = self._count_agents()
         if wants_to_begin:
             for lane in self._ready_lanes():
-                missing = self._lanes.missing_reset(lane)
+                missing = self._missing_reset(lane)
                 if missing is not None:
                     return self._issue(missing)
                 self._begin(lane)
             num_running, num_acting, _ = self._count_agents()
         if not num_running or num_acting < num_running:
             return None
-        ended = () if self._resets_itself else self._lanes.ended()
-        if ended:
-            return self._issue(ResetLanes(ended, None))
+        if not self._resets_itself:
+            ended = [at for at, lane in enumerate(self._lanes) if lane.state is LaneState.ENDED]
+            if ended:
+                return self._issue(ResetLanes(tuple(ended), None))
         return self._issue(
             StepLanes(
                 {
                     slot: own.action
-                    for slot, own in self._slots.items()
+                    for slot, own in self._agents.items()
                     if own.phase is SequencePhase.RUNNING
                 }
             )
         )
 
-    def complete(self, outcome: Outcome) -> None:
+    def complete(self, outcome: WorkDone | WorldError) -> None:
         """Handle the outcome of the work in progress.
 
         Raises:
-            LocalProtocolError: No work is in progress, or it is of another kind.
+            LocalProtocolError: No work is in progress.
         """
-        work, self._work = self._work, None
-        match work, outcome:
-            case (ResetLanes() as done, generation), LanesReset(frame):
-                if generation == self._lanes.generation:
-                    self._lanes.note_reset(done, frame)
-            case (ResetLanes() as done, _), WorkFailed():
-                self._reset_failed(done, outcome)
-            case (StepLanes() as done, generation), LanesStepped():
-                self._lanes_stepped(done, outcome, is_current=generation == self._lanes.generation)
-            case (StepLanes() as done, _), WorkFailed():
-                self._step_failed(done, outcome)
-            case _:
-                raise LocalProtocolError(f"{type(outcome).__name__} answers nothing")
+        if self._work is None:
+            raise LocalProtocolError(f"{type(outcome).__name__} answers nothing")
+        (work, generation), self._work = self._work, None
+        is_current = generation == self._generation
+        if isinstance(outcome, WorldError):
+            self._work_failed(work, outcome)
+        elif isinstance(work, StepLanes):
+            if is_current:
+                self._note_step(outcome)
+            self._answer_step(work, outcome)
+        elif is_current:
+            self._note_reset(work, outcome.frame)
 
     @property
     def is_work_unneeded(self) -> bool:
@@ -222,10 +280,8 @@ class World:
             return False
         work, _ = self._work
         if isinstance(work, ResetLanes):
-            return not any(own.is_waiting for own in self._slots.values())
-        acting = [own for slot, own in self._slots.items() if slot in work.actions]
-        # The agent in a slot may have joined after the work began.
-        return not any(own.is_waiting and own.phase is not SequencePhase.BETWEEN for own in acting)
+            return not any(own.is_waiting for own in self._agents.values())
+        return not any(map(self._is_acting, work.actions))
 
     def abandon_work(self) -> None:
         """Forget the work in progress, and the lanes with it; agents that wait go on waiting."""
@@ -236,7 +292,7 @@ class World:
         """Return how many sequences run, how many of them act, and if an agent wants to begin."""
         num_running = num_acting = 0
         wants_to_begin = False
-        for own in self._slots.values():
+        for own in self._agents.values():
             if own.phase is SequencePhase.RUNNING:
                 num_running += 1
                 num_acting += own.is_waiting
@@ -244,96 +300,125 @@ class World:
                 wants_to_begin = True
         return num_running, num_acting, wants_to_begin
 
+    def _is_acting(self, slot: int) -> bool:
+        """Return whether an agent waits for the step in progress, in which its slot acts.
+
+        Another agent may have joined there since the step began, or may have been reset.
+        """
+        own = self._agents.get(slot)
+        return own is not None and own.is_waiting and own.phase is not SequencePhase.BETWEEN
+
     # --- beginnings ----------------------------------------------------------------------
 
     def _ready_lanes(self) -> list[int]:
-        if len(self._slots) < self._quorum:
+        if len(self._agents) < self._quorum:
             return []
         by_lane: dict[int, bool] = {}
-        for own in self._slots.values():
+        for own in self._agents.values():
             is_ready = own.is_waiting and own.phase is SequencePhase.BETWEEN
             by_lane[own.lane] = by_lane.get(own.lane, True) and is_ready
         return [lane for lane, is_ready in by_lane.items() if is_ready]
 
-    def _begin(self, lane: int) -> None:
-        frame = self._lanes.begin(lane)
-        for slot, own in self._slots.items():
-            if own.lane == lane:
-                self._change(slot, SequenceEvent.BEGIN)
-                self._answer(
-                    slot, own, AgentStepReply(SequenceState.RUNNING, frame, is_acted=False)
-                )
+    def _missing_reset(self, number: int) -> ResetLanes | None:
+        """Return the reset that a lane needs before it can begin; None: it needs none."""
+        lane = self._lanes[number]
+        if lane.state is LaneState.NEW:
+            return ResetLanes((), self._reset_options)
+        if lane.state is LaneState.FRESH and lane.reset_options is None:
+            return None
+        return ResetLanes((number,), lane.reset_options)
 
-    def _reset_failed(self, done: ResetLanes, failed: WorkFailed) -> None:
-        lanes = done.lanes or range(self._num_lanes)
-        self._refuse([lane for lane in self._ready_lanes() if lane in lanes], failed.refusal)
-        if failed.is_lost:
-            self._lose()
+    def _begin(self, number: int) -> None:
+        lane = self._lanes[number]
+        frame, lane.first_frame, lane.state = lane.first_frame, None, LaneState.LIVE
+        for slot, own in self._agents.items():
+            if own.lane == number:
+                own.phase = SequencePhase.RUNNING
+                self._answer(slot, AgentStepReply(SequenceState.RUNNING, frame, is_acted=False))
 
-    def _refuse(self, lanes: Sequence[int], refusal: ErrorResponse) -> None:
-        for slot, own in self._slots.items():
-            if own.is_waiting and own.lane in lanes:
-                self._answer(slot, own, refusal)
+    def _note_reset(self, done: ResetLanes, frame: object) -> None:
+        for number in done.lanes or range(len(self._lanes)):
+            lane = self._lanes[number]
+            lane.state, lane.first_frame = LaneState.FRESH, frame
+            if done.lanes and lane.reset_options is done.reset_options:
+                lane.reset_options = None
+        if not done.lanes:
+            # A seed is for one reset; the options that an agent has set for its lane remain.
+            self._reset_options = None
 
     # --- steps ---------------------------------------------------------------------------
 
-    def _lanes_stepped(self, done: StepLanes, outcome: LanesStepped, *, is_current: bool) -> None:
-        if is_current:
-            self._lanes.note_step(outcome)
-        for slot in done.actions:
-            own = self._slots.get(slot)
-            # Another agent may have joined meanwhile, or the world was reset.
-            if own is None or not own.is_waiting or own.phase is SequencePhase.BETWEEN:
-                continue
+    def _note_step(self, outcome: WorkDone) -> None:
+        for lane, has_ended in zip(self._lanes, outcome.has_ended, strict=True):
+            if has_ended:
+                lane.state = LaneState.ENDED
+            elif lane.state is LaneState.ENDED and self._is_autoreset_welcome:
+                lane.state, lane.first_frame = LaneState.FRESH, outcome.frame
+            else:
+                lane.state = LaneState.LIVE
+
+    def _answer_step(self, done: StepLanes, outcome: WorkDone) -> None:
+        for slot in filter(self._is_acting, done.actions):
+            own = self._agents[slot]
             state = outcome.states[slot]
             if own.phase is SequencePhase.CUT and state is SequenceState.RUNNING:
                 state = SequenceState.INTERRUPTED
-            is_over = state is not SequenceState.RUNNING
-            self._change(slot, SequenceEvent.END if is_over else SequenceEvent.GO_ON)
-            self._answer(slot, own, AgentStepReply(state, outcome.frame, is_acted=True))
+            if state is not SequenceState.RUNNING:
+                self.reset(slot)
+            self._answer(slot, AgentStepReply(state, outcome.frame, is_acted=True))
 
-    def _step_failed(self, done: StepLanes, failed: WorkFailed) -> None:
-        for slot in done.actions:
-            own = self._slots.get(slot)
-            if own is not None and own.is_waiting and own.phase is not SequencePhase.BETWEEN:
-                self._answer(slot, own, failed.refusal)
-        if failed.is_lost:
+    def _work_failed(self, work: Work, failure: WorldError) -> None:
+        if isinstance(work, StepLanes):
+            failed = list(filter(self._is_acting, work.actions))
+        else:
+            lanes = work.lanes or range(len(self._lanes))
+            ready = [lane for lane in self._ready_lanes() if lane in lanes]
+            failed = [
+                slot for slot, own in self._agents.items() if own.is_waiting and own.lane in ready
+            ]
+        for slot in failed:
+            self._answer(slot, failure)
+        if failure.is_lost:
             self._lose()
 
     # --- endings -------------------------------------------------------------------------
 
+    def _forget_lanes(self) -> None:
+        self._generation += 1
+        for lane in self._lanes:
+            lane.state, lane.first_frame = LaneState.NEW, None
+
     def _lose(self) -> None:
-        self._lanes.lose()
-        for slot, own in self._slots.items():
+        self._forget_lanes()
+        for slot, own in self._agents.items():
             if self._cut(slot) and own.is_waiting:
-                self._tell(slot, own)
+                self._tell(slot)
 
     def _cut(self, slot: int) -> bool:
-        self._change(slot, SequenceEvent.CUT)
-        return self._slots[slot].phase is SequencePhase.CUT
+        """Cut the sequence of an agent, if it runs; return whether it is cut now."""
+        own = self._agents[slot]
+        if own.phase is SequencePhase.RUNNING:
+            own.phase = SequencePhase.CUT
+        return own.phase is SequencePhase.CUT
 
-    def _tell(self, slot: int, own: _SlotState) -> None:
-        self._change(slot, SequenceEvent.TELL)
-        self._answer(
-            slot, own, AgentStepReply(SequenceState.INTERRUPTED, own.frame, is_acted=False)
-        )
-
-    def _change(self, slot: int, event: SequenceEvent) -> None:
-        own = self._slots[slot]
-        own.phase = SEQUENCES[own.phase][event]
-        if own.phase is not SequencePhase.CUT:
-            self._no_longer_cut(slot)
+    def _tell(self, slot: int) -> None:
+        """Answer an agent that its sequence was cut."""
+        self.reset(slot)
+        frame = self._agents[slot].frame
+        self._answer(slot, AgentStepReply(SequenceState.INTERRUPTED, frame, is_acted=False))
 
     def _no_longer_cut(self, slot: int) -> None:
-        for awaited in self._waits.values():
-            awaited.discard(slot)
+        for wait in self._waits:
+            wait.discard(slot)
+        self._waits = [wait for wait in self._waits if wait]
 
-    def _answer(self, slot: int, own: _SlotState, reply: Reply) -> None:
+    def _answer(self, slot: int, reply: Reply) -> None:
+        own = self._agents[slot]
         own.is_waiting, own.action = False, None
         if isinstance(reply, AgentStepReply):
             own.frame = reply.frame
         self._replies.append((slot, reply))
 
     def _issue(self, work: Work) -> Work:
-        self._work = work, self._lanes.generation
+        self._work = work, self._generation
         return work

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, ErrorResponse
-from rlmesh_ray.dialects.dm_env_rpc.protocol.sequences import WorkFailed
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, WorldError
 from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import LaneFrame
 from rlmesh_ray.envs.commands import ResetCommand, ResetReply, StepCommand, StepReply, TextColumns
 from rlmesh_ray.envs.worker_process import WorkerProcess
@@ -56,13 +55,16 @@ class EnvDriver:
 
     async def reset_lanes(
         self, lanes: tuple[int, ...], seeds: tuple[int, ...], options: Mapping[str, object]
-    ) -> LaneFrame | WorkFailed:
+    ) -> LaneFrame:
         """Begin episodes; the first time, and after a failure, in all lanes.
 
         Args:
             lanes: Indices; empty: all.
             seeds: One for each of these lanes, or empty.
             options: As ``gymnasium.Env.reset`` takes them.
+
+        Raises:
+            WorldError: The environment has failed.
         """
         deadline = Deadline.after(self._timeout_ms)
         if self._ending is not None:
@@ -71,22 +73,25 @@ class EnvDriver:
         former = self._worker.process
         obstacle = await self._worker.make_ready(deadline, _nothing)
         if obstacle is not None:
-            return self._failed(obstacle)
+            raise self._failed(obstacle)
         is_another = former is not None and self._worker.process is not former
         if is_another and 0 < len(lanes) < self._num_lanes:
             # The other lanes ended with the former process, which had not been noticed.
-            return self._failed(Failure(FailureKind.CRASHED, "the environment's process has ended"))
+            raise self._failed(Failure(FailureKind.CRASHED, "the environment's process has ended"))
         command = ResetCommand(seeds=seeds, options=dict(options) or None, lanes=lanes)
         reply = await self._worker.request(command, deadline)
         if not isinstance(reply, ResetReply):
-            return self._failed(as_failure(reply))
+            raise self._failed(as_failure(reply))
         return LaneFrame(_shown(self._worker.require(), reply.text_columns), *self._nothing)
 
-    async def step_lanes(self, actions: Sequence[Column]) -> LaneFrame | WorkFailed:
+    async def step_lanes(self, actions: Sequence[Column]) -> LaneFrame:
         """Step all lanes.
 
         Args:
             actions: One column a leaf.
+
+        Raises:
+            WorldError: The environment has failed, or refuses an action.
         """
         process = self._worker.require()
         texts = []
@@ -98,7 +103,7 @@ class EnvDriver:
         deadline = Deadline.after(self._timeout_ms)
         reply = await self._worker.request(StepCommand(tuple(texts)), deadline)
         if not isinstance(reply, StepReply):
-            return self._failed(as_failure(reply))
+            raise self._failed(as_failure(reply))
         results = process.results
         return LaneFrame(
             _shown(process, reply.text_columns),
@@ -119,14 +124,13 @@ class EnvDriver:
             self._is_released = True
             self._worker.release(is_idle=True)
 
-    def _failed(self, failure: Failure) -> WorkFailed:
+    def _failed(self, failure: Failure) -> WorldError:
         code = _CODES.get(failure.kind, Code.INTERNAL)
         self._worker.note_error(code.name)
         is_lost = failure.kind not in _HARMLESS
         remedy = "; the next steps begin a new sequence" if is_lost else ""
-        return WorkFailed(
-            ErrorResponse(code, f"{failure.message}{remedy}", failure.debug_info), is_lost
-        )
+        message = f"{failure.message}{remedy}"
+        return WorldError(code, message, failure.debug_info, is_lost=is_lost)
 
 
 async def _kill(process: WorkerProcess) -> None:

@@ -4,24 +4,17 @@ A world belongs to the stream that created it, and lasts until that stream has e
 agent has left. So a matchmaker keeps its stream open until the agents have joined.
 """
 
-import uuid
 from dataclasses import dataclass
 
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import DM_ENV_RPC, Code, ErrorResponse
-from rlmesh_ray.dialects.dm_env_rpc.server.agent_slots import AgentSlot, agent_slots, batched_slot
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import DM_ENV_RPC, Code, WorldError
 from rlmesh_ray.dialects.dm_env_rpc.server.env_driver import EnvDriver
 from rlmesh_ray.dialects.dm_env_rpc.server.settings import CreateSettings, JoinSettings
 from rlmesh_ray.dialects.dm_env_rpc.server.world_runner import WorldRunner
+from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentSlot, agent_slots, batched_slot
 from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-
-_SAME_STEP = ErrorResponse(
-    Code.UNIMPLEMENTED,
-    "this environment resets its lanes within the step that ends an episode (autoreset mode "
-    "SAME_STEP), which dm_env_rpc has no form for: serve it with NEXT_STEP or DISABLED",
-)
 
 
 @dataclass(slots=True)
@@ -51,7 +44,7 @@ class WorldRegistry:
         self._entries: dict[str, _WorldEntry] = {}
         self._is_shared = any(slot.agent for slot in self._slots)
 
-    async def create(self, settings: CreateSettings, owner: object) -> WorldRunner | ErrorResponse:
+    async def create(self, settings: CreateSettings, owner: object) -> WorldRunner:
         """Create a world.
 
         Args:
@@ -60,16 +53,22 @@ class WorldRegistry:
 
         Raises:
             CodecError: The settings do not fit the environment.
+            WorldError: The endpoint is full, or its environment resets within the step.
         """
         if self.contract.autoreset_mode is AutoresetMode.SAME_STEP:
-            return _SAME_STEP
+            raise WorldError(
+                Code.UNIMPLEMENTED,
+                "this environment resets its lanes within the step that ends an episode (autoreset "
+                "mode SAME_STEP), which dm_env_rpc has no form for: serve it with NEXT_STEP or "
+                "DISABLED",
+            )
         try:
             await self._pool.reserve()
         except CapacityError as error:
-            return ErrorResponse(Code.RESOURCE_EXHAUSTED, error.message)
+            raise WorldError(Code.RESOURCE_EXHAUSTED, error.message) from error
         host = EnvDriver(self._pool, self.contract, self._grace_s, settings.timeout_ms)
         try:
-            world = WorldRunner(uuid.uuid4().hex, host, self.contract, self._slots, settings)
+            world = WorldRunner(host, self.contract, self._slots, settings)
         except BaseException:
             host.release()
             raise
@@ -79,28 +78,31 @@ class WorldRegistry:
         self._entries[world.name] = _WorldEntry(world, owner, owner is None, log)
         return world
 
-    def find(self, name: str) -> WorldRunner | ErrorResponse:
-        """Return the world with a name."""
-        entry = self._entries.get(name)
-        return entry.world if entry is not None else _unknown(name)
+    def find(self, name: str) -> WorldRunner:
+        """Return the world with a name.
 
-    async def join(
-        self, name: str, settings: JoinSettings
-    ) -> tuple[WorldRunner, AgentSlot] | ErrorResponse:
+        Raises:
+            WorldError: There is none.
+        """
+        return self._entry(name).world
+
+    async def join(self, name: str, settings: JoinSettings) -> tuple[WorldRunner, AgentSlot]:
         """Add an agent to a world; return the world and its slot.
 
         Args:
             name: The world's; empty: one that the endpoint creates and several agents share.
             settings: The agent's.
+
+        Raises:
+            WorldError: There is no such world, or no free slot that the settings allow.
         """
         world = self.find(name) if name else await self._own_world(settings)
-        if isinstance(world, ErrorResponse):
-            return world
-        slot = self._chosen(world, settings)
-        if isinstance(slot, ErrorResponse):
+        try:
+            slot = self._chosen(world, settings)
+        except WorldError:
             if not name:
                 self._reap(world.name)
-            return slot
+            raise
         world.take(slot)
         return world, slot
 
@@ -110,18 +112,18 @@ class WorldRegistry:
             world.leave(slot)
             self._reap(world.name)
 
-    def destroy(self, name: str) -> ErrorResponse | None:
-        """End a world without agents."""
-        entry = self._entries.get(name)
-        if entry is None:
-            return _unknown(name)
-        if not entry.world.is_empty:
-            return ErrorResponse(
+    def destroy(self, name: str) -> None:
+        """End a world without agents.
+
+        Raises:
+            WorldError: There is no such world, or it has agents.
+        """
+        if not self._entry(name).world.is_empty:
+            raise WorldError(
                 Code.FAILED_PRECONDITION,
                 "an agent is still joined to this world; have all agents leave first",
             )
         self._end(name)
-        return None
 
     def release_worlds(self, owner: object) -> None:
         """End the worlds of a stream that has ended; those with agents end with the last agent."""
@@ -140,59 +142,66 @@ class WorldRegistry:
         # A world ends by itself after its last agent: it is never counted as lost.
         entry.log.end(is_closed=True, is_idle=False, is_stopping=False)
 
-    async def _own_world(self, settings: JoinSettings) -> WorldRunner | ErrorResponse:
+    def _entry(self, name: str) -> _WorldEntry:
+        entry = self._entries.get(name)
+        if entry is None:
+            reason = f"there is no world {name[:80]!r}; CreateWorld names one"
+            raise WorldError(Code.NOT_FOUND, reason)
+        return entry
+
+    async def _own_world(self, settings: JoinSettings) -> WorldRunner:
         if self._is_shared and not settings.is_batched:
             for entry in self._entries.values():
-                has_room = not isinstance(self._chosen(entry.world, settings), ErrorResponse)
-                if entry.is_open and has_room:
+                if entry.is_open and self._free_slots(entry.world, settings):
                     return entry.world
         return await self.create(CreateSettings(), None)
 
-    def _chosen(self, world: WorldRunner, settings: JoinSettings) -> AgentSlot | ErrorResponse:
-        """Return the first free slot that ``settings`` allow."""
-        if settings.is_batched:
-            return self._batched(world, settings)
-        suited = [
+    def _free_slots(self, world: WorldRunner, settings: JoinSettings) -> list[AgentSlot]:
+        free = world.free_slots()
+        return [slot for slot in self._suited(settings) if slot in free]
+
+    def _suited(self, settings: JoinSettings) -> list[AgentSlot]:
+        """Return the slots that ``settings`` allow."""
+        return [
             slot
             for slot in self._slots
             if settings.lane in (None, slot.lane) and settings.agent in (None, slot.agent)
         ]
-        if not suited:
-            return self._nowhere(settings)
-        free = world.free_slots()
-        for slot in suited:
-            if slot in free:
-                return slot
-        return ErrorResponse(
-            Code.RESOURCE_EXHAUSTED,
-            "this world has no free slot of that kind; create another, or wait until an agent "
-            "leaves",
-        )
 
-    def _batched(self, world: WorldRunner, settings: JoinSettings) -> AgentSlot | ErrorResponse:
+    def _chosen(self, world: WorldRunner, settings: JoinSettings) -> AgentSlot:
+        """Return the first free slot that ``settings`` allow."""
+        if settings.is_batched:
+            return self._batched(world, settings)
+        if not self._suited(settings):
+            agents = list(dict.fromkeys(slot.agent for slot in self._slots if slot.agent))
+            about = (
+                f" and the agents {agents}" if agents else ", each with one agent without a name"
+            )
+            raise WorldError(
+                Code.INVALID_ARGUMENT,
+                f"there is no slot with lane {settings.lane} and agent {settings.agent!r}; this "
+                f"environment has {self.contract.num_envs} lane(s){about}",
+            )
+        free = self._free_slots(world, settings)
+        if not free:
+            raise WorldError(
+                Code.RESOURCE_EXHAUSTED,
+                "this world has no free slot of that kind; create another, or wait until an agent "
+                "leaves",
+            )
+        return free[0]
+
+    def _batched(self, world: WorldRunner, settings: JoinSettings) -> AgentSlot:
         if settings.lane is not None or settings.agent is not None:
             reason = "a batched join drives all lanes; give neither 'lane' nor 'agent'"
-            return ErrorResponse(Code.INVALID_ARGUMENT, reason)
+            raise WorldError(Code.INVALID_ARGUMENT, reason)
         if self.contract.autoreset_mode is AutoresetMode.DISABLED and self.contract.num_envs > 1:
-            return ErrorResponse(
+            raise WorldError(
                 Code.UNIMPLEMENTED,
                 "lanes that do not reset themselves cannot be driven by one batched join; serve "
                 "the environment with autoreset mode NEXT_STEP, or join lane by lane",
             )
         if not world.is_empty:
             reason = "a batched join needs a world for itself; create another"
-            return ErrorResponse(Code.FAILED_PRECONDITION, reason)
+            raise WorldError(Code.FAILED_PRECONDITION, reason)
         return batched_slot(self.contract)
-
-    def _nowhere(self, settings: JoinSettings) -> ErrorResponse:
-        agents = list(dict.fromkeys(slot.agent for slot in self._slots if slot.agent))
-        about = f" and the agents {agents}" if agents else ", each with one agent without a name"
-        return ErrorResponse(
-            Code.INVALID_ARGUMENT,
-            f"there is no slot with lane {settings.lane} and agent {settings.agent!r}; this "
-            f"environment has {self.contract.num_envs} lane(s){about}",
-        )
-
-
-def _unknown(name: str) -> ErrorResponse:
-    return ErrorResponse(Code.NOT_FOUND, f"there is no world {name[:80]!r}; CreateWorld names one")

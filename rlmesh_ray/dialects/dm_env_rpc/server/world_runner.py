@@ -1,34 +1,41 @@
-"""Runs one world: executes the work of its ``World``, and passes the answers to the agents."""
+"""Runs one world: does the work of its ``World``, and passes the answers to the agents."""
 
 import asyncio
+import logging
+import uuid
+from collections.abc import Mapping
 from typing import Any
 
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, ErrorResponse, StepWorld
-from rlmesh_ray.dialects.dm_env_rpc.protocol.sequences import (
-    AgentStepReply,
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, SequenceState, WorldError
+from rlmesh_ray.dialects.dm_env_rpc.protocol.world import (
     Reply,
+    ResetLanes,
     SequencePhase,
+    StepLanes,
     Work,
+    WorkDone,
+    World,
 )
-from rlmesh_ray.dialects.dm_env_rpc.protocol.world import World
-from rlmesh_ray.dialects.dm_env_rpc.server.action_defaults import SlotActions
-from rlmesh_ray.dialects.dm_env_rpc.server.agent_slots import AgentSlot
 from rlmesh_ray.dialects.dm_env_rpc.server.env_driver import EnvDriver
 from rlmesh_ray.dialects.dm_env_rpc.server.settings import (
     CreateSettings,
     MissingActions,
     ResetOptions,
 )
-from rlmesh_ray.dialects.dm_env_rpc.server.work_executor import WorkExecutor
-from rlmesh_ray.dialects.dm_env_rpc.wire.responses import pack_error
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentSlot
+from rlmesh_ray.errors import CapacityError, CodecError
+from rlmesh_ray.spaces.batch import empty_columns
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.spaces.multi_agent import filler_of_leaf
+
+_LOG = logging.getLogger(__name__)
 
 
 class WorldRunner:
     """A world, its environment and the agents in it. For the serving loop.
 
     Args:
-        name: Unique in its endpoint.
         host: Drives its environment; owned from now on.
         contract: The endpoint's.
         slots: One a lane, or one for each agent of each lane.
@@ -40,33 +47,52 @@ class WorldRunner:
 
     def __init__(
         self,
-        name: str,
         host: EnvDriver,
         contract: EnvContract,
         slots: tuple[AgentSlot, ...],
         settings: CreateSettings,
     ) -> None:
-        self.name = name
+        self.name = uuid.uuid4().hex
+        """Unique in its endpoint."""
         self._host = host
         self._contract = contract
         self._slots = slots
         self._settings = settings
         self._batched: AgentSlot | None = None
-        self._worker = WorkExecutor(host, contract, slots)
-        self._worker.restart(settings.reset_options)
-        self._own_actions: dict[int, SlotActions] = {}
+        # With one lane, only a reset begins the next episode.
+        self._resets_itself = contract.autoreset_mode is AutoresetMode.NEXT_STEP
+        self._has_ended = False
+        # Options of every reset; seed and options of the next reset of all lanes.
+        self._options: Mapping[str, object] = {}
+        self._reset_options = ResetOptions()
+        self._restart(settings.reset_options)
+        # Default actions, and the columns of the next step. A tuple of texts cannot be changed by
+        # row, a list can.
+        self._fillers = [filler_of_leaf(leaf) for leaf in leaves(contract.action_space)]
+        self._columns: list[Any] = [
+            list(column) if isinstance(column, tuple) else column
+            for column in empty_columns(contract.action_space, contract.num_envs)
+        ]
+        self._fill_columns()
+        # By slot: the actions of the last step of its sequence.
+        self._held: dict[int, Mapping[int, Any]] = {}
         self._due: dict[int, asyncio.Future[Reply]] = {}
         # Answers to an agent that drives the world in its own task.
         self._unclaimed: dict[int, Reply] = {}
         self._is_driven = False
         self._driver: asyncio.Task[None] | None = None
         self._progress = asyncio.Event()
-        self._core = self._new_core(None)
+        self._core = self._new_core()
 
     @property
     def is_empty(self) -> bool:
         """Whether it has no agent."""
         return not self._core.joined
+
+    @property
+    def missing_actions(self) -> MissingActions:
+        """How actions are replaced that an agent does not send."""
+        return self._settings.missing_actions
 
     def free_slots(self) -> list[AgentSlot]:
         """Return the slots without an agent; none if one agent drives all lanes."""
@@ -77,45 +103,48 @@ class WorldRunner:
     def take(self, slot: AgentSlot) -> None:
         """Add an agent in a free slot, or in the batched slot of a world without agents."""
         if slot.is_batched:
-            self._core, self._batched = self._new_core(slot), slot
+            self._batched = slot
+            self._core = self._new_core()
         self._core.take(slot.number)
-        missing = self._settings.missing_actions
-        self._own_actions[slot.number] = SlotActions(self._contract, slot, missing)
+        self._held[slot.number] = slot.tensors.fillers
 
     def leave(self, slot: AgentSlot) -> None:
         """Remove an agent."""
         self._core.leave(slot.number)
-        del self._own_actions[slot.number]
         self._unclaimed.pop(slot.number, None)
         due = self._due.pop(slot.number, None)
         if due is not None:
             due.cancel()
         if self._driver is not None and self._core.is_work_unneeded:
-            self._cancel_driver(self._driver)
+            # Nobody waits for it any more, and it may never end.
+            self._driver.cancel()
+            self._abandon(self._core)
+            self._driver, self._is_driven = None, False
         if slot is self._batched:
-            self._core, self._batched = self._new_core(None), None
+            self._batched = None
+            self._core = self._new_core()
         self._wake()
 
-    async def step(self, slot: AgentSlot, request: StepWorld) -> bytes:
-        """Wait until the world is stepped, and return the response.
+    async def step(self, slot: AgentSlot, request: Any) -> bytes:
+        """Wait until the world is stepped, and return the response to a ``pb.StepRequest``.
 
         Raises:
             CodecError: The request is malformed; it has no effect.
+            WorldError: The environment has failed, or refuses the action.
         """
-        slot.tensors.check_requested(request.requested)
-        own, number = self._own_actions[slot.number], slot.number
+        requested = tuple(request.requested_observations)
+        slot.tensors.check_requested(requested)
+        number = slot.number
         is_acting = self._core.phase(number) is SequencePhase.RUNNING
-        action = own.complete(request.actions) if is_acting else None
+        action = self._completed(slot, request.actions) if is_acting else None
         self._core.step(number, action)
         reply = await self._reply(number)
-        if not isinstance(reply, AgentStepReply):
-            return pack_error(reply)
+        if isinstance(reply, WorldError):
+            raise reply
         if not reply.is_acted:
-            own.begin()
+            self._held[number] = slot.tensors.fillers
         frame: Any = reply.frame
-        return slot.tensors.pack_step(
-            reply.state, request.requested, frame, is_acted=reply.is_acted
-        )
+        return slot.tensors.pack_step(reply.state, requested, frame, is_acted=reply.is_acted)
 
     def reset(self, slot: AgentSlot, reset_options: ResetOptions) -> None:
         """End the sequence of one agent.
@@ -126,75 +155,75 @@ class WorldRunner:
         reset_options.check(self._contract.num_envs if slot.is_batched else 1)
         self._core.reset(slot.number)
         if reset_options:
-            self._core.reset_options(slot.number, reset_options)
+            self.set_next_reset(slot, reset_options)
         self._wake()
 
-    async def reset_world(
-        self, caller: AgentSlot | None, reset_options: ResetOptions
-    ) -> ErrorResponse | None:
+    async def reset_world(self, caller: AgentSlot | None, reset_options: ResetOptions) -> None:
         """End the sequences of all agents; return when answers have reported it to the others.
-
-        Returns:
-            An error if not all of them have stepped in time; the world is reset all the same.
 
         Raises:
             CodecError: The options have seeds for another number of lanes.
+            WorldError: Not all of them have stepped in time; the world is reset all the same.
         """
-        self._worker.restart(reset_options)
+        self._restart(reset_options)
         # A batched join or its end replaces the core, and its waits.
         core = self._core
-        core.restart(reset_options, is_autoreset_welcome=not self._worker.options)
-        wait = core.reset_world(None if caller is None else caller.number)
+        core.restart(reset_options, is_autoreset_welcome=not self._options)
+        uninformed = core.reset_world(None if caller is None else caller.number)
         self._wake()
         timeout_s = self._settings.reset_world_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                while core.is_pending(wait):
+                while uninformed:
                     self._progress.clear()
                     await self._progress.wait()
         except TimeoutError:
-            return ErrorResponse(
+            raise WorldError(
                 Code.DEADLINE_EXCEEDED,
                 f"the world is reset, but after {timeout_s:g} s there are agents that have not "
                 "stepped, and so have not received the end of their sequences",
-            )
+            ) from None
         finally:
-            core.forget_wait(wait)
-        return None
+            core.forget_wait(uninformed)
 
     def set_next_reset(self, slot: AgentSlot, reset_options: ResetOptions) -> None:
         """Set the reset options of an agent's next sequence; the running one goes on."""
         self._core.reset_options(slot.number, reset_options)
 
-    @property
-    def missing_actions(self) -> MissingActions:
-        """How actions are replaced that an agent does not send."""
-        return self._settings.missing_actions
-
     def end(self) -> None:
         """Release the environment, once the world has no agent. Idempotent."""
         self._host.release()
 
-    # --- work ----------------------------------------------------------------------------
-
-    def _new_core(self, batched: AgentSlot | None) -> World:
-        lanes = [0] if batched is not None else [slot.lane for slot in self._slots]
-        quorum = 1 if batched is not None else self._settings.min_agents
+    def _new_core(self) -> World:
+        """Return the state machine of a world without agents: a batched join is one wide lane."""
+        is_batched = self._batched is not None
+        lanes = [0] if is_batched else [slot.lane for slot in self._slots]
         core = World(
             lanes,
-            resets_itself=self._worker.resets_itself or batched is not None,
-            quorum=min(quorum, len(lanes)),
+            resets_itself=self._resets_itself or is_batched,
+            quorum=1 if is_batched else min(self._settings.min_agents, len(lanes)),
         )
-        core.restart(self._worker.reset_options, is_autoreset_welcome=not self._worker.options)
-        self._worker.is_batched = batched is not None
+        core.restart(self._reset_options, is_autoreset_welcome=not self._options)
         return core
+
+    def _restart(self, reset_options: ResetOptions) -> None:
+        """Set the options of the next reset of all lanes.
+
+        Raises:
+            CodecError: They have seeds for another number of lanes.
+        """
+        reset_options.check(self._contract.num_envs)
+        self._reset_options = reset_options
+        self._options = reset_options.options or self._options
+
+    # --- turns ---------------------------------------------------------------------------
 
     async def _reply(self, number: int) -> Reply:
         """Return the answer to the step that an agent has just requested."""
-        if self._core.num_joined == 1 and not self._is_driven:
+        if len(self._core.joined) == 1 and not self._is_driven:
             reply = await self._drive_alone(number)
             if reply is not None:
-                if self._core.num_joined > 1:
+                if len(self._core.joined) > 1:
                     self._wake()
                 return reply
         due: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -232,32 +261,109 @@ class WorldRunner:
         reply: Reply | None = None
         self._is_driven = True
         try:
-            while reply is None and core.num_joined == 1:
+            while reply is None and len(core.joined) == 1:
                 work = core.next_work()
                 if work is None:
                     return self._hand_out(number)
-                core.complete(await self._worker.outcome(work))
+                core.complete(await self._outcome(work))
                 reply = self._hand_out(number)
         except asyncio.CancelledError:
             # Agents that have joined meanwhile still get their answers.
-            self._host.abandon()
-            core.abandon_work()
+            self._abandon(core)
             raise
         finally:
             self._is_driven = False
         return reply
 
-    def _cancel_driver(self, driver: "asyncio.Task[None]") -> None:
-        """Cancel work that no agent waits for any more: it may never end."""
-        driver.cancel()
-        self._host.abandon()
-        self._core.abandon_work()
-        self._driver, self._is_driven = None, False
-
     async def _drive(self, first: Work) -> None:
         work: Work | None = first
         while work is not None:
-            self._core.complete(await self._worker.outcome(work))
+            core = self._core
+            core.complete(await self._outcome(work))
             work = self._core.next_work()
             self._hand_out()
         self._driver, self._is_driven = None, False
+
+    def _abandon(self, core: World) -> None:
+        self._host.abandon()
+        core.abandon_work()
+
+    # --- work ----------------------------------------------------------------------------
+
+    async def _outcome(self, work: Work) -> WorkDone | WorldError:
+        """Do ``work``; any error is returned."""
+        try:
+            if isinstance(work, ResetLanes):
+                return await self._reset_lanes(work)
+            if self._batched is not None:
+                return await self._step_batch(work)
+            return await self._step_lanes(work)
+        except WorldError as error:
+            return error
+        except CapacityError as error:
+            return WorldError(Code.RESOURCE_EXHAUSTED, error.message, is_lost=True)
+        except Exception as error:  # noqa: BLE001  # outermost frame: agents wait for an answer
+            _LOG.exception("a world has failed")
+            return WorldError(Code.INTERNAL, f"the endpoint failed: {error!r}", is_lost=True)
+
+    async def _reset_lanes(self, work: ResetLanes) -> WorkDone:
+        asked = work.reset_options
+        if not isinstance(asked, ResetOptions):
+            asked = ResetOptions()
+        lanes = work.lanes if self._batched is None else asked.lanes
+        seeds = asked.seed
+        if isinstance(seeds, int):
+            seeds = tuple(range(seeds, seeds + (len(lanes) or self._contract.num_envs)))
+        self._has_ended = False
+        options = {**self._options, **asked.options}
+        frame = await self._host.reset_lanes(lanes, seeds or (), options)
+        if not lanes and asked is self._reset_options:
+            self._reset_options = ResetOptions()
+        return WorkDone(frame, {}, ())
+
+    async def _step_lanes(self, work: StepLanes) -> WorkDone:
+        if len(work.actions) < len(self._slots):
+            self._fill_columns()
+        for number in work.actions:
+            self._put(self._slots[number], work.actions[number])
+        frame = await self._host.step_lanes(self._columns)
+        states = {number: self._slots[number].tensors.state(frame) for number in work.actions}
+        return WorkDone(frame, states, (frame.terminated | frame.truncated).tolist())
+
+    async def _step_batch(self, work: StepLanes) -> WorkDone:
+        if self._has_ended and not self._resets_itself:
+            # As with lanes that reset themselves, this action is ignored.
+            self._has_ended = False
+            frame = await self._host.reset_lanes((), (), self._options)
+        else:
+            assert self._batched is not None, "only then"
+            self._put(self._batched, work.actions[0])
+            frame = await self._host.step_lanes(self._columns)
+        self._has_ended = bool(frame.terminated.any() or frame.truncated.any())
+        return WorkDone(frame, {0: SequenceState.RUNNING}, [False])
+
+    def _completed(self, slot: AgentSlot, sent: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Return the values of all actions of an agent, by leaf.
+
+        Raises:
+            CodecError: One is malformed, or is missing where it must not.
+        """
+        values = slot.tensors.read_actions(sent)
+        fillers = slot.tensors.fillers
+        if len(values) < len(fillers):
+            if self.missing_actions is MissingActions.ERROR:
+                names = slot.tensors.action_names_without(values)
+                raise CodecError(f"the actions {names} are missing, which this world needs")
+            is_held = self.missing_actions is MissingActions.HOLD
+            values = {**(self._held[slot.number] if is_held else fillers), **values}
+        self._held[slot.number] = values
+        return values
+
+    def _fill_columns(self) -> None:
+        """Set the actions of all slots to the defaults, for those that do not act."""
+        for filler, column in zip(self._fillers, self._columns, strict=True):
+            column[:] = [filler] * len(column) if isinstance(column, list) else filler
+
+    def _put(self, slot: AgentSlot, values: Any) -> None:
+        for position, value in values.items():
+            self._columns[position][slot.row] = value

@@ -5,7 +5,8 @@ agent of a slot is a lane, one of several agents of a lane, or all lanes (a batc
 rows of a batch are its own is in the functions ``read`` and ``ending``.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,12 +62,16 @@ class ActionTensor:
         spec: Its tensor's.
         position: Index of its leaf in the action space.
         dtype: The leaf's; None for text.
+        filler: Its default, for an agent that does not send it.
     """
 
-    def __init__(self, spec: TensorSpec, position: int, dtype: np.dtype[Any] | None) -> None:
+    def __init__(
+        self, spec: TensorSpec, position: int, dtype: np.dtype[Any] | None, filler: Any
+    ) -> None:
         self.spec = spec
         self.position = position
         self.dtype = dtype
+        self.filler = filler
         self._name = f"action {spec.name!r}"
         self._field = spec.dtype.field
         self._is_number = not spec.shape and spec.dtype in _NUMBERS and spec.dtype.numpy == dtype
@@ -218,11 +223,17 @@ class AgentTensors:
             )
         )
         """``pb.ActionObservationSpecs``"""
+        self.fillers: Mapping[int, Any] = {each.position: each.filler for each in actions}
+        """Defaults of the actions, by leaf."""
 
     @property
     def actions(self) -> Iterable[ActionTensor]:
         """All of them."""
         return self._actions.values()
+
+    def action_names_without(self, values: Container[int]) -> list[str]:
+        """Return the names of the actions whose leaves are not among ``values``."""
+        return [each.spec.name for each in self.actions if each.position not in values]
 
     def state(self, frame: LaneFrame) -> SequenceState:
         """Return the state of the agent's sequence after a step."""
@@ -378,7 +389,14 @@ def all_lanes(contract: EnvContract) -> AgentTensors:
         ),
     ]
     actions = [
-        ActionTensor(tensor_spec(leaf, tensor_name(leaf.path, ACTION), num_lanes), at, leaf.dtype)
+        ActionTensor(
+            tensor_spec(leaf, tensor_name(leaf.path, ACTION), num_lanes),
+            at,
+            leaf.dtype,
+            multi_agent.filler_of_leaf(leaf)
+            if leaf.dtype is not None
+            else [multi_agent.filler_of_leaf(leaf)] * num_lanes,
+        )
         for at, leaf in enumerate(leaves(contract.action_space))
     ]
     return AgentTensors(actions, [*observed, *extras], lambda _: (False, False))
@@ -387,7 +405,12 @@ def all_lanes(contract: EnvContract) -> AgentTensors:
 def _actions(contract: EnvContract, own_path: Path) -> list[ActionTensor]:
     depth = len(own_path)
     return [
-        ActionTensor(tensor_spec(leaf, tensor_name(leaf.path[depth:], ACTION)), at, leaf.dtype)
+        ActionTensor(
+            tensor_spec(leaf, tensor_name(leaf.path[depth:], ACTION)),
+            at,
+            leaf.dtype,
+            multi_agent.filler_of_leaf(leaf),
+        )
         for at, leaf in enumerate(leaves(contract.action_space))
         if leaf.path[:depth] == own_path
     ]
@@ -399,3 +422,39 @@ def _row(at: int, lane: int) -> Any:
 
 def _column(at: int) -> Any:
     return lambda frame: frame.columns[at]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AgentSlot:
+    """A slot for one agent; every world of an endpoint has the same slots."""
+
+    number: int
+    row: int | slice
+    """The rows of a column that belong to it."""
+    lane: int
+    agent: str
+    """Empty if the lane has one agent."""
+    tensors: AgentTensors
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether its agent drives all lanes."""
+        return isinstance(self.row, slice)
+
+
+def agent_slots(contract: EnvContract) -> tuple[AgentSlot, ...]:
+    """Return a slot for each lane, or for each agent of each lane."""
+    agents = agent_names(contract)
+    slots: list[AgentSlot] = []
+    for lane in range(contract.num_envs):
+        if not agents:
+            slots.append(AgentSlot(len(slots), lane, lane, "", lane_agent(contract, lane)))
+        for agent in agents:
+            tensors = agent_among_others(contract, lane, agent)
+            slots.append(AgentSlot(len(slots), lane, lane, agent, tensors))
+    return tuple(slots)
+
+
+def batched_slot(contract: EnvContract) -> AgentSlot:
+    """Return the slot of an agent that drives all lanes."""
+    return AgentSlot(0, slice(None), 0, "", all_lanes(contract))

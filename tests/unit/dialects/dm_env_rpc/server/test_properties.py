@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from gymnasium import spaces
 
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import ListProperties, ReadProperties
 from rlmesh_ray.dialects.dm_env_rpc.server.properties import Properties
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -29,16 +27,13 @@ def test_a_key_that_is_asked_for_many_times_is_read_once() -> None:
     world: Any = CountingWorld()
 
     keys = ("rlmesh.world.name",) * 1000
-    PROPERTIES.read(ReadProperties(keys, is_core=True), (world, None))  # type: ignore[arg-type]
+    PROPERTIES.read(keys, (world, None))  # type: ignore[arg-type]
 
     assert world.num_reads == 1
 
 
 def test_a_node_that_is_listed_many_times_is_listed_once() -> None:
-    once, many = (
-        PROPERTIES.list(ListProperties(("rlmesh",) * count, is_core=False), None)
-        for count in (1, 1000)
-    )
+    once, many = (PROPERTIES.list(("rlmesh",) * count, None) for count in (1, 1000))
 
     assert once == many
-    assert pb.EnvironmentResponse.FromString(many).WhichOneof("payload") == "extension"
+    assert [each.key for each in once] == ["rlmesh.contract", "rlmesh.version"]

@@ -7,9 +7,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
+from google.protobuf.message import DecodeError
 from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.dm_env_rpc.server.service import EnvironmentService
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, WorldError
+from rlmesh_ray.dialects.dm_env_rpc.server.service import EnvironmentService, pack_error
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -60,3 +64,32 @@ def test_a_request_may_be_as_large_as_its_integers_can_become() -> None:
 
     assert service.max_request_bytes > 2 * 1000 * 1000 * 10
     assert service.streams_per_session == 2
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_answered(data: bytes) -> None:
+    stream = Stream(data)
+    service = EnvironmentService(POOL, CONTRACT, 1.0, Drain())
+
+    asyncio.run(service.process(stream.requests(), cast("Any", stream)))
+
+    [written] = stream.written
+    response = pb.EnvironmentResponse.FromString(written)
+    if pb_kind(data) not in ("create_world", "join_world"):  # those need the pool
+        assert response.error.code != Code.INTERNAL
+
+
+def pb_kind(data: bytes) -> str | None:
+    try:
+        kind: str | None = pb.EnvironmentRequest.FromString(data).WhichOneof("payload")
+    except DecodeError:
+        return None
+    return kind
+
+
+def test_a_refusal_with_odd_text_is_packed() -> None:
+    data = pack_error(WorldError(Code.INTERNAL, "lone \ud800", "trace \ud800"))
+
+    error = pb.EnvironmentResponse.FromString(data).error
+    assert (error.code, error.message) == (13, "lone ?")
+    assert error.details[0].type_url == "type.googleapis.com/google.rpc.DebugInfo"

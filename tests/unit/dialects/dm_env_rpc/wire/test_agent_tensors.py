@@ -11,21 +11,13 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import (
-    Code,
-    ErrorResponse,
-    MalformedWorldRequest,
-    SequenceState,
-    StepWorld,
-)
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
 from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import (
     LaneFrame,
     agent_names,
     all_lanes,
     lane_agent,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.requests import parse_request
-from rlmesh_ray.dialects.dm_env_rpc.wire.responses import pack_error
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import TensorSpec
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import capabilities
@@ -175,34 +167,6 @@ def test_unknown_uids_are_named() -> None:
         tensors.read_actions({7: tensor_utils.pack_tensor(1)})
     with pytest.raises(CodecError, match="no observation 9; there are 1, 2"):
         tensors.check_requested([1, 9])
-
-
-@given(st.binary(max_size=40))
-def test_no_bytes_break_the_parser(data: bytes) -> None:
-    request = parse_request(data)
-
-    if isinstance(request, MalformedWorldRequest):
-        response = pb.EnvironmentResponse.FromString(pack_error(request.refusal))
-        assert response.error.code in (3, 12)
-
-
-def test_a_step_is_read_with_its_actions_unread() -> None:
-    message = pb.EnvironmentRequest(step={"requested_observations": [2, 1, 2]})
-    message.step.actions[5].shape.append(-9)
-
-    request = parse_request(message.SerializeToString())
-
-    assert isinstance(request, StepWorld)
-    assert request.requested == (2, 1, 2)
-    assert list(request.actions) == [5]
-
-
-def test_a_refusal_with_odd_text_is_packed() -> None:
-    data = pack_error(ErrorResponse(Code.INTERNAL, "lone \ud800", "trace \ud800"))
-
-    error = pb.EnvironmentResponse.FromString(data).error
-    assert (error.code, error.message) == (13, "lone ?")
-    assert error.details[0].type_url == "type.googleapis.com/google.rpc.DebugInfo"
 
 
 @pytest.mark.parametrize("claim", [None, 3, {}, {"agents": 1}, {"agents": [["a"]]}])
