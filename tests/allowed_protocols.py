@@ -64,6 +64,5 @@ ALLOWED_PROTOCOLS = {
     "StepRecorder": "leaves: one implementation (EpisodeRecorder)",
     "UpdatablePolicy": "TorchPolicy, RllibPolicy",
     "WeightSink": "ModelServer, ModelFleet",
-    "WorldTransport": "LaneStreams, BatchedStream",
     "_Rule": "_IntervalRule, _TextRule",
 }

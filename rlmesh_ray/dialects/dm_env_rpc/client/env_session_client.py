@@ -8,7 +8,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -18,13 +18,26 @@ from rlmesh_ray.client.env_session_client import DialectEnvClient
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import with_timeout_limit
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_streams import LaneState, LaneStreams
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import (
+    LaneTensors,
+    batch_tensors,
+    same_tensors,
+)
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
+from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import contract_of_world
 from rlmesh_ray.dialects.dm_env_rpc.client.value_check import ValueCheck
-from rlmesh_ray.dialects.dm_env_rpc.client.world_setup import open_world
+from rlmesh_ray.dialects.dm_env_rpc.client.world_join import (
+    ConnectRetry,
+    JoiningAgent,
+    WorldJoiner,
+    fetch_contract,
+)
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import DM_ENV_RPC
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConfigurationWarning,
+    ContractMismatchError,
     EndpointClosedError,
     EndpointError,
     EndpointLostError,
@@ -38,14 +51,23 @@ from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
 from rlmesh_ray.protocol.client_session import Limit
 from rlmesh_ray.protocol.episodes import EpisodeTracker
 from rlmesh_ray.protocol.handshake import HandshakeResponse
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.leaves import Column
 from rlmesh_ray.transport.session_progress import SessionProgress
 
 _OWN_OPTIONS = "options"
+_OWN_SEED = "seed"
 _GOODBYE_TIMEOUT_S = 3.0
 
-_Begun = tuple[tuple[int, ...], tuple[int, ...]]
-"""The lanes of a reset, and their seeds, if it has any."""
+
+@dataclass(frozen=True, slots=True)
+class _Reset:
+    """A reset that was sent."""
+
+    lanes: tuple[int, ...]
+    seeds: tuple[int, ...]
+    begun: Mapping[int, bool]
+    """See ``LaneStreams.send_reset``."""
 
 
 class WorldClient:
@@ -87,10 +109,18 @@ class WorldClient:
         self._has_ended = False
         self._settings = settings
         with with_timeout_limit(Limit("", connect_options.timeout_s)):
-            opened = open_world(connect_options, settings)
-        self.joiner, self._transport = opened.joiner, opened.transport
-        self._seed, self._is_ours = opened.seed, opened.is_ours
-        self.contract = opened.contract
+            retry = ConnectRetry(connect_options.timeout_s)
+            published = fetch_contract(connect_options, settings, retry)
+            self._is_ours = published is not None
+            # The reset setting that takes a lane's seed; None: there is none.
+            self._seed = settings.seed or (_OWN_SEED if self._is_ours else None)
+            self.joiner = WorldJoiner(connect_options, settings, retry)
+            self.joiner.enter()
+            try:
+                self.contract, self._transport = self._joined(published)
+            except BaseException:
+                self.joiner.leave()
+                raise
         self._values = ValueCheck(
             self.contract.observation_space,
             self.contract.num_envs,
@@ -100,7 +130,7 @@ class WorldClient:
         self._counted = SessionProgress.local(self.contract.num_envs)
         self._tracker = EpisodeTracker(self.contract.num_envs, lambda: uuid4().hex, self._counted)
         self._ids = map(str, itertools.count(1))
-        self._pending: deque[tuple[str, _Begun | None]] = deque()
+        self._pending: deque[tuple[str, _Reset | None]] = deque()
         self._end: BaseException | None = None
         self._is_closed = False
 
@@ -174,25 +204,25 @@ class WorldClient:
             )
             seeds = ()
         with self._ending(RlmeshError):  # those are raised before anything is sent
-            self._transport.send_reset(chosen, seeds, self._reset_settings(options))
-            return self._note_sent((chosen, tuple(seeds)))
+            settings = self._reset_settings(options)
+            begun = self._transport.send_reset(chosen, seeds, settings, is_alone=not self._pending)
+            return self._note_sent(_Reset(chosen, tuple(seeds), begun))
 
     def receive_reset(self, request_id: str) -> ResetResult:
         """Wait for the result of the oldest request that was sent, a reset."""
-        begun = self._oldest(request_id)
-        if begun is None:
+        sent = self._oldest(request_id)
+        if sent is None:
             raise LocalProtocolError("that request was a step", request_id)
         with self._ending(RemoteEnvError), with_timeout_limit(self._reset_limit):
             self._pending.popleft()
-            observation = self._transport.receive_reset(
-                time.monotonic() + self._reset_limit.seconds
-            )
+            end_s = time.monotonic() + self._reset_limit.seconds
+            observation = self._transport.receive_reset(sent.begun, end_s)
             infos = self._values.check(observation)
-        self._has_ended = self._has_ended and len(begun[0]) < self.contract.num_envs
+        self._has_ended = self._has_ended and len(sent.lanes) < self.contract.num_envs
         self._counted.begin(self._counted.done + 1, 0)
-        self._counted.count_reset(begun[0])
+        self._counted.count_reset(sent.lanes)
         self._counted.end()
-        self._tracker.begin(*begun, time.time_ns())
+        self._tracker.begin(sent.lanes, sent.seeds, time.time_ns())
         return ResetResult(observation, infos, self._tracker.episode_ids)
 
     def step(self, action: Sequence[Column]) -> StepResult:
@@ -208,7 +238,7 @@ class WorldClient:
         """
         self._require_open()
         with self._ending(RlmeshError):
-            self._transport.send_step(action)
+            self._transport.send_step(action, is_alone=not self._pending)
             return self._note_sent(None)
 
     def receive_step(self, request_id: str) -> StepResult:
@@ -290,6 +320,38 @@ class WorldClient:
         goodbye.start()
         goodbye.join(_GOODBYE_TIMEOUT_S)
 
+    def _joined(self, published: EnvContract | None) -> tuple[EnvContract, LaneStreams]:
+        """Return the contract and the streams of the agents, which have joined."""
+        settings, address = self._settings, self.address
+        agents = self.joiner.agents
+        first = agents[0].joined_specs
+        if settings.batched:
+            assert published is not None, "else fetch_contract would have raised"
+            contract = replace(published, autoreset_mode=AutoresetMode.NEXT_STEP, render_mode="")
+            tensors = [batch_tensors(first, contract, settings, address)]
+            states: list[LaneState] = []
+        else:
+            _require_one_kind(agents, address)
+            world = contract_of_world(first, published, settings, address)
+            contract = world.contract
+            tensors = [
+                LaneTensors(
+                    agent.joined_specs, world.actions, world.observations, settings, address
+                )
+                for agent in agents
+            ]
+            states = [LaneState(agent.lane, settings) for agent in agents]
+        streams = LaneStreams(
+            agents,
+            tensors,
+            states,
+            contract,
+            seed=self._seed,
+            begin_last=settings.one_world and published is not None,
+            address=address,
+        )
+        return contract, streams
+
     def _reset_settings(self, options: Mapping[str, object] | None) -> Settings:
         settings: dict[str, Any] = dict(self._settings.reset)
         if options and self._is_ours:
@@ -300,12 +362,12 @@ class WorldClient:
             frames.require_size(settings)
         return settings
 
-    def _note_sent(self, begun: _Begun | None) -> str:
+    def _note_sent(self, reset: _Reset | None) -> str:
         request_id = next(self._ids)
-        self._pending.append((request_id, begun))
+        self._pending.append((request_id, reset))
         return request_id
 
-    def _oldest(self, request_id: str) -> _Begun | None:
+    def _oldest(self, request_id: str) -> _Reset | None:
         self._require_open()
         if not self._pending or self._pending[0][0] != request_id:
             raise LocalProtocolError(
@@ -342,6 +404,16 @@ class WorldClient:
             if isinstance(error, EndpointError):
                 self.joiner.drop()
             raise
+
+
+def _require_one_kind(agents: Sequence[JoiningAgent], address: str) -> None:
+    first, *others = agents
+    for agent in others:
+        if not same_tensors(first.joined_specs, agent.joined_specs):
+            raise ContractMismatchError(
+                f"{address} gives lane {agent.lane} other actions or observations than lane 0; "
+                "the lanes of one session are of one kind, so open a session for each kind"
+            )
 
 
 def _open(

@@ -1,9 +1,7 @@
 """Frames of a dm_env_rpc client: requests to bytes, bytes to answers."""
 
 import contextlib
-import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,32 +21,20 @@ _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 _STEP, _ACTIONS, _KEY, _VALUE = b"\x1a", b"\x0a", b"\x08", b"\x12"
 
 
-class RequestKind(enum.Enum):
-    """Kind of a request, and of its answer."""
-
-    CREATE_WORLD = "create_world"
-    JOIN_WORLD = "join_world"
-    STEP = "step"
-    RESET = "reset"
-    LEAVE_WORLD = "leave_world"
-    DESTROY_WORLD = "destroy_world"
-    EXTENSION = "extension"
-
-
 _SCALARS = (bool, int, float, str, np.generic)
 _ARRAYS = (np.ndarray, np.memmap)
 """Other subclasses would lose something, such as a mask."""
 _PYTHON_KINDS: dict[Any, type] = {np.bool_: bool, np.int64: int, np.float64: float, np.str_: str}
-_KINDS = {kind.value: kind for kind in RequestKind}
-
-
-@dataclass(frozen=True, slots=True)
-class WorldResponse:
-    """The answer to a request."""
-
-    kind: RequestKind
-    payload: Any
-    """The message, such as a ``pb.StepResponse``."""
+_KINDS = {
+    "create_world",
+    "join_world",
+    "step",
+    "reset",
+    "leave_world",
+    "destroy_world",
+    "extension",
+}
+"""Kinds of the requests here, and of their answers: names of the payload."""
 
 
 def create_request(settings: Settings) -> bytes:
@@ -91,7 +77,7 @@ def read_request(key: str) -> bytes:
     return _serialized(request)
 
 
-def read_value(answer: WorldResponse) -> Any:
+def read_value(answer: Any) -> Any:
     """Return the ``pb.Tensor`` in the answer to a request for a property.
 
     Raises:
@@ -99,7 +85,7 @@ def read_value(answer: WorldResponse) -> Any:
     """
     response = properties.PropertyResponse()
     try:
-        is_one = answer.payload.Unpack(response)
+        is_one = answer.extension.Unpack(response)
     except DecodeError as error:
         raise RemoteProtocolError(f"the value of a property does not decode: {error}") from error
     if not is_one or response.WhichOneof("payload") != "read_property":
@@ -129,8 +115,8 @@ def step_request(actions: Iterable[tuple[int, bytes]], requested: bytes) -> byte
     return b"%b%b%b" % (_STEP, varint(len(body)), body)
 
 
-def parse_answer(frame: bytes) -> WorldResponse:
-    """Return the answer in a frame.
+def parse_answer(frame: bytes) -> Any:
+    """Return the answer in a frame, a ``pb.EnvironmentResponse``.
 
     Raises:
         RemoteEnvError: The server refused the request.
@@ -147,7 +133,7 @@ def parse_answer(frame: bytes) -> WorldResponse:
         raise RemoteEnvError(code, status.message, True, _debug_info(status.details))
     if name not in _KINDS:
         raise RemoteProtocolError(f"the answer is {name or 'empty'}, which answers nothing here")
-    return WorldResponse(_KINDS[name], getattr(response, name))
+    return response
 
 
 def kind_name(frame: bytes) -> str:

@@ -1,15 +1,24 @@
-"""Tensors of one agent: the uids of leaves, reward and discount, and the requests for steps."""
+"""Tensors of one agent: uids of leaves, reward and discount, requests for steps, their answers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
-from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import TensorSpace
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import AgentSpecs, TensorSpec, spec_to_proto
+from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import TensorSpace, exact_space
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
+    ACTION,
+    OBSERVATION,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+    AgentSpecs,
+    TensorSpec,
+    spec_to_proto,
+)
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
     Array,
     DataType,
@@ -21,18 +30,14 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
 from rlmesh_ray.errors import (
     CodecError,
     ConformanceError,
+    HandshakeRefusedError,
     RemoteProtocolError,
     UnsupportedSpaceError,
 )
+from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column
 
-
-@dataclass(frozen=True, slots=True)
-class StepScalars:
-    """Reward and discount of a step."""
-
-    reward: float
-    discount: float | None
+_FLAGS = (REWARD, TERMINATED, TRUNCATED)
 
 
 class LaneTensors:
@@ -44,6 +49,7 @@ class LaneTensors:
         observations: The observation space, of all agents.
         settings: Names of the reward and the discount.
         address: The server's, for messages.
+        is_batched: Whether the agent is all lanes, see ``batch_tensors``.
 
     Raises:
         UnsupportedSpaceError: The reward or the discount is no number.
@@ -56,24 +62,32 @@ class LaneTensors:
         observations: TensorSpace,
         settings: DmEnvRpcSettings,
         address: str,
+        *,
+        is_batched: bool = False,
     ) -> None:
         own = with_uids(specs.actions, actions.tensors)
         self._actions = [(*one, shift) for one, shift in zip(own, actions.shifts(), strict=True)]
         self._observations = with_uids(specs.observations, observations.tensors)
-        self._reward = _number(specs.observations, settings.reward, address)
-        self._discount = _number(specs.observations, settings.discount, address)
-        extra = [one[0] for one in (self._reward, self._discount) if one is not None]
+        self._reward = self._discount = None
+        self._flags: list[tuple[int, TensorSpec]] = []
+        if is_batched:
+            by_name = {spec.name: (uid, spec) for uid, spec in specs.observations.items()}
+            self._flags = [by_name[name] for name in _FLAGS]
+        else:
+            self._reward = _number(specs.observations, settings.reward, address)
+            self._discount = _number(specs.observations, settings.discount, address)
+        extra = [one[0] for one in (self._reward, self._discount, *self._flags) if one is not None]
         wanted = dict.fromkeys([uid for uid, _ in self._observations] + extra)
         self._requested = frames.observed(wanted)
         self.blind_step = frames.step_request((), self._requested)
         """The request for a step without actions, which begins a sequence."""
 
-    def step_request(self, columns: Sequence[Column], lane: int) -> bytes:
-        """Return the request for a step with the actions of a lane.
+    def step_request(self, columns: Sequence[Column], row: int | slice) -> bytes:
+        """Return the request for a step.
 
         Args:
             columns: One a leaf of the action space, over all lanes.
-            lane: Index.
+            row: The lanes of the agent.
 
         Raises:
             CodecError: A text cannot be encoded.
@@ -81,42 +95,84 @@ class LaneTensors:
         """
         return frames.step_request(
             (
-                (uid, encode_tensor(_to_send(column[lane], spec, shift), spec.dtype))
+                (uid, encode_tensor(_to_send(column[row], spec, shift), spec.dtype))
                 for (uid, spec, shift), column in zip(self._actions, columns, strict=True)
             ),
             self._requested,
         )
 
-    def read(self, answer: frames.WorldResponse, rows: Sequence[Any], lane: int) -> None:
+    def read(self, answer: Any, rows: Sequence[Any], row: int | slice) -> None:
         """Write a step's observation into ``rows``.
 
         Args:
-            answer: The step's.
+            answer: The ``pb.StepResponse``.
             rows: One a leaf of the observation space, over all lanes: arrays, and lists of text.
-            lane: Index.
+            row: The lanes of the agent.
 
         Raises:
             RemoteProtocolError: A tensor is missing, does not match its spec, or has an integer
                 that its leaf's dtype does not hold.
         """
-        found = answer.payload.observations
-        for (uid, spec), row in zip(self._observations, rows, strict=True):
-            value = tensor_of(found, uid, spec)
+        for (uid, spec), column in zip(self._observations, rows, strict=True):
+            value = tensor_of(answer.observations, uid, spec)
             if spec.dtype is DataType.STRING:
-                row[lane] = value[()]
+                column[row] = value[()]
             else:
-                row[lane] = cast(value, row.dtype, spec.name)
+                column[row] = cast(value, column.dtype, spec.name)
 
-    def scalars(self, answer: frames.WorldResponse) -> StepScalars:
-        """Return the reward and the discount of a step.
+    def scalars(self, answer: Any) -> tuple[float, float | None]:
+        """Return the reward and the discount of a step; None: the server sends none.
 
         Raises:
             RemoteProtocolError: A tensor is missing, or is no single number.
         """
-        found = answer.payload.observations
+        found = answer.observations
         reward = 0.0 if self._reward is None else _value(found, *self._reward)
-        discount = None if self._discount is None else _value(found, *self._discount)
-        return StepScalars(reward, discount)
+        return reward, None if self._discount is None else _value(found, *self._discount)
+
+    def batch_outcome(self, answer: Any) -> tuple[Array, Array, Array]:
+        """Return rewards, terminated and truncated of a step of a batch, by lane.
+
+        Raises:
+            RemoteProtocolError: A tensor is missing or does not match its spec, or the sequence of
+                the batch has ended.
+        """
+        if answer.state != SequenceState.RUNNING:
+            raise RemoteProtocolError(
+                f"a batch of lanes answered a step with the state {answer.state}; it is "
+                f"{SequenceState.RUNNING.value} (RUNNING) as long as the batch lasts"
+            )
+        rewards, terminated, truncated = [
+            tensor_of(answer.observations, *flag) for flag in self._flags
+        ]
+        return rewards, terminated, truncated
+
+
+def batch_tensors(
+    specs: AgentSpecs, contract: EnvContract, settings: DmEnvRpcSettings, address: str
+) -> LaneTensors:
+    """Return the codec of an agent that is all lanes: each tensor has one more axis, in front.
+
+    Raises:
+        HandshakeRefusedError: Its specs are no batch of the contract's spaces.
+    """
+    width = contract.num_envs
+    actions = exact_space(contract.action_space, tuple(specs.actions.values()), ACTION, width)
+    observed = tuple(specs.observations.values())
+    observations = exact_space(contract.observation_space, observed, OBSERVATION, width)
+    # One number a lane.
+    flags = {
+        spec.name
+        for spec in observed
+        if spec.shape == (width,)
+        and spec.dtype not in (DataType.INVALID, DataType.STRING, DataType.PROTO)
+    }
+    if width < 1 or actions is None or observations is None or not flags.issuperset(_FLAGS):
+        raise HandshakeRefusedError(
+            "the server's specs for a batch of lanes do not fit its contract, "
+            f"{contract.id} over {width} lanes; join without batched=True"
+        )
+    return LaneTensors(specs, actions, observations, settings, address, is_batched=True)
 
 
 def tensor_of(found: Any, uid: int, spec: TensorSpec) -> Array:
@@ -147,16 +203,18 @@ def tensor_of(found: Any, uid: int, spec: TensorSpec) -> Array:
 
 
 def cast(value: Array, dtype: np.dtype[Any], name: str) -> Array:
-    """Return a tensor at its leaf's dtype, which may be narrower; a copy.
+    """Return a tensor at its leaf's dtype, which may be narrower.
 
     A float beyond its range becomes infinite.
 
     Raises:
         RemoteProtocolError: There is an integer that ``dtype`` does not hold.
     """
+    if value.dtype == dtype:
+        return value
     with np.errstate(over="ignore"):
         held = value.astype(dtype)
-    if dtype.kind in "iu" and value.dtype != dtype and (held != value).any():
+    if dtype.kind in "iu" and (held != value).any():
         raise RemoteProtocolError(f"observation {name!r} has an integer beyond {dtype}")
     return held
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_states import TerminationRules
 from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.spaces.validation import ValidationMode
@@ -97,7 +96,11 @@ class DmEnvRpcSettings(DialectSettings):
         self._require_kinds()
         if self.batched:
             self._require_whole_worlds()
-        _ = self.termination_rules, self.policy  # refuse wrong values
+        if self.time_limit_steps is not None and self.time_limit_steps < 1:
+            raise ConfigurationError(
+                f"time_limit_steps={self.time_limit_steps} must be 1 or more, or None"
+            )
+        _ = self.policy  # refuses a wrong value
         for name in ("create", "join"):
             for lane in range(self.num_envs):
                 self._of_lane(name, lane)
@@ -119,17 +122,13 @@ class DmEnvRpcSettings(DialectSettings):
                 "gives it; leave out num_envs, one_world, observations, actions, is_bare and "
                 "choices_from_zero"
             )
-        if self.termination_rules != TerminationRules() or not self.asks_contract:
+        is_other = self.truncate_on_terminated or self.time_limit_steps is not None
+        if is_other or not self.asks_contract:
             raise ConfigurationError(
                 "batched=True is for this package's servers, which publish their contract, and "
                 "send truncations; leave out truncate_on_terminated, time_limit_steps and "
                 "asks_contract"
             )
-
-    @property
-    def termination_rules(self) -> TerminationRules:
-        """When TERMINATED is a truncation."""
-        return TerminationRules(self.truncate_on_terminated, self.time_limit_steps)
 
     @property
     def policy(self) -> ValidationMode:

@@ -1,4 +1,4 @@
-"""Spaces from the tensor specs of a dm_env_rpc server.
+"""Spaces and contract of a world: as this package's servers publish them, else from its specs.
 
 Periods in names nest: ``camera.depth`` is ``Dict(camera=Dict(depth=...))``, with keys in
 alphabetical order, since the protocol has no order. A single tensor with the name ``observation``
@@ -7,14 +7,23 @@ or ``action`` makes a space without a Dict.
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
 
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import TensorSpec, data_type, tensor_name
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
+    ACTION,
+    OBSERVATION,
+    AgentSpecs,
+    TensorSpec,
+    data_type,
+    tensor_name,
+)
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import Array, DataType
 from rlmesh_ray.errors import UnsupportedSpaceError
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.spaces.spec import (
     MAX_DEPTH,
@@ -31,6 +40,7 @@ from rlmesh_ray.spaces.spec import (
 )
 
 _LONGEST_QUOTE = 80
+_RENDERING = "rendering"
 _MOST_CHOICES = 2**16
 """Integers with a wider range, or more of them, make a Box: learners have an input for each choice
 of a Discrete."""
@@ -248,3 +258,74 @@ def exact_space(
             return None
         tensors.append(spec)
     return TensorSpace(space, tuple(tensors))
+
+
+@dataclass(frozen=True, slots=True)
+class WorldContract:
+    """The contract of a session, and the tensors of its spaces."""
+
+    contract: EnvContract
+    actions: TensorSpace
+    observations: TensorSpace
+
+
+def contract_of_world(
+    specs: AgentSpecs, published: EnvContract | None, settings: DmEnvRpcSettings, address: str
+) -> WorldContract:
+    """Return the contract of a session whose lanes are agents.
+
+    Args:
+        specs: An agent's.
+        published: From ``fetch_contract``.
+        settings: How to convert specs.
+        address: The server's, for messages.
+
+    Raises:
+        UnsupportedSpaceError: The specs cannot be converted to spaces.
+    """
+    exact = None if published is None or settings.reshapes else _exact(specs, published)
+    if exact is not None:
+        return replace(exact, contract=replace(exact.contract, num_envs=settings.num_envs))
+    actions = read_space(
+        tuple(specs.actions.values()),
+        TensorSpaceOptions(
+            ACTION,
+            settings.actions,
+            is_bare=settings.is_bare,
+            max_text_length=settings.max_text_length,
+            are_choices=True,
+            counts_from_zero=settings.choices_from_zero,
+        ),
+        f"{address}, actions",
+    )
+    observations = read_space(
+        tuple(specs.observations.values()),
+        TensorSpaceOptions(
+            OBSERVATION,
+            settings.observations,
+            (settings.reward, settings.discount, _RENDERING),
+            is_bare=settings.is_bare,
+            max_text_length=settings.max_text_length,
+        ),
+        f"{address}, observations",
+    )
+    contract = EnvContract(
+        id="dm_env_rpc" if published is None else published.id,
+        observation_space=observations.space,
+        action_space=actions.space,
+        num_envs=settings.num_envs,
+        autoreset_mode=AutoresetMode.NEXT_STEP,
+    )
+    return WorldContract(contract, actions, observations)
+
+
+def _exact(specs: AgentSpecs, published: EnvContract) -> WorldContract | None:
+    actions = exact_space(published.action_space, tuple(specs.actions.values()), ACTION)
+    observations = exact_space(
+        published.observation_space, tuple(specs.observations.values()), OBSERVATION
+    )
+    if actions is None or observations is None:
+        return None
+    # The dialect has no pictures, and its sequences are NEXT_STEP with any environment.
+    contract = replace(published, autoreset_mode=AutoresetMode.NEXT_STEP, render_mode="")
+    return WorldContract(contract, actions, observations)

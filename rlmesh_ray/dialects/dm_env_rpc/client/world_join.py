@@ -1,4 +1,8 @@
-"""Creating and joining worlds, with retries while the server is not ready.
+"""Streams with a dm_env_rpc server, and the joins of a session's agents.
+
+An answer has the kind of its request, and no id. If a server answered one request twice, every
+later request would get the answer to the one before it; so an answer that has come before its
+request was sent is an error.
 
 A server that is starting refuses connections, closes streams or answers with errors; errors that
 may pass are retried until the connect timeout. Requests are sent on all streams before the first
@@ -7,30 +11,47 @@ answer is awaited, since a server may answer no agent before all of them have jo
 
 import contextlib
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
-from rlmesh_ray.dialects.dm_env_rpc.client.frames import RequestKind, WorldResponse
-from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
-from rlmesh_ray.dialects.dm_env_rpc.client.world_stream import WorldStream
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import AgentSpecs, specs_from_proto
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
+    CONTRACT,
+    AgentSpecs,
+    contract_from_text,
+    specs_from_proto,
+)
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import unpack_tensor
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,
     CodecError,
+    ConfigurationError,
     EndpointError,
     EndpointLostError,
+    EndpointTimeoutError,
     EndpointUnreachableError,
     RemoteEnvError,
     RemoteProtocolError,
     RlmeshError,
+    install_command,
 )
 from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.spaces.contract import EnvContract
 
+_LOG = logging.getLogger(__name__)
+
+_PROCESS = "/dm_env_rpc.v1.Environment/Process"
+_ASKING_TIMEOUT_S = 3.0
+_LEAVE_TIMEOUT_S = 2.0
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 1.0
 # In gRPC's details where a server answers and another try would fail, too.
@@ -40,6 +61,155 @@ _PERMANENT = (
     "Hostname Verification Check failed",
     "WRONG_VERSION_NUMBER",
 )
+# Refusals that another try would not change.
+_FINAL_CODES = frozenset(
+    {
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "UNAUTHENTICATED",
+    }
+)
+
+
+class WorldStream:
+    """A stream on a connection of its own: some servers identify clients by their connections.
+
+    Args:
+        connect_options: The server.
+    """
+
+    def __init__(self, connect_options: ConnectOptions) -> None:
+        channel = connect_options.open()
+        call = open_call(channel, _PROCESS, connect_options.metadata)
+        self.stream = JoinStream(call, connect_options.address, channel)
+        self._address = connect_options.address
+        # Two counts, since two threads change them.
+        self._num_sent = 0
+        self._num_received = 0
+        self._receiving = threading.Lock()
+        self._arrived: deque[bytes] = deque()
+        """Answers that have not been received; at most one more than requests."""
+        self._surplus: RemoteProtocolError | None = None
+        self._is_surplus_raised = False
+
+    def send(self, frame: bytes) -> None:
+        """Send a request without waiting.
+
+        An answer that has come before its request is an error, which ``receive`` raises. The
+        request is sent all the same: a session that ends has worlds to leave and to destroy.
+
+        Raises:
+            EndpointClosedError: The stream was closed.
+        """
+        self._check_for_surplus()
+        # First: a thread that closes the session meanwhile counts the answer as an expected one.
+        self._num_sent += 1
+        self.stream.send(frame)
+
+    def receive(self, kind: str, end_s: float) -> Any:
+        """Wait for the answer to the oldest request.
+
+        Args:
+            kind: The request's.
+            end_s: When to stop waiting, in seconds of time.monotonic().
+
+        Raises:
+            RemoteEnvError: The server refused; nothing has changed.
+            RemoteProtocolError: The answer is of another kind, or an answer had come before its
+                request was sent.
+            EndpointError: The stream broke, or no answer came in time; the stream is closed.
+        """
+        if self._surplus is not None:
+            self._is_surplus_raised = True
+            raise self._surplus
+        answer = frames.parse_answer(self._next_frame(end_s))
+        found = answer.WhichOneof("payload")
+        if found != kind:
+            raise RemoteProtocolError(f"a request of the kind {kind} was answered with {found}")
+        return answer
+
+    def drain(self, kind: str, end_s: float) -> None:
+        """Wait until the last request and all before it are answered, also with errors.
+
+        Args:
+            kind: The last request's.
+            end_s: As for ``receive``.
+
+        Raises:
+            RemoteProtocolError: A frame is no answer.
+            EndpointError: The stream broke, or not all answers came in time; it is closed.
+        """
+        is_answered = False
+        # If the server answers twice, more answers may follow than there were requests.
+        while self._num_received < self._num_sent or not is_answered:
+            try:
+                is_answered = frames.parse_answer(self._next_frame(end_s)).HasField(kind)
+            except RemoteEnvError:
+                is_answered = True
+        self._check_for_surplus()
+
+    def unraised_surplus(self) -> RemoteProtocolError | None:
+        """Return the error about a surplus answer, if ``receive`` has not raised it."""
+        return None if self._is_surplus_raised else self._surplus
+
+    def close(self) -> None:
+        """Close the stream and its connection. Idempotent."""
+        self.stream.close()
+
+    def _explained(self, error: EndpointUnreachableError) -> EndpointUnreachableError:
+        cause = error.__cause__
+        if not isinstance(cause, grpc.Call) or cause.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            return error
+        return EndpointUnreachableError(
+            "something listens there, but does not speak dm_env_rpc; an endpoint of this package "
+            f"does where it is installed with its extra: {install_command('dm-env-rpc')}; "
+            "without it, leave out dm_env_rpc://",
+            self._address,
+        )
+
+    def _next_frame(self, end_s: float) -> bytes:
+        # One thread may end the session while another waits for an answer, and gRPC allows only one
+        # reader at a time.
+        if not self._receiving.acquire(timeout=max(0.0, end_s - time.monotonic())):
+            raise EndpointTimeoutError("another thread still waits for an answer", self._address)
+        try:
+            if self._arrived:
+                frame = self._arrived.popleft()
+            else:
+                frame = self.stream.receive(max(0.0, end_s - time.monotonic()))
+            self._num_received += 1
+        except EndpointUnreachableError as error:
+            raise self._explained(error) from error.__cause__
+        finally:
+            self._receiving.release()
+        return frame
+
+    def _check_for_surplus(self) -> None:
+        """Note an error if more answers have come than requests were sent."""
+        if self._surplus is not None or not self._receiving.acquire(blocking=False):
+            return  # another thread waits for an answer, so that none is left over
+        try:
+            while self._num_here <= self._num_sent and self.stream.poll():
+                self._arrived.append(self.stream.receive())
+        except EndpointError:
+            return  # ``receive`` raises it
+        finally:
+            self._receiving.release()
+        if self._num_here > self._num_sent:
+            kind = f" of the kind {frames.kind_name(self._arrived[-1])}" if self._arrived else ""
+            self._surplus = RemoteProtocolError(
+                f"{self._address} sent more answers than there were requests: an answer{kind} came "
+                "before its request was sent; dm_env_rpc matches answers by their order alone, "
+                "so open a new session, and have the server answer each request once"
+            )
+
+    @property
+    def _num_here(self) -> int:
+        return self._num_received + len(self._arrived)
 
 
 class ConnectRetry:
@@ -85,22 +255,59 @@ def has_closed_stream(error: EndpointError) -> bool:
     return isinstance(error, EndpointLostError) and error.__cause__ is None
 
 
-_LOG = logging.getLogger(__name__)
+def fetch_contract(
+    connect_options: ConnectOptions, settings: DmEnvRpcSettings, retry: ConnectRetry
+) -> EnvContract | None:
+    """Return the contract that a server of this package publishes; None: it is another server.
 
-_LEAVE_TIMEOUT_S = 2.0
+    The request has a stream of its own, since other servers must refuse it, and some break.
 
-# Refusals that another try would not change.
-_FINAL_CODES = frozenset(
-    {
-        "INVALID_ARGUMENT",
-        "NOT_FOUND",
-        "ALREADY_EXISTS",
-        "PERMISSION_DENIED",
-        "OUT_OF_RANGE",
-        "UNIMPLEMENTED",
-        "UNAUTHENTICATED",
-    }
-)
+    Args:
+        connect_options: The server.
+        settings: Whether to ask, and to join batched.
+        retry: The time limit, while the server cannot be reached.
+
+    Raises:
+        ConfigurationError: A batched join is requested of another server, which has none.
+        EndpointError: The server cannot be reached, or wants another token.
+    """
+    contract = None
+    while settings.asks_contract:
+        try:
+            contract = _ask(connect_options)
+            break
+        except EndpointError as error:
+            if not is_unreachable(error):
+                raise
+            retry.wait(error)
+    if contract is None and settings.batched:
+        raise ConfigurationError(
+            f"{connect_options.address} publishes no {CONTRACT}, as servers of this package do, "
+            "and other servers have no batched joins; give num_envs=... instead of batched=True"
+        )
+    return contract
+
+
+def _ask(connect_options: ConnectOptions) -> EnvContract | None:
+    """Ask once.
+
+    Raises:
+        EndpointError: The server cannot be reached, or wants another token.
+    """
+    stream = WorldStream(connect_options)
+    end_s = time.monotonic() + min(connect_options.timeout_s, _ASKING_TIMEOUT_S)
+    try:
+        stream.send(frames.read_request(CONTRACT))
+        text = unpack_tensor(frames.read_value(stream.receive("extension", end_s)), CONTRACT)
+        return contract_from_text(str(text[()]))
+    except (CodecError, RemoteEnvError, RemoteProtocolError, EndpointTimeoutError):
+        return None
+    except EndpointLostError as error:
+        if is_unreachable(error):
+            raise
+        return None  # the request breaks it
+    finally:
+        stream.close()
 
 
 @dataclass(slots=True)
@@ -175,10 +382,10 @@ class WorldJoiner:
         end_s = time.monotonic() + _LEAVE_TIMEOUT_S
         joined = [agent for agent in self.agents if agent.specs is not None]
         leaving = [(agent, frames.leave_request()) for agent in joined]
-        _send_and_drain(RequestKind.LEAVE_WORLD, leaving, end_s)
+        _send_and_drain("leave_world", leaving, end_s)
         created = [agent for agent in self.agents if agent.world is not None]
         goodbyes = [(agent, frames.destroy_request(agent.world or "")) for agent in created]
-        _send_and_drain(RequestKind.DESTROY_WORLD, goodbyes, end_s)
+        _send_and_drain("destroy_world", goodbyes, end_s)
         for agent in self.agents:
             surplus = agent.stream and agent.stream.unraised_surplus()
             if surplus:
@@ -197,25 +404,27 @@ class WorldJoiner:
         """Try once for all agents; return an error that may pass; None: all have joined."""
         for agent in self.agents:
             agent.stream = agent.stream or WorldStream(self._connect_options)
-        creators = [agent for agent in self._creators() if agent.world is None]
-        error = self._ask(
-            RequestKind.CREATE_WORLD,
-            [(agent, frames.create_request(self._create_of(agent))) for agent in creators],
-        )
+        creating = [
+            (agent, frames.create_request(self._settings.create_of(agent.lane) or {}))
+            for agent in self._creators()
+            if agent.world is None
+        ]
+        error = self._ask("create_world", creating)
         if error is not None:
             return error
         return self._ask(
-            RequestKind.JOIN_WORLD,
+            "join_world",
             [
-                (agent, frames.join_request(self._world_of(agent), self._join_of(agent)))
+                (
+                    agent,
+                    frames.join_request(self._world_of(agent), self._settings.join_of(agent.lane)),
+                )
                 for agent in self.agents
                 if agent.specs is None
             ],
         )
 
-    def _ask(
-        self, kind: RequestKind, requests: list[tuple[JoiningAgent, bytes]]
-    ) -> RlmeshError | None:
+    def _ask(self, kind: str, requests: list[tuple[JoiningAgent, bytes]]) -> RlmeshError | None:
         """Send ``requests`` and handle the answers; return an error that may pass, if any.
 
         Raises:
@@ -248,12 +457,6 @@ class WorldJoiner:
             return []
         return self.agents[:1] if self._settings.one_world else self.agents
 
-    def _create_of(self, agent: JoiningAgent) -> Settings:
-        return self._settings.create_of(agent.lane) or {}
-
-    def _join_of(self, agent: JoiningAgent) -> Settings:
-        return self._settings.join_of(agent.lane)
-
     def _world_of(self, agent: JoiningAgent) -> str:
         if self._settings.create is None:
             return self._settings.world_name
@@ -262,7 +465,7 @@ class WorldJoiner:
 
 
 def _send_and_drain(
-    kind: RequestKind, requests: Sequence[tuple[JoiningAgent, bytes]], end_s: float
+    kind: str, requests: Sequence[tuple[JoiningAgent, bytes]], end_s: float
 ) -> None:
     """Send requests of one kind, and wait for their answers; ignore errors."""
     for agent, frame in requests:
@@ -273,15 +476,15 @@ def _send_and_drain(
             agent.open_stream.drain(kind, end_s)
 
 
-def _note(agent: JoiningAgent, answer: WorldResponse) -> None:
-    if answer.kind is RequestKind.CREATE_WORLD:
-        agent.world = answer.payload.world_name
+def _note(agent: JoiningAgent, answer: Any) -> None:
+    if answer.HasField("create_world"):
+        agent.world = answer.create_world.world_name
         return
     try:
-        agent.specs = specs_from_proto(answer.payload.specs)
+        agent.specs = specs_from_proto(answer.join_world.specs)
     except CodecError as error:
         raise RemoteProtocolError(f"the specs are malformed: {error}") from error
-    agent.specs_message = answer.payload.specs
+    agent.specs_message = answer.join_world.specs
 
 
 def _may_pass(error: EndpointError | RemoteEnvError) -> bool:

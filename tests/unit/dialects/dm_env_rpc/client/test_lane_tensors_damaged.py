@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import LaneTensors, cast
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
-from rlmesh_ray.dialects.dm_env_rpc.client.world_contract import WorldContract, contract_of_world
+from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import WorldContract, contract_of_world
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
     contract_from_text,
     contract_to_text,
@@ -61,7 +61,7 @@ def stepped() -> bytes:
 
 def world(frame: bytes) -> tuple[WorldContract, LaneTensors]:
     own = DmEnvRpcSettings()
-    specs = specs_from_proto(frames.parse_answer(frame).payload.specs)
+    specs = specs_from_proto(frames.parse_answer(frame).join_world.specs)
     made = contract_of_world(specs, None, own, "here")
     return made, LaneTensors(specs, made.actions, made.observations, own, "here")
 
@@ -69,9 +69,9 @@ def world(frame: bytes) -> tuple[WorldContract, LaneTensors]:
 def read(frame: bytes, made: WorldContract, tensors: LaneTensors) -> tuple[list[Any], float]:
     columns = empty_columns(made.contract.observation_space, 1)
     rows = [list(column) if isinstance(column, tuple) else column for column in columns]
-    answer = frames.parse_answer(frame)
+    answer = frames.parse_answer(frame).step
     tensors.read(answer, rows, 0)
-    return rows, tensors.scalars(answer).reward
+    return rows, tensors.scalars(answer)[0]
 
 
 def test_what_is_whole_is_read() -> None:
@@ -87,7 +87,7 @@ def test_damaged_specs_raise_our_errors(data: st.DataObject) -> None:
     frame = data.draw(damaged(joined()))
 
     try:
-        if frames.parse_answer(frame).kind is frames.RequestKind.JOIN_WORLD:
+        if frames.parse_answer(frame).HasField("join_world"):
             made, _ = world(frame)
             to_gymnasium(made.contract.action_space)
             to_gymnasium(made.contract.observation_space)
@@ -104,7 +104,7 @@ def test_damaged_steps_raise_our_errors(data: st.DataObject) -> None:
     frame = data.draw(damaged(stepped()))
 
     try:
-        if frames.parse_answer(frame).kind is frames.RequestKind.STEP:
+        if frames.parse_answer(frame).HasField("step"):
             read(frame, *MADE)
     except RlmeshError:
         pass
@@ -143,7 +143,7 @@ def test_damaged_contracts_and_refusals_raise_our_errors(data: st.DataObject) ->
 
     try:
         answer = frames.parse_answer(frame)
-        if answer.kind is frames.RequestKind.EXTENSION:
+        if answer.HasField("extension"):
             contract_from_text(str(unpack_tensor(frames.read_value(answer))[()]))
     except RlmeshError:
         pass

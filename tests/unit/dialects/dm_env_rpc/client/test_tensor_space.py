@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray.dialects.dm_env_rpc.client.batched_stream import BatchedStream
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import LaneTensors, batch_tensors
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import (
     TensorSpaceOptions,
     exact_space,
     read_space,
 )
-from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
     AgentSpecs,
     TensorSpec,
@@ -251,11 +251,11 @@ def test_a_batch_tells_a_number_a_lane_beside_its_observations(flag: dict[str, A
         TensorSpec("truncated", DataType.BOOL, (3,)),
     ]
 
-    def batch(flags: list[TensorSpec]) -> BatchedStream:
+    def batch(flags: list[TensorSpec]) -> LaneTensors:
         reported = [*tensor_specs(contract.observation_space, "observation", 3), *flags]
         does = tensor_specs(contract.action_space, "action", 3)
         specs = AgentSpecs(dict(enumerate(does)), dict(enumerate(reported)))
-        return BatchedStream(JoiningAgent(0, specs=specs), contract, "seed", "here")
+        return batch_tensors(specs, contract, DmEnvRpcSettings(), "here")
 
     batch(flags)
     for index, one in enumerate(flags):
