@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 
@@ -37,44 +38,21 @@ _KINDS = {
 """Kinds of the requests here, and of their answers: names of the payload."""
 
 
-def create_request(settings: Settings) -> bytes:
-    """Return the request for a new world."""
-    request = pb.EnvironmentRequest(create_world=pb.CreateWorldRequest())
-    _put(request.create_world.settings, settings)
-    return _serialized(request)
-
-
-def join_request(world_name: str, settings: Settings) -> bytes:
-    """Return the request to become an agent of a world."""
-    request = pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=world_name))
-    _put(request.join_world.settings, settings)
-    return _serialized(request)
+def request(**payload: Any) -> bytes:
+    """Return a request, such as ``request(reset={"settings": as_tensors(settings)})``."""
+    return bytes(pb.EnvironmentRequest(**payload).SerializeToString())
 
 
 def reset_request(settings: Settings) -> bytes:
     """Return the request for a new sequence."""
-    request = pb.EnvironmentRequest(reset=pb.ResetRequest())
-    _put(request.reset.settings, settings)
-    return _serialized(request)
-
-
-def leave_request() -> bytes:
-    """Return the request to leave a world."""
-    return _serialized(pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()))
-
-
-def destroy_request(world_name: str) -> bytes:
-    """Return the request to destroy a world."""
-    destroy = pb.DestroyWorldRequest(world_name=world_name)
-    return _serialized(pb.EnvironmentRequest(destroy_world=destroy))
+    return request(reset={"settings": as_tensors(settings)})
 
 
 def read_request(key: str) -> bytes:
     """Return the request for the value of a property."""
-    request = pb.EnvironmentRequest()
-    read = properties.ReadPropertyRequest(key=key)
-    request.extension.Pack(properties.PropertyRequest(read_property=read))
-    return _serialized(request)
+    extension = any_pb2.Any()
+    extension.Pack(properties.PropertyRequest(read_property={"key": key}))
+    return request(extension=extension)
 
 
 def read_value(answer: Any) -> Any:
@@ -95,8 +73,7 @@ def read_value(answer: Any) -> Any:
 
 def observed(uids: Iterable[int]) -> bytes:
     """Return the part of a step's request that lists the observations to return."""
-    request = pb.StepRequest(requested_observations=uids)
-    return _serialized(request)
+    return bytes(pb.StepRequest(requested_observations=uids).SerializeToString())
 
 
 def step_request(actions: Iterable[tuple[int, bytes]], requested: bytes) -> bytes:
@@ -144,13 +121,21 @@ def kind_name(frame: bytes) -> str:
         return "it does not decode"
 
 
-def _put(target: Any, settings: Settings) -> None:
+def as_tensors(settings: Settings) -> dict[str, Any]:
+    """Return settings as ``pb.Tensor`` by name.
+
+    Raises:
+        ConfigurationError: One cannot be encoded.
+    """
+    tensors: dict[str, Any] = {}
     for name, value in _flat(settings):
         try:
-            if name in target:
+            if name in tensors:
                 raise CodecError("it is given twice")
+            if not isinstance(name, str):
+                raise CodecError("its name is no text")
             _require_exact(value)
-            target[name].CopyFrom(pack_tensor(value))
+            tensors[name] = pack_tensor(value)
         # Values that no tensor can hold raise any of these.
         except (CodecError, AttributeError, RecursionError, TypeError, ValueError) as error:
             raise ConfigurationError(
@@ -158,6 +143,7 @@ def _put(target: Any, settings: Settings) -> None:
                 "name as text, and its value as numbers, text, or lists or arrays of one kind of "
                 "them"
             ) from error
+    return tensors
 
 
 def _require_exact(value: Any) -> None:
@@ -224,11 +210,6 @@ def require_size(settings: Settings) -> None:
             f"the settings of the reset take {size} bytes, and the server takes "
             f"{MAX_SETTINGS_BYTES}; give less in {sizes[max(sizes)]!r}"
         )
-
-
-def _serialized(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
 
 
 def _debug_info(details: Iterable[Any]) -> str:

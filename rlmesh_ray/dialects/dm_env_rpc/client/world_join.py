@@ -381,10 +381,12 @@ class WorldJoiner:
         """
         end_s = time.monotonic() + _LEAVE_TIMEOUT_S
         joined = [agent for agent in self.agents if agent.specs is not None]
-        leaving = [(agent, frames.leave_request()) for agent in joined]
+        leaving = [(agent, frames.request(leave_world={})) for agent in joined]
         _send_and_drain("leave_world", leaving, end_s)
         created = [agent for agent in self.agents if agent.world is not None]
-        goodbyes = [(agent, frames.destroy_request(agent.world or "")) for agent in created]
+        goodbyes = [
+            (agent, frames.request(destroy_world={"world_name": agent.world})) for agent in created
+        ]
         _send_and_drain("destroy_world", goodbyes, end_s)
         for agent in self.agents:
             surplus = agent.stream and agent.stream.unraised_surplus()
@@ -405,7 +407,14 @@ class WorldJoiner:
         for agent in self.agents:
             agent.stream = agent.stream or WorldStream(self._connect_options)
         creating = [
-            (agent, frames.create_request(self._settings.create_of(agent.lane) or {}))
+            (
+                agent,
+                frames.request(
+                    create_world={
+                        "settings": frames.as_tensors(self._settings.create_of(agent.lane) or {})
+                    }
+                ),
+            )
             for agent in self._creators()
             if agent.world is None
         ]
@@ -417,7 +426,12 @@ class WorldJoiner:
             [
                 (
                     agent,
-                    frames.join_request(self._world_of(agent), self._settings.join_of(agent.lane)),
+                    frames.request(
+                        join_world={
+                            "world_name": self._world_of(agent),
+                            "settings": frames.as_tensors(self._settings.join_of(agent.lane)),
+                        }
+                    ),
                 )
                 for agent in self.agents
                 if agent.specs is None

@@ -7,7 +7,7 @@ import contextlib
 import enum
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
@@ -108,18 +108,18 @@ def create_settings(settings: Mapping[str, Any]) -> CreateSettings:
     if _ARGS in plain:
         plain = {**_arguments(plain.pop(_ARGS)), **plain}
     reset_options = _order(plain)
-    missing = _text(plain, "missing_actions", MissingActions.HOLD.value)
+    missing = _take(plain, "missing_actions", MissingActions.HOLD.value, _TEXT)
     choices = [each.value for each in MissingActions]
     if missing not in choices:
         raise CodecError(f"setting 'missing_actions' is {_quoted(missing)}, not one of {choices}")
-    min_agents = _integer(plain, "min_agents", 1)
-    timeout_s = _number(plain, "timeout_s", 0.0)
-    reset_world_timeout_s = _number(plain, "reset_world_timeout_s", 60.0)
+    min_agents = _take(plain, "min_agents", 1, _NATURAL)
+    timeout_s = _take(plain, "timeout_s", 0.0, _SECONDS)
+    reset_world_timeout_s = _take(plain, "reset_world_timeout_s", 60.0, _SECONDS)
     _require_empty(plain, "create")
     return CreateSettings(
         reset_options,
         MissingActions(missing),
-        max(min_agents or 1, 1),
+        max(min_agents, 1),
         math.ceil(timeout_s * 1000),
         reset_world_timeout_s,
     )
@@ -132,13 +132,13 @@ def join_settings(settings: Mapping[str, Any]) -> JoinSettings:
         CodecError: One is unknown or malformed.
     """
     plain = plain_settings(settings)
-    lane = _integer(plain, "lane", None)
-    agent = _text(plain, "agent", None)
-    is_batched = plain.pop("batched", False)
-    if not isinstance(is_batched, bool):
-        raise CodecError(f"setting 'batched' is {_quoted(is_batched)}, expected a BOOL")
+    settings = JoinSettings(
+        _take(plain, "lane", None, _NATURAL),
+        _take(plain, "agent", None, _TEXT),
+        _take(plain, "batched", False, _FLAG),
+    )
     _require_empty(plain, "join")
-    return JoinSettings(lane, agent, is_batched)
+    return settings
 
 
 def reset_settings(settings: Mapping[str, Any], *, is_batched: bool = False) -> ResetOptions:
@@ -164,8 +164,8 @@ def as_seed(value: object, name: str = "setting 'seed'") -> int:
     Raises:
         CodecError: It is no integer, or negative.
     """
-    number = _as_integer(value)
-    if number is None or not 0 <= number <= _LARGEST_SEED:
+    number = _as_natural(value)
+    if number is None or number > _LARGEST_SEED:
         raise CodecError(f"{name} is {_quoted(value)}, expected an integer from 0 on")
     return number
 
@@ -184,8 +184,8 @@ def _order(plain: dict[str, object]) -> ResetOptions:
 
 
 def _lanes(value: object) -> tuple[int, ...]:
-    numbers = [_as_integer(each) for each in value] if _is_vector(value) else []
-    lanes = tuple(number for number in numbers if number is not None and number >= 0)
+    numbers = [_as_natural(each) for each in value] if _is_vector(value) else []
+    lanes = tuple(number for number in numbers if number is not None)
     if not lanes or len(set(lanes)) < len(numbers):
         raise CodecError(
             f"setting 'lanes' is {_quoted(value)}, expected a list of different integers from 0 on"
@@ -265,40 +265,42 @@ def _require_empty(plain: Mapping[str, object], kind: str) -> None:
         raise CodecError(f"there is no {kind} setting {_quoted(key)}; there are {known}")
 
 
-def _integer(plain: dict[str, object], key: str, default: int | None) -> int | None:
+def _take(plain: dict[str, object], key: str, default: Any, kind: "_Kind") -> Any:
+    """Take a setting out of ``plain``."""
     if key not in plain:
         return default
     value = plain.pop(key)
-    number = _as_integer(value)
-    if number is None or number < 0:
-        raise CodecError(f"setting {key!r} is {_quoted(value)}, expected an integer from 0 on")
-    return number
+    convert, expected = kind
+    found = convert(value)
+    if found is None:
+        raise CodecError(f"setting {key!r} is {_quoted(value)}, expected {expected}")
+    return found
 
 
-def _number(plain: dict[str, object], key: str, default: float) -> float:
-    value = plain.pop(key, default)
+def _as_natural(value: object) -> int | None:
+    if isinstance(value, str) and len(value) < 20 and value.isdecimal() and value.isascii():
+        return int(value)
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if is_integer or (isinstance(value, float) and value.is_integer()):
+        number = int(value)  # type: ignore[call-overload]
+        return number if number >= 0 else None
+    return None
+
+
+def _as_seconds(value: object) -> float | None:
     number = math.nan
     if isinstance(value, (int, float, str)):
         with contextlib.suppress(ValueError, OverflowError):
             number = float(value)
-    if not 0 <= number <= 1e6:
-        raise CodecError(f"setting {key!r} is {_quoted(value)}, expected a number from 0 to 1e6")
-    return number
+    return number if 0 <= number <= 1e6 else None
 
 
-def _text(plain: dict[str, object], key: str, default: str | None) -> Any:
-    value = plain.pop(key, default)
-    if value is not None and not isinstance(value, str):
-        raise CodecError(f"setting {key!r} is {_quoted(value)}, expected a STRING")
-    return value
-
-
-def _as_integer(value: object) -> int | None:
-    if isinstance(value, str) and len(value) < 20 and value.isdecimal() and value.isascii():
-        return int(value)
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        return int(value)
-    return int(value) if isinstance(value, float) and value.is_integer() else None
+_Kind = tuple[Callable[[object], Any], str]
+"""A function that returns a setting's value, None where it is of another kind; and its name."""
+_NATURAL: _Kind = (_as_natural, "an integer from 0 on")
+_SECONDS: _Kind = (_as_seconds, "a number from 0 to 1e6")
+_TEXT: _Kind = (lambda value: value if isinstance(value, str) else None, "a STRING")
+_FLAG: _Kind = (lambda value: value if isinstance(value, bool) else None, "a BOOL")
 
 
 def _quoted(value: object) -> str:

@@ -4,27 +4,13 @@ A world belongs to the stream that created it, and lasts until that stream has e
 agent has left. So a matchmaker keeps its stream open until the agents have joined.
 """
 
-from dataclasses import dataclass
-
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import DM_ENV_RPC, Code, WorldError
-from rlmesh_ray.dialects.dm_env_rpc.server.env_driver import EnvDriver
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, WorldError
 from rlmesh_ray.dialects.dm_env_rpc.server.settings import CreateSettings, JoinSettings
 from rlmesh_ray.dialects.dm_env_rpc.server.world_runner import WorldRunner
 from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentSlot, agent_slots, batched_slot
 from rlmesh_ray.errors import CapacityError
-from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-
-
-@dataclass(slots=True)
-class _WorldEntry:
-    world: WorldRunner
-    owner: object
-    """The stream that created it; None: it has ended, or the endpoint did."""
-    is_open: bool
-    """Whether an agent that names no world may join it: the endpoint has created it."""
-    log: SessionLog
 
 
 class WorldRegistry:
@@ -41,7 +27,7 @@ class WorldRegistry:
         self.contract = contract
         self._grace_s = grace_s
         self._slots = agent_slots(contract)
-        self._entries: dict[str, _WorldEntry] = {}
+        self._worlds: dict[str, WorldRunner] = {}
         self._is_shared = any(slot.agent for slot in self._slots)
 
     async def create(self, settings: CreateSettings, owner: object) -> WorldRunner:
@@ -62,20 +48,13 @@ class WorldRegistry:
                 "mode SAME_STEP), which dm_env_rpc has no form for: serve it with NEXT_STEP or "
                 "DISABLED",
             )
+        settings.reset_options.check(self.contract.num_envs)
         try:
             await self._pool.reserve()
         except CapacityError as error:
             raise WorldError(Code.RESOURCE_EXHAUSTED, error.message) from error
-        host = EnvDriver(self._pool, self.contract, self._grace_s, settings.timeout_ms)
-        try:
-            world = WorldRunner(host, self.contract, self._slots, settings)
-        except BaseException:
-            host.release()
-            raise
-        log = SessionLog(
-            self._pool.counts.sessions, "a client", DM_ENV_RPC, lambda: {"steps": host.num_steps}
-        )
-        self._entries[world.name] = _WorldEntry(world, owner, owner is None, log)
+        world = WorldRunner(self._pool, self.contract, self._slots, settings, self._grace_s, owner)
+        self._worlds[world.name] = world
         return world
 
     def find(self, name: str) -> WorldRunner:
@@ -84,7 +63,11 @@ class WorldRegistry:
         Raises:
             WorldError: There is none.
         """
-        return self._entry(name).world
+        world = self._worlds.get(name)
+        if world is None:
+            reason = f"there is no world {name[:80]!r}; CreateWorld names one"
+            raise WorldError(Code.NOT_FOUND, reason)
+        return world
 
     async def join(self, name: str, settings: JoinSettings) -> tuple[WorldRunner, AgentSlot]:
         """Add an agent to a world; return the world and its slot.
@@ -108,7 +91,7 @@ class WorldRegistry:
 
     def leave(self, world: WorldRunner, slot: AgentSlot) -> None:
         """Remove an agent from its world."""
-        if world.name in self._entries:
+        if world.name in self._worlds:
             world.leave(slot)
             self._reap(world.name)
 
@@ -118,7 +101,7 @@ class WorldRegistry:
         Raises:
             WorldError: There is no such world, or it has agents.
         """
-        if not self._entry(name).world.is_empty:
+        if not self.find(name).is_empty:
             raise WorldError(
                 Code.FAILED_PRECONDITION,
                 "an agent is still joined to this world; have all agents leave first",
@@ -127,33 +110,23 @@ class WorldRegistry:
 
     def release_worlds(self, owner: object) -> None:
         """End the worlds of a stream that has ended; those with agents end with the last agent."""
-        for name in [name for name, entry in self._entries.items() if entry.owner is owner]:
-            self._entries[name].owner = None
-            self._reap(name)
+        for world in [world for world in self._worlds.values() if world.owner is owner]:
+            world.owner = None
+            self._reap(world.name)
 
     def _reap(self, name: str) -> None:
-        entry = self._entries.get(name)
-        if entry is not None and entry.owner is None and entry.world.is_empty:
+        world = self._worlds.get(name)
+        if world is not None and world.owner is None and world.is_empty:
             self._end(name)
 
     def _end(self, name: str) -> None:
-        entry = self._entries.pop(name)
-        entry.world.end()
-        # A world ends by itself after its last agent: it is never counted as lost.
-        entry.log.end(is_closed=True, is_idle=False, is_stopping=False)
-
-    def _entry(self, name: str) -> _WorldEntry:
-        entry = self._entries.get(name)
-        if entry is None:
-            reason = f"there is no world {name[:80]!r}; CreateWorld names one"
-            raise WorldError(Code.NOT_FOUND, reason)
-        return entry
+        self._worlds.pop(name).end()
 
     async def _own_world(self, settings: JoinSettings) -> WorldRunner:
         if self._is_shared and not settings.is_batched:
-            for entry in self._entries.values():
-                if entry.is_open and self._free_slots(entry.world, settings):
-                    return entry.world
+            for world in self._worlds.values():
+                if world.is_open and self._free_slots(world, settings):
+                    return world
         return await self.create(CreateSettings(), None)
 
     def _free_slots(self, world: WorldRunner, settings: JoinSettings) -> list[AgentSlot]:

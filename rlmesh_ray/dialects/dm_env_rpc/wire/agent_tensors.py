@@ -320,40 +320,19 @@ def agent_names(contract: EnvContract) -> tuple[str, ...]:
 
 def lane_agent(contract: EnvContract, lane: int) -> AgentTensors:
     """Return the codec of the only agent of a lane."""
-    observed = [
-        ObservationTensor(tensor_spec(leaf, tensor_name(leaf.path, OBSERVATION)), _row(at, lane))
-        for at, leaf in enumerate(leaves(contract.observation_space))
-    ]
-    reward = ObservationTensor(
-        TensorSpec(REWARD, DataType.DOUBLE), lambda frame: frame.rewards[lane], is_reward=True
-    )
 
     def ending(frame: LaneFrame) -> tuple[bool, bool]:
         return bool(frame.terminated[lane]), bool(frame.truncated[lane])
 
-    return AgentTensors(_actions(contract, ()), [*observed, reward], ending)
+    reward = _extra(REWARD, DataType.DOUBLE, lambda frame: frame.rewards[lane])
+    return AgentTensors(_actions(contract, ()), [*_observed(contract, (), lane), reward], ending)
 
 
 def agent_among_others(contract: EnvContract, lane: int, agent: str) -> AgentTensors:
     """Return the codec of one of the agents of a lane."""
     place = agent_names(contract).index(agent)
-    own_path = (multi_agent.OBSERVATIONS, agent)
-    observed = []
-    shared: dict[Path, int] = {}
-    for at, leaf in enumerate(leaves(contract.observation_space)):
-        shared[leaf.path] = at
-        if leaf.path[:2] == own_path:
-            name = tensor_name(leaf.path[2:], OBSERVATION)
-            observed.append(ObservationTensor(tensor_spec(leaf, name), _row(at, lane)))
+    shared = {leaf.path: at for at, leaf in enumerate(leaves(contract.observation_space))}
     rewards, present = shared[(multi_agent.REWARDS,)], shared[(multi_agent.PRESENT,)]
-    reward = ObservationTensor(
-        TensorSpec(REWARD, DataType.DOUBLE),
-        lambda frame: frame.columns[rewards][lane][place],
-        is_reward=True,
-    )
-    is_present = ObservationTensor(
-        TensorSpec(PRESENT, DataType.BOOL), lambda frame: frame.columns[present][lane][place]
-    )
     terminated, truncated = shared[(multi_agent.TERMINATED,)], shared[(multi_agent.TRUNCATED,)]
 
     def ending(frame: LaneFrame) -> tuple[bool, bool]:
@@ -362,66 +341,62 @@ def agent_among_others(contract: EnvContract, lane: int, agent: str) -> AgentTen
         is_terminated = columns[terminated][lane][place] or frame.terminated[lane]
         return bool(is_terminated), bool(columns[truncated][lane][place] or frame.truncated[lane])
 
-    return AgentTensors(_actions(contract, (agent,)), [*observed, reward, is_present], ending)
+    observed = [
+        *_observed(contract, (multi_agent.OBSERVATIONS, agent), lane),
+        _extra(REWARD, DataType.DOUBLE, lambda frame: frame.columns[rewards][lane][place]),
+        _extra(PRESENT, DataType.BOOL, lambda frame: frame.columns[present][lane][place]),
+    ]
+    return AgentTensors(_actions(contract, (agent,)), observed, ending)
 
 
 def all_lanes(contract: EnvContract) -> AgentTensors:
     """Return the codec of a batched join, whose sequence never ends by itself."""
-    num_lanes = contract.num_envs
+    width = contract.num_envs
     observed = [
+        *_observed(contract, (), slice(None), width),
+        _extra(REWARD, DataType.DOUBLE, lambda frame: frame.rewards, (width,)),
+        _extra(TERMINATED, DataType.BOOL, lambda frame: frame.terminated, (width,)),
+        _extra(TRUNCATED, DataType.BOOL, lambda frame: frame.truncated, (width,)),
+    ]
+    return AgentTensors(_actions(contract, (), width), observed, lambda _: (False, False))
+
+
+def _actions(contract: EnvContract, own: Path, width: int | None = None) -> list[ActionTensor]:
+    """Return the actions at the path ``own``, of one lane or of as many as ``width``."""
+    actions = []
+    for at, leaf in enumerate(leaves(contract.action_space)):
+        if leaf.path[: len(own)] == own:
+            spec = tensor_spec(leaf, tensor_name(leaf.path[len(own) :], ACTION), width)
+            filler = multi_agent.filler_of_leaf(leaf)
+            if leaf.dtype is None and width is not None:
+                filler = [filler] * width
+            actions.append(ActionTensor(spec, at, leaf.dtype, filler))
+    return actions
+
+
+def _observed(
+    contract: EnvContract, own: Path, row: int | slice, width: int | None = None
+) -> list[ObservationTensor]:
+    """Return the observations at the path ``own``; ``row`` is the agent's in each column."""
+    return [
         ObservationTensor(
-            tensor_spec(leaf, tensor_name(leaf.path, OBSERVATION), num_lanes), _column(at)
+            tensor_spec(leaf, tensor_name(leaf.path[len(own) :], OBSERVATION), width),
+            _cell(at, row),
         )
         for at, leaf in enumerate(leaves(contract.observation_space))
-    ]
-    width = (num_lanes,)
-    extras = [
-        ObservationTensor(
-            TensorSpec(REWARD, DataType.DOUBLE, width),
-            lambda frame: frame.rewards,
-            is_reward=True,
-        ),
-        ObservationTensor(
-            TensorSpec(TERMINATED, DataType.BOOL, width), lambda frame: frame.terminated
-        ),
-        ObservationTensor(
-            TensorSpec(TRUNCATED, DataType.BOOL, width), lambda frame: frame.truncated
-        ),
-    ]
-    actions = [
-        ActionTensor(
-            tensor_spec(leaf, tensor_name(leaf.path, ACTION), num_lanes),
-            at,
-            leaf.dtype,
-            multi_agent.filler_of_leaf(leaf)
-            if leaf.dtype is not None
-            else [multi_agent.filler_of_leaf(leaf)] * num_lanes,
-        )
-        for at, leaf in enumerate(leaves(contract.action_space))
-    ]
-    return AgentTensors(actions, [*observed, *extras], lambda _: (False, False))
-
-
-def _actions(contract: EnvContract, own_path: Path) -> list[ActionTensor]:
-    depth = len(own_path)
-    return [
-        ActionTensor(
-            tensor_spec(leaf, tensor_name(leaf.path[depth:], ACTION)),
-            at,
-            leaf.dtype,
-            multi_agent.filler_of_leaf(leaf),
-        )
-        for at, leaf in enumerate(leaves(contract.action_space))
-        if leaf.path[:depth] == own_path
+        if leaf.path[: len(own)] == own
     ]
 
 
-def _row(at: int, lane: int) -> Any:
-    return lambda frame: frame.columns[at][lane]
+def _cell(at: int, row: int | slice) -> Callable[[LaneFrame], Any]:
+    return lambda frame: frame.columns[at][row]
 
 
-def _column(at: int) -> Any:
-    return lambda frame: frame.columns[at]
+def _extra(
+    name: str, kind: DataType, read: Callable[[Any], Any], shape: tuple[int, ...] = ()
+) -> ObservationTensor:
+    """Return an observation that no leaf of the agent's space holds."""
+    return ObservationTensor(TensorSpec(name, kind, shape), read, is_reward=name == REWARD)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

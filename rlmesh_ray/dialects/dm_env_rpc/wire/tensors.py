@@ -244,27 +244,14 @@ def resolved_shape(shape: Sequence[int], count: int, name: str) -> tuple[int, ..
         return axes
     if len(axes) > MAX_AXES:
         raise CodecError(f"{name}: {len(axes)} axes are more than {MAX_AXES}")
-    known = [axis for axis in axes if axis >= 0]
-    if len(axes) - len(known) > 1:
+    if sum(axis < 0 for axis in axes) > 1:
         raise CodecError(f"{name}: shape {list(axes)} has more than one variable axis")
-    if len(known) < len(axes):
-        inferred = _inferred(known, count, axes, name)
-        return tuple(inferred if axis < 0 else axis for axis in axes)
-    if count not in (1, math.prod(axes)):
+    others = math.prod(axis for axis in axes if axis >= 0)
+    inferred = 1 if count == 1 else count // (others or 1)
+    found = tuple(inferred if axis < 0 else axis for axis in axes)
+    if count not in (1, math.prod(found)):
         raise CodecError(f"{name}: {count} elements do not make shape {list(axes)}")
-    return axes
-
-
-def _inferred(known: list[int], count: int, axes: tuple[int, ...], name: str) -> int:
-    if count == 1:
-        return 1
-    others = math.prod(known)
-    if others == 0:
-        if count == 0:
-            return 0
-    elif count % others == 0:
-        return count // others
-    raise CodecError(f"{name}: {count} elements do not make shape {list(axes)}")
+    return found
 
 
 def flat_payload(carrier: Any, kind: DataType) -> Array:

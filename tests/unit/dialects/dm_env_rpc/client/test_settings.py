@@ -40,24 +40,20 @@ def test_settings_travel_as_tensors_of_their_own_dtype() -> None:
         "options": {"wind": {"x": 1.0}},
     }
 
-    create = pb.EnvironmentRequest.FromString(frames.create_request(given)).create_world
-    join = pb.EnvironmentRequest.FromString(frames.join_request("w", given)).join_world
-    reset = pb.EnvironmentRequest.FromString(frames.reset_request(given)).reset
+    settings = frames.as_tensors(given)
 
-    assert join.world_name == "w"
-    for settings in (create.settings, join.settings, reset.settings):
-        found = unpacked(settings)
-        assert settings["seed"].WhichOneof("payload") == "int64s"
-        assert settings["speed"].WhichOneof("payload") == "doubles"
-        assert settings["size"].WhichOneof("payload") == "int32s"
-        assert found["options.wind.x"] == 1.0
-        assert (found["seed"], found["is_dark"], found["level"]) == (7, True, "cave")
-        assert found["size"].tolist() == [2, 3]
+    found = unpacked(settings)
+    assert settings["seed"].WhichOneof("payload") == "int64s"
+    assert settings["speed"].WhichOneof("payload") == "doubles"
+    assert settings["size"].WhichOneof("payload") == "int32s"
+    assert found["options.wind.x"] == 1.0
+    assert (found["seed"], found["is_dark"], found["level"]) == (7, True, "cave")
+    assert found["size"].tolist() == [2, 3]
 
 
 def test_a_setting_that_no_tensor_holds_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=r"'half'.*float16"):
-        frames.create_request({"half": np.float16(1)})
+        frames.as_tensors({"half": np.float16(1)})
 
 
 @pytest.mark.parametrize(
