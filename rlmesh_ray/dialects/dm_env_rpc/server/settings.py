@@ -340,9 +340,11 @@ def _array(name: str, tensor: Any, max_elements: int) -> Array:
     if kind_of(tensor, name) is DataType.PROTO:
         raise CodecError(f"{name} holds a message; give numbers or text")
     array = unpack_tensor(tensor, name)
-    if array.size > max_elements:
+    # Strings become lists, also those without an element: an axis of 0 does not bound the others.
+    size = array.size or math.prod(axis for axis in array.shape if axis)
+    if size > max_elements:
         raise CodecError(
-            f"{name} has {array.size} elements, and one request may have {MAX_ELEMENTS} in all"
+            f"{name} has {size} elements, and one request may have {MAX_ELEMENTS} in all"
         )
     if 0 in array.strides and array.size > MAX_EQUAL_ELEMENTS:
         raise CodecError(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from dm_env_rpc.v1 import tensor_utils
 from google.protobuf import duration_pb2
 
@@ -204,6 +205,14 @@ def test_one_element_does_not_stand_for_more_than_there_may_be_lanes(key: str) -
     if key != "options.x":
         with pytest.raises(CodecError, match=key):
             reset_settings({key: many}, is_batched=True)
+
+
+def test_no_strings_do_not_stand_for_any_number_of_lists() -> None:
+    none = pb.Tensor(strings={}, shape=[10**5, 10**5, 0])
+
+    peak_bytes = peak_of(lambda: reset_settings({"options.x": none}))
+
+    assert peak_bytes < 2**22
 
 
 def test_an_error_quotes_the_beginning_of_a_long_list() -> None:
