@@ -12,7 +12,8 @@ import numpy as np
 from google.protobuf import any_pb2
 from gymnasium import spaces
 
-from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import TensorSpaceOptions, read_space
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import SpaceReader
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import WorldError
 from rlmesh_ray.dialects.dm_env_rpc.server.properties import Properties
 from rlmesh_ray.dialects.dm_env_rpc.server.settings import (
@@ -524,7 +525,7 @@ def dm_env_rpc_specs(data: bytes) -> None:
     try:
         specs = specs_from_proto(parse(dm_env_rpc.ActionObservationSpecs, data))
         for own, name in ((specs.actions, "action"), (specs.observations, "observation")):
-            read_space([*own.values()], TensorSpaceOptions(name), "a server")
+            SpaceReader(DmEnvRpcSettings(), name, "a server").read(own.values())
     except (CodecError, UnsupportedSpaceError) as error:
         str(error)
 

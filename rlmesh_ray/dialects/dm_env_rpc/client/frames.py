@@ -132,8 +132,7 @@ def as_tensors(settings: Settings) -> dict[str, Any]:
         try:
             if name in tensors:
                 raise CodecError("it is given twice")
-            if not isinstance(name, str):
-                raise CodecError("its name is no text")
+            name.encode()  # protobuf wants text with a UTF-8 form
             _require_exact(value)
             tensors[name] = pack_tensor(value)
         # Values that no tensor can hold raise any of these.

@@ -8,7 +8,7 @@ or ``action`` makes a space without a Dict.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -68,174 +68,156 @@ class TensorSpace:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpaceOptions:
-    """How tensors are converted to a space."""
-
-    bare_name: str
-    """A single tensor with this name gets no Dict: ``action`` or ``observation``."""
-    chosen: tuple[str, ...] | None = None
-    """Names of tensors, each with everything nested in it; None: all."""
-    left_out: Collection[str] = ()
-    """Names of tensors that are left out unless they are chosen."""
-    is_bare: bool = False
-    """Whether a single tensor of any name gets no Dict."""
-    max_text_length: int = 4096
-    are_choices: bool = False
-    """Whether vectors of integers make a MultiDiscrete, as in actions, and not a Box."""
-    counts_from_zero: bool = False
-    """Whether choices are numbered from 0, and not from the server's lowest value."""
-
-
-def read_space(specs: Sequence[TensorSpec], reading: TensorSpaceOptions, where: str) -> TensorSpace:
-    """Return the space of ``specs``.
+class SpaceReader:
+    """Makes a space of the tensors of all actions, or of all observations.
 
     Args:
-        specs: The specs of all actions, or of all observations.
-        reading: How they are converted.
-        where: Address of the server and kind of the specs, for messages.
-
-    Raises:
-        UnsupportedSpaceError: There is no tensor, a chosen name does not exist or contradicts
-            another, or a tensor cannot be converted.
+        settings: Which tensors, and how they are converted.
+        root: ``ACTION`` or ``OBSERVATION``: a single tensor with this name gets no Dict.
+        address: The server's, for messages.
     """
-    chosen = _chosen(specs, reading, where)
-    if len(chosen) == 1 and (reading.is_bare or chosen[0].name == reading.bare_name):
-        space: SpaceSpec = _leaf(chosen[0], reading, where)
-        return _checked(TensorSpace(space, tuple(chosen), reading.counts_from_zero), where)
-    tree: _Tree = {}
-    for spec in chosen:
-        _put(tree, spec, where)
-    tensors: list[TensorSpec] = []
-    space = _dict(tree, reading, where, tensors)
-    return _checked(TensorSpace(space, tuple(tensors), reading.counts_from_zero), where)
 
+    def __init__(self, settings: DmEnvRpcSettings, root: str, address: str) -> None:
+        self._settings = settings
+        self._root = root
+        self._where = f"{address}, {root}s"
+        # In actions, vectors of integers make a MultiDiscrete, and not a Box.
+        self._are_choices = root == ACTION
+        self._counts_from_zero = self._are_choices and settings.choices_from_zero
+        self._tensors: list[TensorSpec] = []
 
-def _chosen(
-    specs: Sequence[TensorSpec], reading: TensorSpaceOptions, where: str
-) -> list[TensorSpec]:
-    if reading.chosen is None:
-        kept = [spec for spec in specs if not _is_among(spec.name, reading.left_out)]
-        if not kept:
-            raise UnsupportedSpaceError(f"{where} has none that a space could be made of")
-        return kept
-    for name in reading.chosen:
-        if not any(_is_among(spec.name, (name,)) for spec in specs):
-            known = ", ".join(sorted(spec.name for spec in specs)) or "none at all"
-            raise UnsupportedSpaceError(f"{where} has no {name!r}, only {known}")
-    return [spec for spec in specs if _is_among(spec.name, reading.chosen)]
+    def read(self, specs: Collection[TensorSpec]) -> TensorSpace:
+        """Return the space of ``specs``.
+
+        Raises:
+            UnsupportedSpaceError: There is no tensor, a chosen name does not exist or contradicts
+                another, or a tensor cannot be converted.
+        """
+        first, *others = chosen = self._chosen(specs)
+        if not others and (self._settings.is_bare or first.name == self._root):
+            space: SpaceSpec = self._leaf(first)
+        else:
+            tree: _Tree = {}
+            for spec in chosen:
+                self._put(tree, spec)
+            space = self._dict(tree)
+        size_bytes = sum(leaf.lane_bytes for leaf in leaves(space))
+        if size_bytes > MAX_LANE_BYTES:
+            raise UnsupportedSpaceError(
+                f"{self._where}: a value has {size_bytes} bytes, more than {MAX_LANE_BYTES}"
+            )
+        return TensorSpace(space, tuple(self._tensors), self._counts_from_zero)
+
+    def _chosen(self, specs: Collection[TensorSpec]) -> list[TensorSpec]:
+        settings = self._settings
+        chosen, left_out = settings.actions, ()
+        if self._root == OBSERVATION:
+            chosen = settings.observations
+            left_out = (settings.reward, settings.discount, _RENDERING)
+        if chosen is None:
+            kept = [spec for spec in specs if not _is_among(spec.name, left_out)]
+            if not kept:
+                raise UnsupportedSpaceError(f"{self._where} has none that a space could be made of")
+            return kept
+        for name in chosen:
+            if not any(_is_among(spec.name, (name,)) for spec in specs):
+                known = ", ".join(sorted(spec.name for spec in specs)) or "none at all"
+                raise UnsupportedSpaceError(f"{self._where} has no {name!r}, only {known}")
+        return [spec for spec in specs if _is_among(spec.name, chosen)]
+
+    def _put(self, tree: _Tree, spec: TensorSpec) -> None:
+        *parents, last = spec.name.split(".")
+        if len(parents) >= MAX_DEPTH:
+            self._refuse(spec, f"it is nested more than {MAX_DEPTH} deep")
+        for key in parents:
+            inner = tree.setdefault(key, {})
+            if not isinstance(inner, dict):
+                self._contradict(spec)
+            tree = inner
+        if last in tree:
+            self._contradict(spec)
+        tree[last] = spec
+
+    def _contradict(self, spec: TensorSpec) -> NoReturn:
+        raise UnsupportedSpaceError(
+            f"{self._where} has {spec.name!r} and another tensor in the same place; choose one of "
+            "them"
+        )
+
+    def _dict(self, tree: _Tree) -> DictSpec:
+        items: list[tuple[str, SpaceSpec]] = []
+        for key, part in sorted(tree.items()):
+            items.append((key, self._dict(part) if isinstance(part, dict) else self._leaf(part)))
+        return DictSpec(tuple(items))
+
+    def _leaf(self, spec: TensorSpec) -> LeafSpec:
+        self._tensors.append(spec)
+        if len(spec.shape) > MAX_RANK:
+            self._refuse(spec, f"it has more than {MAX_RANK} axes")
+        if any(size < 0 for size in spec.shape):
+            self._refuse(spec, f"its shape {list(spec.shape)} varies")
+        if spec.dtype is DataType.STRING:
+            if spec.shape:
+                reason = f"it holds strings in shape {list(spec.shape)}, not a single one"
+                self._refuse(spec, reason)
+            return TextSpec(0, self._settings.max_text_length, "")
+        if spec.dtype in (DataType.PROTO, DataType.INVALID):
+            self._refuse(spec, f"it holds {spec.dtype.name}, which only its server understands")
+        if spec.dtype is DataType.BOOL:
+            return MultiBinarySpec(spec.shape) if spec.shape else DiscreteSpec(2)
+        size_bytes = math.prod(spec.shape) * spec.dtype.numpy.itemsize
+        if size_bytes > MAX_LANE_BYTES:
+            self._refuse(spec, f"it has {size_bytes} bytes, more than {MAX_LANE_BYTES}")
+        choices = self._choices(spec)
+        return self._box(spec) if choices is None else choices
+
+    def _choices(self, spec: TensorSpec) -> LeafSpec | None:
+        """Return the Discrete or MultiDiscrete of a tensor of integers; None: it makes a Box."""
+        dtype = spec.dtype.numpy
+        if dtype.kind not in "iu" or spec.low is None or spec.high is None or 0 in spec.shape:
+            return None
+        low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.low, spec.high))
+        # The whole range of a dtype is no set of choices, and their number does not fit the dtype.
+        if int(high.max()) - int(low.min()) >= min(_MOST_CHOICES, np.iinfo(dtype).max):
+            return None
+        if not spec.shape:
+            num_choices = int(high) - int(low) + 1
+            if self._counts_from_zero:
+                return DiscreteSpec(num_choices)
+            return DiscreteSpec(num_choices, int(low), dtype.name)
+        if not self._are_choices or (low.any() and not self._counts_from_zero):
+            return None
+        if math.prod(spec.shape) > _MOST_CHOICES:
+            return None
+        counts = [
+            int(most) - int(least) + 1 for least, most in zip(low.flat, high.flat, strict=True)
+        ]
+        return MultiDiscreteSpec(tuple(counts), spec.shape)
+
+    def _box(self, spec: TensorSpec) -> BoxSpec:
+        dtype = spec.dtype.numpy
+        least: float = -np.inf
+        most: float = np.inf
+        if dtype.kind != "f":
+            least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        low = np.asarray(least if spec.low is None else spec.low, dtype)
+        high = np.asarray(most if spec.high is None else spec.high, dtype)
+        if not (low <= high).all():
+            self._refuse(spec, "its bounds contradict each other, or are no numbers")
+        return BoxSpec(spec.shape, dtype.name, low.tobytes(), high.tobytes())
+
+    def _refuse(self, spec: TensorSpec, reason: str) -> NoReturn:
+        short = (
+            spec.name if len(spec.name) <= _LONGEST_QUOTE else f"{spec.name[:_LONGEST_QUOTE]}..."
+        )
+        raise UnsupportedSpaceError(
+            f"{self._where}: {short!r} cannot be part of a space, since {reason}; leave it out: "
+            "name the others in DmEnvRpcSettings(observations=..., actions=...)"
+        )
 
 
 def _is_among(name: str, names: Collection[str]) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in names)
-
-
-def _put(tree: _Tree, spec: TensorSpec, where: str) -> None:
-    *parents, last = spec.name.split(".")
-    if len(parents) >= MAX_DEPTH:
-        _refuse(spec, where, f"it is nested more than {MAX_DEPTH} deep")
-    for key in parents:
-        inner = tree.setdefault(key, {})
-        if not isinstance(inner, dict):
-            _contradict(spec, where)
-        tree = inner
-    if last in tree:
-        _contradict(spec, where)
-    tree[last] = spec
-
-
-def _contradict(spec: TensorSpec, where: str) -> NoReturn:
-    raise UnsupportedSpaceError(
-        f"{where} has {spec.name!r} and another tensor in the same place; choose one of them"
-    )
-
-
-def _dict(
-    tree: _Tree, reading: TensorSpaceOptions, where: str, tensors: list[TensorSpec]
-) -> DictSpec:
-    items: list[tuple[str, SpaceSpec]] = []
-    for key, part in sorted(tree.items()):
-        if isinstance(part, dict):
-            items.append((key, _dict(part, reading, where, tensors)))
-        else:
-            items.append((key, _leaf(part, reading, where)))
-            tensors.append(part)
-    return DictSpec(tuple(items))
-
-
-def _leaf(spec: TensorSpec, reading: TensorSpaceOptions, where: str) -> LeafSpec:
-    if len(spec.shape) > MAX_RANK:
-        _refuse(spec, where, f"it has more than {MAX_RANK} axes")
-    if any(size < 0 for size in spec.shape):
-        _refuse(spec, where, f"its shape {list(spec.shape)} varies")
-    if spec.dtype is DataType.STRING:
-        if spec.shape:
-            _refuse(spec, where, f"it holds strings in shape {list(spec.shape)}, not a single one")
-        return TextSpec(0, reading.max_text_length, "")
-    if spec.dtype in (DataType.PROTO, DataType.INVALID):
-        _refuse(spec, where, f"it holds {spec.dtype.name}, which only its server understands")
-    if spec.dtype is DataType.BOOL:
-        return MultiBinarySpec(spec.shape) if spec.shape else DiscreteSpec(2)
-    size_bytes = math.prod(spec.shape) * spec.dtype.numpy.itemsize
-    if size_bytes > MAX_LANE_BYTES:
-        _refuse(spec, where, f"it has {size_bytes} bytes, more than {MAX_LANE_BYTES}")
-    choices = _choices(spec, reading)
-    return _box(spec, where) if choices is None else choices
-
-
-def _choices(spec: TensorSpec, reading: TensorSpaceOptions) -> LeafSpec | None:
-    """Return the Discrete or MultiDiscrete of a tensor of integers; None: it makes a Box."""
-    dtype = spec.dtype.numpy
-    if dtype.kind not in "iu" or spec.low is None or spec.high is None or 0 in spec.shape:
-        return None
-    low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.low, spec.high))
-    # The whole range of a dtype is no set of choices, and their number does not fit the dtype.
-    if int(high.max()) - int(low.min()) >= min(_MOST_CHOICES, np.iinfo(dtype).max):
-        return None
-    if not spec.shape and not reading.counts_from_zero:
-        return DiscreteSpec(int(high) - int(low) + 1, int(low), dtype.name)
-    if not spec.shape:
-        return DiscreteSpec(int(high) - int(low) + 1)
-    if not reading.are_choices or (low.any() and not reading.counts_from_zero):
-        return None
-    if math.prod(spec.shape) > _MOST_CHOICES:
-        return None
-    counts = [int(most) - int(least) + 1 for least, most in zip(low.flat, high.flat, strict=True)]
-    return MultiDiscreteSpec(tuple(counts), spec.shape)
-
-
-def _box(spec: TensorSpec, where: str) -> BoxSpec:
-    dtype = spec.dtype.numpy
-    least, most = (-np.inf, np.inf) if dtype.kind == "f" else _limits(dtype)
-    low = np.asarray(least if spec.low is None else spec.low, dtype)
-    high = np.asarray(most if spec.high is None else spec.high, dtype)
-    if not (low <= high).all():
-        _refuse(spec, where, "its bounds contradict each other, or are no numbers")
-    return BoxSpec(spec.shape, dtype.name, low.tobytes(), high.tobytes())
-
-
-def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
-    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
-
-
-def _refuse(spec: TensorSpec, where: str, reason: str) -> NoReturn:
-    raise UnsupportedSpaceError(
-        f"{where}: {_short(spec.name)} cannot be part of a space, since {reason}; leave it out: "
-        "name the others in DmEnvRpcSettings(observations=..., actions=...)"
-    )
-
-
-def _short(name: str) -> str:
-    return repr(name if len(name) <= _LONGEST_QUOTE else f"{name[:_LONGEST_QUOTE]}...")
-
-
-def _checked(read: TensorSpace, where: str) -> TensorSpace:
-    size_bytes = sum(leaf.lane_bytes for leaf in leaves(read.space))
-    if size_bytes > MAX_LANE_BYTES:
-        raise UnsupportedSpaceError(
-            f"{where}: a value has {size_bytes} bytes, more than {MAX_LANE_BYTES}"
-        )
-    return read
 
 
 def exact_space(
@@ -286,29 +268,8 @@ def contract_of_world(
     exact = None if published is None or settings.reshapes else _exact(specs, published)
     if exact is not None:
         return replace(exact, contract=replace(exact.contract, num_envs=settings.num_envs))
-    actions = read_space(
-        tuple(specs.actions.values()),
-        TensorSpaceOptions(
-            ACTION,
-            settings.actions,
-            is_bare=settings.is_bare,
-            max_text_length=settings.max_text_length,
-            are_choices=True,
-            counts_from_zero=settings.choices_from_zero,
-        ),
-        f"{address}, actions",
-    )
-    observations = read_space(
-        tuple(specs.observations.values()),
-        TensorSpaceOptions(
-            OBSERVATION,
-            settings.observations,
-            (settings.reward, settings.discount, _RENDERING),
-            is_bare=settings.is_bare,
-            max_text_length=settings.max_text_length,
-        ),
-        f"{address}, observations",
-    )
+    actions = SpaceReader(settings, ACTION, address).read(specs.actions.values())
+    observations = SpaceReader(settings, OBSERVATION, address).read(specs.observations.values())
     contract = EnvContract(
         id="dm_env_rpc" if published is None else published.id,
         observation_space=observations.space,

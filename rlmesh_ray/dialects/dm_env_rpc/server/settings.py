@@ -132,13 +132,13 @@ def join_settings(settings: Mapping[str, Any]) -> JoinSettings:
         CodecError: One is unknown or malformed.
     """
     plain = plain_settings(settings)
-    settings = JoinSettings(
+    found = JoinSettings(
         _take(plain, "lane", None, _NATURAL),
         _take(plain, "agent", None, _TEXT),
         _take(plain, "batched", False, _FLAG),
     )
     _require_empty(plain, "join")
-    return settings
+    return found
 
 
 def reset_settings(settings: Mapping[str, Any], *, is_batched: bool = False) -> ResetOptions:

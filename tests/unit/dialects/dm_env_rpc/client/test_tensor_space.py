@@ -10,9 +10,9 @@ from gymnasium import spaces
 from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import LaneTensors, batch_tensors
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import (
-    TensorSpaceOptions,
+    SpaceReader,
+    TensorSpace,
     exact_space,
-    read_space,
 )
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
     AgentSpecs,
@@ -28,8 +28,7 @@ from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
 
 DISCRETE = from_gymnasium(spaces.Discrete(2))
-ACTIONS = TensorSpaceOptions("action", are_choices=True)
-OBSERVATIONS = TensorSpaceOptions("observation", left_out=("reward", "discount", "rendering"))
+ALL = DmEnvRpcSettings()
 
 
 def spec(
@@ -43,8 +42,14 @@ def tensor_specs(space: SpaceSpec, root: str, num_lanes: int | None = None) -> l
     return [tensor_spec(leaf, tensor_name(leaf.path, root), num_lanes) for leaf in leaves(space)]
 
 
-def read(*specs: TensorSpec, reading: TensorSpaceOptions = OBSERVATIONS) -> Any:
-    return to_gymnasium(read_space(specs, reading, "a server").space)
+def read_space(
+    specs: list[TensorSpec], root: str = "observation", settings: DmEnvRpcSettings = ALL
+) -> TensorSpace:
+    return SpaceReader(settings, root, "a server").read(specs)
+
+
+def read(*specs: TensorSpec, root: str = "observation", settings: DmEnvRpcSettings = ALL) -> Any:
+    return to_gymnasium(read_space(list(specs), root, settings).space)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +105,11 @@ def test_a_tensor_alone_makes_a_bare_space(described: TensorSpec, expected: Any)
 def test_integers_in_actions_are_choices_if_they_count_from_0(
     described: TensorSpec, expected: Any
 ) -> None:
-    assert read(described, reading=ACTIONS) == expected
+    assert read(described, root="action") == expected
 
 
 def test_a_string_makes_a_text_of_any_characters() -> None:
-    space = read_space([spec("observation", DataType.STRING)], OBSERVATIONS, "a server").space
+    space = read_space([spec("observation", DataType.STRING)]).space
 
     assert (space.min_length, space.max_length, space.charset) == (0, 4096, "")  # type: ignore[union-attr]
 
@@ -116,8 +121,6 @@ def test_periods_nest_and_keys_are_sorted() -> None:
             spec("ear", DataType.DOUBLE),
             spec("eye.depth.far", DataType.INT8),
         ],
-        OBSERVATIONS,
-        "a server",
     )
 
     assert [tensor.name for tensor in made.tensors] == ["ear", "eye.depth.far", "eye.left"]
@@ -146,7 +149,7 @@ def test_what_is_chosen_is_read_and_nothing_else() -> None:
         spec("words", DataType.STRING, (-1,)),
     )
 
-    space = read(*tensors, reading=TensorSpaceOptions("observation", ("eye", "rendering")))
+    space = read(*tensors, settings=DmEnvRpcSettings(observations=("eye", "rendering")))
 
     assert list(space) == ["eye", "rendering"]
     assert list(space["eye"]) == ["left", "right"]
@@ -155,10 +158,10 @@ def test_what_is_chosen_is_read_and_nothing_else() -> None:
 def test_a_tensor_alone_has_a_dict_round_it_unless_it_is_said_otherwise() -> None:
     paddle = spec("paddle", DataType.INT8, (), -1, 1)
 
-    assert read(paddle, reading=ACTIONS) == spaces.Dict(
+    assert read(paddle, root="action") == spaces.Dict(
         {"paddle": spaces.Discrete(3, start=-1, dtype=np.int8)}
     )
-    assert read(paddle, reading=TensorSpaceOptions("action", is_bare=True)) == spaces.Discrete(
+    assert read(paddle, root="action", settings=DmEnvRpcSettings(is_bare=True)) == spaces.Discrete(
         3, start=-1, dtype=np.int8
     )
 
@@ -182,7 +185,7 @@ def test_a_tensor_alone_has_a_dict_round_it_unless_it_is_said_otherwise() -> Non
 )
 def test_what_has_no_form_is_refused(tensors: list[TensorSpec], complaint: str) -> None:
     with pytest.raises(UnsupportedSpaceError, match=complaint):
-        read_space(tensors, OBSERVATIONS, "a server")
+        read_space(tensors)
 
 
 def test_choosing_what_is_not_there_names_what_is() -> None:
@@ -190,7 +193,7 @@ def test_choosing_what_is_not_there_names_what_is() -> None:
         read(
             spec("eye", DataType.FLOAT),
             spec("ear", DataType.FLOAT),
-            reading=TensorSpaceOptions("observation", ("nose",)),
+            settings=DmEnvRpcSettings(observations=("nose",)),
         )
 
 
@@ -226,7 +229,7 @@ def test_a_contract_of_something_else_is_not_exact() -> None:
 
 
 def test_more_integers_than_a_menu_has_are_numbers() -> None:
-    made = read(spec("action", DataType.INT8, (2**17,), 0, 1), reading=ACTIONS)
+    made = read(spec("action", DataType.INT8, (2**17,), 0, 1), root="action")
 
     assert made == spaces.Box(0, 1, (2**17,), np.int8)
 
@@ -264,8 +267,6 @@ def test_a_batch_tells_a_number_a_lane_beside_its_observations(flag: dict[str, A
 
 
 def test_choices_are_numbered_from_0_where_that_is_wanted() -> None:
-    reading = TensorSpaceOptions("action", are_choices=True, counts_from_zero=True)
-
     made = read_space(
         [
             spec("a", DataType.INT8, (), -1, 1),
@@ -273,8 +274,8 @@ def test_choices_are_numbered_from_0_where_that_is_wanted() -> None:
             spec("c", DataType.FLOAT, (), -1, 1),
             spec("d", DataType.INT32),
         ],
-        reading,
-        "a server",
+        "action",
+        DmEnvRpcSettings(choices_from_zero=True),
     )
 
     assert to_gymnasium(made.space) == spaces.Dict(
