@@ -29,8 +29,6 @@ def fetch(
     *,
     headers: Mapping[str, str] = LOCAL,
     method: str = "GET",
-    body: bytes = b"",
-    goes: bool = False,
 ) -> Reply:
     """Send a request to an ASGI application; return the answer.
 
@@ -39,8 +37,6 @@ def fetch(
         path: Path and query.
         headers: Names in lower case.
         method: Method of the request.
-        body: Its body.
-        goes: Whether the client goes away when it has sent ``body``, which is not all.
     """
     bare, _, query = path.partition("?")
     scope = {
@@ -57,12 +53,9 @@ def fetch(
         "http_version": "1.1",
     }
     messages: list[Any] = []
-
-    requests = [{"type": "http.request", "body": body, "more_body": goes}]
+    requests = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive() -> Any:
-        if not requests and goes:
-            return {"type": "http.disconnect"}
         if not requests:
             await asyncio.Event().wait()  # the client stays
         return requests.pop()

@@ -7,16 +7,13 @@ read it by a name that it has pointed here (DNS rebinding). Nothing here changes
 
 import json
 import os
-import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Set
-from contextlib import suppress
 from importlib.resources import files
 from typing import BinaryIO
 
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -27,9 +24,6 @@ from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.watch.live import PICTURE_SHARE, PICTURES_PER_S, LiveView, Picture
 from rlmesh_ray.watch.runs import RunFolder
 
-_COOKIE = "rlmesh_ray_watch"
-_MOST_LOGINS = 64
-_LONGEST_TOKEN = 4096
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HEADERS = {
     b"content-security-policy": b"default-src 'self'; img-src 'self' blob: data:; "
@@ -55,7 +49,6 @@ def page(
     Raises:
         ConfigurationError: The token, or its file, cannot be used.
     """
-    logins = None if token is None else Logins(token)
     answers = _answers(live, runs)
 
     def answer(request: Request) -> Response:  # in a thread: it may block
@@ -68,22 +61,10 @@ def page(
             return PlainTextResponse("there is no such thing (any more)", 404)
         return found if isinstance(found, Response) else _json(found)
 
-    async def login(request: Request) -> Response:
-        given = await _body(request)
-        session = None if logins is None else logins.open(given)
-        if session is None:
-            return PlainTextResponse("this token is not the page's", 401)
-        accepted = Response(status_code=204)
-        accepted.set_cookie(_cookie(request), session, httponly=True, samesite="strict")
-        return accepted
-
     static = StaticFiles(directory=str(files("rlmesh_ray.watch") / "static"), html=True)
-    routes = [
-        Route("/api/{name}", answer),
-        Route("/login", login, methods=["POST"]),
-        Mount("/", static),
-    ]
-    return PageGuard(Starlette(routes=routes), logins, _LOCAL_NAMES | {host})
+    routes = [Route("/api/{name}", answer), Mount("/", static)]
+    tokens = None if token is None else TokenStore(token)
+    return PageGuard(Starlette(routes=routes), tokens, _LOCAL_NAMES | {host})
 
 
 def _answers(live: LiveView, runs: RunFolder) -> dict[str, Callable[[QueryParams], object]]:
@@ -120,53 +101,19 @@ def _answers(live: LiveView, runs: RunFolder) -> dict[str, Callable[[QueryParams
     }
 
 
-def _cookie(request: Request) -> str:
-    """Return the name of the page's cookie: those of a host's other ports come with it."""
-    return f"{_COOKIE}_{request.url.port}"
-
-
-class Logins:
-    """Browsers that have shown the page's token; the oldest is forgotten where there are many.
-
-    Args:
-        token: The token, or a file with such tokens.
-    """
-
-    def __init__(self, token: TokenSource) -> None:
-        self._store = TokenStore(token)
-        self._tokens: OrderedDict[str, bytes] = OrderedDict()
-
-    def open(self, token: bytes) -> str | None:
-        """Return the name of a new login, for a cookie; None: the token is wrong."""
-        if self._store.role_of(token) is None:
-            return None
-        name = secrets.token_urlsafe(32)
-        self._tokens[name] = token
-        if len(self._tokens) > _MOST_LOGINS:
-            self._tokens.popitem(last=False)
-        return name
-
-    def is_allowed(self, request: Request) -> bool:
-        """Return whether a request shows the token, or a login whose token is still valid."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        shown = token.encode() if scheme.lower() == "bearer" else None
-        shown = shown or self._tokens.get(request.cookies.get(_cookie(request), ""))
-        return shown is not None and self._store.role_of(shown) is not None
-
-
 class PageGuard:
     """Refuses requests by foreign names or without the token; adds headers that restrict the page.
 
     Args:
         app: The application.
-        logins: Who may read; None: every program of this machine.
+        tokens: Tokens of those who may read; None: every program of this machine may.
         local_names: Names of this machine.
     """
 
-    def __init__(self, app: ASGIApp, logins: Logins | None, local_names: Set[str]) -> None:
+    def __init__(self, app: ASGIApp, tokens: TokenStore | None, local_names: Set[str]) -> None:
         self._app = app
         self._local_names = local_names
-        self._logins = logins
+        self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -186,15 +133,23 @@ class PageGuard:
         is_api = request.scope["path"].startswith("/api/")
         if is_api and request.headers.get("sec-fetch-site") == "cross-site":
             return PlainTextResponse("another site's page may not read this", 403)
-        if self._logins is None:
+        if self._tokens is None:
             name = request.headers.get("host", "").lower()
             bare = name.rpartition(":")[0] if not name.endswith("]") and ":" in name else name
             if bare not in self._local_names:
                 remedy = "open it as http://127.0.0.1:PORT, or give it a token (--page-token-file)"
                 return PlainTextResponse(f"this page is for its own machine; {remedy}", 421)
-        elif is_api and not self._logins.is_allowed(request):
+        elif is_api and self._tokens.role_of(_shown_token(request)) is None:
             return PlainTextResponse("this page needs its token", 401)
         return None
+
+
+def _shown_token(request: Request) -> bytes:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.encode()
+    # A browser sends no header of the page's with its requests for a video.
+    return request.query_params.get("token", "").encode()
 
 
 class _OpenFile(FileResponse):
@@ -228,15 +183,3 @@ def _json(value: object) -> Response:
     """Return ``value``, with null for NaN and infinities, which JSON does not have."""
     finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
     return Response(json.dumps(finite), media_type="application/json")
-
-
-async def _body(request: Request) -> bytes:
-    """Return the body; nothing if no token is that long, or the browser goes away meanwhile."""
-    data = b""
-    with suppress(ClientDisconnect):
-        async for part in request.stream():
-            data += part
-            if len(data) > _LONGEST_TOKEN:
-                return b""
-        return data.strip()
-    return b""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -279,6 +280,20 @@ def test_a_page_with_a_token_asks_for_it_once(chromium: Any, folder: Path) -> No
 
         view.get_by_role("button", name="Watch hills/0").wait_for()
         assert not field.is_visible()
+
+
+def test_a_link_with_the_token_opens_the_page_and_hides_the_token(
+    chromium: Any, folder: Path
+) -> None:
+    with opened(chromium, many(folder, TOKEN)) as view:
+        view.get_by_label("Token of this page").wait_for()
+        bare = view.url
+
+        view.goto("about:blank")
+        view.goto(f"{bare}#{urlencode({'token': TOKEN})}")
+
+        view.get_by_role("button", name="Watch hills/0").wait_for()
+        assert view.url == bare
 
 
 def test_a_server_that_goes_and_comes_back_is_noticed(chromium: Any, folder: Path) -> None:

@@ -5,12 +5,14 @@ const DASH = "–";
 const STATISTICS_MS = 3000, SESSIONS_MS = 2000, RUNS_MS = 5000, TIMEOUT_MS = 20000, PAGE_EPISODES = 50;
 const chosen = { endpoint: "", episode: "", first: 0 };
 let endpoints = [], pace = {};
+let token = sessionStorage.getItem("token") ?? "";
 
 class Refused extends Error {}
 
 async function ask(path, values = {}) {
   const signal = AbortSignal.timeout(TIMEOUT_MS);
-  const response = await fetch(`api/${path}?${new URLSearchParams(values)}`, { signal });
+  const headers = token ? { authorization: `Bearer ${token}` } : {};
+  const response = await fetch(`api/${path}?${new URLSearchParams(values)}`, { signal, headers });
   if (response.status === 401) showLogin();
   return response;
 }
@@ -352,7 +354,8 @@ async function replay(episode) {
   const video = $("video");
   video.hidden = !found.video;
   video.ariaLabel = `Video of episode ${episode}`;
-  if (found.video) video.src = `api/video?${new URLSearchParams({ recording, episode })}`;
+  const shown = token ? { token } : {};  // with a video's requests the browser sends no header
+  if (found.video) video.src = `api/video?${new URLSearchParams({ recording, episode, ...shown })}`;
   else video.removeAttribute("src");
   $("no-video").hidden = found.video && !found.problem;
   put($("no-video"), found.problem || "This episode has no video.");
@@ -390,10 +393,16 @@ function showLogin() {
   $("token").focus();
 }
 
+function keep(given) {
+  token = given;
+  sessionStorage.setItem("token", given);
+}
+
 $("login").onsubmit = async (event) => {
   event.preventDefault();
-  const response = await fetch("login", { method: "POST", body: $("token").value }).catch(() => null);
-  put($("refused"), !response ? "no connection to the page's server" : response.ok ? "" : await response.text());
+  keep($("token").value.trim());
+  const response = await ask("runs").catch(() => null);
+  put($("refused"), !response ? "no connection to the page's server" : response.ok ? "" : "this token is not the page's");
   if (response) $("token").value = "";
   if (response?.ok) open();
 };
@@ -405,4 +414,9 @@ function open() {
   refreshRuns();
 }
 
+const inLink = new URLSearchParams(location.hash.slice(1)).get("token");
+if (inLink) {
+  keep(inLink);
+  history.replaceState(null, "", location.pathname);  // so that nobody copies it with the address
+}
 open();
