@@ -7,7 +7,6 @@ with all episodes that it is part of, or waited for, as the ``WriterHandle`` say
 import logging
 import os
 import pickle
-import signal
 import struct
 import subprocess
 import sys
@@ -33,11 +32,7 @@ _QUEUE_BYTES = 2**26
 _FLUSH_S = 1.0
 _DEFAULT_FPS = 30.0
 _WORKER_CLOSE_S = 3.0
-_HURRY_S = 0.2
 _SIZE = struct.Struct("<Q")
-TAKE_ALL = signal.SIGURG
-"""Has the writer take the whole queue before it writes on: what sends it is about to end. Without a
-handler, as while the writer starts, nothing happens."""
 
 Render = Callable[[], Sequence[Any] | None]
 """Returns a frame of each lane."""
@@ -121,15 +116,20 @@ class WriterHandle:
             )
 
     def close(self, timeout_s: float) -> None:
-        """Have the rest written, by the process alone if that takes longer than ``timeout_s``."""
+        """Have the rest written; what the process has not taken by ``timeout_s`` is lost."""
+        end_s = time.monotonic() + timeout_s
         with self._lock:
             self._is_open = False
             self._changed.notify_all()
-        end_s = time.monotonic() + timeout_s
-        while self._thread is not None and self._thread.is_alive() and time.monotonic() < end_s:
-            if self._process is not None:  # repeated: at its start it ignores the signal
-                self._process.send_signal(TAKE_ALL)
-            self._thread.join(_HURRY_S)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            with self._lock:
+                if self._queue:
+                    self._queue.clear()
+                    _LOG.warning(
+                        "the last steps are not recorded to %s: its writer does not keep up",
+                        self.options.folder,
+                    )
         if self._process is not None:
             try:
                 self._process.wait(max(0.0, end_s - time.monotonic()))

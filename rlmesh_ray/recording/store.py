@@ -1,16 +1,17 @@
 """The files of a recording.
 
 ``DIR/recording.json`` names the environment, ``DIR/index.jsonl`` has a line for each finished
-episode, ``DIR/episodes/`` has ``ID.parquet`` and, where there are pictures, ``ID.mp4``. Files get
-their names when they are complete. Several processes may write one recording: the link that names
-a Parquet file claims its id, and the index is changed under a lock. A writer holds the lock of a
-file ``episodes/.WRITER.alive``: temporary files whose writer's lock can be taken are left over.
+episode, ``DIR/episodes/`` has ``ID.parquet`` and, where there are pictures, ``ID.mp4``. The footer
+of a Parquet file has the line of the index, too: the index is a cache, to which lines are appended
+and in which each may be missing. Several processes may write one recording: an empty file claims
+an id, and is replaced by the episode's, which is complete then.
 """
 
 import contextlib
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +27,9 @@ from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_json, spec_to_json
 FORMAT = 1
 SUMMARY_KEY = "rlmesh_ray.episode"
 """Key of the summary in the metadata of a Parquet file."""
-_INFO, _INDEX, _LOCK, _EPISODES = "recording.json", "index.jsonl", ".lock", "episodes"
-_ALIVE = ".alive"
+_INFO, _INDEX, _EPISODES = "recording.json", "index.jsonl", "episodes"
+_LEFT_OVER_S = 86_400.0
+"""Age of a temporary file to which no living writer writes any more."""
 _LONGEST_ID = 18
 _KINDS: Mapping[str, Any] = {
     "id": str,
@@ -140,7 +142,6 @@ class Store:
         self._root = self.folder if root is None else root
         self._index = self.folder / _INDEX
         self._episodes = self.folder / _EPISODES
-        self._writer = f".{os.getpid()}-{os.urandom(4).hex()}"
 
     def path(self, id_: str, suffix: str = ".parquet") -> Path:
         """Return the path of a file of an episode."""
@@ -156,22 +157,7 @@ class Store:
 
     def temporary_path(self) -> Path:
         """Return a new path for a file that is not complete yet."""
-        return self._episodes / f"{self._writer}.{os.urandom(4).hex()}.tmp"
-
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Keep ``repair`` of other processes from deleting temporary files of this store."""
-        import fcntl
-
-        alive = self._episodes / f"{self._writer}{_ALIVE}"
-        with self._locked():
-            file = alive.open("wb")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        with file:
-            try:
-                yield
-            finally:
-                alive.unlink(missing_ok=True)
+        return self._episodes / f".{os.getpid()}-{os.urandom(8).hex()}.tmp"
 
     def info(self) -> RecordingInfo:
         """Read ``recording.json``.
@@ -205,8 +191,9 @@ class Store:
         """
         with self._refused():
             self._episodes.mkdir(parents=True, exist_ok=True)
-            with self._locked():
-                pass
+            trial = self.temporary_path()
+            trial.touch()
+            trial.unlink()
         if (self.folder / _INFO).exists():
             own = self.info()
             self._require_same(replace(own, observation_space=info.observation_space), info)
@@ -244,54 +231,57 @@ class Store:
             "action_space": json.loads(spec_to_json(info.action_space)),
         }
         values = {"format": FORMAT, "env_id": info.env_id, "fps": info.fps, **spaces}
-        temporary = self.temporary_path()
-        with self._locked(), removed_on_error(temporary):
-            temporary.write_text(json.dumps(values, indent=1))
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, self.folder / _INFO)
-            temporary.unlink()
+        path, temporary = self.folder / _INFO, self.temporary_path()
+        with removed_on_error(temporary):
+            temporary.write_text(json.dumps(values, indent=1))  # also shows whether there is room
+            if path.exists():
+                temporary.unlink()
+            else:
+                # Where two environments come at the same time the last one stays: each writer
+                # looks once more before its first episode.
+                temporary.replace(path)
         return self.info()
 
     def publish(self, parquet: Path, video: Path | None, number: int) -> int:
         """Give complete files the first free id from ``number`` on; return its number."""
         while True:
+            path = self.path(f"{number:06}")
             try:
-                os.link(parquet, self.path(f"{number:06}"))
+                path.touch(exist_ok=False)
                 break
             except FileExistsError:
                 number += 1
-        parquet.unlink()
-        if video is not None:
-            video.rename(self.path(f"{number:06}", ".mp4"))
+        with removed_on_error(path):
+            if video is not None:
+                video.replace(path.with_suffix(".mp4"))
+            parquet.replace(path)
         return number
 
     def append(self, summary: EpisodeSummary) -> None:
         """Add a line to the index."""
-        with self._locked(), open_file(self._index, self._root, "ab") as file:
+        with open_file(self._index, self._root, "ab") as file:
             file.write(f"{summary.to_json()}\n".encode())
 
     def summaries(self) -> list[EpisodeSummary]:
-        """Return the finished episodes: of the index, or where it lacks some, of all files."""
-        summaries, is_intact = self._read_index()
-        is_whole = is_intact and {summary.id for summary in summaries}.issuperset(self._ids())
-        return summaries if is_whole else self._rebuilt(summaries)
+        """Return the finished episodes: those of the index, and those that only files tell of."""
+        known = self._indexed()
+        known |= {each.id: each for each in self._missing_in(known)}
+        return [known[id_] for id_ in sorted(known, key=int)]
 
-    def repair(self) -> int:
-        """Write an index anew that lacks episodes, and delete what writers that died have left.
+    def begin_writing(self) -> int:
+        """Append to the index what it lacks, and delete what writers that died have left.
 
         Returns:
             The highest number of an episode.
         """
-        with self._locked():
-            self._delete_leftovers()
-            summaries, is_intact = self._read_index()
-            ids = set(self._ids())
-            if not is_intact or ids - {summary.id for summary in summaries}:
-                temporary = self.temporary_path()
-                lines = [f"{summary.to_json()}\n" for summary in self._rebuilt(summaries)]
-                temporary.write_text("".join(lines))
-                temporary.replace(self._index)
-        return max(map(int, ids), default=0)
+        for left_over in self._episodes.glob(".*.tmp"):
+            with contextlib.suppress(OSError):  # it is gone, or a folder
+                if time.time() - left_over.stat().st_mtime > _LEFT_OVER_S:
+                    left_over.unlink()
+        known = self._indexed()
+        for summary in self._missing_in(known):
+            self.append(summary)
+        return max(map(int, [*known, *self._ids()]), default=0)
 
     def size_bytes(self) -> int:
         """Return the size of the episodes' files, also of those that are being written."""
@@ -302,30 +292,22 @@ class Store:
                     num_bytes += entry.stat(follow_symlinks=False).st_size
         return num_bytes
 
-    def num_writers(self) -> int:
-        """Return how many processes are writing, with those that died since ``repair``."""
-        return len(list(self._episodes.glob(f".*{_ALIVE}")))
-
-    def _read_index(self) -> tuple[list[EpisodeSummary], bool]:
-        """Return the episodes of the index, and whether all of its lines are whole."""
+    def _indexed(self) -> dict[str, EpisodeSummary]:
+        """Return the episodes of the index, by their ids; lines that are damaged are left out."""
         try:
-            *lines, rest = read_file(self._index, _INDEX_BYTES, self._root).split(b"\n")
+            lines = read_file(self._index, _INDEX_BYTES, self._root).split(b"\n")
         except OSError:  # the episodes' own files have all that it says
-            return [], False
+            return {}
         found: dict[str, EpisodeSummary] = {}
-        is_intact = not rest
         for line in lines:
-            try:
+            with contextlib.suppress(ValueError):
                 summary = EpisodeSummary.from_json(line, self._episodes)
                 found[summary.id] = summary
-            except ValueError:
-                is_intact = False
-        return list(found.values()), is_intact
+        return found
 
-    def _rebuilt(self, summaries: list[EpisodeSummary]) -> list[EpisodeSummary]:
-        """Return these episodes, and those that only their Parquet files tell of."""
-        known = {summary.id: summary for summary in summaries}
-        missing = set(self._ids()) - set(known)
+    def _missing_in(self, known: Mapping[str, EpisodeSummary]) -> Iterator[EpisodeSummary]:
+        """Yield the episodes that only their Parquet files tell of."""
+        missing = set(self._ids()).difference(known)
         if missing:
             with require_pyarrow():
                 from pyarrow import parquet
@@ -333,29 +315,11 @@ class Store:
             with contextlib.suppress(Exception):  # a file may be damaged in any way
                 with self.open(id_) as file:
                     metadata = parquet.read_metadata(file).metadata
-                known[id_] = self._summary_in(metadata[SUMMARY_KEY.encode()], id_)
-        return [known[id_] for id_ in sorted(known, key=int)]
+                yield self._summary_in(metadata[SUMMARY_KEY.encode()], id_)
 
     def _summary_in(self, text: bytes, id_: str) -> EpisodeSummary:
         own = {"id": id_, "video": self.path(id_, ".mp4").exists()}
         return EpisodeSummary.from_json(json.dumps(json.loads(text) | own), self._episodes)
-
-    def _delete_leftovers(self) -> None:
-        import fcntl
-
-        living = set()
-        for alive in self._episodes.glob(f".*{_ALIVE}"):
-            # BlockingIOError: its writer lives. Others: it has just ended, or is not a file.
-            with contextlib.suppress(OSError), alive.open("r+b") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    alive.unlink(missing_ok=True)
-                except BlockingIOError:
-                    living.add(alive.stem)
-        for temporary in self._episodes.glob(".*.tmp"):
-            if temporary.stem.rpartition(".")[0] not in living:
-                with contextlib.suppress(OSError):  # it is gone, or a folder
-                    temporary.unlink()
 
     def _ids(self) -> Iterator[str]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -373,14 +337,6 @@ class Store:
             raise ConfigurationError(
                 f"{self.folder} cannot be written ({error}); name another folder (--record)"
             ) from error
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        import fcntl  # late: reading needs none, and Windows has none
-
-        with open_file(self.folder / _LOCK, self._root, "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
 
 @contextlib.contextmanager

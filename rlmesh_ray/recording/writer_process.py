@@ -9,9 +9,7 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +21,7 @@ import pyarrow.parquet as pq
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording.episode_table import arrow_array, schema
-from rlmesh_ray.recording.recorder import TAKE_ALL, receive
+from rlmesh_ray.recording.recorder import receive
 from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store, removed_on_error
 from rlmesh_ray.recording.vector_steps import Abandoned, Message, Segment, Stream, segments
 from rlmesh_ray.recording.video import VideoFile, picture_position
@@ -32,12 +30,10 @@ from rlmesh_ray.spaces.leaves import Leaf, leaves
 _LOG = logging.getLogger("rlmesh_ray.recording")
 _LONGEST_INFO, _LARGEST_ARRAY = 4096, 256
 _RESCAN_SHARE = 0.01
+"""Of the room that is left: so many writers would have to write into one folder unseen to fill it.
+"""
 _ROW_GROUP_BYTES = 2**12
 _NICENESS = 19  # a fiftieth of a processor that a simulator or a learner wants
-_REST = 9.0
-"""Where not half of the processors are free, the writer rests for nine tenths of the time: the
-others may share their cores with those that step. It does not rest while it makes videos: of
-pictures only few fit into the queue, and they come slowly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +166,12 @@ class EpisodeWriter:
         self._store = Store(folder)
         self._max_bytes = max_gb * 1e9
         self._streams: dict[str, StreamFormat] = {}
-        self.filmed: set[str] = set()
-        """Keys of the streams that have videos."""
         self._open: dict[tuple[str, int | str], EpisodeFiles] = {}
         self._logged: set[str] = set()
         self._number = 0
         self._known_bytes = self._new_bytes = 0
         """Size of the folder when it was last looked at, and how much has come since."""
-        self._num_writers = 1
-        """Processes that wrote into it then."""
         self._is_stopped = False
-        self._writing = contextlib.ExitStack()
 
     def handle(self, key: str, message: Message) -> None:
         """Process a message; what the disk, a codec or the recording lacks is logged."""
@@ -202,16 +193,13 @@ class EpisodeWriter:
         """Discard the episodes that are still running."""
         for key in self._streams:
             self._discard(key)
-        self._writing.close()
 
     def _begin(self, key: str, stream: Stream) -> None:
         try:
             picture = picture_position(stream.video, stream.info.observation_space)
             self._store.require(stream.info)
-            self._number = max(self._number, self._store.repair() + 1)
+            self._number = max(self._number, self._store.begin_writing() + 1)
             self._scan()
-            if not self._streams:
-                self._writing.enter_context(self._store.writing())
         except (ConfigurationError, OSError) as error:
             self._log_once("stream", "nothing is recorded: %s", error)
             return
@@ -273,7 +261,6 @@ class EpisodeWriter:
                         files.video = VideoFile(path, stream.fps)
                 if files.video is not None:
                     files.video.add(frames)
-                    self.filmed.add(key)
             if segment.ends and files.video is not None:
                 files.video.close()  # which tells whether the disk had room for the last frames
         except Exception as error:  # noqa: BLE001  # PyAV raises errors of many kinds
@@ -298,13 +285,10 @@ class EpisodeWriter:
 
     def _scan(self) -> None:
         self._known_bytes, self._new_bytes = self._store.size_bytes(), 0
-        self._num_writers = max(1, self._store.num_writers())
 
     def _is_full(self) -> bool:
-        own_share = _RESCAN_SHARE * self._max_bytes / self._num_writers  # the others write, too
-        room = self._max_bytes - self._known_bytes
-        if self._new_bytes > own_share or self._new_bytes >= room:
-            self._scan()
+        if self._new_bytes > _RESCAN_SHARE * (self._max_bytes - self._known_bytes):
+            self._scan()  # other processes may write, too
         if self._known_bytes + self._new_bytes < self._max_bytes:
             return False
         self._is_stopped = True
@@ -340,10 +324,6 @@ def _plain(value: object) -> object:
     raise TypeError(f"it is a {type(value).__name__}, or holds one")
 
 
-def _are_processors_busy() -> bool:
-    return os.getloadavg()[0] + 1.0 > (os.cpu_count() or 1) / 2
-
-
 def main() -> None:
     """Write until the last message, None, or until the pipe ends."""
     folder, max_gb = sys.argv[1:]
@@ -351,21 +331,10 @@ def main() -> None:
     os.nice(_NICENESS)
     pa.set_cpu_count(1)
     writer = EpisodeWriter(folder, float(max_gb))
-    is_hurried = threading.Event()
-    signal.signal(TAKE_ALL, lambda *_: is_hurried.set())
-    waiting: list[tuple[str, Message]] = []
     # OSError: the other end is gone in the middle of a message.
     with contextlib.suppress(EOFError, OSError), os.fdopen(0, "rb") as pipe:
         while (received := receive(pipe)) is not None:
-            if is_hurried.is_set():
-                waiting.append(received)
-                continue
-            began_s = time.process_time()
             writer.handle(*received)
-            if received[0] not in writer.filmed and _are_processors_busy():
-                is_hurried.wait(_REST * (time.process_time() - began_s))
-    for message in waiting:
-        writer.handle(*message)
     writer.close()
 
 

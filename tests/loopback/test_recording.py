@@ -6,7 +6,6 @@ import signal
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv, evaluate
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
 from rlmesh_ray.recording import EpisodeSummary, Recording, RecordOptions, load
-from rlmesh_ray.recording.recorder import TAKE_ALL, WriterHandle
+from rlmesh_ray.recording.recorder import WriterHandle
 from rlmesh_ray.recording.store import Store
 from rlmesh_ray.recording.vector_steps import Stream
 from rlmesh_ray.testing.equality import assert_identical
@@ -291,7 +290,7 @@ def test_a_writer_that_dies_is_said_once_and_holds_up_nothing(
     ]
     written(tmp_path, INFO, cart_pole(3, seed=3))
     assert [summary.seed for summary in load(tmp_path).episodes] == [1, 3]
-    files = sorted(path.name for path in (tmp_path / "episodes").iterdir())
+    files = sorted(path.name for path in (tmp_path / "episodes").glob("[!.]*"))
     assert files == ["000001.parquet", "000002.parquet"]
 
 
@@ -333,7 +332,9 @@ def test_who_waits_for_room_in_the_queue_loses_nothing(tmp_path: Path) -> None:
     assert len(load(tmp_path).episodes) == 40
 
 
-def test_a_writer_takes_all_at_the_end_and_writes_it_alone(tmp_path: Path) -> None:
+def test_what_the_writer_has_not_taken_in_time_is_said_to_be_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     others = child_pids()
     writer = WriterHandle(RecordOptions(tmp_path))
     writer.put("0", Stream(INFO, "", "none"), 0)
@@ -341,10 +342,16 @@ def test_a_writer_takes_all_at_the_end_and_writes_it_alone(tmp_path: Path) -> No
     loaded(tmp_path, [0])
     (pid,) = child_pids() - others
 
-    os.kill(pid, TAKE_ALL)
-    for seed in range(1, 20):  # of which the queue holds two
-        assert eventually(partial(writer.put, "0", cart_pole(3, seed=seed), 2**25), WRITER_S)
-    assert len(load(tmp_path).episodes) == 1
-    writer.close(WRITER_S)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        writer.put("0", cart_pole(200_000, seed=1), 0)  # which no pipe holds
+        writer.put("0", cart_pole(3, seed=2), 0)
+        writer.close(0.1)
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
-    assert set(by_seed(load(tmp_path))) == set(range(20))
+    lost, alone = [record.getMessage() for record in caplog.records]
+    assert lost.startswith("the last steps are not recorded")
+    assert alone == f"the last episodes are still being written to {tmp_path}, by process {pid}"
+    writer.close(WRITER_S)
+    assert set(by_seed(load(tmp_path))) == {0, 1}

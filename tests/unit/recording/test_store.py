@@ -1,6 +1,7 @@
 """The index of a recording, whole and damaged."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording import EpisodeSummary, load
 from rlmesh_ray.recording.store import RecordingInfo, Store
 from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, DiscreteSpec
+from rlmesh_ray.testing.equality import assert_identical
 from tests.odd_files import IRREGULAR, NONSENSE, put
-from tests.unit.recording.recordings import ENDLESS, cart_poles
+from tests.unit.recording.recordings import ENDLESS, cart_pole, cart_poles
 
 INFO = RecordingInfo(
     "Camera-v0",
@@ -127,12 +129,9 @@ def test_a_damaged_index_is_put_together_from_the_files(tmp_path: Path, damage: 
     index = tmp_path / "index.jsonl"
     index.write_bytes(damage(index.read_bytes()))
 
-    read = load(tmp_path).episodes if index.read_bytes() else Store(tmp_path).repair()
-    last = Store(tmp_path).repair()
-
-    assert read in (whole, 4)
-    assert last == 4
-    assert list(load(tmp_path).episodes) == whole
+    assert load(tmp_path).episodes == whole
+    assert Store(tmp_path).begin_writing() == 4
+    assert load(tmp_path).episodes == whole
 
 
 def test_an_episode_that_the_index_lacks_is_read_and_added_by_the_next_writer(
@@ -146,7 +145,7 @@ def test_an_episode_that_the_index_lacks_is_read_and_added_by_the_next_writer(
 
     assert [each.id for each in load(tmp_path).episodes] == ids
     assert index.read_bytes().count(b"\n") == 2  # reading writes nothing
-    Store(tmp_path).repair()
+    Store(tmp_path).begin_writing()
 
     assert index.read_bytes().count(b"\n") == 3
     assert [each.id for each in load(tmp_path).episodes] == ids
@@ -170,6 +169,43 @@ def test_an_id_that_another_writer_has_taken_is_left_to_it(tmp_path: Path) -> No
 
     assert numbers == [5, 6]
     assert store.path("000006").read_text() == "two"
+
+
+def test_an_id_that_is_claimed_and_has_no_episode_yet_is_left_out(tmp_path: Path) -> None:
+    cart_poles(tmp_path, num_episodes=1)
+    Store(tmp_path).path("000002").touch()
+
+    assert [each.id for each in load(tmp_path).episodes] == ["000001"]
+    cart_poles(tmp_path, num_episodes=1)
+    assert [each.id for each in load(tmp_path).episodes] == ["000001", "000003"]
+
+
+def test_an_id_whose_episode_cannot_get_its_name_is_free_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.create(INFO)
+
+    with pytest.raises(FileNotFoundError):
+        store.publish(store.temporary_path(), None, 1)
+
+    assert not store.path("000001").exists()
+
+
+def test_a_recording_of_the_version_before_is_read_and_continued(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(Path(__file__).parent / "written_by_0_1_0a1", old)
+    (old / ".lock").touch()
+
+    first, second = load(old).episodes
+    assert (first.id, first.length, first.video) == ("000001", 3, None)
+    assert (second.id, second.length, second.seed) == ("000002", 4, 1)
+    assert second.video == old / "episodes" / "000002.mp4"
+    assert_identical(load(old).episode("000002").actions, cart_pole(4, seed=1).columns[1][1:])
+
+    cart_poles(old, num_episodes=1)
+    (old / "index.jsonl").unlink()
+
+    assert load(old).episodes[:2] == [first, second]
+    assert [each.id for each in load(old).episodes] == ["000001", "000002", "000003"]
 
 
 def test_an_unknown_episode_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """What the writer gets is what a reader finds; what it cannot write it says once."""
 
 import logging
+import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -421,7 +423,7 @@ def test_many_writers_stop_at_the_size_together(tmp_path: Path) -> None:
     assert 0.99 * most < size_bytes(tmp_path) < 1.04 * most
 
 
-def test_what_a_living_writer_has_not_ended_is_kept_and_what_a_dead_one_has_is_deleted(
+def test_what_a_living_writer_has_not_ended_is_kept_and_what_is_days_old_is_deleted(
     tmp_path: Path,
 ) -> None:
     living = EpisodeWriter(tmp_path, max_gb=1.0)
@@ -429,6 +431,8 @@ def test_what_a_living_writer_has_not_ended_is_kept_and_what_a_dead_one_has_is_d
     living.handle("0", endless(3))
     left_over = Store(tmp_path).temporary_path()
     left_over.touch()
+    days_ago = time.time() - 3 * 86_400
+    os.utime(left_over, (days_ago, days_ago))
 
     written(tmp_path, INFO, cart_pole(4, seed=0))
     living.handle("0", replace(cart_pole(4, seed=0), begins=False))
