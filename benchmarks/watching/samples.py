@@ -76,7 +76,7 @@ def model_statistics(batches: int, uptime_s: float) -> ModelStatistics:
         queue_s=histogram(_BOUNDS_S, 0.0004, 4 * batches),
         forward_s=histogram(_BOUNDS_S, 0.002, batches),
         inference="torch",
-        torch_reason="a batch takes 2140 us compiled, and 2000 us in torch",
+        torch_reason='inference="torch" says so',
     )
 
 

@@ -103,8 +103,8 @@ class ModuleOptions(TypedDict, total=False):
             Group.POLICY,
             "auto",
             choices=INFERENCES,
-            flag_help="Run the module in torch, or compiled; auto takes what gives the same "
-            "sooner.",
+            flag_help="Run the module in torch, or compiled; auto compiles it where it then gives "
+            "the same.",
         ),
     ]
     horizon: Annotated[

@@ -58,7 +58,7 @@ InferenceOption = Annotated[
     typer.Option(
         "--inference",
         rich_help_panel=POLICY,
-        help="Run the module in torch, or compiled; auto takes what gives the same sooner.",
+        help="Run the module in torch, or compiled; auto compiles it where it then gives the same.",
     ),
 ]
 

@@ -1,9 +1,10 @@
-"""A torch module's forward pass, compiled: arrays in, arrays out, with the module's weights."""
+"""A torch module's forward pass, compiled, with the module's weights."""
 
 import contextlib
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.onnx.onnx_export import Forward, OnnxGraph, weight_tensors
+from rlmesh_ray.models.fast_path.sequential import hooks_on
+from rlmesh_ray.models.onnx.onnx_export import EXPORTING, Forward, OnnxGraph, weight_tensors
 from rlmesh_ray.models.onnx.onnx_session import Arrays, OnnxSession
 
 TOLERANCE = 1e-5
@@ -41,21 +43,49 @@ class CompiledForward:
     are constants here. If one is another one in ``load``, the results are compared once more.
 
     Args:
-        module: The module, which keeps the weights: those that are changed in place, as optimizers
-            do, act from the next run on, and ``load`` takes what came otherwise.
-        forward: How it is called.
-        graph: The graph of that.
-        examples: An example for each input, two rows each.
+        module: The module on the CPU, in evaluation mode, which keeps the weights: those that are
+            changed in place, as optimizers do, act from the next run on, and ``load`` takes what
+            came otherwise.
+        inputs: An example of what it is called with: tensors, or dicts and tuples of them, nested
+            as well; one batch dimension first.
+        call: How it is called; by default as modules are.
 
     Raises:
-        ConfigurationError: The compiled module computes something else.
-        MissingPackageError: onnxruntime is missing.
+        ConfigurationError: It cannot be compiled, or computes something else then; the message has
+            the reason.
+        MissingPackageError: onnx or onnxruntime is missing.
     """
 
     def __init__(
-        self, module: nn.Module, forward: Forward, graph: OnnxGraph, *examples: torch.Tensor
+        self, module: nn.Module, *inputs: Any, call: Callable[..., Any] = nn.Module.__call__
     ) -> None:
-        self._module, self._graph, self._called = module, graph, forward
+        self._module = module
+        # An exported program has a hook of torch's, which checks its input.
+        self._hooks = () if isinstance(module, torch.fx.GraphModule) else hooks_on(module)
+        self._require_unhooked()
+        if not all(isinstance(leaf, torch.Tensor) for leaf in _leaves(inputs)):
+            raise ConfigurationError(f"{type(module).__name__} gets something else than tensors")
+        self._form_in = _form(inputs)
+        nested = tuple(_map(_two_rows, each) for each in inputs)
+        output = _called(call, module, nested)
+        if not all(isinstance(leaf, torch.Tensor) for leaf in _leaves(output)):
+            raise ConfigurationError(f"{type(module).__name__} returns something else than tensors")
+        # The exporter, the runtime and the proof know flat tensors only.
+        self._nesting_out = _map(lambda _: None, output)
+        nesting_in = _map(lambda _: None, nested)
+
+        def forward(called: Any, *leaves: torch.Tensor) -> Sequence[torch.Tensor]:
+            return tuple(_leaves(call(called, *_filled(nesting_in, leaves))))
+
+        examples = list(_leaves(nested))
+        self._is_plain = isinstance(output, torch.Tensor)
+        self._called = forward
+        self._graph = graph = OnnxGraph(
+            module,
+            forward,
+            {f"input_{number}": leaf for number, leaf in enumerate(examples)},
+            [f"output_{number}" for number, _ in enumerate(_leaves(output))],
+        )
         self._no_rows = [each.new_empty(0, *each.shape[1:]) for each in examples]
         # Arrays of their own, with other numbers than any module's until they are written to: a
         # session that does not see the change has made other numbers of them.
@@ -92,18 +122,15 @@ class CompiledForward:
         self.load()
         self._prove(graph.copy, [([each[:2] for each in examples], TOLERANCE), *_signed(examples)])
 
-    @property
-    def is_rebuilt(self) -> bool:
-        """Whether ``load`` makes a new session, instead of writing to the session's weights."""
-        return not self._is_live
-
     def load(self) -> None:
         """Take the module's weights as they are now.
 
         Raises:
             ConfigurationError: They cannot be taken, or constants have changed, and with them the
-                results. What ran until now must not be used any more.
+                results, or a part of the module has hooks, which would not be called. What ran
+                until now must not be used any more.
         """
+        self._require_unhooked()
         versions = [each._version for each in self._counted]
         try:
             self._load(self._module)
@@ -140,8 +167,29 @@ class CompiledForward:
         names = self._graph.weight_names
         return self._graph.serialized({names[each]: own for each, own in self._arrays.items()})
 
-    def __call__(self, *inputs: NDArray[Any]) -> list[NDArray[Any]] | None:
-        """Return the outputs, for one array for each input; None: torch must be asked.
+    def run(self, *inputs: Any) -> Any | None:
+        """Return the module's outputs; None: torch must be asked.
+
+        The inputs are nested otherwise, have their keys in another order, or other tensors, or
+        numbers for which ``arrays`` leaves it to torch; or the module has hooks.
+        """
+        if any(self._hooks):
+            return None
+        if self._is_plain and len(inputs) == 1 and isinstance(inputs[0], torch.Tensor):
+            # As below, without what takes longer than the layers of a small network.
+            (given,) = inputs
+            if (given.dtype, given.shape[1:]) == self._form_in[0][0]:
+                outputs = self.arrays(given.numpy())
+                return None if outputs is None else torch.from_numpy(outputs[0])
+        if _form(inputs) != self._form_in:
+            return None
+        outputs = self.arrays(*(leaf.numpy() for leaf in _leaves(inputs)))
+        if outputs is None:
+            return None
+        return _filled(self._nesting_out, map(torch.from_numpy, outputs))
+
+    def arrays(self, *inputs: NDArray[Any]) -> list[NDArray[Any]] | None:
+        """Return the outputs' leaves, for one array for each leaf of the inputs; None: see ``run``.
 
         Of NaN, which infinity may lead to, some operations make numbers; and torch refuses indices
         below 0.
@@ -154,12 +202,14 @@ class CompiledForward:
             return None
         return self._session.run(*inputs)
 
-    def difference(self, expected: Arrays, *inputs: NDArray[Any]) -> float:
-        """Return the largest ``difference`` from what torch returned for the same inputs."""
-        return max(map(difference, expected, self._session.run(*inputs)), default=0.0)
+    def _require_unhooked(self) -> None:
+        if any(self._hooks):
+            raise ConfigurationError(f"{type(self._module).__name__} has hooks")
 
     def _apart(self, expected: Arrays | None, arrays: Arrays) -> float:
-        return 0.0 if expected is None else self.difference(expected, *arrays)
+        if expected is None:
+            return 0.0
+        return max(map(difference, expected, self._session.run(*arrays)), default=0.0)
 
     def _prove(
         self, module: nn.Module, batches: Iterable[tuple[Sequence[torch.Tensor], float]]
@@ -175,6 +225,21 @@ class CompiledForward:
                 f"{type(self._module).__name__} computes something else when it is compiled: for "
                 "the same inputs, some of which were drawn, torch returns other numbers"
             )
+
+
+def _called(call: Callable[..., Any], module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    """Return what a module makes of its inputs."""
+    try:
+        with EXPORTING, torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what torch copies
+            # A module may take parts out of a dict.
+            return call(*copy.deepcopy((module, *inputs)))
+    except ConfigurationError:
+        raise
+    except Exception as error:  # a module's own code may raise anything
+        raise ConfigurationError(
+            f"{type(module).__name__} cannot be run with two rows: {error}"
+        ) from error
 
 
 def difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
@@ -254,3 +319,47 @@ def _drawn(like: torch.Tensor, low: float, high: float, generator: torch.Generat
     # Integers often are indices: none is above 1, and none below 0 unless that has to be tried.
     least = 0 if like.dtype in (torch.bool, torch.uint8) else min(0, math.floor(low))
     return torch.randint(least, 2, shape, generator=generator).to(like.dtype)
+
+
+# --- nested tensors ------------------------------------------------------------------------
+
+
+def _two_rows(leaf: torch.Tensor) -> torch.Tensor:
+    return torch.cat([leaf[:1], leaf[:1]])
+
+
+def _form(value: Any) -> tuple[Any, ...]:
+    """Return what a compiled module cannot change of an input: keys in their order, and leaves.
+
+    Of a tensor its dtype and the shape of a row.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape[1:]
+    if isinstance(value, Mapping):
+        return tuple((key, _form(part)) for key, part in value.items())
+    if isinstance(value, tuple | list):
+        return tuple((_form(part),) for part in value)
+    return (type(value),)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        yield value
+        return
+    for part in value:
+        yield from _leaves(part)
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _map(function, part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_map(function, part) for part in value)
+    return function(value)
+
+
+def _filled(nesting: Any, leaves: Iterable[Any]) -> Any:
+    following = iter(leaves)
+    return _map(lambda _: next(following), nesting)

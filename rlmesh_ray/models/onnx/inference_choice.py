@@ -1,22 +1,14 @@
 """Whether a policy's module runs in torch or compiled: the option ``inference``."""
 
-import copy
 import logging
-import statistics
 import threading
-import time
 from collections.abc import Callable
-from functools import partial
-from itertools import pairwise
 from typing import Any, Protocol
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.onnx.compiled_forward import TOLERANCE
 
 _LOG = logging.getLogger(__name__)
 
-_NUM_COMPARED = 8
-"""Batches that ``"auto"`` runs both ways."""
 _LEFT_TO_TORCH = "the last batch was left to torch, for its form or its numbers, or for hooks"
 
 
@@ -29,9 +21,6 @@ class Compiled(Protocol):
         Raises:
             ConfigurationError: As ``load``, if weights were changed in place.
         """
-
-    def difference(self, output: Any, *batch: Any) -> float:
-        """Return by how much the results differ from torch's output; see ``CompiledForward``."""
 
     def load(self) -> None:
         """Take the module's weights as they are now.
@@ -46,34 +35,23 @@ class InferenceChoice:
 
     Args:
         inference: ``"torch"``; ``"compiled"``, which raises where that is impossible; or
-            ``"auto"``: compiled, if the first batches show that it computes the same, sooner.
+            ``"auto"``: compiled where that is possible.
         compile: Makes the compiled module, from an example of its batch. It raises
-            ConfigurationError with the reason where that is impossible.
-        is_timed: Whether ``"auto"`` takes the compiled module only if it is the faster one. With
-            False the choice depends on results alone, so that it is the same in each run.
+            ConfigurationError with the reason where that is impossible, or where the compiled
+            module computes something else.
         device: Torch's type of the module's device. Only on a CPU ``compile`` is used; elsewhere
             the caller has torch compile the module, for ``"compiled"`` alone.
-        clock: Returns seconds.
     """
 
     def __init__(
-        self,
-        inference: str,
-        compile: Callable[..., Compiled],
-        *,
-        is_timed: bool = True,
-        device: str = "cpu",
-        clock: Callable[[], float] = time.perf_counter,
+        self, inference: str, compile: Callable[..., Compiled], device: str = "cpu"
     ) -> None:
-        self._inference = inference
-        self._compile, self._is_timed, self._clock = compile, is_timed, clock
-        self._device = device
+        self._inference = self._asked = inference
+        self._compile, self._device = compile, device
         self._compiled: Compiled | None = None
         # Contracts are checked in several threads.
         self._lock = threading.Lock()
-        self._asked = inference
-        self._seconds: tuple[list[float], list[float]] = ([], [])
-        self._reason: str | None = "the first batches decide"
+        self._reason: str | None = "the first batch decides"
         self._left_to_torch: str | None = None
         self.refusal = ""
         """Why compiling, which had to be done, failed, with the remedy; empty: it did not."""
@@ -86,8 +64,7 @@ class InferenceChoice:
             self._take()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(InferenceChoice, is_timed=self._is_timed, device=self._device)
-        return make, (self._asked, self._compile)
+        return InferenceChoice, (self._asked, self._compile, self._device)
 
     @property
     def torch_reason(self) -> str | None:
@@ -126,8 +103,7 @@ class InferenceChoice:
                 self._refuse(error, is_final=True)
                 return
             self.refusal = ""
-            if self._inference == "compiled":
-                self._take()
+            self._take()
 
     def run(self, in_torch: Callable[..., Any], *batch: Any) -> Any:
         """Return the module's outputs for a batch.
@@ -146,47 +122,18 @@ class InferenceChoice:
         compiled = self._compiled
         if compiled is None:
             return in_torch(*batch)
-        if self._reason is not None:
-            return self._compare(in_torch, compiled, *batch)
         try:
-            found = compiled.run(*batch)
+            found, self._left_to_torch = compiled.run(*batch), None
         except ConfigurationError as error:
             self._refuse(error)
+            return in_torch(*batch)
+        except Exception as error:  # noqa: BLE001  # as above; torch says what is wrong with it
+            self._left_to_torch = _unexpected(error)
             return in_torch(*batch)
         if found is None:
             self._left_to_torch = _LEFT_TO_TORCH
             return in_torch(*batch)
-        self._left_to_torch = None
         return found
-
-    def _compare(self, in_torch: Callable[..., Any], compiled: Compiled, *batch: Any) -> Any:
-        given = copy.deepcopy(batch)  # a module may take parts out of a dict
-        times_s = [self._clock()]
-        output = in_torch(*given)
-        times_s.append(self._clock())
-        try:
-            found = compiled.run(*batch)
-            times_s.append(self._clock())
-            if found is None:
-                return output
-            difference = compiled.difference(output, *batch)
-        except Exception as error:  # noqa: BLE001  # as above
-            self._refuse(error)
-            return output
-        for seconds, (began_s, ended_s) in zip(self._seconds, pairwise(times_s), strict=True):
-            seconds.append(ended_s - began_s)
-        if difference > TOLERANCE:
-            self._fall_back(f"compiled results differ by {difference:.1e} from torch's")
-        elif len(self._seconds[0]) == _NUM_COMPARED:
-            torch_s, compiled_s = map(statistics.median, self._seconds)
-            if compiled_s < torch_s or not self._is_timed:
-                self._take()
-            else:
-                self._fall_back(
-                    f"a batch takes {compiled_s * 1e6:.0f} us compiled, and {torch_s * 1e6:.0f} us "
-                    "in torch"
-                )
-        return output
 
     def _take(self) -> None:
         self._reason = None

@@ -1,7 +1,7 @@
 """An RLModule without a state, compiled: rows of observations in, actions out, as arrays."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,8 @@ from ray.rllib.core.columns import Columns
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.fast_path.action_sampling import narrowed
 from rlmesh_ray.models.fast_path.module_forward import batch_of
-from rlmesh_ray.models.fast_path.sequential import hooks_on
 from rlmesh_ray.models.onnx.action_draws import ActionDraws
 from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
-from rlmesh_ray.models.onnx.onnx_export import Forward, OnnxGraph
 from rlmesh_ray.models.rllib.exported_module import (
     OUTPUT,
     bare_forward,
@@ -51,7 +49,6 @@ class CompiledModule:
         if any(each.device.type != "cpu" for each in module.parameters()):
             raise ConfigurationError("the module is not on the CPU")
         self._module, self._explore = module, explore
-        self._hooks = hooks_on(module)
         example = batch_of(np.concatenate([rows[:1], rows[:1]]), None)[Columns.OBS]
         self._dtype = example.numpy().dtype
         self._draws = ActionDraws(distribution_of(module, explore=explore), seed)
@@ -62,35 +59,13 @@ class CompiledModule:
         try:
             outputs = _outputs_of(module, explore)
             self._names = _names_of(outputs, copy.deepcopy(module), example)
-            self._require_unhooked()
-            forward: Forward = lambda *called: tuple(outputs(*called).values())  # noqa: E731
-            graph = OnnxGraph(module, forward, {"obs": example}, self._names)
-            self._forward = CompiledForward(module, forward, graph, example)
+            self._forward = CompiledForward(module, example, call=outputs)
         finally:
             module.train(was_training)
 
     def load(self) -> None:
-        """Take the module's weights as they are now.
-
-        Raises:
-            ConfigurationError: A part of the module has hooks, which would not be called.
-        """
-        self._require_unhooked()
+        """Take the module's weights as they are now; see ``CompiledForward``."""
         self._forward.load()
-
-    def difference(self, output: Mapping[str, Any], rows: NDArray[Any], t: int) -> float:
-        """See ``CompiledForward``."""
-        rows = self._as_input(rows)
-        if self._schedule is None:
-            expected = [output[name] for name in self._names]
-        else:  # DQN's output does not have what its actions were chosen by
-            with torch.no_grad():
-                expected = [q_values(self._module, torch.from_numpy(rows)).numpy()]
-        return self._forward.difference(expected, rows)
-
-    def _require_unhooked(self) -> None:
-        if any(self._hooks):
-            raise ConfigurationError(f"{type(self._module).__name__} has hooks")
 
     def _as_input(self, rows: NDArray[Any]) -> NDArray[Any]:
         return rows if rows.dtype == self._dtype else rows.astype(self._dtype)
@@ -106,7 +81,7 @@ class CompiledModule:
             None: there are numbers among the outputs from which no action can be drawn, or
             ``CompiledForward`` leaves it to torch.
         """
-        outputs = self._forward(self._as_input(rows))
+        outputs = self._forward.arrays(self._as_input(rows))
         if outputs is None:
             return None
         arrays = dict(zip(self._names, outputs, strict=True))

@@ -10,9 +10,9 @@ import tree
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
 from rlmesh_ray.models.fast_path.module_forward import FastForward
+from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
 from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
 from rlmesh_ray.models.rllib.exported_module import bare_forward
-from rlmesh_ray.models.torch.compiled_module import CompiledTorchModule
 from rlmesh_ray.models.torch.module import compiled
 from rlmesh_ray.options import require_inference
 
@@ -101,11 +101,11 @@ class BucketedForward:
         return self._torch(batch)
 
 
-def _compiled(module: Any, explore: bool, batch: dict[str, Any]) -> CompiledTorchModule:
-    return CompiledTorchModule(module, batch, call=forward_with_logits(module, explore=explore))
+def _compiled(module: Any, explore: bool, batch: dict[str, Any]) -> CompiledForward:
+    return CompiledForward(module, batch, call=forward_with_logits(module, explore=explore))
 
 
-def compiled_forward(module: Any, batch: dict[str, Any], *, explore: bool) -> CompiledTorchModule:
+def compiled_forward(module: Any, batch: dict[str, Any], *, explore: bool) -> CompiledForward:
     """Return the forward pass of a module on the CPU, compiled, with the outputs that RLlib's has.
 
     Args:
@@ -122,7 +122,7 @@ def compiled_forward(module: Any, batch: dict[str, Any], *, explore: bool) -> Co
     was_training = module.training
     module.eval()
     try:
-        return CompiledTorchModule(module, batch, call=bare_forward(module, explore=explore))
+        return CompiledForward(module, batch, call=bare_forward(module, explore=explore))
     finally:
         module.train(was_training)
 

@@ -14,8 +14,8 @@ from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyE
 from rlmesh_ray.models.actions import describe
 from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
 from rlmesh_ray.models.fast_path.sequential import SequentialFastPath, is_sequential
+from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
 from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
-from rlmesh_ray.models.torch.compiled_module import CompiledTorchModule
 from rlmesh_ray.models.torch.weights import check_weights, replace, weights_of
 from rlmesh_ray.models.trusted_code import only_computes
 from rlmesh_ray.options import require_inference
@@ -34,7 +34,7 @@ class TorchModule:
         buckets: Row counts that the module is run with; see ``BatchBuckets``.
         inference: ``"torch"``; ``"compiled"``: on a CPU in ONNX Runtime, on CUDA through
             ``torch.compile`` and with captured graphs, once for each bucket; ``"auto"``: on a CPU
-            compiled, if the first batches show that it computes the same, sooner.
+            compiled, where that is possible.
 
     Raises:
         ConfigurationError: There is no such device, the buckets are not ascending or too many to
@@ -77,7 +77,7 @@ class TorchModule:
                 )
             self._call = compiled(module, self.device, self._buckets)
         self._inference = InferenceChoice(
-            inference, partial(CompiledTorchModule, module), device=self.device.type
+            inference, partial(CompiledForward, module), device=self.device.type
         )
         self._chosen = partial(self._inference.run, self._call)
 

@@ -43,9 +43,9 @@ class TorchPolicy:
             and a larger one runs in several parts, so that the module gets no other sizes.
         inference: How the module is run. ``"torch"``: as it is. ``"compiled"``: on a CPU in ONNX
             Runtime, whose results agree with torch's up to 1e-5; on CUDA through ``torch.compile``,
-            with graphs captured for each bucket. ``"auto"``: on a CPU compiled, if the first
-            batches show that it computes the same, sooner; else in torch. It is compiled when a
-            contract is checked, not when the first client waits for it.
+            with graphs captured for each bucket. ``"auto"``: on a CPU compiled where that is
+            possible, else in torch. It is compiled when a contract is checked, not when the first
+            client waits for it.
         horizon: How many actions the module chooses at once for each row.
 
     Raises:

@@ -156,8 +156,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             that is impossible the training ends with the reason, here already for RLlib's default
             modules and for several agents. On the fast path NumPy draws the actions, others than
             torch's, from a generator of the runner's own. ``"auto"``: compiled where that is
-            possible, and the first eight batches show that results differ by 1e-5 at most and that
-            it is faster; with a seed, whether or not it is faster, so that each run does the same.
+            possible, and else in torch, with the reason in the log.
         dm_env_rpc: For addresses of dm_env_rpc servers (``"dm_env_rpc://HOST:PORT"``): the worlds
             to create and to join there, their lanes, and how to interpret their tensors.
         **options: For an id or factory: those of ``EnvOptions``, of each endpoint.

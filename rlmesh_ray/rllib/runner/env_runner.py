@@ -110,8 +110,7 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
             compiled = partial(CompiledModule, seed=self._seed) if draws else compiled_forward
             compile_module = partial(compiled, self.module, explore=explore)
             inference = plan_of(self.config).inference
-            # A seed decides what is drawn, and so does what draws it: time must not choose that.
-            choice = InferenceChoice(inference, compile_module, is_timed=self._seed is None)
+            choice = InferenceChoice(inference, compile_module)
             self._inference_choices[explore, draws] = self.module, choice
         self._last_inference_choice = choice
         return choice

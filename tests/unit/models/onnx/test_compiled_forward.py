@@ -11,11 +11,7 @@ from torch import nn
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.compiled_forward import TOLERANCE, CompiledForward
 from rlmesh_ray.models.onnx.compiled_forward import difference as measured
-from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
-
-
-def called(module: nn.Module, *inputs: torch.Tensor) -> tuple[Any]:
-    return (module(*inputs),)
+from rlmesh_ray.models.torch.module import TorchModule
 
 
 def dense() -> nn.Module:
@@ -52,11 +48,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 def difference(module: nn.Module, forward: CompiledForward, rows: Any) -> float:
     with torch.no_grad():
-        return forward.difference([module(torch.from_numpy(rows)).numpy()], rows)
+        return measured(module(torch.from_numpy(rows)).numpy(), outputs(forward, rows)[0])
 
 
 def outputs(forward: CompiledForward, *inputs: Any) -> list[Any]:
-    found = forward(*inputs)
+    found = forward.arrays(*inputs)
     assert found is not None
     return found
 
@@ -65,9 +61,7 @@ def compiled(name: str) -> tuple[nn.Module, CompiledForward, tuple[int, ...]]:
     make, shape = CASES[name]
     torch.manual_seed(5)
     module = make().eval()
-    example = torch.rand(2, *shape)
-    graph = OnnxGraph(module, called, {"obs": example}, ["out"])
-    return module, CompiledForward(module, called, graph, example), shape
+    return module, CompiledForward(module, torch.rand(2, *shape)), shape
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -112,7 +106,7 @@ def test_weights_that_cannot_be_taken_are_an_error_until_they_can() -> None:
 
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="new weights cannot be taken: ValueError"):
-            forward(rows)
+            forward.run(torch.from_numpy(rows))
     layer.bias.data = torch.zeros(16)
 
     outputs(forward, rows)
@@ -150,8 +144,7 @@ class Heated(nn.Module):
 def test_values_that_are_no_weights_may_not_change_what_is_computed(change: Any) -> None:
     torch.manual_seed(3)
     module, example = Heated().eval(), torch.rand(2, 4)
-    graph = OnnxGraph(module, called, {"obs": example}, ["out"])
-    forward = CompiledForward(module, called, graph, example)
+    forward = CompiledForward(module, example)
     module(example)  # it counts, which changes nothing else
     forward.load()
 
@@ -162,22 +155,13 @@ def test_values_that_are_no_weights_may_not_change_what_is_computed(change: Any)
             forward.load()
 
 
-def test_weights_that_the_runtime_rearranges_are_noticed() -> None:
-    assert not compiled("dense")[1].is_rebuilt
-    assert compiled("convolutional")[1].is_rebuilt
-
-
 def test_a_module_that_draws_numbers_is_refused() -> None:
-    module = nn.Sequential(nn.Linear(4, 2))
-    example = torch.rand(2, 4)
-
-    def noisy(called: nn.Module, rows: torch.Tensor) -> tuple[torch.Tensor]:
-        return (called(rows) + torch.randn(2),)
-
-    graph = OnnxGraph(module, noisy, {"obs": example}, ["out"])
+    def noisy(called: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = called(rows) + torch.randn(2)
+        return found
 
     with pytest.raises(ConfigurationError, match=r"Sequential computes something else when it is"):
-        CompiledForward(module, noisy, graph, example)
+        CompiledForward(nn.Sequential(nn.Linear(4, 2)), torch.rand(2, 4), call=noisy)
 
 
 class Floored(nn.Module):
@@ -187,11 +171,8 @@ class Floored(nn.Module):
 
 @pytest.mark.parametrize("module", [Floored(), nn.LogSigmoid()], ids=["floor", "log sigmoid"])
 def test_what_is_computed_otherwise_for_negative_numbers_is_refused(module: nn.Module) -> None:
-    example = torch.zeros(2, 4)
-    graph = OnnxGraph(module, called, {"obs": example}, ["out"])
-
     with pytest.raises(ConfigurationError, match="computes something else when it is compiled"):
-        CompiledForward(module, called, graph, example)
+        CompiledForward(module, torch.zeros(2, 4))
 
 
 def test_numbers_that_are_none_are_equal_where_torch_has_them_too() -> None:
@@ -230,10 +211,7 @@ def test_examples_that_hide_a_layer_hide_no_stale_weights(name: str) -> None:
     make, examples = SILENT[name]
     torch.manual_seed(7)
     module = make().eval()
-    named = {f"input_{number}": each for number, each in enumerate(examples)}
-    forward = CompiledForward(
-        module, called, OnnxGraph(module, called, named, ["out"]), *named.values()
-    )
+    forward = CompiledForward(module, *examples)
     rows = [torch.rand_like(examples[0]), *examples[1:]]
 
     with torch.no_grad():
@@ -268,3 +246,173 @@ def test_numbers_that_mask_others_are_no_measure_for_them(
     own, other = np.array(expected, dtype), np.array(found, dtype)
 
     assert (measured(own, other) <= TOLERANCE) is is_same
+
+
+# --- nested tensors, and when torch has to be asked ---------------------------------------
+
+
+class Arm(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, observations: Any) -> torch.Tensor:
+        found: torch.Tensor = self.layer(observations["arm"]) - 10 * observations.pop("base")
+        return found
+
+
+ARM, BASE = torch.linspace(-1, 1, 16).reshape(2, 2, 4)
+
+
+def test_keys_in_another_order_are_left_to_torch() -> None:
+    torch.manual_seed(1)
+    module = Arm().eval()
+    compiled = CompiledForward(module, {"arm": ARM, "base": BASE})
+
+    found: Any = compiled.run({"arm": ARM, "base": BASE})
+
+    assert torch.allclose(found, module({"arm": ARM, "base": BASE}), atol=1e-5)
+    assert compiled.run({"base": BASE, "arm": ARM}) is None
+
+
+def test_hooks_and_changes_in_place_act_once_a_module_is_compiled() -> None:
+    torch.manual_seed(2)
+    layer = torch.nn.Linear(4, 2)
+    module = TorchModule(layer, inference="compiled")
+    module.try_out(ARM)
+    before = module.run(ARM)
+
+    with torch.no_grad():
+        layer.bias.add_(1.0)
+    assert torch.allclose(module.run(ARM), before + 1.0, atol=1e-5)
+
+    layer.register_forward_hook(lambda _module, _inputs, output: output * 2)
+    assert torch.allclose(module.run(ARM), 2 * (before + 1.0), atol=1e-5)
+
+
+class Applied(torch.nn.Module):
+    """Calls a function on what a layer makes of the input."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.function(self.layer(rows))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda rows: torch.nn.functional.max_pool1d(rows[:, None], 2)[:, 0],
+        lambda rows: torch.nn.functional.adaptive_max_pool1d(rows[:, None], 1)[:, 0],
+        lambda rows: rows.amax(1),
+        lambda rows: rows.min(1).values,
+        lambda rows: rows.topk(2).values,
+        lambda rows: rows.argmax(1),
+        torch.sign,
+        torch.relu,
+        lambda rows: rows.clamp(-1, 1),
+        lambda rows: rows.softmax(1),
+    ],
+    ids=[
+        "max_pool",
+        "adaptive_pool",
+        "amax",
+        "min",
+        "topk",
+        "argmax",
+        "sign",
+        "relu",
+        "clamp",
+        "softmax",
+    ],
+)
+def test_nan_comes_out_as_in_torch(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    module = Applied(function).requires_grad_(False)
+    rows = torch.linspace(-2, 2, 8).reshape(2, 4)
+    compiled = CompiledForward(module, rows)
+    assert compiled.run(rows) is not None
+
+    def same(batch: torch.Tensor) -> bool:
+        found = compiled.run(batch)
+        return found is None or np.allclose(found, module(batch), atol=1e-5, equal_nan=True)
+
+    for number in (torch.nan, torch.inf, -torch.inf):
+        broken = rows.clone()
+        broken[0, 2] = number
+        assert same(broken)
+    module.layer.bias[3] = torch.nan
+    assert same(rows)
+
+
+class Looked(torch.nn.Module):
+    """Looks up rows by what a function makes of the input."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(5, 3).requires_grad_(False)
+        self.function = function
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.table(self.function(rows))
+        return found
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Looked(lambda rows: rows[:, 0]),
+        Looked(lambda rows: rows[:, 0].float().long()),
+        Looked(lambda rows: rows.unbind(1)[1]),
+        Looked(lambda rows: torch.stack([rows[:, 1], rows[:, 0]])[1]),
+        Applied(lambda rows: rows.gather(1, rows.argmax(1)[:, None])),
+    ],
+    ids=["integers", "floats", "unbound", "stacked", "gathered"],
+)
+def test_an_index_below_zero_is_left_to_torch_which_refuses_it(module: torch.nn.Module) -> None:
+    rows = torch.tensor([[0, 2], [4, 1]])
+    if isinstance(module, Applied):
+        rows = torch.rand(2, 4, generator=torch.Generator().manual_seed(1))
+    compiled = CompiledForward(module.requires_grad_(False), rows)
+
+    found = compiled.run(rows)
+    assert found is not None
+    assert torch.allclose(found, module(rows), atol=1e-6)
+    assert (compiled.run(-rows) is None) == isinstance(module, Looked)
+
+
+def test_indices_that_a_module_computes_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="looks up rows by numbers that it computes"):
+        CompiledForward(Looked(lambda rows: rows[:, 0] - 1), torch.tensor([[1, 2], [4, 1]]))
+    table = torch.nn.Embedding(5, 1).requires_grad_(False)
+    table.weight.copy_(torch.arange(5.0)[:, None] - 1)
+    with pytest.raises(ConfigurationError, match="looks up rows by numbers that it computes"):
+        CompiledForward(
+            torch.nn.Sequential(table, Looked(lambda rows: rows[:, 0].long())),
+            torch.tensor([1, 2]),
+        )
+
+
+class OneHot(torch.nn.Module):
+    """Marks places by an index, beside signed numbers."""
+
+    def forward(self, observations: Any) -> torch.Tensor:
+        marks = torch.nn.functional.one_hot(observations["index"], 5)
+        return torch.cat([marks.float(), observations["speed"]], 1)
+
+
+def test_signed_numbers_beside_an_index_are_none() -> None:
+    index, speed = torch.tensor([0, 4]), torch.tensor([[-1.0], [2.0]])
+    compiled = CompiledForward(OneHot(), {"index": index, "speed": speed})
+
+    assert compiled.run({"index": index, "speed": speed}) is not None
+    assert compiled.run({"index": index - 1, "speed": speed}) is None
+
+
+def test_slices_of_signed_numbers_are_no_lookup() -> None:
+    module = Applied(lambda rows: rows[:, 1:3] + rows[:, [0, 2]]).requires_grad_(False)
+    rows = torch.linspace(-2, 2, 8).reshape(2, 4)
+
+    assert CompiledForward(module, rows).run(rows) is not None
