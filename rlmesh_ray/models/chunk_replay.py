@@ -1,21 +1,14 @@
 """What clients that take one action get of a policy that chooses several at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, PolicyError
-from rlmesh_ray.models.policy import (
-    ChunkRouteRows,
-    Policy,
-    PolicyTraits,
-    Rows,
-    UpdatablePolicy,
-    traits_of,
-)
+from rlmesh_ray.models.policy import ChunkRouteRows, Policy, PolicyWrapper, Rows, traits_of
 from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
 from rlmesh_ray.options import CHUNK_REPLAYS, FIRST
 from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
@@ -60,36 +53,20 @@ class _KeptChunk:
         return not self.columns or self.num_used == len(self.columns[0])
 
 
-class KeptChunks:
+class KeptChunks(PolicyWrapper):
     """Asks a policy for a lane's next chunk when the lane's present one is used up.
 
     A lane and its episode are identified as ``Policy`` says. Rows of clients that take chunks
-    themselves are passed on, and nothing is kept for them.
+    themselves are passed on, and nothing is kept for them. Chunks of former weights are used up.
 
     Args:
         policy: A policy with a horizon above 1.
     """
 
     def __init__(self, policy: Policy) -> None:
-        if isinstance(policy, UpdatablePolicy):  # chunks of former weights are used up
-            self.get_weights = policy.get_weights
-            """See ``UpdatablePolicy.get_weights``."""
-            self.set_weights = policy.set_weights
-            """See ``UpdatablePolicy.set_weights``."""
-        self.policy = policy
-        """The policy."""
+        super().__init__(policy)
         self._horizon = traits_of(policy).horizon
         self._chunks = EpisodeStates(_KeptChunk)
-
-    @property
-    def traits(self) -> PolicyTraits:
-        """Those of the policy, some of which change as it accepts environments."""
-        traits = traits_of(self.policy)
-        return replace(traits, kind=traits.kind or type(self.policy).__name__)
-
-    def check_contract(self, contract: EnvContract) -> None:
-        """Check that the policy can act in an environment."""
-        self.policy.check_contract(contract)
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:
         """Return chunks ``(N, horizon, *action)`` that begin with each lane's next action.

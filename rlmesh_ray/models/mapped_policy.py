@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from rlmesh_ray.errors import ContractMismatchError, PolicyError, RlmeshError
-from rlmesh_ray.models.policy import Policy, PolicyTraits, Rows, UpdatablePolicy, traits_of
+from rlmesh_ray.models.policy import Policy, PolicyTraits, PolicyWrapper, Rows, traits_of
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.observation_map import ObservationMap
 from rlmesh_ray.spaces.spec import SpaceSpec
@@ -13,7 +13,7 @@ _MOST_SPACES = 64
 _MOST_LINES = 8
 
 
-class MappedPolicy:
+class MappedPolicy(PolicyWrapper):
     """Maps the observations of clients, then calls a policy.
 
     Where the policy's observation space is known, keys without an entry are taken as the client has
@@ -28,7 +28,7 @@ class MappedPolicy:
     """
 
     def __init__(self, policy: Policy, observation_map: ObservationMap) -> None:
-        self._policy = policy
+        super().__init__(policy)
         self._map = observation_map
         self._policy_space = traits_of(policy).observation_space
         if self._policy_space is not None:
@@ -36,25 +36,16 @@ class MappedPolicy:
         self._bound = lru_cache(_MOST_SPACES)(self._bind)
         self._client_space: SpaceSpec | None = None
         """That of the environment that was accepted last, for display."""
-        self.forget = policy.forget
-        """See ``Policy.forget``."""
-        if isinstance(policy, UpdatablePolicy):
-            self.get_weights = policy.get_weights
-            """See ``UpdatablePolicy.get_weights``."""
-            self.set_weights = policy.set_weights
-            """See ``UpdatablePolicy.set_weights``."""
 
     @property
     def traits(self) -> PolicyTraits:
         """Those of the policy; the observations that clients need are not known."""
-        traits = traits_of(self._policy)
         client_space, mapped_space, own_map = self._client_space, self._policy_space, self._map
         if client_space is not None:
             own_map, mapped_space = self._bound(client_space)
         return replace(
-            traits,
+            super().traits,
             observation_space=None,
-            kind=traits.kind or type(self._policy).__name__,
             observation_map=tuple(own_map.lines(client_space, mapped_space)),
         )
 
@@ -71,7 +62,7 @@ class MappedPolicy:
                 f"the observation map does not fit {contract.id}: {error}"
             ) from error
         try:
-            self._policy.check_contract(replace(contract, observation_space=mapped_space))
+            self.policy.check_contract(replace(contract, observation_space=mapped_space))
         except ContractMismatchError as error:
             lines = own_map.lines(contract.observation_space, mapped_space)
             more = ["..."] if len(lines) > _MOST_LINES else []
@@ -92,7 +83,7 @@ class MappedPolicy:
         except RlmeshError as error:
             raise PolicyError(f"the observation map failed: {error}") from error
         mapped_contract = replace(contract, observation_space=mapped_space)
-        return self._policy.predict(mapped_contract, rows._replace(observations=mapped))
+        return self.policy.predict(mapped_contract, rows._replace(observations=mapped))
 
     def _bind(self, client_space: SpaceSpec) -> tuple[ObservationMap, SpaceSpec]:
         """Return the map for a client's space, and the space that it makes of it."""

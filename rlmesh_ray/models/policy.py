@@ -1,7 +1,7 @@
 """The interface of a policy that a ModelServer runs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from rlmesh_ray.errors import ConfigurationError
@@ -182,3 +182,38 @@ class UpdatablePolicy(Protocol):
         Raises:
             PolicyError: They do not fit the policy; nothing has changed.
         """
+
+
+class PolicyWrapper:
+    """A policy that changes what another one gets or returns; the rest is the other one's.
+
+    Args:
+        policy: The other one.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        """The other one."""
+        if isinstance(policy, UpdatablePolicy):
+            self.get_weights = policy.get_weights
+            """See ``UpdatablePolicy.get_weights``."""
+            self.set_weights = policy.set_weights
+            """See ``UpdatablePolicy.set_weights``."""
+
+    @property
+    def traits(self) -> PolicyTraits:
+        """Those of the policy, some of which change as it accepts environments."""
+        traits = traits_of(self.policy)
+        return replace(traits, kind=traits.kind or type(self.policy).__name__)
+
+    def check_contract(self, contract: EnvContract) -> None:
+        """See ``Policy.check_contract``."""
+        self.policy.check_contract(contract)
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        """See ``Policy.predict``."""
+        return self.policy.predict(contract, rows)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """See ``Policy.forget``."""
+        self.policy.forget(route_key, env_index)
