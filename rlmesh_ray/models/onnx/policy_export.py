@@ -6,7 +6,7 @@ as the environment takes them. ``file_policy`` runs such files.
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -26,6 +26,7 @@ from rlmesh_ray.models.onnx.file_policy import (
 )
 from rlmesh_ray.models.onnx.onnx_export import OnnxGraph, weight_tensors
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows, traits_of
+from rlmesh_ray.models.torch.policy import GreedyForward
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import Leaf, flatten, leaves, stack, unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -39,26 +40,6 @@ _BATCHES = (1, 2, 97, *[100] * 9)
 _LARGEST = 1e6
 """Bounds beyond it are those of a dtype: observations between them are drawn as if unbounded."""
 _ROUTE = "proof"
-
-
-class LeafAction(NamedTuple):
-    """The greedy actions for one leaf of the action space, as tensors."""
-
-    action: torch.Tensor
-    """As the environment takes them, ``(N, *leaf.shape)``."""
-    values: Callable[[], Sequence[torch.Tensor]] = list
-    """Returns what a discrete action was chosen by: for each element of the leaf
-    ``(N, choices)``; empty: not known."""
-
-
-class GreedyForward(NamedTuple):
-    """A policy as a function of tensors."""
-
-    module: torch.nn.Module
-    """It has the weights."""
-    act: Callable[..., Sequence[LeafAction]]
-    """From the module, or a copy, and a tensor for each leaf of the observation space, to the
-    actions for each leaf of the action space."""
 
 
 @runtime_checkable
@@ -296,33 +277,3 @@ def _are_ties(
             best, taken = (values[rows, each[:, element]] for each in (own, other))
             are_ties &= np.abs(best - taken) <= TOLERANCE * np.maximum(1.0, np.abs(best))
     return are_ties
-
-
-# --- modules of torch ----------------------------------------------------------------------
-
-
-def module_forward(module: torch.nn.Module, contract: EnvContract) -> GreedyForward:
-    """Return a module as ``TorchPolicy`` runs it."""
-
-    def act(called: Any, *columns: torch.Tensor) -> list[LeafAction]:
-        result = called(unflatten(contract.observation_space, columns))
-        outputs = flatten(contract.action_space, result)
-        parts = zip(leaves(contract.action_space), outputs, strict=True)
-        return [_of_output(*each) for each in parts]
-
-    return GreedyForward(module, act)
-
-
-def _of_output(leaf: Leaf, output: torch.Tensor) -> LeafAction:
-    if isinstance(leaf.spec, DiscreteSpec) and output.is_floating_point() and output.dim() == 2:
-        # As ActionLayout: NaN becomes an action outside of the space.
-        is_nan = output.isnan().any(dim=1)
-        choice = torch.where(is_nan, leaf.spec.n, output.argmax(dim=1)) + leaf.spec.start
-        return LeafAction(choice.to(dtype_of(leaf)), lambda: [output])
-    return LeafAction(output.to(dtype_of(leaf)))
-
-
-def dtype_of(leaf: Leaf) -> torch.dtype:
-    """Return torch's dtype for a leaf's values."""
-    dtype: torch.dtype = getattr(torch, str(leaf.dtype))
-    return dtype

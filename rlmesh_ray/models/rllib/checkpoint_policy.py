@@ -18,7 +18,7 @@ Three things differ on purpose, because a server is not an evaluation:
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlmesh_ray.errors import (
     ConfigurationError,
@@ -36,6 +36,7 @@ from rlmesh_ray.models.policy import (
     no_chunks_with_state,
 )
 from rlmesh_ray.models.rllib.checkpoint import load_checkpoint, pieces
+from rlmesh_ray.models.rllib.exported_policy import greedy_forward
 from rlmesh_ray.models.rllib.forward import BucketedForward
 from rlmesh_ray.models.rllib.inference import (
     ArrayInference,
@@ -46,6 +47,7 @@ from rlmesh_ray.models.rllib.inference import (
 )
 from rlmesh_ray.models.rllib.weights import RllibWeights
 from rlmesh_ray.models.torch.module import torch_device
+from rlmesh_ray.models.torch.policy import GreedyForward
 from rlmesh_ray.models.trusted_code import is_trusted, only_computes
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import empty_columns, flatten, leaves, unflatten
@@ -54,9 +56,6 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.space_description import describe_difference
 from rlmesh_ray.spaces.spec import BoxSpec, SpaceSpec
-
-if TYPE_CHECKING:
-    from rlmesh_ray.models.onnx.policy_export import GreedyForward
 
 # A route key that no server uses.
 _TRIAL = "\0"
@@ -207,10 +206,8 @@ class RllibPolicy:
         """Free the episode of a lane, or of all lanes of a route."""
         self._actor.forget(route_key, env_index)
 
-    def greedy_forward(self, contract: EnvContract) -> "GreedyForward":
+    def greedy_forward(self, contract: EnvContract) -> GreedyForward:
         """Return module and connectors as a function of tensors; see ``ExportablePolicy``."""
-        from rlmesh_ray.models.rllib.exported_policy import greedy_forward
-
         return greedy_forward(self._parts, contract)
 
     def get_weights(self) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from rlmesh_ray.models.fast_path.array_connectors import (
     connector_types,
 )
 from rlmesh_ray.models.nan_rows import value_outside
-from rlmesh_ray.models.onnx.policy_export import GreedyForward, LeafAction, dtype_of
 from rlmesh_ray.models.rllib.checkpoint import CheckpointParts
 from rlmesh_ray.models.rllib.forward import forward_with_logits
+from rlmesh_ray.models.torch.policy import GreedyForward, LeafAction, dtype_of
 from rlmesh_ray.spaces.batch import Leaf, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium

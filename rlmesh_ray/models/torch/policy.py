@@ -1,7 +1,7 @@
 """A policy that is a torch module without memory: a module, TorchScript, a torch.export program."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -9,10 +9,29 @@ from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.models.actions import ActionLayout, action_layout, zero_observations
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.models.torch.module import TorchModule
+from rlmesh_ray.spaces.batch import Leaf, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.spec import DiscreteSpec
 
-if TYPE_CHECKING:
-    from rlmesh_ray.models.onnx.policy_export import GreedyForward
+
+class LeafAction(NamedTuple):
+    """The greedy actions for one leaf of the action space, as tensors."""
+
+    action: torch.Tensor
+    """As the environment takes them, ``(N, *leaf.shape)``."""
+    values: Callable[[], Sequence[torch.Tensor]] = list
+    """Returns what a discrete action was chosen by: for each element of the leaf
+    ``(N, choices)``; empty: not known."""
+
+
+class GreedyForward(NamedTuple):
+    """A policy as a function of tensors."""
+
+    module: torch.nn.Module
+    """It has the weights."""
+    act: Callable[..., Sequence[LeafAction]]
+    """From the module, or a copy, and a tensor for each leaf of the observation space, to the
+    actions for each leaf of the action space."""
 
 
 class TorchPolicy:
@@ -107,11 +126,16 @@ class TorchPolicy:
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Do nothing: the module has no state of lanes."""
 
-    def greedy_forward(self, contract: EnvContract) -> "GreedyForward":
+    def greedy_forward(self, contract: EnvContract) -> GreedyForward:
         """Return the module as a function of tensors; see ``ExportablePolicy``."""
-        from rlmesh_ray.models.onnx.policy_export import module_forward
 
-        return module_forward(self._module.module, contract)
+        def act(called: Any, *columns: torch.Tensor) -> list[LeafAction]:
+            result = called(unflatten(contract.observation_space, columns))
+            outputs = flatten(contract.action_space, result)
+            parts = zip(leaves(contract.action_space), outputs, strict=True)
+            return [_leaf_action(*each) for each in parts]
+
+        return GreedyForward(self._module.module, act)
 
     def get_weights(self) -> dict[str, Any]:
         """Return a copy of the state dict: name -> NumPy array (a tensor for bfloat16)."""
@@ -124,3 +148,18 @@ class TorchPolicy:
             PolicyError: A name, shape or dtype differs from the module's; nothing has changed.
         """
         self._module.set_weights(weights)
+
+
+def _leaf_action(leaf: Leaf, output: torch.Tensor) -> LeafAction:
+    if isinstance(leaf.spec, DiscreteSpec) and output.is_floating_point() and output.dim() == 2:
+        # As ActionLayout: NaN becomes an action outside of the space.
+        is_nan = output.isnan().any(dim=1)
+        choice = torch.where(is_nan, leaf.spec.n, output.argmax(dim=1)) + leaf.spec.start
+        return LeafAction(choice.to(dtype_of(leaf)), lambda: [output])
+    return LeafAction(output.to(dtype_of(leaf)))
+
+
+def dtype_of(leaf: Leaf) -> torch.dtype:
+    """Return torch's dtype for a leaf's values."""
+    dtype: torch.dtype = getattr(torch, str(leaf.dtype))
+    return dtype
