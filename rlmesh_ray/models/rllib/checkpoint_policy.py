@@ -16,18 +16,24 @@ Three things differ on purpose, because a server is not an evaluation:
 """
 
 import contextlib
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import tree
+from ray.rllib.core.columns import Columns
 
 from rlmesh_ray.errors import (
     ConfigurationError,
     ContractMismatchError,
     PolicyError,
+    RlmeshError,
     UnsupportedSpaceError,
 )
 from rlmesh_ray.models.batch_buckets import BatchBuckets
-from rlmesh_ray.models.nan_rows import refusable
+from rlmesh_ray.models.nan_rows import IsNan, nan_rows, refusable, zeroed
 from rlmesh_ray.models.policy import (
     PolicyTraits,
     RouteRows,
@@ -41,13 +47,11 @@ from rlmesh_ray.models.rllib.forward import BucketedForward
 from rlmesh_ray.models.rllib.inference import (
     ArrayInference,
     EpisodeInference,
-    ModuleRunner,
-    RllibInference,
     allows_arrays,
 )
-from rlmesh_ray.models.rllib.weights import RllibWeights
 from rlmesh_ray.models.torch.module import torch_device
 from rlmesh_ray.models.torch.policy import GreedyForward
+from rlmesh_ray.models.torch.weights import Pairs, check_weights, replace, weights_of
 from rlmesh_ray.models.trusted_code import is_trusted, only_computes
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import empty_columns, flatten, leaves, unflatten
@@ -59,6 +63,17 @@ from rlmesh_ray.spaces.spec import BoxSpec, SpaceSpec
 
 # A route key that no server uses.
 _TRIAL = "\0"
+# Names in the state of an EnvRunner (RLlib 2.60, ``SingleAgentEnvRunner.get_state``), which is the
+# form of the policy's weights.
+_MODULE, _MODULE_ID = "rl_module", "default_policy"
+_ENV_STEPS = "num_env_steps_sampled_lifetime"
+# The columns of a module's output that become actions, or state.
+_ACTED_ON = {
+    Columns.ACTION_DIST_INPUTS,
+    Columns.ACTIONS,
+    Columns.ACTIONS_FOR_ENV,
+    Columns.STATE_OUT,
+}
 
 
 class RllibPolicy:
@@ -102,16 +117,11 @@ class RllibPolicy:
         parts = self._parts = load_checkpoint(checkpoint, device)
         self._spaces = parts.spaces
         self._forward = BucketedForward(parts.module, explore, sizes, of_device, inference)
-        self._weights = RllibWeights(
-            parts.module,
-            {
-                "env_to_module_connector": parts.env_to_module,
-                "module_to_env_connector": parts.module_to_env,
-            },
-            parts.env_steps,
-            self._try,
-        )
-        run = ModuleRunner(self._forward, self._weights, explore)
+        self._env_steps = parts.env_steps
+        self._pipelines = {
+            "env_to_module_connector": parts.env_to_module,
+            "module_to_env_connector": parts.module_to_env,
+        }
         is_array = allows_arrays(parts)
         own = getattr(parts.module, "horizon", None)
         self._horizon = checked_horizon(own, horizon, "the RLModule")
@@ -122,9 +132,8 @@ class RllibPolicy:
                 else f"horizon={self._horizon} needs RLlib's default connectors, and the "
                 "checkpoint has others, which handle one action at a time"
             )
-        self._actor: RllibInference = (
-            ArrayInference(parts, run) if is_array else EpisodeInference(parts, run)
-        )
+        kind = ArrayInference if is_array else EpisodeInference
+        self._actor = kind(parts, self._run_module, explore=explore)
         self.traits = PolicyTraits(
             # Custom connectors may change their state before they raise.
             is_repeatable=all(map(is_trusted, map(type, pieces(parts)))),
@@ -147,7 +156,7 @@ class RllibPolicy:
         """Whether some actions are a Box of shape (), to which RLlib gives an axis."""
         if inference == "compiled" and of_device.type == "cpu":
             with contextlib.suppress(PolicyError):  # connectors may refuse zeros
-                self._weights.try_out()
+                self._set_pipelines(self._states())  # which acts once
 
     def check_contract(self, contract: EnvContract) -> None:
         """Compare the environment's spaces with those that the policy was trained on.
@@ -212,22 +221,74 @@ class RllibPolicy:
 
     def get_weights(self) -> dict[str, Any]:
         """Return a copy of the module's and the connectors' state, as an EnvRunner has it."""
-        return self._weights.get()
+        return {
+            _MODULE: {_MODULE_ID: weights_of(self._parts.module)},
+            **self._states(),
+            _ENV_STEPS: self._env_steps,
+        }
 
     def set_weights(self, weights: object) -> None:
-        """Replace the module's weights, in place, and the connectors' states.
+        """Replace the module's weights, in place, and the connectors' states, as far as given.
 
         Filters use the new statistics, and are still not updated by clients' observations. Running
         episodes continue.
 
         Args:
-            weights: The state of an EnvRunner; see ``RllibWeights.set``.
+            weights: The state of an EnvRunner: ``rl_module`` (the module's state, or a dict with it
+                as ``default_policy``; tensors for learning only may be missing), the pipelines'
+                states and ``num_env_steps_sampled_lifetime``; other keys are ignored.
 
         Raises:
-            PolicyError: A part of it does not fit; nothing has changed.
+            PolicyError: It has none of these, or a part that does not fit; nothing has changed.
         """
-        self._weights.set(weights)
+        known = {_MODULE, *self._pipelines, _ENV_STEPS}
+        if not isinstance(weights, Mapping) or not known & weights.keys():
+            raise PolicyError(
+                "weights of an RLlib policy are the state of an EnvRunner: a mapping with "
+                f"{_MODULE} and the connectors' states"
+            )
+        env_steps = weights.get(_ENV_STEPS, self._env_steps)
+        if not isinstance(env_steps, int | np.integer):
+            raise PolicyError(f"{_ENV_STEPS} is a {type(env_steps).__name__}; it must be a count")
+        pairs = _module_pairs(self._parts.module, weights[_MODULE]) if _MODULE in weights else []
+        self._set_pipelines({n: weights[n] for n in self._pipelines.keys() & weights.keys()})
+        replace(pairs)
+        self._env_steps = int(env_steps)
         self._forward.load()
+
+    def _run_module(self, batch: dict[str, Any]) -> tuple[dict[str, Any], IsNan | None]:
+        outputs = self._forward(batch, self._env_steps)
+        acted_on = {key: outputs[key] for key in _ACTED_ON & outputs.keys()}
+        is_nan = nan_rows(tree.flatten(acted_on))
+        if is_nan is not None:
+            outputs |= tree.map_structure(lambda output: zeroed(output, is_nan), acted_on)
+        return outputs, is_nan
+
+    def _states(self) -> dict[str, Any]:
+        return {name: _state_of(pipeline) for name, pipeline in self._pipelines.items()}
+
+    def _set_pipelines(self, states: Mapping[str, Any]) -> None:
+        """Replace states, and act once, so that those that do not fit raise before a request."""
+        before = {name: _state_of(self._pipelines[name]) for name in states}
+        try:
+            for name, state in states.items():
+                _require_pieces(name, state, self._pipelines[name])
+                self._pipelines[name].set_state(copy.deepcopy(state))
+            if states:
+                self._try()
+            for name, state in states.items():
+                # Undo the changes that the trial has made.
+                self._pipelines[name].set_state(copy.deepcopy(state))
+        except Exception as error:
+            # Custom connectors may raise any error.
+            for name, state in before.items():
+                self._pipelines[name].set_state(state)
+            if isinstance(error, RlmeshError):
+                raise
+            raise PolicyError(
+                f"the connectors cannot act with their new state ({type(error).__name__}: "
+                f"{error}); nothing has changed"
+            ) from error
 
     def _try(self) -> None:
         """Act on one row of zeros, of a lane that no client has."""
@@ -261,3 +322,39 @@ def _samples_as_known(module: Any) -> bool:
     except (NotImplementedError, ValueError):
         return False  # the module has none, and chooses its actions itself
     return all(map(is_trusted, kinds))
+
+
+# --- weights -------------------------------------------------------------------------------
+
+
+def _state_of(pipeline: Any) -> Any:
+    return copy.deepcopy(pipeline.get_state())
+
+
+def _module_pairs(module: Any, state: object) -> Pairs:
+    if isinstance(state, Mapping) and _MODULE_ID in state:
+        state = state[_MODULE_ID]
+    own = module.state_dict().keys()
+    for_learning = _for_learning(module)
+    if isinstance(state, Mapping):
+        # A module that was built for inference alone does not have the other tensors.
+        state = {k: v for k, v in state.items() if k in own or not for_learning(str(k))}
+    return check_weights(module, state, optional=[k for k in own if for_learning(k)])
+
+
+def _for_learning(module: Any) -> Callable[[str], bool]:
+    """Return a function: whether a name in a state is of a part that inference does not need."""
+    attributes: list[str] = getattr(module, "get_non_inference_attributes", list)()
+    prefixes = tuple(f"{attribute}." for attribute in attributes)
+    return lambda name: name in attributes or name.startswith(prefixes)
+
+
+def _require_pieces(name: str, state: Any, pipeline: Any) -> None:
+    """Refuse states of connectors that the pipeline lacks; RLlib would ignore them silently."""
+    pieces = [type(piece).__name__ for piece in pipeline.connectors]
+    unknown = sorted(map(str, set(state) - set(pieces))) if isinstance(state, Mapping) else [name]
+    if unknown:
+        raise PolicyError(
+            f"{name} has state of {', '.join(unknown)}, but the policy's pieces are "
+            f"{', '.join(pieces)}; nothing has changed"
+        )

@@ -1,14 +1,14 @@
 """Inference of a served RLlib policy: on arrays where that gives the same, else on episodes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.spaces.space_utils import unbatch
-from tree import flatten, map_structure
+from tree import map_structure
 
 from rlmesh_ray.models.fast_path.action_sampling import as_arrays
 from rlmesh_ray.models.fast_path.array_connectors import (
@@ -17,63 +17,21 @@ from rlmesh_ray.models.fast_path.array_connectors import (
     ArrayConnectors,
     connector_types,
 )
-from rlmesh_ray.models.nan_rows import IsNan, nan_rows, refused_rows, zeroed
+from rlmesh_ray.models.nan_rows import IsNan, refused_rows
 from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
 from rlmesh_ray.models.rllib.checkpoint import CheckpointParts
-from rlmesh_ray.models.rllib.forward import BucketedForward
-from rlmesh_ray.models.rllib.weights import RllibWeights
 
 # Episodes grow by one step a row; cutting costs as much as a few steps.
 STEPS_BETWEEN_CUTS = 16
-# The columns of a module's output that become actions, or state.
-_ACTED_ON = {
-    Columns.ACTION_DIST_INPUTS,
-    Columns.ACTIONS,
-    Columns.ACTIONS_FOR_ENV,
-    Columns.STATE_OUT,
-}
+RunModule = Callable[[dict[str, Any]], tuple[dict[str, Any], IsNan | None]]
+"""Runs the policy's module: from a batch to its outputs, and the rows that had NaN in them.
 
-
-class InferenceResult(NamedTuple):
-    """The actions for a batch of rows."""
-
-    actions: object
-    """A batch, one for each row."""
-    is_nan: IsNan | None
-    """Rows for which the module's output was NaN: their actions are invalid, and the states of all
-    lanes of their requests unchanged. None: there are no such rows."""
-
-
-class RllibInference(Protocol):
-    """Acts on batches of rows."""
-
-    def act(self, rows: Rows) -> InferenceResult:
-        """Choose one action for each row. If it raises, the states of lanes are unchanged."""
-
-    def forget(self, route_key: str, env_index: int | None) -> None:
-        """Free the state of a lane, or of all lanes of a route."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleRunner:
-    """Runs the module of a policy, and handles NaN in its output."""
-
-    forward: BucketedForward
-    weights: RllibWeights
-    explore: bool
-
-    def __call__(self, batch: dict[str, Any]) -> tuple[dict[str, Any], IsNan | None]:
-        """Return the module's outputs, and the rows that had NaN, which is replaced by zeros.
-
-        Sampling fails for all rows if one has NaN.
-        """
-        outputs = self.forward(batch, self.weights.env_steps)
-        acted_on = {key: outputs[key] for key in _ACTED_ON & outputs.keys()}
-        is_nan = nan_rows(flatten(acted_on))
-        if is_nan is not None:
-            outputs |= map_structure(lambda output: zeroed(output, is_nan), acted_on)
-        return outputs, is_nan
+Rows with NaN are zeros in the outputs: sampling fails for all rows if one has NaN."""
+Acted = tuple[object, IsNan | None]
+"""A batch of actions, one for each row; and the rows for which the module's output was NaN: their
+actions are invalid, and the states of all lanes of their requests unchanged. None: there are no
+such rows."""
 
 
 def allows_arrays(parts: CheckpointParts) -> bool:
@@ -91,24 +49,25 @@ class ArrayInference:
     Args:
         parts: What the checkpoint holds; see ``allows_arrays``.
         run: Runs its module.
+        explore: Whether to sample actions instead of taking the likeliest.
     """
 
-    def __init__(self, parts: CheckpointParts, run: ModuleRunner) -> None:
-        self._run = run
+    def __init__(self, parts: CheckpointParts, run: RunModule, *, explore: bool) -> None:
+        self._run, self._explore = run, explore
         self._connectors = ArrayConnectors(
             parts.env_to_module, parts.module_to_env, parts.module, parts.spaces[1]
         )
 
-    def act(self, rows: Rows) -> InferenceResult:
-        """See ``RllibInference``."""
+    def act(self, rows: Rows) -> Acted:
+        """Choose one action for each row."""
         given = rows.observations
         is_array = isinstance(given, np.ndarray)
         observations = _writable(given) if is_array else map_structure(_writable, given)
         outputs, is_nan = self._run(self._connectors.to_module(observations))
-        self._connectors.add_actions(outputs, explore=self._run.explore)
+        self._connectors.add_actions(outputs, explore=self._explore)
         kept = {Columns.ACTIONS, Columns.ACTIONS_FOR_ENV} & outputs.keys()
         arrays = as_arrays({key: outputs[key] for key in kept})
-        return InferenceResult(self._connectors.actions_for_env(arrays), is_nan)
+        return self._connectors.actions_for_env(arrays), is_nan
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Do nothing: this keeps no state of lanes."""
@@ -161,16 +120,25 @@ class _LaneEpisode:
 
 
 class EpisodeInference:
-    """Any pipeline and any module, on episodes, as RLlib's EnvRunner calls them."""
+    """Any pipeline and any module, on episodes, as RLlib's EnvRunner calls them.
 
-    def __init__(self, parts: CheckpointParts, run: ModuleRunner) -> None:
+    Args:
+        parts: What the checkpoint holds.
+        run: Runs its module.
+        explore: As of ``ArrayInference``.
+    """
+
+    def __init__(self, parts: CheckpointParts, run: RunModule, *, explore: bool) -> None:
         self._parts = parts
-        self._run = run
+        self._run, self._explore = run, explore
         self._shared_data: dict[str, Any] = {}
         self._lanes = EpisodeStates(self._fresh_lane)
 
-    def act(self, rows: Rows) -> InferenceResult:
-        """See ``RllibInference``; connectors with a state may have changed it.
+    def act(self, rows: Rows) -> Acted:
+        """Choose one action for each row.
+
+        If it raises, the states of lanes are unchanged; connectors with a state may have changed
+        it.
 
         Raises:
             PolicyError: A lane occurs twice.
@@ -184,10 +152,10 @@ class EpisodeInference:
             raise
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """See ``RllibInference``."""
+        """Free the episode of a lane, or of all lanes of a route."""
         self._lanes.forget(route_key, env_index)
 
-    def _act(self, lanes: Sequence[_LaneEpisode], rows: Rows) -> InferenceResult:
+    def _act(self, lanes: Sequence[_LaneEpisode], rows: Rows) -> Acted:
         observations = unbatch(rows.observations)
         for lane, observation in zip(lanes, observations, strict=True):
             lane.advance(observation)
@@ -205,7 +173,7 @@ class EpisodeInference:
                 lane.undo()
             else:
                 lane.keep(*of_lane, self._parts.lookback)
-        return InferenceResult(actions_for_env, is_nan)
+        return actions_for_env, is_nan
 
     def _fresh_lane(self) -> _LaneEpisode:
         return _LaneEpisode(_fresh_episode(*self._parts.spaces))
@@ -216,7 +184,7 @@ class EpisodeInference:
         context = {
             "rl_module": self._parts.module,
             "episodes": episodes,
-            "explore": self._run.explore,
+            "explore": self._explore,
             "shared_data": self._shared_data,
             "metrics": None,
         }

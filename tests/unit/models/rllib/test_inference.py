@@ -32,9 +32,8 @@ def acted(space: gymnasium.Space[Any], actions: Any) -> Any:
     def run(_batch: Any) -> Any:
         return {Columns.ACTIONS: actions}, None
 
-    run.explore = False  # type: ignore[attr-defined]  # as ModuleRunner has it
-    actor = ArrayInference(parts, run)  # type: ignore[arg-type]  # as much of them as it looks at
-    return actor.act(Rows(np.zeros((2, 3), np.float32), [])).actions
+    actor = ArrayInference(parts, run, explore=False)  # type: ignore[arg-type]  # what it looks at
+    return actor.act(Rows(np.zeros((2, 3), np.float32), []))[0]
 
 
 @pytest.mark.parametrize(
