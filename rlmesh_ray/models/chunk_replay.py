@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, PolicyError
+from rlmesh_ray.models.lane_states import EpisodeStates
 from rlmesh_ray.models.policy import ChunkRouteRows, Policy, PolicyWrapper, Rows, traits_of
-from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
 from rlmesh_ray.options import CHUNK_REPLAYS, FIRST
 from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
 from rlmesh_ray.spaces.columns import chunk_steps

@@ -51,7 +51,7 @@ class Policy(Protocol):
     allow more. A lane is identified by its route's key and its index. It begins a new episode when
     a slot has ``reset`` set, or another episode id than before; an empty id (of clients of other
     projects, and after an autoreset) does not count as another one. ``EpisodeStates`` of
-    ``recurrent`` keeps states by these rules.
+    ``lane_states`` keeps states by these rules.
     """
 
     def check_contract(self, contract: EnvContract) -> None:

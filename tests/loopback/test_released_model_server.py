@@ -42,8 +42,8 @@ from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.dialects.released.wire.model_requests import MAX_ROWS
 from rlmesh_ray.dialects.rllink.server.deferred_model import ChosenActions, DeferredModelServer
 from rlmesh_ray.errors import ContractMismatchError
+from rlmesh_ray.models.lane_states import EpisodeStates
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed
 from rlmesh_ray.protocol.versions import PROTOCOL_V1

@@ -27,8 +27,8 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
 )
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
+from rlmesh_ray.models.lane_states import EpisodeStates
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
 from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium

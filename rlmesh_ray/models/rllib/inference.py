@@ -17,9 +17,9 @@ from rlmesh_ray.models.fast_path.array_connectors import (
     ArrayConnectors,
     connector_types,
 )
+from rlmesh_ray.models.lane_states import EpisodeStates
 from rlmesh_ray.models.nan_rows import IsNan, refused_rows
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.models.recurrent.lane_states import EpisodeStates
 from rlmesh_ray.models.rllib.checkpoint import CheckpointParts
 
 # Episodes grow by one step a row; cutting costs as much as a few steps.

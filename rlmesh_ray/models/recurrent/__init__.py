@@ -1,1 +1,0 @@
-"""Recurrent policies: one state for the running episode of each lane."""
