@@ -5,7 +5,6 @@ import copy
 import functools
 import gc
 import math
-import os
 import subprocess
 import sys
 import warnings
@@ -15,7 +14,6 @@ from typing import Any
 import gymnasium
 import pytest
 import ray
-import torch
 from ray import tune
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
@@ -23,7 +21,6 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 import rlmesh_ray.rllib.config.cluster_capacity
-import rlmesh_ray.rllib.config.learner_threads
 import rlmesh_ray.rllib.runner.session_retry
 import rlmesh_ray.rllib.runner.slot
 from rlmesh_ray import EnvServer
@@ -232,23 +229,6 @@ def test_what_another_actor_holds_is_warned_of(
 
     ray.kill(other)
     assert [record.filename for record in caught] == [__file__]
-
-
-def test_a_local_learner_on_a_busy_machine_is_warned_of(
-    pairs: EnvServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        rlmesh_ray.rllib.config.learner_threads, "idle_cores", lambda cores, *, enough: 0
-    )
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    torch.set_num_threads(2)
-    try:
-        with pytest.warns(ConfigurationWarning, match=r"torch\.set_num_threads\(1\)"):
-            configure(ppo(), pairs.address)
-    finally:
-        torch.set_num_threads(1)
 
 
 NEWCOMER = """

@@ -40,7 +40,6 @@ from rlmesh_ray.rllib.config.endpoint_sources import (
     common_contract,
     find_endpoints,
 )
-from rlmesh_ray.rllib.config.learner_threads import thread_warnings
 from rlmesh_ray.rllib.config.module_check import require_compilable
 from rlmesh_ray.rllib.config.num_envs_per_runner import RunnerSpec, assign_sessions
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, Access, RolloutPlan
@@ -105,10 +104,11 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     the cluster (before Ray runs: with this machine's), since RLlib waits without end, and logs
     nothing, for actors that cannot be placed. A config that can never be placed is refused, unless
     the cluster has an autoscaler; one that cannot be placed now causes a warning. To train on a
-    cluster, call ``ray.init`` before ``configure``. There is a warning, too, for a
-    learner in this process if torch has more threads than there are idle cores, by its default
-    (without ``torch.set_num_threads`` and ``OMP_NUM_THREADS``). The number is not changed here,
-    since it is the whole process's.
+    cluster, call ``ray.init`` before ``configure``.
+
+    A learner in this process trains with torch's threads, by default one for each core, of which
+    each waits for the slowest: where other processes keep cores busy, call
+    ``torch.set_num_threads(1)`` first. ``train`` does so.
 
     ``config.offline_data(output=...)`` and its options work as with RLlib's own recording runner
     (``RecordingEnvRunner``).
@@ -217,10 +217,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         require_compilable(config, choice, fast_path=fast_path)
     require_recordable(config, is_multi_agent=choice.is_multi_agent)
     _apply(config, plan, choice)
-    warned += [
-        *config_warnings(config, plan, max_sessions=endpoints.max_sessions),
-        *thread_warnings(config),
-    ]
+    warned += config_warnings(config, plan, max_sessions=endpoints.max_sessions)
     for sentence in warned:
         warnings.warn(sentence, ConfigurationWarning, stacklevel=2)
     _log_fast_path_eligibility(config, choice, fast_path=fast_path)

@@ -18,7 +18,6 @@ from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
 from rlmesh_ray.rllib.config.config_validation import require_config
-from rlmesh_ray.rllib.config.learner_threads import thread_warnings
 from rlmesh_ray.rllib.runner.sample_recording import require_recordable
 from rlmesh_ray.server.bind_policy import checked_address
 
@@ -147,7 +146,7 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
 
 
 def _warn(config: AlgorithmConfig) -> None:
-    for sentence in (*capacity_warnings(config), *thread_warnings(config)):
+    for sentence in capacity_warnings(config):
         warnings.warn(sentence, ConfigurationWarning, stacklevel=3)
 
 
