@@ -11,12 +11,7 @@ from dataclasses import dataclass, replace
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rlmesh_ray.actors.cluster_resources import (
-    Resources,
-    fits,
-    may_grow,
-    node_resources,
-)
+from rlmesh_ray.actors.cluster_resources import Resources, fits, may_grow, node_resources
 from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.compat.ray import own_resources
 from rlmesh_ray.errors import ConfigurationError
@@ -57,92 +52,49 @@ class ActorGroup:
         return f"{self.count} {self.name} with {amounts}" + (" each" if self.count > 1 else "")
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityShortage:
-    """Why some actors cannot be placed."""
+def find_shortage(groups: Iterable[ActorGroup], nodes: Sequence[Resources]) -> str | None:
+    """Return why these actors can never run at the same time; None: they may fit.
 
-    reason: str
-    is_certain: bool
-    """False: another distribution over the nodes might work."""
-
-
-def find_shortage(
-    groups: Iterable[ActorGroup], nodes: Sequence[Resources]
-) -> CapacityShortage | None:
-    """Return why these actors do not fit onto nodes with these resources; None: they fit.
+    The sum of each resource is compared with that of all nodes, and each actor with single nodes.
 
     Args:
         groups: All actors that run at the same time.
         nodes: The resources of each node.
     """
     wanted = [group for group in groups if group.count and group.each]
-    listed = ", ".join(map(str, wanted))
     for name in dict.fromkeys(name for group in wanted for name in group.each):
-        needed = sum(group.count * group.each.get(name, 0.0) for group in wanted)
+        needed = _sum_of(name, wanted)
         there = sum(node.get(name, 0.0) for node in nodes)
         if needed > there + _ROUNDING:
-            return CapacityShortage(
-                f"{listed} need {needed:g} {name}, and there are {there:g}", True
-            )
+            listed = ", ".join(map(str, wanted))
+            return f"{listed} need {needed:g} {name}, and there are {there:g}"
     for group in wanted:
-        places = sum(_places(group.each, node) for node in nodes)
-        if places < group.count:
-            reason = f"of {group}, only {places} can be placed, since each needs it on one node"
-            return CapacityShortage(reason, True)
-    if not _can_pack(wanted, nodes):
-        return CapacityShortage(
-            f"{listed} hardly fit onto {len(nodes)} nodes, each on one of them", False
-        )
+        if not any(fits(group.each, node) for node in nodes):
+            return f"of {group}, none can be placed, since each needs it on one node"
     return None
 
 
-def _places(each: Resources, node: Resources) -> int:
-    """Return how many actors with these resources fit onto a node."""
-    return min(
-        math.floor((node.get(name, 0.0) + _ROUNDING) / amount) for name, amount in each.items()
-    )
-
-
-def _can_pack(groups: Iterable[ActorGroup], nodes: Sequence[Resources]) -> bool:
-    """Return whether the actors can be placed one by one, those that need most first."""
-    free = [dict(node) for node in nodes]
-    for group in sorted(groups, key=lambda group: max(group.each.values()), reverse=True):
-        for _ in range(group.count):
-            node = next((node for node in free if fits(group.each, node)), None)
-            if node is None:
-                return False
-            for name, amount in group.each.items():
-                node[name] -= amount
-    return True
+def _sum_of(name: str, groups: Iterable[ActorGroup]) -> float:
+    return sum(group.count * group.each.get(name, 0.0) for group in groups)
 
 
 def actor_groups(config: AlgorithmConfig) -> Iterator[ActorGroup]:
     """Yield the actors that RLlib starts for a config; parts that run in the driver need none."""
-    yield ActorGroup(
-        "EnvRunner(s)",
-        int(config.num_env_runners or 0),
-        _runner_needs(config),
-        f"num_env_runners, {_options('env_runner', _runner_needs(config))}",
-    )
+    yield _runners("EnvRunner(s)", config, config.num_env_runners, "num_env_runners")
     if config.evaluation_num_env_runners:
-        needs = _runner_needs(config.get_evaluation_config_object())
-        yield ActorGroup(
+        own = config.get_evaluation_config_object()
+        group = _runners(
             "evaluation EnvRunner(s)",
-            int(config.evaluation_num_env_runners),
-            needs,
-            f"evaluation_num_env_runners, {_options('env_runner', needs)} in evaluation_config",
+            own,
+            config.evaluation_num_env_runners,
+            "evaluation_num_env_runners",
         )
-    cpus = config.num_cpus_per_learner
-    if cpus == "auto":
-        cpus = 0 if config.num_gpus_per_learner else 1
+        yield replace(group, settings=f"{group.settings} in evaluation_config")
     num_learners = int(config.num_learners or 0)
-    needs = _positive(
-        {
-            "CPU": cpus,
-            "GPU": config.num_gpus_per_learner,
-            **(config.custom_resources_per_learner or {}),
-        }
-    )
+    gpus, cpus = config.num_gpus_per_learner, config.num_cpus_per_learner
+    if cpus == "auto":
+        cpus = 0 if gpus else 1
+    needs = _needs(cpus, gpus, config.custom_resources_per_learner)
     settings = f"num_learners, {_options('learner', needs)}"
     yield ActorGroup("Learner(s)", num_learners, needs, settings)
     yield ActorGroup(
@@ -153,14 +105,18 @@ def actor_groups(config: AlgorithmConfig) -> Iterator[ActorGroup]:
     )
 
 
-def _runner_needs(config: AlgorithmConfig) -> dict[str, float]:
-    return _positive(
-        {
-            "CPU": config.num_cpus_per_env_runner,
-            "GPU": config.num_gpus_per_env_runner,
-            **(config.custom_resources_per_env_runner or {}),
-        }
+def _runners(name: str, config: AlgorithmConfig, count: int | None, setting: str) -> ActorGroup:
+    needs = _needs(
+        config.num_cpus_per_env_runner,
+        config.num_gpus_per_env_runner,
+        config.custom_resources_per_env_runner,
     )
+    return ActorGroup(name, int(count or 0), needs, f"{setting}, {_options('env_runner', needs)}")
+
+
+def _needs(cpus: float, gpus: float, custom: Resources | None) -> dict[str, float]:
+    amounts = {"CPU": cpus, "GPU": gpus, **(custom or {})}
+    return {name: float(amount) for name, amount in amounts.items() if amount > 0}
 
 
 def _options(kind: str, needs: Resources) -> str:
@@ -168,10 +124,6 @@ def _options(kind: str, needs: Resources) -> str:
     options = {"CPU": f"num_cpus_per_{kind}", "GPU": f"num_gpus_per_{kind}"}
     names = (options.get(name, f"custom_resources_per_{kind}") for name in needs)
     return ", ".join(dict.fromkeys(names))
-
-
-def _positive(needs: Resources) -> dict[str, float]:
-    return {name: float(amount) for name, amount in needs.items() if amount > 0}
 
 
 def endpoint_groups(fleets: Iterable[EnvFleet]) -> Iterator[ActorGroup]:
@@ -212,20 +164,20 @@ def capacity_warnings(config: AlgorithmConfig, fleets: Iterable[EnvFleet] = ()) 
     endpoints, nodes = list(endpoint_groups(fleets)), node_resources()
     shortage = find_shortage([*groups, *endpoints], nodes)
     if shortage is not None:
-        remedy = remedy_for(groups, endpoints, nodes)
-        if shortage.is_certain and not may_grow():
+        remedy = remedy_for([*groups, *endpoints], nodes)
+        if not may_grow():
             raise ConfigurationError(
-                f"build_algo would wait without end: {shortage.reason} in the cluster; {remedy}"
+                f"build_algo would wait without end: {shortage} in the cluster; {remedy}"
             )
         yield (
-            f"{shortage.reason} in the cluster now: build_algo waits, and logs nothing, until "
-            f"there are more nodes; {remedy}"
+            f"{shortage} in the cluster now: build_algo waits, and logs nothing, until there are "
+            f"more nodes; {remedy}"
         )
         return
     shortage = _shortage_now(groups)
     if shortage is not None:
         yield (
-            f"{shortage.reason} free in the cluster now: build_algo waits, and logs nothing, until "
+            f"{shortage} free in the cluster now: build_algo waits, and logs nothing, until "
             "the holder of the rest (another algorithm, trial or fleet) ends; end it first, or "
             f"lower {_settings(groups)}"
         )
@@ -244,34 +196,16 @@ def _warnings_before_ray_runs(groups: Sequence[ActorGroup]) -> Iterator[str]:
     shortage = find_shortage(groups, [machine])
     if shortage is not None:
         raise ConfigurationError(
-            f"build_algo would start Ray on this machine and wait without end: {shortage.reason}; "
-            f"{remedy_for(groups, [], [machine])}; to use a cluster, call "
+            f"build_algo would start Ray on this machine and wait without end: {shortage}; "
+            f"{remedy_for(groups, [machine])}; to use a cluster, call "
             "ray.init(address=...) before configure"
         )
 
 
-def remedy_for(
-    groups: Sequence[ActorGroup], endpoints: Sequence[ActorGroup], nodes: Sequence[Resources]
-) -> str:
-    """Return how the actors of an algorithm could be placed beside its endpoints.
-
-    Args:
-        groups: The actors of the algorithm, the EnvRunners first.
-        endpoints: The endpoints of its fleets.
-        nodes: The resources of each node.
-    """
-    runners, *others = groups
-    fitting = next(
-        (
-            count
-            for count in range(runners.count - 1, 0, -1)
-            if find_shortage([replace(runners, count=count), *others, *endpoints], nodes) is None
-        ),
-        None,
-    )
-    first = "" if fitting is None else f"env_runners(num_env_runners={fitting}) fits, else "
-    cpus = sum(each.count * each.each.get("CPU", 0.0) for each in [*groups, *endpoints])
-    remedy = f"{first}lower {_settings([*groups, *endpoints])}, or add nodes"
+def remedy_for(groups: Sequence[ActorGroup], nodes: Sequence[Resources]) -> str:
+    """Return which settings to lower so that these actors fit, endpoints included."""
+    remedy = f"lower {_settings(groups)}, or add nodes"
+    cpus = _sum_of("CPU", groups)
     if cpus <= sum(node.get("CPU", 0.0) for node in nodes):
         return remedy
     return (
@@ -284,7 +218,7 @@ def _settings(groups: Iterable[ActorGroup]) -> str:
     return ", ".join(dict.fromkeys(group.settings for group in groups if group.count))
 
 
-def _shortage_now(groups: Sequence[ActorGroup]) -> CapacityShortage | None:
+def _shortage_now(groups: Sequence[ActorGroup]) -> str | None:
     """Return the shortage of resources that are free, or become free within a moment."""
     deadline_s = time.monotonic() + _SETTLE_S
     # Ray gives a driver the sum of free resources only, not those of each node.
