@@ -19,8 +19,7 @@ from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
-from ray.rllib.connectors.connector_v2 import ConnectorV2
-from ray.rllib.connectors.env_to_module import FlattenObservations, PrevActionsPrevRewards
+from ray.rllib.connectors.env_to_module import FlattenObservations
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -33,7 +32,6 @@ from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.config.config_validation import (
     allow_resets,
     require_deadlines,
-    require_module,
     require_spaces,
 )
 from rlmesh_ray.rllib.config.config_warnings import (
@@ -41,6 +39,7 @@ from rlmesh_ray.rllib.config.config_warnings import (
     config_warnings,
     environment_warnings,
 )
+from rlmesh_ray.rllib.config.module_check import require_module
 from rlmesh_ray.rllib.config.presets import algorithm_config
 from rlmesh_ray.rllib.config.rollout_plan import FixedAddressResolver, RolloutPlan
 from rlmesh_ray.rllib.config.runner_choice import choose_runner
@@ -438,65 +437,6 @@ def test_rllib_itself_acts_outside_a_space_that_begins_elsewhere() -> None:
     assert actions == {0, 1, 2}
 
 
-@pytest.mark.filterwarnings("ignore:.*Overriding environment:UserWarning")
-@pytest.mark.parametrize("start", [-4, -3, pytest.param(-1, marks=pytest.mark.nightly), 0, 1])
-def test_flattening_refuses_the_indices_that_end_rllibs_own_runner(start: int) -> None:
-    observation = spaces.Dict(
-        a=BOX, b=spaces.MultiDiscrete([2, 2]), c=spaces.Discrete(3, start=start)
-    )
-    if -3 <= start <= 0:
-        check_module(flattening(PPOConfig()), observation)
-        sampled_by_rllib(flattening(PPOConfig()), observation, spaces.Discrete(2))
-        return
-
-    with pytest.raises(ConfigurationError, match=r"one-hot .* begin at 0, as RLlib's Flatten"):
-        check_module(flattening(PPOConfig()), observation)
-    with pytest.raises((AssertionError, IndexError), match=r"larger than depth|out of bounds"):
-        sampled_by_rllib(flattening(PPOConfig()), observation, spaces.Discrete(2))
-
-
-def test_text_cannot_be_flattened() -> None:
-    with pytest.raises(ConfigurationError, match=r"FlattenObservations does not .* no encoder"):
-        check_module(flattening(PPOConfig()), spaces.Dict(a=BOX, b=TEXT))
-
-
-class OfEnvironment(ConnectorV2):
-    """Wants the environment, when RLlib asks what it makes of the observations."""
-
-    def __init__(self, env: Any) -> None:
-        self.env = env
-        super().__init__()
-
-    def recompute_output_observation_space(self, *_: Any) -> Any:
-        return self.env.single_observation_space
-
-
-@pytest.mark.parametrize(
-    "connectors",
-    [
-        lambda env, spaces, device: FlattenObservations(env.single_observation_space),
-        lambda env, spaces, device: [OfEnvironment(env), FlattenObservations()],
-    ],
-)
-def test_connectors_that_look_at_the_environment_are_left_to_the_runners(connectors: Any) -> None:
-    check_module(PPOConfig().env_runners(env_to_module_connector=connectors), FROM_FIVE)
-
-
-@pytest.mark.parametrize(("observation", "words"), [(FROM_FIVE, "one-hot"), (TEXT, "no numbers")])
-def test_what_other_connectors_hand_on_is_looked_at_too(
-    observation: spaces.Space[Any], words: str
-) -> None:
-    config = PPOConfig().env_runners(
-        env_to_module_connector=lambda env, spaces, device: [
-            PrevActionsPrevRewards(),
-            FlattenObservations(),
-        ]
-    )
-
-    with pytest.raises(ConfigurationError, match=words):
-        check_module(config, observation)
-
-
 def test_a_connector_for_observations_does_not_hide_actions_outside_their_space() -> None:
     with pytest.raises(ConfigurationError, match="send 0 to 2"):
         check_module(flattening(PPOConfig()), BOX, FROM_FIVE)
@@ -563,14 +503,6 @@ def test_agents_that_share_a_policy_but_no_spaces_are_refused() -> None:
 
     with pytest.raises(ConfigurationError, match=r"map to the same ModuleID.*policy_mapping_fn"):
         check_modules(config)
-
-
-def test_only_the_agents_that_are_flattened_are_looked_at() -> None:
-    config = flattening(two_policies(), multi_agent=True, agent_ids=["even"])
-    check_modules(config, FROM_FIVE)
-
-    with pytest.raises(ConfigurationError, match="one-hot"):
-        check_modules(flattening(two_policies(), multi_agent=True), FROM_FIVE)
 
 
 def test_modules_of_the_users_own_are_left_to_him_with_several_agents_too() -> None:

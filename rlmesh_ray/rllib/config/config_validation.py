@@ -1,16 +1,13 @@
 """Checks of a config on the driver, for errors that would make runners drop data or fail."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.options import require_seconds
-from rlmesh_ray.rllib.config.module_check import incompatibilities
 from rlmesh_ray.rllib.config.runner_choice import RunnerChoice
-from rlmesh_ray.spaces.contract import EnvContract
 
 
 def require_config(config: object, env: object = None) -> None:
@@ -111,25 +108,6 @@ def require_spaces(config: AlgorithmConfig, choice: RunnerChoice) -> None:
             )
 
 
-def require_module(config: AlgorithmConfig, contract: EnvContract, choice: RunnerChoice) -> None:
-    """Make RLlib's default modules for these spaces, as its runners will, to check that it works.
-
-    Custom modules and connectors are not checked, except for RLlib's FlattenObservations; neither
-    are settings of the module that Tune has yet to choose.
-
-    Raises:
-        ConfigurationError: RLlib has no default module for these spaces, or one that would act
-            outside the action space, or FlattenObservations would not take an observation.
-    """
-    for found in incompatibilities(config, choice):
-        observation, action = map(_short, found.spaces)
-        owner = f" ({found.owner})" if found.owner else ""
-        raise ConfigurationError(
-            f"RLlib's {found.part} does not fit {contract.id}{owner}, with observations "
-            f"{observation} and actions {action}: {found.reason}; {found.remedy}"
-        )
-
-
 def require_evaluation_at_endpoints(config: AlgorithmConfig) -> None:
     """Check that evaluation runners sample from the endpoints, too.
 
@@ -144,8 +122,3 @@ def require_evaluation_at_endpoints(config: AlgorithmConfig) -> None:
                 "runners sample from the endpoints; put only what differs there, as in "
                 "evaluation_config=PPOConfig.overrides(explore=False)"
             )
-
-
-def _short(space: Any) -> str:
-    text = str(space)
-    return text if len(text) <= 120 else f"{text[:117]}..."

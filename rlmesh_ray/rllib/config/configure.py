@@ -30,7 +30,6 @@ from rlmesh_ray.rllib.config.config_validation import (
     require_config,
     require_deadlines,
     require_evaluation_at_endpoints,
-    require_module,
     require_spaces,
 )
 from rlmesh_ray.rllib.config.config_warnings import config_warnings, environment_warnings
@@ -40,7 +39,7 @@ from rlmesh_ray.rllib.config.endpoint_sources import (
     common_contract,
     find_endpoints,
 )
-from rlmesh_ray.rllib.config.module_check import require_compilable
+from rlmesh_ray.rllib.config.module_check import require_compilable, require_module
 from rlmesh_ray.rllib.config.num_envs_per_runner import RunnerSpec, assign_sessions
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, Access, RolloutPlan
 from rlmesh_ray.rllib.config.runner_choice import RunnerChoice, choose_runner
@@ -113,8 +112,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     ``config.offline_data(output=...)`` and its options work as with RLlib's own recording runner
     (``RecordingEnvRunner``).
 
-    The functions that make RLlib's connectors and modules are called once more here, to check that
-    they accept the spaces; connectors get ``env=None`` and the spaces.
+    The functions that make RLlib's modules are called once more here, to check that they accept the
+    spaces.
 
     Args:
         config: A config of RLlib's new API stack.

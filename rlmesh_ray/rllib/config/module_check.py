@@ -1,8 +1,6 @@
-"""Check that RLlib's default modules, and its connectors, accept the spaces of an environment."""
+"""Check that RLlib's default modules accept the spaces of an environment, and can be compiled."""
 
-import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,9 +9,6 @@ import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
-from ray.rllib.connectors.common.flatten_observations import FlattenObservations
-from ray.rllib.connectors.connector_v2 import ConnectorV2
-from ray.rllib.connectors.env_to_module import EnvToModulePipeline
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.rl_module import RLModule, RLModuleSpec
@@ -34,6 +29,7 @@ from rlmesh_ray.models.rllib.forward import compiled_forward
 from rlmesh_ray.rllib.config.runner_choice import RunnerChoice
 from rlmesh_ray.rllib.config.tune_params import is_tune_param
 from rlmesh_ray.rllib.fast_path.eligibility import config_ineligibility
+from rlmesh_ray.spaces.contract import EnvContract
 
 Space = gymnasium.Space[Any]
 Spaces = tuple[Space, Space]
@@ -59,33 +55,60 @@ _FILTERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Incompatibility:
-    """A part of RLlib that does not accept the environment's spaces."""
-
-    part: str
-    """The part of RLlib."""
-    owner: str
-    """The agent or policy that has the spaces; empty where there is one agent."""
-    spaces: Spaces
-    reason: str
-    remedy: str
-
-
-def incompatibilities(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[Incompatibility]:
-    """Yield the incompatibilities, for which RLlib would act wrongly or raise an unclear error.
+def require_module(config: AlgorithmConfig, contract: EnvContract, choice: RunnerChoice) -> None:
+    """Make RLlib's default modules for these spaces, as its runners will, to check that it works.
 
     Custom modules and connectors are not checked: their requirements are unknown. Neither are
     settings of the module that Tune has yet to choose.
+
+    Raises:
+        ConfigurationError: RLlib has no default module for these spaces, or one that would act
+            outside the action space.
     """
     if choice.is_multi_agent and not config.is_multi_agent:
         return  # RLlib raises a clear error
-    if _uses_default_module(config) and connector_of(config, "module_to_env") is None:
-        yield from _wrong_actions(config, choice)
-        if connector_of(config, "env_to_module") is None:
-            yield from _refused_modules(config, choice)
-    if connector_of(config, "env_to_module") is not None:
-        yield from _refused_connectors(config, choice)
+    if not _uses_default_module(config) or connector_of(config, "module_to_env") is not None:
+        return
+    refused = partial(_refused, config, contract)
+    for owner, spaces in _by_agent(choice):
+        _require_actions(spaces, partial(refused, owner, spaces), config)
+    if connector_of(config, "env_to_module") is None:
+        _require_modules(config, choice, refused)
+
+
+def _refused(
+    config: AlgorithmConfig,
+    contract: EnvContract,
+    owner: str,
+    spaces: Spaces,
+    reason: Exception | str,
+    remedy: str,
+) -> ConfigurationError:
+    """Return the error of a default module that does not fit.
+
+    Args:
+        config: The config.
+        contract: The contract of the endpoints.
+        owner: The agent or policy that has the spaces; empty where there is one agent.
+        spaces: Its spaces.
+        reason: RLlib's error, or a text.
+        remedy: What to do about it.
+    """
+    observation, action = map(_short, spaces)
+    owner = f" ({owner})" if owner else ""
+    if isinstance(reason, Exception):
+        # Its first line.
+        reason = str(reason).splitlines()[0].rstrip(".") if str(reason) else type(reason).__name__
+    return ConfigurationError(
+        f"RLlib's default module for {config.algo_class.__name__} does not fit "
+        f"{contract.id}{owner}, with observations {observation} and actions {action}: {reason}; "
+        f"{remedy}"
+    )
+
+
+def _short(space: Space) -> str:
+    text = str(space)
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def require_compilable(config: AlgorithmConfig, choice: RunnerChoice, *, fast_path: bool) -> None:
@@ -138,57 +161,50 @@ def _uses_default_module(config: AlgorithmConfig) -> bool:
     )
 
 
-# --- actions that RLlib would choose outside their space ----------------------------------
+def _require_actions(
+    spaces: Spaces, refused: Callable[[str, str], ConfigurationError], config: AlgorithmConfig
+) -> None:
+    """Refuse actions that RLlib would choose outside of their space."""
+    if isinstance(config, DQNConfig) and not isinstance(spaces[1], gymnasium.spaces.Discrete):
+        remedy = f"wrap the environment, or, before configure, set {_OWN_MODULE}"
+        raise refused("it takes Discrete actions only", remedy)
+    for leaf in _leaves(spaces[1]):
+        if isinstance(leaf, gymnasium.spaces.Discrete) and leaf.start:
+            first, count = int(leaf.start), int(leaf.n)
+            reason = (
+                f"it numbers actions from 0, not from {first}, and would send 0 to "
+                f"{count - 1} where the environment takes {first} to {first + count - 1}"
+            )
+            remedy = f"{_FROM_ZERO}, or, before configure, set {_OWN_ACTIONS} or {_OWN_MODULE}"
+            raise refused(reason, remedy)
+        if isinstance(leaf, gymnasium.spaces.Text):
+            remedy = "wrap the environment so that it takes numbers"
+            raise refused("RLlib has no actions of Text", remedy)
 
 
-def _wrong_actions(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[Incompatibility]:
-    part = f"default module for {config.algo_class.__name__}"
-    for owner, spaces in _by_agent(choice):
-        if isinstance(config, DQNConfig) and not isinstance(spaces[1], gymnasium.spaces.Discrete):
-            remedy = f"wrap the environment, or, before configure, set {_OWN_MODULE}"
-            yield Incompatibility(part, owner, spaces, "it takes Discrete actions only", remedy)
-        for leaf in _leaves(spaces[1]):
-            if isinstance(leaf, gymnasium.spaces.Discrete) and leaf.start:
-                first, count = int(leaf.start), int(leaf.n)
-                reason = (
-                    f"it numbers actions from 0, not from {first}, and would send 0 to "
-                    f"{count - 1} where the environment takes {first} to {first + count - 1}"
-                )
-                remedy = f"{_FROM_ZERO}, or, before configure, set {_OWN_ACTIONS} or {_OWN_MODULE}"
-                yield Incompatibility(part, owner, spaces, reason, remedy)
-            if isinstance(leaf, gymnasium.spaces.Text):
-                remedy = "wrap the environment so that it takes numbers"
-                yield Incompatibility(part, owner, spaces, "RLlib has no actions of Text", remedy)
-
-
-# --- observations that RLlib does not take ------------------------------------------------
-
-
-def _refused_modules(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[Incompatibility]:
-    """Make the modules for these spaces, as RLlib's runners will."""
-    part = f"default module for {config.algo_class.__name__}"
-    whole = (choice.observation_space, choice.action_space)
+def _require_modules(
+    config: AlgorithmConfig, choice: RunnerChoice, refused: Callable[..., ConfigurationError]
+) -> None:
+    """Make the modules for these spaces, as RLlib's runners will, and show them zeros."""
     try:
         by_module = _by_module(config, choice)
         specs = config.get_multi_rl_module_spec(spaces=by_module, inference_only=True)
-    except Exception as error:  # noqa: BLE001  # RLlib would raise the same error later
+    except Exception as error:  # RLlib would raise the same error later
+        whole = (choice.observation_space, choice.action_space)
         remedy = "see to it in multi_agent(policies=..., policy_mapping_fn=...)"
-        yield Incompatibility(part, "", whole, _in_one_line(error), remedy)
-        return
+        raise refused("", whole, error, remedy) from error
     for module_id, spec in specs.rl_module_specs.items():
         spaces = (spec.observation_space, spec.action_space)
         owner = f"policy {module_id!r}" if choice.is_multi_agent else ""
+        remedy = _remedy(spaces[0])
         try:
             # This check must not change the random numbers of the user's program.
             with torch.random.fork_rng(devices=[]):
                 module = spec.build()
-        except Exception as error:  # noqa: BLE001  # likewise
-            yield Incompatibility(part, owner, spaces, _in_one_line(error), _remedy(spaces[0]))
-            continue
-        try:
+            remedy = _FLOATS_OF_PIXELS if _is_pixels(spaces[0]) else _AS_FLOATS
             _show_zeros(module, spaces[0])
-        except Exception as error:  # noqa: BLE001  # likewise
-            yield Incompatibility(part, owner, spaces, _in_one_line(error), _as_floats(spaces[0]))
+        except Exception as error:  # as above
+            raise refused(owner, spaces, error, remedy) from error
 
 
 def _show_zeros(module: RLModule, observation: Space) -> None:
@@ -200,67 +216,6 @@ def _show_zeros(module: RLModule, observation: Space) -> None:
         module.forward_inference(convert_to_torch_tensor({Columns.OBS: zeros}))
 
 
-def _refused_connectors(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[Incompatibility]:
-    """Yield a FlattenObservations that would raise at the runners' first observation."""
-    whole = (choice.observation_space, choice.action_space)
-    try:
-        made = connector_of(config, "env_to_module")(None, _env_spaces(choice), None)
-    except Exception:  # noqa: BLE001  # it needs an environment, which only runners have
-        return
-    pieces = made if isinstance(made, list | tuple) else [made]
-    if not any(isinstance(piece, FlattenObservations) for piece in pieces):
-        return
-    part = "FlattenObservations"
-    try:
-        pipeline = EnvToModulePipeline(
-            input_observation_space=whole[0],
-            input_action_space=whole[1],
-            connectors=list(pieces),
-        )
-    except Exception as error:  # noqa: BLE001  # custom connectors may raise any error
-        if _is_raised_in(FlattenObservations, error):
-            # It tries a random observation, so whether and where it raises is random.
-            leaf = next(filter(_why_not, _leaves(whole[0])), whole[0])
-            yield Incompatibility(
-                part, "", whole, _why_not(leaf) or _in_one_line(error), _remedy(leaf)
-            )
-        return
-    for piece in pipeline.connectors:
-        for leaf in filter(_why_not, _flattened(piece)):
-            yield Incompatibility(part, "", whole, _why_not(leaf), _remedy(leaf))
-
-
-def _is_raised_in(kind: type[object], error: Exception) -> bool:
-    return any(
-        frame.f_globals.get("__name__") == kind.__module__
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-    )
-
-
-def _flattened(piece: ConnectorV2) -> Iterator[Space]:
-    """Yield the leaves of the space that a connector flattens; none for other connectors."""
-    if not isinstance(piece, FlattenObservations):
-        return
-    seen = [piece.input_observation_space]
-    if piece._multi_agent:
-        chosen = piece._agent_ids
-        seen = [part for agent, part in seen[0].items() if not chosen or agent in chosen]
-    for space in seen:
-        is_dict = isinstance(space, gymnasium.spaces.Dict)
-        for key, part in space.items() if is_dict else [(None, space)]:
-            if key not in piece._keys_to_remove:
-                yield from _leaves(part)
-
-
-def _why_not(leaf: Space) -> str:
-    """Return why a leaf cannot be flattened; empty: it can."""
-    if isinstance(leaf, gymnasium.spaces.Text):
-        return "it makes no numbers of Text"
-    if not _is_index(leaf):
-        return f"it makes one-hot vectors of indices, and {leaf} holds others"
-    return ""
-
-
 def _is_index(leaf: Space) -> bool:
     """Return whether RLlib makes distinct one-hot vectors of all values, negative ones included."""
     if not isinstance(leaf, gymnasium.spaces.Discrete):
@@ -268,9 +223,8 @@ def _is_index(leaf: Space) -> bool:
     return -int(leaf.n) <= int(leaf.start) <= 0
 
 
-def _as_floats(observation: Space) -> str:
-    is_image = _is_image(observation) and observation.dtype == np.uint8
-    return _FLOATS_OF_PIXELS if is_image else _AS_FLOATS
+def _is_pixels(observation: Space) -> bool:
+    return _is_image(observation) and observation.dtype == np.uint8
 
 
 def _is_image(observation: Space) -> bool:
@@ -296,9 +250,6 @@ def _remedy(observation: Space) -> str:
         f"wrap the environment, or, before configure, set {_OWN_MODULE} or {_OWN_OBSERVATIONS}, "
         "such as RLlib's FlattenObservations"
     )
-
-
-# --- spaces -------------------------------------------------------------------------------
 
 
 def _by_agent(choice: RunnerChoice) -> Iterator[tuple[str, Spaces]]:
@@ -337,7 +288,3 @@ def _leaves(space: Space) -> Iterator[Space]:
             yield from _leaves(part)
     else:
         yield space
-
-
-def _in_one_line(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
