@@ -29,24 +29,20 @@ from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.rllib.config.config_validation import (
+from rlmesh_ray.rllib.config.config_checks import (
     allow_resets,
-    require_deadlines,
-    require_spaces,
-)
-from rlmesh_ray.rllib.config.config_warnings import (
-    ASSUMED_MAX_SESSIONS,
     config_warnings,
     environment_warnings,
+    require_deadlines,
+    require_spaces,
 )
 from rlmesh_ray.rllib.config.module_check import require_module
 from rlmesh_ray.rllib.config.presets import algorithm_config
 from rlmesh_ray.rllib.config.rollout_plan import FixedAddressResolver, RolloutPlan
 from rlmesh_ray.rllib.config.runner_choice import choose_runner
-from rlmesh_ray.rllib.config.session_endpoints import SessionLayout
+from rlmesh_ray.rllib.config.session_layout import SessionLayout
 from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, config_ineligibility
 from rlmesh_ray.rllib.runner.env_runner import LANES_AS_ARRAYS
-from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.multi_agent import lane_observation_space
@@ -274,7 +270,6 @@ def test_a_deadline_is_a_number_and_more_than_nothing(seconds: Any) -> None:
 
 
 def test_more_sessions_than_an_endpoint_allows_are_named() -> None:
-    assert ASSUMED_MAX_SESSIONS == DEFAULT_MAX_SESSIONS
     assert found(PPOConfig(), share=SessionLayout(1, 4, 4)) == []
 
     [sentence] = found(PPOConfig(), share=SessionLayout(1, 17, 1))

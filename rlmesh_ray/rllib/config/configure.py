@@ -24,15 +24,16 @@ from rlmesh_ray.options import (
     takes_options,
 )
 from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
-from rlmesh_ray.rllib.config.config_validation import (
+from rlmesh_ray.rllib.config.config_checks import (
     allow_resets,
+    config_warnings,
+    environment_warnings,
     is_evaluated,
     require_config,
     require_deadlines,
     require_evaluation_at_endpoints,
     require_spaces,
 )
-from rlmesh_ray.rllib.config.config_warnings import config_warnings, environment_warnings
 from rlmesh_ray.rllib.config.endpoint_sources import (
     FleetRequest,
     RolloutSource,
@@ -40,9 +41,9 @@ from rlmesh_ray.rllib.config.endpoint_sources import (
     find_endpoints,
 )
 from rlmesh_ray.rllib.config.module_check import require_compilable, require_module
-from rlmesh_ray.rllib.config.num_envs_per_runner import RunnerSpec, assign_sessions
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, Access, RolloutPlan
 from rlmesh_ray.rllib.config.runner_choice import RunnerChoice, choose_runner
+from rlmesh_ray.rllib.config.session_layout import RunnerSpec, assign_sessions
 from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, config_ineligibility
 from rlmesh_ray.rllib.runner.sample_recording import require_recordable
 from rlmesh_ray.rllib.runner.session_recovery import raise_for_broken_environment

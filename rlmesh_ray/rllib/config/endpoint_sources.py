@@ -17,8 +17,6 @@ from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.options import declared, flag_name
 from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.rllib.config.cluster_capacity import actor_groups
-from rlmesh_ray.rllib.config.config_warnings import ASSUMED_MAX_SESSIONS
-from rlmesh_ray.rllib.config.num_envs_per_runner import RunnerSpec, assign_sessions, num_envs_for
 from rlmesh_ray.rllib.config.rollout_plan import (
     Access,
     CombinedResolver,
@@ -26,8 +24,13 @@ from rlmesh_ray.rllib.config.rollout_plan import (
     FixedAddressResolver,
     require_next_step,
 )
-from rlmesh_ray.rllib.config.session_endpoints import max_sessions_per_endpoint
-from rlmesh_ray.server.env_options import EnvOptions
+from rlmesh_ray.rllib.config.session_layout import (
+    RunnerSpec,
+    assign_sessions,
+    max_sessions_per_endpoint,
+    num_envs_for,
+)
+from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS, EnvOptions
 from rlmesh_ray.server.env_server import EnvServer
 from rlmesh_ray.spaces.contract import EnvContract, require_same_contract
 
@@ -60,7 +63,7 @@ class EndpointSet:
     """One for each endpoint."""
     num_evaluation: int
     """How many of them, the last ones, are for evaluation only."""
-    max_sessions: int = ASSUMED_MAX_SESSIONS
+    max_sessions: int = DEFAULT_MAX_SESSIONS
     fleets: tuple[EnvFleet | EnvPool, ...] = ()
 
     @property
@@ -147,7 +150,7 @@ def _new_fleet(
         num_evaluation_endpoints=num_evaluation,
     )
     max_sessions = request.options.get("max_sessions") or max(
-        ASSUMED_MAX_SESSIONS, max_sessions_per_endpoint(*layouts)
+        DEFAULT_MAX_SESSIONS, max_sessions_per_endpoint(*layouts)
     )
     total = num_endpoints + num_evaluation
     options: EnvOptions = {**request.options, "num_envs": width, "max_sessions": max_sessions}

@@ -17,7 +17,7 @@ from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkLimits
 from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
-from rlmesh_ray.rllib.config.config_validation import require_config
+from rlmesh_ray.rllib.config.config_checks import require_config
 from rlmesh_ray.rllib.runner.sample_recording import require_recordable
 from rlmesh_ray.server.bind_policy import checked_address
 

@@ -5,8 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
-from rlmesh_ray.rllib.config.num_envs_per_runner import RunnerSpec, assign_sessions, num_envs_for
-from rlmesh_ray.rllib.config.session_endpoints import SessionLayout, max_sessions_per_endpoint
+from rlmesh_ray.rllib.config.session_layout import (
+    RunnerSpec,
+    SessionLayout,
+    assign_sessions,
+    max_sessions_per_endpoint,
+    num_envs_for,
+)
 
 
 def training(runner_spec: RunnerSpec, *, width: int, num_endpoints: int) -> SessionLayout:
