@@ -58,7 +58,6 @@ ALLOWED_PROTOCOLS = {
     "ServedDialect": "EnvServerDialect, EditionModelServerDialect",
     "ServerLifecycle": "EnvServer, ModelServer, RegisteredServer",
     "SessionSource": "NewSessionSource, OpenSessionSource",
-    "SlotGroup": "SingleAgentSessionGroup, MultiAgentSessionGroup",
     "StepInfos": "keeps transport from envs, which have StepReply",
     "StepObserver": "keeps envs from recording, which has SessionObserver",
     "StepRecorder": "leaves: one implementation (EpisodeRecorder)",

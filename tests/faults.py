@@ -816,8 +816,8 @@ FAULTS = (
         "rllib",
         "A runner seeds its lanes alike, instead of counting up.",
         "rlmesh_ray/rllib/runner/slot_runner.py",
-        "[seed + lane for lane in state.slot.lanes]",
-        "[seed for lane in state.slot.lanes]",
+        "[seed + lane for lane in slot.lanes]",
+        "[seed for lane in slot.lanes]",
         "tests/ray/test_parity.py::test_episodes_are_rllibs_own[defaults, whole episodes]",
     ),
     Fault(

@@ -42,7 +42,7 @@ def main() -> None:
     sample_for(runner, _WARM_UP_S, task.timesteps)
     tool, own = _own_times(lambda seconds: sample_for(runner, seconds, task.timesteps), task.turn_s)
     events: list[Event] = []
-    _time_calls(events, SlotRunner, _ANSWERED, lambda _, state, *rest: id(state.slot))
+    _time_calls(events, SlotRunner, _ANSWERED, lambda _, slot, *rest: id(slot))
     _time_calls(events, ArrayPipeline, _FORWARD, lambda *_: 0)
     _time_calls(events, Slot, _SENT, lambda slot, *_: id(slot))
     sample_for(runner, task.turn_s, task.timesteps)

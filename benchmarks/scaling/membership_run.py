@@ -26,8 +26,7 @@ from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.errors import EndpointLostError
 from rlmesh_ray.rllib.config.configure import configure
 from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
-from rlmesh_ray.rllib.runner.slot import SlotPhase, SlotResult
-from rlmesh_ray.rllib.runner.slot_state import SlotState
+from rlmesh_ray.rllib.runner.slot import Slot, SlotPhase, SlotResult
 
 _PATIENCE_S = 100.0
 
@@ -60,19 +59,19 @@ class WatchedRunner(RLMeshEnvRunner):
     _back_s: dict[int, float]
     """When they gave their first step."""
 
-    def _process(self, state: SlotState, result: SlotResult) -> None:
-        was_stepping = state.slot.phase is SlotPhase.STEPPING
-        super()._process(state, result)
+    def _process(self, slot: Slot, result: SlotResult) -> None:
+        was_stepping = slot.phase is SlotPhase.STEPPING
+        super()._process(slot, result)
         if result.batch is None:
             return
         if not was_stepping:
             if self._renewed is not None:
-                self._renewed.update(state.sessions)
+                self._renewed.update(slot.sessions)
             return
         now_s = time.monotonic()
-        for session in state.sessions:
+        for session in slot.sessions:
             if self._where is not None:
-                self._where[session] = endpoint = self._assignments.endpoint_of(session)
+                self._where[session] = endpoint = self.sampling.assignments.endpoint_of(session)
                 self._since_s.setdefault(endpoint, time.time())
             if self._steps is not None:
                 self._steps.append((now_s, session))
@@ -97,7 +96,7 @@ class WatchedRunner(RLMeshEnvRunner):
         self._where, self._since_s = where, {}
         self._sample_until(
             lambda: (
-                len(where) == len(self._assignments.endpoints)
+                len(where) == len(self.sampling.assignments.endpoints)
                 and len(set(where.values())) == num_endpoints
             ),
             fragment,
@@ -130,8 +129,8 @@ class WatchedRunner(RLMeshEnvRunner):
         self._sample_for(watch_s, fragment)
         lost = [
             session
-            for session in range(len(self._assignments.endpoints))
-            if self._assignments.endpoint_of(session) == endpoint
+            for session in range(len(self.sampling.assignments.endpoints))
+            if self.sampling.assignments.endpoint_of(session) == endpoint
         ]
         self._renewed = set()
         struck_s = time.monotonic()
@@ -155,8 +154,8 @@ class WatchedRunner(RLMeshEnvRunner):
         while not is_there():
             if time.monotonic() > until_s:
                 where = [
-                    self._assignments.endpoint_of(each)
-                    for each in range(len(self._assignments.endpoints))
+                    self.sampling.assignments.endpoint_of(each)
+                    for each in range(len(self.sampling.assignments.endpoints))
                 ]
                 raise EndpointLostError(
                     f"after {_PATIENCE_S:.0f} s the sessions are not where they should be, but at "

@@ -198,7 +198,8 @@ def _fit(env_runner: Any) -> Callable[[Any, Any], Any] | None:
 
 def _is_random(env_runner: Any) -> bool:
     """Return whether ``sample`` draws from the action space: episodes hold these actions then."""
-    return bool(getattr(getattr(env_runner, "_call", None), "random_actions", False))
+    sampling = getattr(env_runner, "sampling", None)
+    return sampling is not None and bool(sampling.call.random_actions)
 
 
 def _size_of(value: Any) -> int:

@@ -10,7 +10,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray.errors import ConfigurationWarning
 from rlmesh_ray.rllib import configure
-from rlmesh_ray.rllib.runner.truncation import INTERRUPTED_KEY
+from rlmesh_ray.rllib.runner.session_recovery import INTERRUPTED_KEY
 from tests.chaos.hash_chain import Pair, joint_action
 from tests.chaos.history import History
 

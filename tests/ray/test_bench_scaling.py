@@ -62,7 +62,7 @@ def test_a_watched_runner_tells_who_gave_a_step_before_and_after_the_stroke(
 
     begun_s = time.time()
     assert begun_s < runner.settle(2, 5) < time.time()
-    reported = runner.watch(stroke, runner._assignments.endpoint_of(1), 5, 0.05)
+    reported = runner.watch(stroke, runner.sampling.assignments.endpoint_of(1), 5, 0.05)
     runner.stop()
 
     assert reported["lost"] == [1]

@@ -8,8 +8,7 @@ import pytest
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
-from rlmesh_ray.rllib.runner.session_recovery import LIFETIME_SUMS
-from rlmesh_ray.rllib.runner.truncation import INTERRUPTED_KEY
+from rlmesh_ray.rllib.runner.session_recovery import INTERRUPTED_KEY, LIFETIME_SUMS
 from tests.ray.lost_endpoints import Fleet
 from tests.ray.multi_agent_worlds import Climb
 

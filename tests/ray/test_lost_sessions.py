@@ -20,8 +20,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rlmesh_ray.actors import EnvFleet
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.rllib.runner.session_recovery import LIFETIME_SUMS
-from rlmesh_ray.rllib.runner.truncation import INTERRUPTED_KEY
+from rlmesh_ray.rllib.runner.session_recovery import INTERRUPTED_KEY, LIFETIME_SUMS
 from tests.loopback.eventually import eventually
 from tests.loopback.test_cli import started
 from tests.ray.lost_endpoints import Background, Fleet, Steps, assert_unbroken

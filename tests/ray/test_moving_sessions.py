@@ -9,7 +9,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rlmesh_ray.rllib.runner.truncation import INTERRUPTED_KEY
+from rlmesh_ray.rllib.runner.session_recovery import INTERRUPTED_KEY
 from tests.loopback.eventually import eventually
 from tests.ray.lost_endpoints import Fleet, assert_unbroken
 from tests.ray.multi_agent_worlds import Climb

@@ -18,7 +18,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.rllib.runner.truncation import INTERRUPTED_KEY
+from rlmesh_ray.rllib.runner.session_recovery import INTERRUPTED_KEY
 from tests.peers.rlmesh_released.peer import serving
 from tests.ray.logged_stairs import LOG_VARIABLE
 from tests.ray.lost_endpoints import Background, Steps, assert_unbroken

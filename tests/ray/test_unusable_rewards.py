@@ -17,7 +17,7 @@ from ray.rllib.connectors.env_to_module.observation_preprocessor import (
 from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.rllib import configure
-from rlmesh_ray.rllib.runner.truncation import INTERRUPTED_KEY
+from rlmesh_ray.rllib.runner.session_recovery import INTERRUPTED_KEY
 from tests.ray.lost_endpoints import assert_unbroken
 from tests.ray.multi_agent_worlds import Climb, Precipice, Relay
 from tests.ray.ramps import Bottomless, Collapsing, Ramp, Slippery, SlipperyChoice, slippery_ramps

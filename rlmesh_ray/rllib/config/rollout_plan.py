@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
 from rlmesh_ray.actors.registry.assignment_table import Assignment
 from rlmesh_ray.auth.client_tls import ClientTls, ClientTlsSource
 from rlmesh_ray.auth.ray_credentials import RayTls
@@ -221,6 +223,20 @@ class RolloutPlan:
         if assignment.token is not None:
             access = replace(access, token=assignment.token)
         return access.connect_options(assignment.address)
+
+
+def plan_of(config: AlgorithmConfig) -> RolloutPlan:
+    """Return the plan that ``configure`` has put into an AlgorithmConfig.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    plan = config.env_config.get(PLAN_KEY)
+    if not isinstance(plan, RolloutPlan):
+        raise ConfigurationError(
+            "this config names no endpoints: pass it through rlmesh_ray.rllib.configure"
+        )
+    return plan
 
 
 def require_next_step(contract: EnvContract, offered: Collection[str], address: str) -> None:

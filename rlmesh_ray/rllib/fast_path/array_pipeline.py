@@ -55,13 +55,11 @@ class ArrayPipeline:
 
     def __init__(self, runner: Any, *, explore: bool) -> None:
         self._explore = explore
-        self._inference = runner._inference_choice(explore=explore, draws=True)
+        self._inference = runner.inference_choice(explore=explore, draws=True)
         self._forward = FastForward(runner.module)
+        to_module, to_env = runner.pipelines
         self._connectors = ArrayConnectors(
-            runner._env_to_module,
-            runner._module_to_env,
-            runner.module,
-            runner.env.single_action_space,
+            to_module, to_env, runner.module, runner.env.single_action_space
         )
         self.flattener = flattener = flattener_of(runner)
         """Flattens observations before they are stored; None: they are stored as they are."""

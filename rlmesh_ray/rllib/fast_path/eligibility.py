@@ -51,7 +51,7 @@ Space = gymnasium.Space[Any]
 
 
 def ineligibility(runner: Any) -> str | None:
-    """Return why a SingleAgentEnvRunner cannot take the fast path; None: it can.
+    """Return why an RLMeshEnvRunner cannot take the fast path; None: it can.
 
     The fast path has no single episodes between two steps, so nothing may read or write them there.
     """
@@ -101,7 +101,7 @@ def config_ineligibility(config: AlgorithmConfig, observation: Space, action: Sp
 
 def flattener_of(runner: Any) -> FlattenObservations | None:
     """Return the FlattenObservations that is the first connector of a runner; None: it is not."""
-    first = runner._env_to_module.connectors[0]
+    first = runner.pipelines[0].connectors[0]
     return first if type(first) is FlattenObservations else None
 
 
@@ -128,14 +128,10 @@ def _no_arrays(space: Space, kinds: Sequence[type[Space]]) -> str | None:
 
 def _custom_connector(runner: Any) -> str | None:
     flattening = (FlattenObservations, *DEFAULT_ENV_TO_MODULE)
+    to_module, to_env = runner.pipelines
     for kind, pipeline, pipeline_type, allowed in (
-        (
-            "env_to_module",
-            runner._env_to_module,
-            EnvToModulePipeline,
-            (DEFAULT_ENV_TO_MODULE, flattening),
-        ),
-        ("module_to_env", runner._module_to_env, ModuleToEnvPipeline, (DEFAULT_MODULE_TO_ENV,)),
+        ("env_to_module", to_module, EnvToModulePipeline, (DEFAULT_ENV_TO_MODULE, flattening)),
+        ("module_to_env", to_env, ModuleToEnvPipeline, (DEFAULT_MODULE_TO_ENV,)),
     ):
         if type(pipeline) is not pipeline_type:
             return f"{type(pipeline).__name__} is not RLlib's own"

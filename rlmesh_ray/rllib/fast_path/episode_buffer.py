@@ -16,7 +16,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray.rllib.fast_path.episode_factory import EpisodeFactory
 from rlmesh_ray.rllib.runner.lane_infos import NoInfos
-from rlmesh_ray.rllib.runner.truncation import truncate
+from rlmesh_ray.rllib.runner.session_recovery import truncate
 
 _FIRST_CAPACITY = 32
 _NOTHING: Mapping[int, str] = MappingProxyType({})

@@ -1,4 +1,4 @@
-"""Where the sessions of one runner are opened, and which of them have to move.
+"""The sessions of one runner: where they are opened, and which of them have to move.
 
 The resolvers of the endpoints decide both. A runner asks them for moves every two seconds at the
 most, without waiting for the answer; resolvers of fixed addresses are not asked.
@@ -16,8 +16,16 @@ import ray
 
 from rlmesh_ray.actors.ray_calls import get_outcomes
 from rlmesh_ray.actors.registry.assignment_table import Assignment
+from rlmesh_ray.client.env_session_client import open_env_session
 from rlmesh_ray.errors import EndpointError
-from rlmesh_ray.rllib.config.rollout_plan import EndpointResolver, FixedAddressResolver, RolloutPlan
+from rlmesh_ray.rllib.config.rollout_plan import (
+    EndpointResolver,
+    FixedAddressResolver,
+    RolloutPlan,
+    require_next_step,
+)
+from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession
+from rlmesh_ray.spaces.contract import require_same_contract
 
 _ASK_EVERY_S = 2.0
 _FORGET_AFTER_S = 30.0
@@ -49,12 +57,13 @@ class _PendingRebalance:
 class SessionAssignments:
     """The assignments of a runner's sessions to endpoints, by the numbers of the sessions.
 
-    ``get`` and ``drop`` may be called from any thread, all else from the one that samples.
+    ``open``, ``get`` and ``drop`` may be called from any thread, all else from the one that
+    samples.
 
     Args:
         plan: The plan, which has the endpoints.
         endpoints: Index of the preferred endpoint of each session.
-        names: Names of the sessions for the resolvers; see ``session_names``.
+        names: Names of the sessions for the resolvers; unique in the cluster.
         node_id: Ray's id of the runner's node.
         clock: Returns seconds, monotonically.
         poll: Returns a resolver's answer if it has arrived.
@@ -71,6 +80,7 @@ class SessionAssignments:
         poll: PollAnswer = poll_answer,
     ) -> None:
         self.endpoints = tuple(endpoints)
+        self._plan = plan
         self._names = tuple(names)
         self._numbers = {name: number for number, name in enumerate(names)}
         self._places = [plan.resolver_for(endpoint) for endpoint in endpoints]
@@ -86,6 +96,34 @@ class SessionAssignments:
         ]
         self._pending: list[_PendingRebalance] = []
         self._asked_at_s: float | None = None
+
+    def open(self, numbers: Sequence[int]) -> list[NextStepSession]:
+        """Open the sessions with these numbers, at the endpoints that they are assigned to.
+
+        If one cannot be opened, the assignments of all of them are dropped.
+
+        Raises:
+            ContractMismatchError: An endpoint is not what it was on the driver.
+            EndpointError: An endpoint cannot be reached, or refuses.
+        """
+        plan = self._plan
+        sessions: list[NextStepSession] = []
+        try:
+            for number in numbers:
+                client = open_env_session(
+                    plan.connect_options(self.endpoints[number], self.get(number)),
+                    step_timeout_s=plan.step_timeout_s,
+                    reset_timeout_s=plan.reset_timeout_s,
+                )
+                sessions.append(NextStepSession(client))
+                require_same_contract(plan.contract, client.contract, client.address)
+                require_next_step(client.contract, client.answer.capabilities, client.address)
+        except BaseException:
+            for session in sessions:
+                session.close()
+            self.drop(numbers)
+            raise
+        return sessions
 
     def get(self, number: int) -> Assignment:
         """Return the assignment of a session; request one if it has none. May take a while.
@@ -188,26 +226,33 @@ class SessionAssignments:
         return [number for number, place in enumerate(self._places) if place[0] == resolver]
 
 
+def assignments_for(
+    plan: RolloutPlan, worker_index: int | None, *, in_evaluation: bool
+) -> SessionAssignments:
+    """Return the assignments of the sessions of this process's runner; none is requested yet.
+
+    Args:
+        plan: The plan, which has the endpoints.
+        worker_index: RLlib's index of the runner.
+        in_evaluation: Whether it is an evaluation runner.
+    """
+    worker_index = worker_index or 0
+    endpoints = plan.endpoints_of(worker_index, in_evaluation=in_evaluation)
+    context = ray.get_runtime_context() if ray.is_initialized() else None
+    # With Tune, runners of several trials share one plan. An actor that Ray restarts keeps its id.
+    runner = (context and context.get_actor_id()) or secrets.token_hex(8)
+    names = session_names(
+        plan.plan_id, worker_index, len(endpoints), in_evaluation=in_evaluation, runner=runner
+    )
+    return SessionAssignments(plan, endpoints, names, context.get_node_id() if context else "")
+
+
 def session_names(
     plan_id: str, worker_index: int, num_sessions: int, *, in_evaluation: bool, runner: str
 ) -> list[str]:
-    """Return the names of a runner's sessions, in the order of their numbers.
-
-    Args:
-        plan_id: Id of the plan.
-        worker_index: RLlib's index of the runner.
-        num_sessions: How many names to return.
-        in_evaluation: Whether it is an evaluation runner.
-        runner: Id of the runner: with Tune, runners of several trials share one plan.
-    """
+    """Return the names of a runner's sessions, from which the registry reads whose they are."""
     group = "eval" if in_evaluation else "train"
     return [f"{plan_id}/{group}/{worker_index}/{each}@{runner}" for each in range(num_sessions)]
-
-
-def runner_id() -> str:
-    """Return an id of this runner that is unique; an actor that Ray restarts keeps it."""
-    actor_id = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
-    return actor_id or secrets.token_hex(8)
 
 
 def _distinct(resolvers: Iterable[EndpointResolver]) -> list[EndpointResolver]:

@@ -32,11 +32,13 @@ from rlmesh_ray.spaces.columns import replace_lanes
 from rlmesh_ray.spaces.contract import AutoresetMode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionBatch:
-    """The result of a step or reset in all lanes of a session; one entry a lane everywhere."""
+    """The result of a step or reset in all lanes of a session or group; one entry for each lane."""
 
-    observation: list[Column]
+    observation: Any
+    """Columns; for the sampling path in the form of gymnasium's vector environments. It owns its
+    memory: RLlib's episodes keep views of it."""
     rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
@@ -116,14 +118,10 @@ class NextStepSession:
             infos = list(batch.infos)
             for lane in pending.restarted:
                 infos[lane] = fresh.infos[lane]
-            batch = SessionBatch(
-                replace_lanes(batch.observation, fresh.observation, pending.restarted),
-                batch.rewards,
-                batch.terminated,
-                batch.truncated,
-                infos,
-                batch.discarded,
+            batch.observation = replace_lanes(
+                batch.observation, fresh.observation, pending.restarted
             )
+            batch.infos = infos
         return batch
 
     def wakeup(self) -> WakeupDescriptors | None:

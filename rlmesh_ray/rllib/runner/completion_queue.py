@@ -1,8 +1,8 @@
 """The queue of a runner's completed work, read by the thread that samples.
 
-A job that runs in the reading thread needs no thread of its own: the job of the only slot, and one
+A job that runs in the reading thread needs no thread of its own: the job of the only owner, and one
 whose end a file descriptor signals, such as the answer over a direct connection. All other jobs run
-in the slots' own threads. So does a job whose descriptor has signaled nothing for a second: an
+in a thread of their owner. So does a job whose descriptor has signaled nothing for a second: an
 endpoint that is frozen never signals, and only the call that receives from it has a deadline.
 """
 
@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from rlmesh_ray.polling import AdaptivePoller, IdleWork, WakeupDescriptors, keep_cpu, no_work
 
 _MAX_WATCH_S = 1.0
-"""A job that was watched for so long without a signal is handed back to its owner."""
+"""A job that was watched for so long without a signal runs in a thread."""
 
 ResultT = TypeVar("ResultT")
 Job = Callable[[], ResultT]
@@ -28,79 +28,73 @@ Job = Callable[[], ResultT]
 class _Watched(Generic[ResultT]):
     wakeup: WakeupDescriptors
     job: Job[ResultT]
-    hand_back: Callable[[Job[ResultT]], None]
     late_s: float
-    """When to hand it back, by ``time.monotonic``."""
+    """When to run it in a thread, by ``time.monotonic``."""
 
 
 class CompletionQueue(Generic[ResultT]):
-    """One queue for all slots, read by one thread.
+    """Runs the jobs of its owners, and returns their results. One thread submits and takes.
 
     Args:
-        num_slots: How many slots put results in.
+        num_owners: How many owners submit jobs. The jobs of an only one run in ``take``.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        self.are_deferred = num_slots == 1
-        """Whether jobs without a signal run in ``take``."""
+    def __init__(self, num_owners: int) -> None:
+        self._is_shared = num_owners > 1
         self._deferred: deque[Job[ResultT]] = deque()
         self._arrived: queue.SimpleQueue[ResultT] = queue.SimpleQueue()
         # By owner, the oldest first: the number of a closed descriptor may have been reused.
         self._watched: dict[Hashable, _Watched[ResultT]] = {}
         self._signaled: deque[Hashable] = deque()
         """Owners of watched jobs whose signal has arrived."""
+        self._threads: dict[Hashable, queue.SimpleQueue[Job[ResultT] | None]] = {}
+        self._num_in_thread: defaultdict[Hashable, int] = defaultdict(int)
         self._own_eventfd = -1
         # All workers wait for this thread. When it yielded its core to one of two workers on two
         # cores, it often got it back only after both had answered.
         self._poller = AdaptivePoller(1.5e-3, pause=keep_cpu)
-        self._eventfd_lock = threading.Lock()
+        self._lock = threading.Lock()
 
-    def defer(self, job: Job[ResultT]) -> None:
-        """Run ``job`` in the next ``take``."""
-        self._deferred.append(job)
-
-    def watch(
+    def submit(
         self,
-        wakeup: WakeupDescriptors,
         owner: Hashable,
         job: Job[ResultT],
-        hand_back: Callable[[Job[ResultT]], None],
+        wakeup: WakeupDescriptors | None = None,
+        *,
+        in_background: bool = False,
     ) -> None:
-        """Run ``job`` in ``take`` as soon as ``wakeup`` signals.
+        """Have a job run after the owner's earlier ones, and its result arrive in ``take``.
 
         Args:
-            wakeup: Signals that ``job`` need not wait.
-            owner: Identifies the job; one job for each owner.
-            job: Has a deadline of its own; a signal has none.
-            hand_back: Gets ``job`` when ``wakeup`` has signaled nothing for a second, to run it in
-                another thread.
+            owner: Identifies who submits it.
+            job: Does not raise. It has its own deadline; a signal has none.
+            wakeup: Signals that ``job`` need not wait; it then runs in ``take``.
+            in_background: Whether it proceeds while no ``take`` waits for results.
         """
-        if self._own_eventfd < 0:
-            # A wait for descriptors must end when a thread puts a result in, too.
-            self._own_eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        late_s = time.monotonic() + _MAX_WATCH_S
-        self._watched[owner] = _Watched(wakeup, job, hand_back, late_s)
+        if wakeup is not None:
+            if self._own_eventfd < 0:
+                # A wait for descriptors must end when a thread puts a result in, too.
+                self._own_eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._watched[owner] = _Watched(wakeup, job, time.monotonic() + _MAX_WATCH_S)
+            return
+        before = self._unwatch(owner)
+        jobs = [job] if before is None else [before, job]
+        if self._is_shared or in_background or self._num_in_thread[owner]:
+            for each in jobs:
+                self._run_in_thread(owner, each)
+        else:
+            self._deferred += jobs
+
+    def stop_watching(self, owner: Hashable) -> None:
+        """Run the job that is watched for an owner in the next ``take``: its signal is used up."""
+        job = self._unwatch(owner)
+        if job is not None:
+            self._deferred.append(job)
 
     @property
     def is_ready(self) -> bool:
         """Whether ``take`` would not have to wait, as far as it has looked."""
         return bool(self._deferred or self._signaled) or not self._arrived.empty()
-
-    def unwatch(self, owner: Hashable) -> Job[ResultT] | None:
-        """Return the job that is watched for ``owner``, which the caller runs from now on."""
-        watched = self._watched.pop(owner, None)
-        if watched is None:
-            return None
-        if owner in self._signaled:
-            self._signaled.remove(owner)
-        return watched.job
-
-    def put(self, arrival: ResultT) -> None:
-        """Add a result. From any thread."""
-        self._arrived.put(arrival)
-        with self._eventfd_lock:
-            if self._own_eventfd >= 0:
-                os.eventfd_write(self._own_eventfd, 1)
 
     def take(self, timeout_s: float | None, meanwhile: IdleWork = no_work) -> ResultT | None:
         """Wait for the next result; None: none arrived in time.
@@ -124,7 +118,7 @@ class CompletionQueue(Generic[ResultT]):
                 if watched.wakeup.eventfd in ready or watched.wakeup.peer in ready
             )
             now_s = time.monotonic()
-            self._hand_back_late(now_s)
+            self._move_late(now_s)
             if not ready and deadline_s is not None and now_s >= deadline_s:
                 return None
         try:
@@ -132,22 +126,53 @@ class CompletionQueue(Generic[ResultT]):
         except queue.Empty:
             return None
 
-    def _hand_back_late(self, now_s: float) -> None:
-        """Hand back the jobs that were watched for too long."""
-        if next(iter(self._watched.values())).late_s > now_s:
-            return
-        late = [owner for owner, watched in self._watched.items() if watched.late_s <= now_s]
-        for owner in late:
-            if owner not in self._signaled:
-                watched = self._watched.pop(owner)
-                watched.hand_back(watched.job)
-
     def close(self) -> None:
-        """Close the descriptor. Idempotent; results that are put in afterwards are ignored."""
-        with self._eventfd_lock:
+        """End the threads and close the descriptor. Idempotent; later results are ignored."""
+        self._watched.clear()
+        self._signaled.clear()
+        for jobs in self._threads.values():
+            jobs.put(None)
+        with self._lock:
             eventfd, self._own_eventfd = self._own_eventfd, -1
         if eventfd >= 0:
             os.close(eventfd)
+
+    def _run_in_thread(self, owner: Hashable, job: Job[ResultT]) -> None:
+        with self._lock:
+            self._num_in_thread[owner] += 1
+        jobs = self._threads.get(owner)
+        if jobs is None:
+            jobs = self._threads[owner] = queue.SimpleQueue()
+            arguments = owner, jobs
+            threading.Thread(
+                target=self._run, args=arguments, name="rlmesh-ray-slot", daemon=True
+            ).start()
+        jobs.put(job)
+
+    def _run(self, owner: Hashable, jobs: "queue.SimpleQueue[Job[ResultT] | None]") -> None:
+        """Run an owner's jobs, in its thread."""
+        while (job := jobs.get()) is not None:
+            result = job()
+            # Before its result is taken: the next job need not wait for this thread then.
+            with self._lock:
+                self._num_in_thread[owner] -= 1
+                self._arrived.put(result)
+                if self._own_eventfd >= 0:
+                    os.eventfd_write(self._own_eventfd, 1)
+
+    def _unwatch(self, owner: Hashable) -> Job[ResultT] | None:
+        watched = self._watched.pop(owner, None)
+        if watched is None:
+            return None
+        if owner in self._signaled:
+            self._signaled.remove(owner)
+        return watched.job
+
+    def _move_late(self, now_s: float) -> None:
+        late = [owner for owner, watched in self._watched.items() if watched.late_s <= now_s]
+        for owner in late:
+            if owner not in self._signaled:
+                self._run_in_thread(owner, self._watched.pop(owner).job)
 
     def _readable(self, timeout_s: float | None, meanwhile: IdleWork) -> list[int]:
         """Return the readable descriptors; none after the timeout. Resets the own eventfd."""

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import (
     NUM_AGENT_STEPS_SAMPLED,
@@ -16,6 +17,7 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
 from rlmesh_ray.models.rllib.compiled_module import CompiledModule
 from rlmesh_ray.models.rllib.forward import compiled_forward
+from rlmesh_ray.rllib.config.rollout_plan import plan_of
 from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, ineligibility
 from rlmesh_ray.rllib.fast_path.fast_path import FastPath
 from rlmesh_ray.rllib.runner.multi_agent_env import MultiAgentRunnerEnv, MultiAgentSessionGroup
@@ -24,7 +26,6 @@ from rlmesh_ray.rllib.runner.runner_env import RunnerEnv
 from rlmesh_ray.rllib.runner.sample_recording import NO_SEVERAL_AGENTS, RecordingEnvRunner
 from rlmesh_ray.rllib.runner.sampling_path import SamplingPath
 from rlmesh_ray.rllib.runner.session_group import SingleAgentSessionGroup
-from rlmesh_ray.rllib.runner.session_setup import plan_of
 from rlmesh_ray.rllib.runner.single_agent_path import SingleAgentPath
 from rlmesh_ray.rllib.runner.slot_runner import SlotRunner
 
@@ -75,10 +76,11 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
             if self._last_inference_choice is not None and self._last_inference_choice.refusal:
                 self.broken_environment = error
             raise
-        num_steps = self._call.budget.timesteps
+        call = self.sampling.call
+        num_steps = call.timesteps
         if num_steps:
             self._log_env_steps(self._metrics_num_env_steps_sampled, num_steps)
-        self._increase_sampled_metrics(num_steps, len(self._call.returned))
+        self._increase_sampled_metrics(num_steps, len(call.returned))
         is_fast = self.fast_path_disabled_reason is None
         self.metrics.log_value(LANES_AS_ARRAYS, float(is_fast), window=1)
         is_compiled = self.torch_inference_reason is None
@@ -86,18 +88,18 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
         return episodes
 
     def _choose_path(self) -> None:
-        reason = self._fast_path_ineligibility()
-        self._take_path(SingleAgentPath(self) if reason else FastPath(self), reason)
+        reason = self.fast_path_ineligibility()
+        self.take_path(SingleAgentPath(self) if reason else FastPath(self), reason)
 
-    def _fast_path_ineligibility(self) -> str | None:
+    def fast_path_ineligibility(self) -> str | None:
         """Return why this call of ``sample`` cannot take the fast path; None: it can."""
         if not plan_of(self.config).fast_path:
             return FAST_PATH_IS_OFF
-        if self._call.random_actions:
+        if self.sampling.call.random_actions:
             return "actions are drawn at random"
         return ineligibility(self)
 
-    def _inference_choice(self, *, explore: bool, draws: bool) -> InferenceChoice:
+    def inference_choice(self, *, explore: bool, draws: bool) -> InferenceChoice:
         """Return what runs the module; the same one as long as the module is the same.
 
         Args:
@@ -115,9 +117,9 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
         self._last_inference_choice = choice
         return choice
 
-    def _take_path(self, path: SamplingPath, fast_path_disabled_reason: str | None) -> None:
+    def take_path(self, path: SamplingPath, fast_path_disabled_reason: str | None) -> None:
         """Sample by ``path`` from now on, and log a change."""
-        self._path = path
+        self.sampling.path = path
         if fast_path_disabled_reason == self.fast_path_disabled_reason:
             return
         self.fast_path_disabled_reason = fast_path_disabled_reason
@@ -145,6 +147,20 @@ class RLMeshMultiAgentEnvRunner(SlotRunner, MultiAgentEnvRunner):
         if self.config.output:  # set after ``configure``, which refuses it, too
             raise ConfigurationError(NO_SEVERAL_AGENTS)
         super().make_env()
+
+    def count_step(self, observations: Any, episode: MultiAgentEpisode) -> None:
+        """Count a step of a lane, in RLlib's metrics.
+
+        Args:
+            observations: Those that it has led to, by agent.
+            episode: The lane's episode, which has the step.
+        """
+        self._log_env_steps(self._metrics_num_env_steps_sampled, 1)
+        self._increase_sampled_metrics(1, observations, episode)
+
+    def prune(self, episode: MultiAgentEpisode) -> None:
+        """Drop the agents of an episode that have not stepped."""
+        self._prune_zero_len_sa_episodes(episode)
 
     def get_metrics(self) -> Any:
         """Return the metrics since the last call, as RLlib's runner does, with a 0 for no steps.

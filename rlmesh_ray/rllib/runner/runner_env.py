@@ -5,6 +5,8 @@ from typing import Any, NoReturn
 
 import gymnasium
 from gymnasium.vector.utils import batch_space
+from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.env.env_context import EnvContext
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.capabilities import SET_ATTR
@@ -132,3 +134,23 @@ class RunnerEnv(LaneCalls, gymnasium.vector.VectorEnv[Any, Any, Any]):  # type: 
         self.single_action_space = to_gymnasium(contract.action_space)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+
+
+def announce_environment(runner: Any) -> None:
+    """Call the ``on_environment_created`` callbacks of an EnvRunner, as RLlib does."""
+    make_callback(
+        "on_environment_created",
+        callbacks_objects=runner._callbacks,
+        callbacks_functions=runner.config.callbacks_on_environment_created,
+        kwargs={
+            "env_runner": runner,
+            "metrics_logger": runner.metrics,
+            "env": runner.env.unwrapped,
+            "env_context": EnvContext(
+                runner.config.env_config,
+                worker_index=runner.worker_index,
+                num_workers=runner.num_workers,
+                remote=False,
+            ),
+        },
+    )

@@ -19,7 +19,6 @@ from ray.rllib.utils.metrics import (
 
 from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.rllib.runner.slot import Slot
-from rlmesh_ray.rllib.runner.slot_state import SlotState
 
 if TYPE_CHECKING:
     from rlmesh_ray.rllib.runner.slot_runner import SlotRunner
@@ -28,22 +27,22 @@ if TYPE_CHECKING:
 class SamplingPath(abc.ABC):
     """Chooses actions for slots, and builds RLlib's episodes of their results.
 
-    Results go into the runner's ``SampleCall``.
+    Results go into the ``SampleCall`` of the runner's ``SamplingState``.
     """
 
     def resume(self) -> None:  # noqa: B027  # most have nothing to do
         """Prepare a call of ``sample`` that continues the running episodes."""
 
     @abc.abstractmethod
-    def act_on(self, idle: Sequence[SlotState]) -> None:
+    def act_on(self, idle: Sequence[Slot]) -> None:
         """Choose and send actions for idle slots, as long as the budget is open."""
 
     @abc.abstractmethod
-    def add_resets(self, state: SlotState, batch: Any) -> None:
+    def add_resets(self, slot: Slot, batch: Any) -> None:
         """Begin the episodes of a slot whose lanes have all been reset."""
 
     @abc.abstractmethod
-    def add_steps(self, state: SlotState, batch: Any) -> None:
+    def add_steps(self, slot: Slot, batch: Any) -> None:
         """Add a step to the episodes of a slot; a lane whose episode has ended begins a new one."""
 
     @abc.abstractmethod
@@ -68,7 +67,7 @@ class SamplingPath(abc.ABC):
 
 
 class PerItemPath(SamplingPath):
-    """Keeps one episode object for each lane in ``_ongoing_episodes``, as RLlib's runners do.
+    """Keeps one episode object for each lane in ``SamplingState.episodes``, as RLlib's runners do.
 
     Args:
         runner: The runner that samples.
@@ -76,15 +75,16 @@ class PerItemPath(SamplingPath):
 
     def __init__(self, runner: "SlotRunner") -> None:
         self._runner = runner
+        self._sampling = runner.sampling
 
-    def act_on(self, idle: Sequence[SlotState]) -> None:
+    def act_on(self, idle: Sequence[Slot]) -> None:
         """See ``SamplingPath``."""
-        for state in idle:
-            if self._runner._call.budget.is_open:
-                self._act(state)
+        for slot in idle:
+            if self._sampling.call.is_open:
+                self._act(slot)
 
     @abc.abstractmethod
-    def _act(self, state: SlotState) -> None:
+    def _act(self, slot: Slot) -> None:
         """Choose and send actions for a slot's lanes."""
 
     @abc.abstractmethod
@@ -105,11 +105,11 @@ class PerItemPath(SamplingPath):
 
     # --- from observations to actions -----------------------------------------------------
 
-    def prepare(self, state: SlotState, batched: dict[str, Any], ended: Sequence[Any] = ()) -> None:
+    def prepare(self, slot: Slot, batched: dict[str, Any], ended: Sequence[Any] = ()) -> None:
         """Run the env-to-module connectors; their output is the next forward pass's input.
 
         Args:
-            state: The slot.
+            slot: The slot.
             batched: What has arrived, as RLlib hands it to connectors; one item a lane.
             ended: Episodes that ended with this step and are not among the running ones any more:
                 what connectors write into episodes must be in their last step, too.
@@ -118,36 +118,38 @@ class PerItemPath(SamplingPath):
         if runner.module is None:
             return
         common = {
-            "explore": runner._call.explore,
+            "explore": self._sampling.call.explore,
             "rl_module": runner.module,
-            "shared_data": state.shared_data,
+            "shared_data": slot.shared_data,
             **batched,
         }
+        env_to_module, _ = runner.pipelines
         if ended:
-            runner._env_to_module(episodes=ended, batch={}, metrics=None, **common)
-        state.to_module = runner._env_to_module(
-            episodes=self._episodes_of(state),
+            env_to_module(episodes=ended, batch={}, metrics=None, **common)
+        slot.to_module = env_to_module(
+            episodes=self._episodes_of(slot),
             batch={},
             metrics=runner.metrics,
             metrics_prefix_key=(ENV_TO_MODULE_CONNECTOR,),
             **common,
         )
 
-    def _choose(self, state: SlotState, sampled: int) -> dict[str, Any]:
+    def _choose(self, slot: Slot, sampled: int) -> dict[str, Any]:
         """Run the module and the module-to-env connectors.
 
         Args:
-            state: The slot.
+            slot: The slot.
             sampled: Environment steps of this call of ``sample`` so far.
         """
         runner = self._runner
-        to_module, state.to_module = state.to_module, None
-        chosen: dict[str, Any] = runner._module_to_env(
+        to_module, slot.to_module = slot.to_module, None
+        _, module_to_env = runner.pipelines
+        chosen: dict[str, Any] = module_to_env(
             rl_module=runner.module,
             batch=self._forward(to_module, sampled),
-            episodes=self._episodes_of(state),
-            explore=runner._call.explore,
-            shared_data=state.shared_data,
+            episodes=self._episodes_of(slot),
+            explore=self._sampling.call.explore,
+            shared_data=slot.shared_data,
             metrics=runner.metrics,
             metrics_prefix_key=(MODULE_TO_ENV_CONNECTOR,),
         )
@@ -156,7 +158,7 @@ class PerItemPath(SamplingPath):
     def _forward(self, to_module: Any, sampled: int) -> Any:
         runner = self._runner
         with runner.metrics.log_time(RLMODULE_INFERENCE_TIMER):
-            if not runner._call.explore:
+            if not self._sampling.call.explore:
                 return self._run(runner.module.forward_inference, to_module)
             num_runners = runner.config.num_env_runners or 1
             per_runner = runner.num_env_steps_sampled_lifetime // num_runners
@@ -167,28 +169,22 @@ class PerItemPath(SamplingPath):
         """Run the module; ``in_torch`` is its method."""
         return in_torch(to_module)
 
-    def _step(self, state: SlotState, actions: Any, num_timesteps: int) -> None:
+    def _step(self, slot: Slot, actions: Any, num_timesteps: int) -> None:
         """Send actions, which are to bring ``num_timesteps``."""
-        runner = self._runner
-        state.num_in_flight = num_timesteps
-        runner._call.budget.in_flight += num_timesteps
-        state.slot.step(actions)
-        runner._log_env_steps(runner._metrics_num_try_env_step, 1)
+        slot.num_in_flight = num_timesteps
+        self._sampling.call.in_flight += num_timesteps
+        slot.step(actions)
+        self._runner.count_attempts(1)
 
     # --- from results to episodes ---------------------------------------------------------
 
-    def _episodes_of(self, state: SlotState) -> list[Any]:
-        lanes = state.slot.lanes
-        episodes: list[Any] = self._runner._ongoing_episodes[lanes.start : lanes.stop]
-        return episodes
-
-    def _call_back(self, which: str, lane: int) -> None:
-        self._runner._make_on_episode_callback(which, lane, self._runner._ongoing_episodes)
+    def _episodes_of(self, slot: Slot) -> list[Any]:
+        return self._sampling.episodes[slot.lanes.start : slot.lanes.stop]
 
     def _start(self, lanes: Iterable[int]) -> None:
         """Call the callbacks after a reset."""
         for lane in lanes:
-            self._call_back("on_episode_start", lane)
+            self._runner.call_back("on_episode_start", lane)
 
     def _advance(self, lanes: Iterable[int], started: Collection[int]) -> list[tuple[int, Any]]:
         """Call the callbacks after a step; return the lanes and episodes that ended with it.
@@ -198,47 +194,48 @@ class PerItemPath(SamplingPath):
             started: Those of them that began a new episode.
         """
         ended = []
-        budget = self._runner._call.budget
+        call = self._sampling.call
         for lane in lanes:
-            self._call_back("on_episode_start" if lane in started else "on_episode_step", lane)
-            if self._runner._ongoing_episodes[lane].is_done:
-                budget.episodes += 1
+            self._runner.call_back(
+                "on_episode_start" if lane in started else "on_episode_step", lane
+            )
+            if self._sampling.episodes[lane].is_done:
+                call.episodes += 1
                 ended.append((lane, self._end(lane)))
-                if budget.num_episodes is not None and budget.is_full:
+                if call.num_episodes is not None and call.is_full:
                     break
         return ended
 
     def interrupt(self, slot: Slot, cause: RlmeshError) -> int:
         """See ``SamplingPath``; lanes whose episodes have not begun keep them."""
-        is_begun = [self._runner._ongoing_episodes[lane].is_reset for lane in slot.lanes]
+        is_begun = [self._sampling.episodes[lane].is_reset for lane in slot.lanes]
         for lane in itertools.compress(slot.lanes, is_begun):
             self._interrupt_lane(lane, cause)
         return sum(is_begun)
 
     def _interrupt_lane(self, lane: int, cause: Exception | str) -> None:
         """Truncate a lane's running episode."""
-        runner = self._runner
-        episode = runner._ongoing_episodes[lane]
+        episode = self._sampling.episodes[lane]
         returned = self._truncate(lane, cause)
-        runner._ongoing_episodes_for_metrics.pop(episode.id_, None)
+        self._runner.forget_chunks(episode.id_)
         if returned is not None:
-            runner._call.interrupted.append(returned)
+            self._sampling.call.interrupted.append(returned)
 
     def conclude(self, *, continues: bool) -> list[Any]:
         """See ``SamplingPath``."""
         chunks: list[Any] = []
         if not continues:
             return chunks
-        runner = self._runner
-        lookback = runner.config.episode_lookback_horizon
-        for lane, episode in enumerate(runner._ongoing_episodes):
+        episodes = self._sampling.episodes
+        lookback = self._runner.config.episode_lookback_horizon
+        for lane, episode in enumerate(episodes):
             t = self._timestep(episode)
             if len(episode) == 0 and t:
                 continue  # not stepped in this call
-            runner._ongoing_episodes[lane] = episode.cut(len_lookback_buffer=lookback)
+            episodes[lane] = episode.cut(len_lookback_buffer=lookback)
             if t == 0:
                 continue  # just begun: it has no step yet
             episode.validate()
-            runner._ongoing_episodes_for_metrics[episode.id_].append(episode)
+            self._runner.keep_chunk(episode)
             chunks.append(self._converted(episode))
         return chunks

@@ -2,11 +2,9 @@
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession, SessionBatch
@@ -119,22 +117,7 @@ def _joined(batches: Sequence[SessionBatch]) -> SessionBatch:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GroupBatch:
-    """The result of a step or reset in all lanes of a group; one entry a lane everywhere."""
-
-    observation: Any
-    """In the form of gymnasium's vector environments. It owns its memory: RLlib's episodes keep
-    views of it."""
-    rewards: NDArray[np.float64]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    infos: Sequence[dict[str, Any]]
-    discarded: Mapping[int, str] = field(default_factory=dict)
-    """See ``SessionBatch``."""
-
-
-class SingleAgentSessionGroup(SessionGroup[GroupBatch]):
+class SingleAgentSessionGroup(SessionGroup[SessionBatch]):
     """A group whose lanes hold one agent each.
 
     Args:
@@ -166,12 +149,6 @@ class SingleAgentSessionGroup(SessionGroup[GroupBatch]):
             for part, value in zip(leaves(spec), flatten(spec, actions), strict=True)
         ]
 
-    def _result(self, batch: SessionBatch) -> GroupBatch:
-        return GroupBatch(
-            unflatten(self._contract.observation_space, batch.observation),
-            batch.rewards,
-            batch.terminated,
-            batch.truncated,
-            batch.infos,
-            batch.discarded,
-        )
+    def _result(self, batch: SessionBatch) -> SessionBatch:
+        batch.observation = unflatten(self._contract.observation_space, batch.observation)
+        return batch

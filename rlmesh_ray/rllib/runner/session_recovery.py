@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED
 
+from rlmesh_ray.compat.rllib import forget_hanging
 from rlmesh_ray.errors import EndpointClosedError, EndpointError, RemoteEnvError, RlmeshError
 from rlmesh_ray.rllib.runner.autoreset_emulation import unusable_step
 from rlmesh_ray.rllib.runner.slot import Slot, SlotPhase
-from rlmesh_ray.rllib.runner.slot_state import SlotState
 
 if TYPE_CHECKING:
     from rlmesh_ray.rllib.runner.slot_runner import SlotRunner
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 _ASK_TIMEOUT_S = 10.0
+
+INTERRUPTED_KEY = "rlmesh_ray.interrupted"
+"""Key in the last info of an episode that a failure has truncated: the cause, as text."""
 
 NUM_EPISODES_INTERRUPTED_LIFETIME = "num_episodes_interrupted_lifetime"
 """Metric: episodes that a failure has truncated."""
@@ -34,6 +39,36 @@ LIFETIME_SUMS = (
     NUM_SESSIONS_MOVED_LIFETIME,
 )
 """The metrics that this module counts."""
+
+
+def truncate(episode: SingleAgentEpisode, cause: Exception | str) -> None:
+    """End an episode at its last step, as truncated.
+
+    A step that was in flight when the endpoint failed is no part of it.
+
+    Args:
+        episode: An episode that has been reset and is not done.
+        cause: Goes into the last info, as text.
+    """
+    episode.is_truncated = True
+    episode.infos.data[-1] = {**episode.infos.data[-1], INTERRUPTED_KEY: str(cause)}
+
+
+def truncate_agents(episode: MultiAgentEpisode, cause: Exception | str) -> None:
+    """End all agents of an episode that have not ended, as truncated.
+
+    An agent that acted and was waiting for its next observation keeps the steps before: the result
+    of that action is unknown.
+
+    Args:
+        episode: An episode that has been reset, is not done and is not converted to NumPy.
+        cause: Goes into the last infos, as text.
+    """
+    episode.is_truncated = True
+    for agent, own in episode.agent_episodes.items():
+        if not own.is_done:
+            truncate(own, cause)
+            forget_hanging(episode, agent)
 
 
 class SessionRecovery:
@@ -49,25 +84,25 @@ class SessionRecovery:
 
     # --- failures ------------------------------------------------------------------------
 
-    def reopen(self, state: SlotState, error: Exception) -> None:
+    def reopen(self, slot: Slot, error: Exception) -> None:
         """Truncate the episodes of a slot that has failed, and have its sessions opened again.
 
         Raises:
             Exception: ``error`` itself: another attempt is pointless, or it is a defect.
         """
-        slot, runner = state.slot, self._runner
+        runner, sampling = self._runner, self._runner.sampling
         if not isinstance(error, RlmeshError):
             slot.reopen(0.0)
             raise error
         if slot.phase is not SlotPhase.OPENING:
             runner.metrics.log_value(NUM_ENV_STEP_FAILURES_LIFETIME, 1, reduce="lifetime_sum")
         slot.phase = SlotPhase.OPENING
-        runner._assignments.drop(state.sessions)
-        num_truncated = runner._path.interrupt(slot, error)
+        sampling.assignments.drop(slot.sessions)
+        num_truncated = sampling.path.interrupt(slot, error)
         if num_truncated:
             key = NUM_EPISODES_INTERRUPTED_LIFETIME
             runner.metrics.log_value(key, num_truncated, reduce="lifetime_sum")
-        others_work = any(other.slot.phase is not SlotPhase.OPENING for other in runner._slots)
+        others_work = any(other.phase is not SlotPhase.OPENING for other in sampling.slots)
         now_s = time.monotonic()
         delay_s = slot.retry.failed(error, now_s, others_work=others_work)
         num_raised = slot.retry.num_env_failures
@@ -90,8 +125,6 @@ class SessionRecovery:
                 delay_s,
                 max(slot.retry.num_failures, num_raised),
             )
-        state.to_module = None
-        state.shared_data = {}
         slot.reopen(delay_s)
 
     def _report_absence(
@@ -111,28 +144,29 @@ class SessionRecovery:
             "other sessions sample" if others_work else f"the runner gives up in {left_s:.0f} s",
         )
 
-    def note_reopened(self, state: SlotState) -> None:
+    def note_reopened(self, slot: Slot) -> None:
         """Log that a slot has sessions again, at the level at which their loss is logged.
 
         Nothing is logged for sessions that were moved.
         """
-        if not state.slot.retry.num_failures:
+        if not slot.retry.num_failures:
             return
-        addresses = {self._runner._assignments.address_of(each) for each in state.sessions}
+        assignments = self._runner.sampling.assignments
+        addresses = {assignments.address_of(each) for each in slot.sessions}
         _LOG.warning(
             "worker %s, %s: a new session is open at %s, and sampling goes on",
             self._runner.worker_index,
-            _lanes_of(state.slot),
+            _lanes_of(slot),
             ", ".join(sorted(addresses)),
         )
 
     # --- steps that cannot be used ----------------------------------------------------------
 
-    def count_discarded(self, state: SlotState, discarded: Mapping[int, str]) -> None:
+    def count_discarded(self, slot: Slot, discarded: Mapping[int, str]) -> None:
         """Count episodes that were truncated before a step which must not reach a learner.
 
         Args:
-            state: The slot.
+            slot: The slot.
             discarded: The cause for each of its lanes where that has happened.
 
         Raises:
@@ -140,7 +174,6 @@ class SessionRecovery:
         """
         runner = self._runner
         row, cause = next(iter(discarded.items()))
-        slot = state.slot
         lane = slot.lanes[row]
         runner.first_failure = runner.first_failure or f"lane {lane}: {cause}"
         key = NUM_EPISODES_INTERRUPTED_LIFETIME
@@ -180,18 +213,19 @@ class SessionRecovery:
         It is done at the end of ``sample``, so that the last chunk of each truncated episode is
         returned with the others, and the new sessions are ready for the next call.
         """
-        moving = self._runner._assignments.sessions_to_move()
-        for state in self._runner._slots:
-            leaving = moving.intersection(state.sessions)
-            if leaving and state.slot.phase is not SlotPhase.OPENING:
-                self._move(state, leaving)
+        sampling = self._runner.sampling
+        moving = sampling.assignments.sessions_to_move()
+        for slot in sampling.slots:
+            leaving = moving.intersection(slot.sessions)
+            if leaving and slot.phase is not SlotPhase.OPENING:
+                self._move(slot, leaving)
 
-    def _move(self, state: SlotState, leaving: frozenset[int]) -> None:
-        slot, runner = state.slot, self._runner
-        former = ", ".join(sorted({runner._assignments.endpoint_of(each) for each in leaving}))
-        if runner._call.budget.num_episodes is None:  # else the next call resets the lanes anyway
+    def _move(self, slot: Slot, leaving: frozenset[int]) -> None:
+        runner, sampling = self._runner, self._runner.sampling
+        former = ", ".join(sorted({sampling.assignments.endpoint_of(each) for each in leaving}))
+        if sampling.call.num_episodes is None:  # else the next call resets the lanes anyway
             cause = f"the session was moved away from endpoint {former}"
-            runner._path.interrupt(slot, EndpointClosedError(cause))
+            sampling.path.interrupt(slot, EndpointClosedError(cause))
         runner.metrics.log_value(NUM_SESSIONS_MOVED_LIFETIME, len(leaving), reduce="lifetime_sum")
         _LOG.info(
             "worker %s, %s: %d session(s) leave endpoint %s for another one",
@@ -200,9 +234,7 @@ class SessionRecovery:
             len(leaving),
             former,
         )
-        runner._assignments.drop(leaving)
-        state.to_module = None
-        state.shared_data = {}
+        sampling.assignments.drop(leaving)
         slot.reopen(0.0, in_background=True)
 
 

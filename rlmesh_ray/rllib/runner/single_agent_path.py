@@ -9,36 +9,35 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.spaces.space_utils import batch, unbatch
 
+from rlmesh_ray.rllib.runner.autoreset_emulation import SessionBatch
 from rlmesh_ray.rllib.runner.sampling_path import PerItemPath
-from rlmesh_ray.rllib.runner.session_group import GroupBatch
+from rlmesh_ray.rllib.runner.session_recovery import truncate
 from rlmesh_ray.rllib.runner.slot import Slot
-from rlmesh_ray.rllib.runner.slot_state import SlotState
-from rlmesh_ray.rllib.runner.truncation import truncate
 
 
 class SingleAgentPath(PerItemPath):
     """Does what RLlib's SingleAgentEnvRunner does between two steps, for the lanes of one slot."""
 
-    def _act(self, state: SlotState) -> None:
-        call = self._runner._call
+    def _act(self, slot: Slot) -> None:
+        call = self._sampling.call
         if call.random_actions:
-            self.send(state, {Columns.ACTIONS: self._random(state.slot)})
+            self.send(slot, {Columns.ACTIONS: self._random(slot)})
         else:
-            self.send(state, self._choose(state, call.budget.timesteps))
+            self.send(slot, self._choose(slot, call.timesteps))
 
-    def send(self, state: SlotState, to_env: dict[str, Any]) -> None:
+    def send(self, slot: Slot, to_env: dict[str, Any]) -> None:
         """Send what the connectors have made of the module's output; one item a lane."""
-        state.actions = to_env.pop(Columns.ACTIONS)
-        actions_for_env = to_env.pop(Columns.ACTIONS_FOR_ENV, state.actions)
-        state.extras = to_env
+        slot.actions = to_env.pop(Columns.ACTIONS)
+        actions_for_env = to_env.pop(Columns.ACTIONS_FOR_ENV, slot.actions)
+        slot.extras = to_env
         # A lane that has ended is not stepped but starts anew.
-        num_timesteps = sum(episode.is_reset for episode in self._episodes_of(state))
-        self._step(state, actions_for_env, num_timesteps)
+        num_timesteps = sum(episode.is_reset for episode in self._episodes_of(slot))
+        self._step(slot, actions_for_env, num_timesteps)
 
     def _run(self, in_torch: Callable[[Any], Any], to_module: Any) -> Any:
         """Run the module in torch or compiled."""
-        explore = self._runner._call.explore
-        choice = self._runner._inference_choice(explore=explore, draws=False)
+        explore = self._sampling.call.explore
+        choice = self._runner.inference_choice(explore=explore, draws=False)
         return choice.run(in_torch, to_module)
 
     def _random(self, slot: Slot) -> Any:
@@ -47,35 +46,35 @@ class SingleAgentPath(PerItemPath):
             return actions
         return batch(unbatch(actions)[slot.lanes.start : slot.lanes.stop])
 
-    def add_resets(self, state: SlotState, batch: GroupBatch) -> None:
+    def add_resets(self, slot: Slot, batch: SessionBatch) -> None:
         """See ``SamplingPath``."""
         observations, infos = unbatch(batch.observation), list(batch.infos)
-        episodes = self._episodes_of(state)
+        episodes = self._episodes_of(slot)
         for episode, observation, lane_info in zip(episodes, observations, infos, strict=True):
             episode.add_env_reset(observation=observation, infos=lane_info)
-        self.prepare(state, {Columns.OBS: observations, Columns.INFOS: infos})
-        self._start(state.slot.lanes)
+        self.prepare(slot, {Columns.OBS: observations, Columns.INFOS: infos})
+        self._start(slot.lanes)
 
-    def add_steps(self, state: SlotState, batch: GroupBatch) -> None:
+    def add_steps(self, slot: Slot, batch: SessionBatch) -> None:
         """See ``SamplingPath``."""
-        runner, call = self._runner, self._runner._call
+        lane_episodes, call = self._sampling.episodes, self._sampling.call
         observations, infos = unbatch(batch.observation), list(batch.infos)
-        discarded = {state.slot.lanes[row]: cause for row, cause in batch.discarded.items()}
+        discarded = {slot.lanes[row]: cause for row, cause in batch.discarded.items()}
         for lane, cause in discarded.items():
-            if runner._ongoing_episodes[lane].is_reset:
+            if lane_episodes[lane].is_reset:
                 self._interrupt_lane(lane, cause)
-        actions = unbatch(state.actions)
+        actions = unbatch(slot.actions)
         started = set()
-        for row, lane in enumerate(state.slot.lanes):
-            episode = runner._ongoing_episodes[lane]
+        for row, lane in enumerate(slot.lanes):
+            episode = lane_episodes[lane]
             if lane in discarded:
                 continue
             if not episode.is_reset:
                 episode.add_env_reset(observation=observations[row], infos=infos[row])
                 started.add(lane)
                 continue
-            extras = {key: column[row] for key, column in (state.extras or {}).items()}
-            call.budget.timesteps += 1
+            extras = {key: column[row] for key, column in (slot.extras or {}).items()}
+            call.timesteps += 1
             episode.add_env_step(
                 observation=observations[row],
                 action=actions[row],
@@ -83,7 +82,7 @@ class SingleAgentPath(PerItemPath):
                 infos=infos[row],
                 terminated=batch.terminated[row],
                 truncated=batch.truncated[row],
-                extra_model_outputs={**extras, WEIGHTS_SEQ_NO: runner._weights_seq_no},
+                extra_model_outputs={**extras, WEIGHTS_SEQ_NO: call.weights_seq_no},
             )
         batched = {
             Columns.OBS: observations,
@@ -93,14 +92,14 @@ class SingleAgentPath(PerItemPath):
             Columns.TERMINATEDS: batch.terminated,
             Columns.TRUNCATEDS: batch.truncated,
         }
-        with self._placeholders(state, discarded, batched):
-            self.prepare(state, batched)
-        stepped = [lane for lane in state.slot.lanes if lane not in discarded]
+        with self._placeholders(slot, discarded, batched):
+            self.prepare(slot, batched)
+        stepped = [lane for lane in slot.lanes if lane not in discarded]
         call.returned += [episode for _, episode in self._advance(stepped, started)]
 
     @contextlib.contextmanager
     def _placeholders(
-        self, state: SlotState, discarded: Collection[int], batched: dict[str, Any]
+        self, slot: Slot, discarded: Collection[int], batched: dict[str, Any]
     ) -> Iterator[None]:
         """Show connectors a placeholder episode in lanes whose step is discarded.
 
@@ -108,10 +107,10 @@ class SingleAgentPath(PerItemPath):
         write goes with it, and not into the last step of the episode that has ended, which they
         have seen already.
         """
-        episodes = self._runner._ongoing_episodes
+        episodes = self._sampling.episodes
         fresh = {lane: episodes[lane] for lane in discarded}
         for lane in discarded:
-            row = lane - state.slot.lanes.start
+            row = lane - slot.lanes.start
             placeholder = SingleAgentEpisode(
                 observation_space=self._runner.env.single_observation_space,
                 action_space=self._runner.env.single_action_space,
@@ -125,13 +124,13 @@ class SingleAgentPath(PerItemPath):
             episodes[lane] = episode
 
     def _end(self, lane: int) -> SingleAgentEpisode:
-        self._call_back("on_episode_end", lane)
-        ended = self._converted(self._runner._ongoing_episodes[lane])
-        self._runner._new_episode(lane, self._runner._ongoing_episodes)
+        self._runner.call_back("on_episode_end", lane)
+        ended = self._converted(self._sampling.episodes[lane])
+        self._runner.begin_episode(lane)
         return ended
 
     def _truncate(self, lane: int, cause: Exception | str) -> SingleAgentEpisode | None:
-        episode = self._runner._ongoing_episodes[lane]
+        episode = self._sampling.episodes[lane]
         truncate(episode, cause)
         is_empty = len(episode) == 0  # its steps so far have been returned already
         ended = self._end(lane)

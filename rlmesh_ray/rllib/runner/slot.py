@@ -1,44 +1,18 @@
-"""A slot of a runner: a group of sessions that is stepped, lost and reopened independently.
-
-What takes time runs in a thread of the slot, and its results go into one queue for all slots of the
-runner (``completions``).
-"""
+"""A slot of a runner: a group of sessions that is stepped, lost and reopened independently."""
 
 import contextlib
 import enum
-import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from rlmesh_ray.errors import EndpointClosedError, EndpointError, RemoteEnvError, RlmeshError
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol.capabilities import SET_ATTR
-from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue, Job
+from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
+from rlmesh_ray.rllib.runner.session_group import SessionGroup
 from rlmesh_ray.rllib.runner.session_retry import RetryPolicy
-
-
-class SlotGroup(Protocol):
-    """Sessions that are stepped together; a slot passes their results on unchanged."""
-
-    def reset(self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None) -> Any:
-        """Start new episodes everywhere."""
-
-    def send(self, actions: Any) -> None:
-        """Apply one action in each lane; ``receive`` returns the result."""
-
-    def receive(self) -> Any:
-        """Return the result of the actions that were sent."""
-
-    def wakeup(self) -> WakeupDescriptors | None:
-        """Return descriptors that signal that ``receive`` need not wait; None: there are none."""
-
-    def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
-        """Call into every lane."""
-
-    def close(self) -> None:
-        """End the sessions."""
 
 
 class SlotPhase(enum.Enum):
@@ -74,24 +48,34 @@ class Slot:
         lanes: Numbers of the lanes among the runner's.
         open_group: Opens the sessions; raises RlmeshError.
         completions: Gets the results.
+        sessions: Numbers of the slot's sessions among those of the runner.
     """
 
     def __init__(
         self,
         lanes: range,
-        open_group: Callable[[], SlotGroup],
+        open_group: Callable[[], SessionGroup[Any]],
         completions: CompletionQueue[SlotResult],
+        sessions: range = range(1),
     ) -> None:
         self.lanes = lanes
+        self.sessions = sessions
         self.phase = SlotPhase.OPENING
         self.retry = RetryPolicy(num_lanes=len(lanes))
+        # What a sampling path keeps between two steps.
+        self.shared_data: dict[str, Any] = {}
+        """RLlib's connectors exchange data in this, between the two pipelines of one step."""
+        self.to_module: Any = None
+        """The next forward pass's input."""
+        self.actions: Any = None
+        """The module's actions, for the episodes; those for the environment may differ."""
+        self.extras: dict[str, Any] | None = None
+        """The module's other outputs, one row for each lane."""
+        self.num_in_flight = 0
+        """Timesteps that were requested and have not arrived."""
         self._open_group = open_group
         self._completions = completions
-        self._group: SlotGroup | None = None
-        self._jobs: queue.SimpleQueue[Job[SlotResult] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._left: Job[SlotResult] | None = None
-        """The job that the thread runs since its signal has not arrived for long."""
+        self._group: SessionGroup[Any] | None = None
         self._closing = threading.Event()
         self._work = 0
         self._settings: dict[object, tuple[str, tuple[object, ...]]] = {}
@@ -161,9 +145,7 @@ class Slot:
             with contextlib.suppress(EndpointError):
                 results = self._group.call(name, arguments)
             # The call has read the answer of a step in flight: its signal will not come any more.
-            step = self._completions.unwatch(self)
-            if step is not None:
-                self._completions.defer(step)
+            self._completions.stop_watching(self)
         if arguments:
             key = (name, arguments[0]) if name == SET_ATTR else name
             self._settings[key] = name, arguments
@@ -179,13 +161,13 @@ class Slot:
             in_background: Whether it proceeds while no ``take`` waits for results.
         """
         self.phase = SlotPhase.OPENING
+        self.to_module = None
+        self.shared_data = {}
         self._begin(lambda: self._renew(after_s), in_background=in_background)
 
     def close(self) -> None:
         """End the sessions. Idempotent."""
         self._closing.set()
-        self._completions.unwatch(self)
-        self._jobs.put(None)
         if self._group is not None:
             self._group.close()
 
@@ -196,7 +178,6 @@ class Slot:
         *,
         in_background: bool = False,
     ) -> None:
-        """Run ``function`` when ``wakeup`` signals, or in this slot's thread."""
         self._work += 1
         work = self._work
 
@@ -206,33 +187,7 @@ class Slot:
             except Exception as error:  # noqa: BLE001  # the sampling thread handles it
                 return SlotResult(self, work, None, error)
 
-        if wakeup is not None:
-            self._completions.watch(wakeup, self, job, self._take_back)
-            return
-        do = self._do_in_thread
-        if self._completions.are_deferred and not in_background and self._left is None:
-            do = self._completions.defer
-        before = self._completions.unwatch(self)
-        if before is not None:  # superseded work has to be completed first all the same
-            do(before)
-        do(job)
-
-    def _take_back(self, job: Job[SlotResult]) -> None:
-        self._left = job
-        self._do_in_thread(job)
-
-    def _do_in_thread(self, job: Job[SlotResult]) -> None:
-        self._jobs.put(job)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="rlmesh-ray-slot", daemon=True)
-            self._thread.start()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            result = job()
-            if job is self._left:
-                self._left = None
-            self._completions.put(result)
+        self._completions.submit(self, job, wakeup, in_background=in_background)
 
     def _renew(self, after_s: float) -> Any:
         if self._group is not None:
@@ -246,7 +201,7 @@ class Slot:
         self._set_up(group)
         return group.reset()
 
-    def _set_up(self, group: SlotGroup) -> None:
+    def _set_up(self, group: SessionGroup[Any]) -> None:
         for name, arguments in list(self._settings.values()):
             group.call(name, arguments)
 

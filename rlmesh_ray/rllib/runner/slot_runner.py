@@ -4,6 +4,7 @@ RLlib has one EnvRunner for lanes with one agent and one for lanes with several;
 same in both. What differs is in the ``SamplingPath`` that the runner holds.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,25 +13,25 @@ from typing import Any, ClassVar
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.env.env_runner import EnvRunner
 
-from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments
+from rlmesh_ray.errors import ContractMismatchError, RlmeshError
+from rlmesh_ray.rllib.config.rollout_plan import RolloutPlan, plan_of
+from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments, assignments_for
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
-from rlmesh_ray.rllib.runner.sample_budget import SampleBudget, SampleCall
-from rlmesh_ray.rllib.runner.sampling_path import PerItemPath, SamplingPath
+from rlmesh_ray.rllib.runner.runner_env import announce_environment
+from rlmesh_ray.rllib.runner.sampling_path import PerItemPath
+from rlmesh_ray.rllib.runner.sampling_state import SampleCall, SamplingState
+from rlmesh_ray.rllib.runner.session_group import SessionGroup
 from rlmesh_ray.rllib.runner.session_recovery import LIFETIME_SUMS, SessionRecovery
-from rlmesh_ray.rllib.runner.session_setup import (
-    announce_environment,
-    assignments_for,
-    open_with_retries,
-    plan_of,
-    require_width,
-)
-from rlmesh_ray.rllib.runner.slot import SlotGroup, SlotPhase, SlotResult
-from rlmesh_ray.rllib.runner.slot_state import SlotState, close_slots, slots_of
+from rlmesh_ray.rllib.runner.session_retry import RetryPolicy
+from rlmesh_ray.rllib.runner.slot import Slot, SlotPhase, SlotResult
 from rlmesh_ray.server.gc_tuning import freeze_heap
+
+_LOG = logging.getLogger(__name__)
 
 _PART_OF_SAMPLE_TIMEOUT = 0.5
 """How long ``sample`` waits while all endpoints are away, before it returns what it has."""
+_OPEN_TIMEOUT_S = 30.0
+"""How long to wait for endpoints that are away when a runner is made."""
 
 
 class SlotRunner(EnvRunner):
@@ -40,7 +41,7 @@ class SlotRunner(EnvRunner):
     answer has arrived. With a single session everything happens in the order of RLlib's own runner.
 
     When a session breaks, its running episodes end as truncated, with the cause in their last info
-    (``truncation.INTERRUPTED_KEY``), and are returned with the others; they count neither as
+    (``session_recovery.INTERRUPTED_KEY``), and are returned with the others; they count neither as
     episodes nor in their mean return. A new session is opened, at the endpoint's new address if it
     has restarted, while the other sessions go on. Where all endpoints are away, ``sample`` returns
     what it has after half of ``sample_timeout_s``. It raises only when an environment has failed
@@ -51,7 +52,7 @@ class SlotRunner(EnvRunner):
     when ``sample`` ends. Its episodes are truncated in the same way, but that is no failure.
     """
 
-    group_class: ClassVar[Callable[..., SlotGroup]]
+    group_class: ClassVar[Callable[..., SessionGroup[Any]]]
     """Makes one group of open sessions and their contract."""
     env_class: ClassVar[Callable[..., Any]]
     """Makes what RLlib sees as the environment; see ``RunnerEnv``."""
@@ -65,15 +66,11 @@ class SlotRunner(EnvRunner):
 
     env: Any
     num_envs: int
-    _ongoing_episodes: list[Any]
-    _assignments: SessionAssignments
     _completions: CompletionQueue[SlotResult]
-    _call: SampleCall
-    """The current call of ``sample``, or the last one."""
 
     def __init__(self, *, config: AlgorithmConfig, **kwargs: Any) -> None:
-        self._slots: Sequence[SlotState] = ()
-        self._path: SamplingPath = type(self).path_class(self)
+        self.sampling = SamplingState()
+        self.sampling.path = type(self).path_class(self)
         self._recovery = SessionRecovery(self)
         super().__init__(config=config, **kwargs)
         if self.worker_index:  # else it is in the process of the program that trains
@@ -94,26 +91,52 @@ class SlotRunner(EnvRunner):
         self._needs_initial_reset = True
         if self.env is not None:
             self.env.close()
-        self._assignments = assignments_for(self, plan)
-        num_sessions = len(self._assignments.endpoints)
+        assignments = assignments_for(
+            plan, self.worker_index, in_evaluation=bool(self.config.in_evaluation)
+        )
+        num_sessions = len(assignments.endpoints)
         self._completions = CompletionQueue(1 if plan.lockstep else num_sessions)
-        slots = slots_of(plan, self._assignments, self._completions, type(self).group_class)
+        slots = self._new_slots(plan, assignments)
+        self.sampling.assignments = assignments
         self.num_envs = num_sessions * plan.contract.num_envs
         self.env = type(self).env_class(
             plan.contract,
             self.num_envs,
-            partial(close_slots, slots, self._completions, self._assignments),
-            lambda name, args: tuple(one for each in slots for one in each.slot.call(name, args)),
+            partial(_close, slots, self._completions, assignments),
+            lambda name, args: tuple(one for slot in slots for one in slot.call(name, args)),
         )
         try:
-            require_width(self.config, self.num_envs)
-            for state in slots:
-                open_with_retries(state.slot.open)
+            if self.num_envs != self.config.num_envs_per_env_runner:
+                raise ContractMismatchError(
+                    f"num_envs_per_env_runner={self.config.num_envs_per_env_runner}, but the "
+                    f"endpoints give {self.num_envs} lanes; do not change it after "
+                    "rlmesh_ray.rllib.configure"
+                )
+            for slot in slots:
+                _open_with_retries(slot)
         except BaseException:
             self.env.close()
             raise
-        self._slots = slots
+        self.sampling.slots = slots
         announce_environment(self)
+
+    def _new_slots(self, plan: RolloutPlan, assignments: SessionAssignments) -> list[Slot]:
+        """Return one slot for each session, or one for all in lockstep; none is open yet."""
+
+        def open_group(sessions: range) -> SessionGroup[Any]:
+            return type(self).group_class(assignments.open(sessions), plan.contract)
+
+        total, width = len(assignments.endpoints), plan.contract.num_envs
+        size = total if plan.lockstep else 1
+        return [
+            Slot(
+                range(first * width, (first + size) * width),
+                partial(open_group, range(first, first + size)),
+                self._completions,
+                range(first, first + size),
+            )
+            for first in range(0, total, size)
+        ]
 
     def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``func`` with this runner, as RLlib's runners do.
@@ -137,7 +160,34 @@ class SlotRunner(EnvRunner):
 
     def _choose_path(self) -> None:
         """Choose the strategy for new episodes in all lanes."""
-        self._path = type(self).path_class(self)
+        self.sampling.path = type(self).path_class(self)
+
+    # --- RLlib's private parts, for the path ------------------------------------------------
+
+    @property
+    def pipelines(self) -> tuple[Any, Any]:
+        """RLlib's connectors: env-to-module and module-to-env."""
+        return self._env_to_module, self._module_to_env
+
+    def begin_episode(self, lane: int) -> None:
+        """Put a new episode into a lane."""
+        self._new_episode(lane, self.sampling.episodes)
+
+    def call_back(self, which: str, lane: int) -> None:
+        """Call the callbacks on the episode of a lane."""
+        self._make_on_episode_callback(which, lane, self.sampling.episodes)
+
+    def count_attempts(self, num_steps: int) -> None:
+        """Count steps that were sent, in RLlib's metric of Ray."""
+        self._log_env_steps(self._metrics_num_try_env_step, num_steps)
+
+    def keep_chunk(self, chunk: Any) -> None:
+        """Keep a chunk of a running episode for the metrics of the whole one."""
+        self._ongoing_episodes_for_metrics[chunk.id_].append(chunk)
+
+    def forget_chunks(self, episode_id: str) -> None:
+        """Forget the chunks of an episode that does not count."""
+        self._ongoing_episodes_for_metrics.pop(episode_id, None)
 
     def _sample(
         self,
@@ -149,36 +199,38 @@ class SlotRunner(EnvRunner):
         force_reset: bool = False,
     ) -> list[Any]:
         """Sample as RLlib's own runner does, each session at its own pace."""
-        budget = SampleBudget(num_timesteps, num_episodes)
-        self._call = SampleCall(budget, explore, random_actions, self._sample_deadline_s())
+        sampling = self.sampling
+        call = sampling.call = SampleCall(
+            num_timesteps,
+            num_episodes,
+            explore,
+            random_actions,
+            self._weights_seq_no,
+            self._sample_deadline_s(),
+        )
         self.broken_environment = None
         try:
             if force_reset or num_episodes is not None or self._needs_initial_reset:
                 self._choose_path()
                 self._reset_envs_and_episodes(explore)
             else:
-                self._path.resume()
-            self._fill_budget()
+                sampling.path.resume()
+            while not call.is_full:
+                sampling.path.act_on([s for s in sampling.slots if s.phase is SlotPhase.IDLE])
+                if not self._take_results():
+                    break
             self._recovery.move_sessions()
-            ongoing = self._path.conclude(continues=num_timesteps is not None)
+            ongoing = sampling.path.conclude(continues=num_timesteps is not None)
         except BaseException:
             # Perhaps a callback's error between two steps: the episodes cannot continue there.
             self._needs_initial_reset = True
             raise
         finally:
-            self._path.finish()
+            sampling.path.finish()
         if num_episodes is not None:
             self._needs_initial_reset = True
-        self._done_episodes_for_metrics.extend(self._call.returned)
-        return self._call.returned + self._call.interrupted + ongoing
-
-    def _fill_budget(self) -> None:
-        while not self._call.budget.is_full:
-            self._path.act_on(
-                [state for state in self._slots if state.slot.phase is SlotPhase.IDLE]
-            )
-            if not self._take_results():
-                break
+        self._done_episodes_for_metrics.extend(call.returned)
+        return call.returned + call.interrupted + ongoing
 
     def _take_results(self) -> bool:
         """Wait for the next result, and take those that have arrived by then, too.
@@ -186,23 +238,24 @@ class SlotRunner(EnvRunner):
         So their slots can share a forward pass. False: waiting longer is pointless.
         """
         while self._take_result():
-            if self._call.budget.is_full or not self._completions.is_ready:
+            if self.sampling.call.is_full or not self._completions.is_ready:
                 return True
         return False
 
     def _reset_envs(self, episodes: list[Any], shared_data: dict[str, Any], explore: bool) -> None:
         """Start new episodes in all lanes; those of lost sessions start once these are reopened."""
+        self.sampling.episodes = episodes
         for lane in range(self.num_envs):
             self._new_episode(lane, episodes)
         self._ongoing_episodes_for_metrics.clear()
         seed = self._seed if self._needs_initial_reset else None
-        for state in self._slots:
-            state.shared_data = {}
-            state.num_in_flight = 0  # the results of steps in flight are ignored
-            if state.slot.phase is not SlotPhase.OPENING:
-                seeds = () if seed is None else [seed + lane for lane in state.slot.lanes]
-                state.slot.reset(seeds, None)
-        while any(state.slot.phase is SlotPhase.RESETTING for state in self._slots):
+        for slot in self.sampling.slots:
+            slot.shared_data = {}
+            slot.num_in_flight = 0  # the results of steps in flight are ignored
+            if slot.phase is not SlotPhase.OPENING:
+                seeds = () if seed is None else [seed + lane for lane in slot.lanes]
+                slot.reset(seeds, None)
+        while any(slot.phase is SlotPhase.RESETTING for slot in self.sampling.slots):
             if not self._take_result():
                 break
 
@@ -215,46 +268,75 @@ class SlotRunner(EnvRunner):
 
     def _take_result(self) -> bool:
         """Wait for the next result and process it; return False where waiting is pointless."""
-        self._assignments.request_rebalance()  # costs no time: steps are in flight
+        sampling = self.sampling
+        sampling.assignments.request_rebalance()  # costs no time: steps are in flight
         timeout_s = None
-        if self._call.deadline_s is not None and self._are_all_away:
-            timeout_s = self._call.deadline_s - time.monotonic()
+        deadline_s = sampling.call.deadline_s
+        if deadline_s is not None and all(s.phase is SlotPhase.OPENING for s in sampling.slots):
+            timeout_s = deadline_s - time.monotonic()
             if timeout_s <= 0:
                 return False
-        result = self._completions.take(timeout_s, self._path.work_ahead)
+        result = self._completions.take(timeout_s, sampling.path.work_ahead)
         if result is None:
             return False
         if result.slot.is_current(result):
-            state = next(state for state in self._slots if state.slot is result.slot)
-            self._process(state, result)
+            self._process(result.slot, result)
         return True
 
-    @property
-    def _are_all_away(self) -> bool:
-        return all(state.slot.phase is SlotPhase.OPENING for state in self._slots)
-
-    def _process(self, state: SlotState, result: SlotResult) -> None:
-        slot, phase, budget = state.slot, state.slot.phase, self._call.budget
-        budget.in_flight -= state.num_in_flight
-        state.num_in_flight = 0
+    def _process(self, slot: Slot, result: SlotResult) -> None:
+        path, call, phase = self.sampling.path, self.sampling.call, slot.phase
+        call.in_flight -= slot.num_in_flight
+        slot.num_in_flight = 0
         if result.batch is None:
             assert result.error is not None
-            self._recovery.reopen(state, result.error)
+            self._recovery.reopen(slot, result.error)
             return
         slot.phase = SlotPhase.IDLE
         if phase is SlotPhase.OPENING:
-            self._recovery.note_reopened(state)
+            self._recovery.note_reopened(slot)
         if phase is not SlotPhase.STEPPING:
-            self._path.add_resets(state, result.batch)
+            path.add_resets(slot, result.batch)
             return
-        timesteps, episodes = budget.timesteps, budget.episodes
-        self._path.add_steps(state, result.batch)
-        if budget.timesteps > timesteps:
+        timesteps, episodes = call.timesteps, call.episodes
+        path.add_steps(slot, result.batch)
+        if call.timesteps > timesteps:
             slot.retry.succeeded()
-        if budget.episodes > episodes:
+        if call.episodes > episodes:
             slot.retry.finished_episode()
         if result.batch.discarded:
-            self._recovery.count_discarded(state, result.batch.discarded)
+            self._recovery.count_discarded(slot, result.batch.discarded)
+
+
+def _open_with_retries(slot: Slot) -> None:
+    """Open a slot; it is tried again while endpoints are restarting.
+
+    Raises:
+        RlmeshError: It could not be opened.
+    """
+    retry = RetryPolicy(_OPEN_TIMEOUT_S)
+    while True:
+        try:
+            slot.open()
+        except RlmeshError as error:
+            delay_s = retry.failed(error, time.monotonic())
+            if delay_s is None:
+                raise
+            _LOG.info("%s; trying again in %.2g s", error, delay_s)
+        else:
+            return
+        time.sleep(delay_s)
+
+
+def _close(
+    slots: Sequence[Slot],
+    completions: CompletionQueue[SlotResult],
+    assignments: SessionAssignments,
+) -> None:
+    """End all sessions and release their assignments. Idempotent."""
+    for slot in slots:
+        slot.close()
+    completions.close()
+    assignments.release()
 
 
 class _EscapingError(BaseException):

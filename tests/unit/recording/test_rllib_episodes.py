@@ -159,7 +159,7 @@ def test_a_sample_of_random_actions_holds_the_environments_already() -> None:
     writer: Any = SimpleNamespace(put=noted, new_stream=lambda *_: "0", close=lambda _: None)
     recorder = SampleRecorder(RecordOptions("unused"), contract, 1, lambda _: writer)
     call = SimpleNamespace(random_actions=True)
-    runner = runner_of(_call=call)
+    runner = runner_of(sampling=SimpleNamespace(call=call))
     recorder(env_runner=runner, samples=[episode])
     recorder.close()
 

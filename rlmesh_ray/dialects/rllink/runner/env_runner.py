@@ -38,8 +38,8 @@ from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 from rlmesh_ray.models.rllib.exported_module import distribution_of, exported_module
 from rlmesh_ray.protocol.address import Address
+from rlmesh_ray.rllib.runner.runner_env import announce_environment
 from rlmesh_ray.rllib.runner.sample_recording import RecordingEnvRunner
-from rlmesh_ray.rllib.runner.session_setup import announce_environment
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 from rlmesh_ray.rllib.fast_path.episode_buffer import EpisodeBuffer
 from rlmesh_ray.rllib.fast_path.episode_factory import EpisodeFactory
 from rlmesh_ray.rllib.runner.lane_infos import NoInfos
-from rlmesh_ray.rllib.runner.truncation import truncate
+from rlmesh_ray.rllib.runner.session_recovery import truncate
 from rlmesh_ray.testing.equality import assert_identical
 
 OBSERVATIONS = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)

@@ -12,7 +12,7 @@ from rlmesh_ray.rllib.config.rollout_plan import (
     RolloutPlan,
 )
 from rlmesh_ray.rllib.config.session_layout import SessionLayout
-from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments, runner_id, session_names
+from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments, assignments_for
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import DiscreteSpec
 
@@ -259,20 +259,21 @@ def test_an_assignment_that_comes_when_the_runner_has_stopped_is_released() -> N
 
 
 def test_no_two_runners_have_sessions_of_the_same_name() -> None:
-    names = [
-        name
+    fleet = Fleet("e")
+    layout = SessionLayout(1, 1, 2)
+    plan = RolloutPlan(CombinedResolver.of([fleet]), CONTRACT, layout, plan_id="plan")
+    for worker_index in (0, 1):
+        for in_evaluation in (False, True):
+            for _ in range(2):  # two runners outside of actors
+                assignments = assignments_for(plan, worker_index, in_evaluation=in_evaluation)
+                assignments.get(0)
+                assignments.get(1)
+
+    names = [name for name, _, _ in fleet.asked]
+    assert len(set(names)) == len(names) == 16
+    assert {name.partition("@")[0] for name in names} == {
+        f"plan/{group}/{worker_index}/{number}"
+        for group in ("train", "eval")
         for worker_index in (0, 1)
-        for in_evaluation in (False, True)
-        for runner in ("r", "s")
-        for name in session_names(
-            "plan", worker_index, 2, in_evaluation=in_evaluation, runner=runner
-        )
-    ]
-
-    assert len(set(names)) == 16
-    assert "plan/train/1/0@r" in names
-    assert "plan/eval/0/1@s" in names
-
-
-def test_runners_outside_of_actors_have_different_ids_too() -> None:
-    assert runner_id() != runner_id()
+        for number in (0, 1)
+    }

@@ -7,7 +7,7 @@ import pytest
 
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.rllib.runner import completion_queue as arrivals_module
-from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue, Job
+from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
 
 
 @pytest.fixture
@@ -15,10 +15,6 @@ def completions() -> Iterator[CompletionQueue[str]]:
     completions: CompletionQueue[str] = CompletionQueue(2)
     yield completions
     completions.close()
-
-
-def keep(job: object) -> None:
-    raise AssertionError("it did not take long")
 
 
 class Signal:
@@ -48,7 +44,7 @@ def signal() -> Iterator[Signal]:
 def test_a_job_runs_when_its_signal_arrives(
     completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    completions.submit("one", lambda: "done", signal.wakeup)
 
     assert completions.take(0.0) is None
     signal.ring()
@@ -59,8 +55,8 @@ def test_a_job_runs_when_its_signal_arrives(
 def test_a_descriptor_whose_number_was_reused_takes_no_job_away(
     completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.watch(signal.wakeup, "one", lambda: "done", keep)
-    completions.watch(signal.wakeup, "other", lambda: "done, too", keep)
+    completions.submit("one", lambda: "done", signal.wakeup)
+    completions.submit("other", lambda: "done, too", signal.wakeup)
 
     signal.ring()
 
@@ -70,7 +66,7 @@ def test_a_descriptor_whose_number_was_reused_takes_no_job_away(
 def test_idle_work_runs_until_a_signal_arrives(
     completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    completions.submit("one", lambda: "done", signal.wakeup)
     pieces = ["first", "second", "third"]
 
     def work() -> bool:
@@ -85,7 +81,7 @@ def test_idle_work_runs_until_a_signal_arrives(
 def test_take_waits_when_no_idle_work_is_left(
     completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    completions.submit("one", lambda: "done", signal.wakeup)
     thread = threading.Thread(target=signal.ring)
 
     def work() -> bool:
@@ -97,64 +93,78 @@ def test_take_waits_when_no_idle_work_is_left(
     thread.join()
 
 
-def test_a_job_without_a_signal_for_long_is_handed_back_to_its_owner(
+def test_a_job_without_a_signal_for_long_runs_in_a_thread(
     completions: CompletionQueue[str], signal: Signal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals_module, "_MAX_WATCH_S", 0.0)
-    left: list[Job[str]] = []
+    names: list[str] = []
 
-    def hand_back(job: Job[str]) -> None:
-        left.append(job)
-        completions.put("it took too long")
+    def job() -> str:
+        names.append(threading.current_thread().name)
+        return "late"
 
-    completions.watch(signal.wakeup, "one", lambda: "done", hand_back)
+    completions.submit("one", job, signal.wakeup)
 
-    assert completions.take(None) == "it took too long"
-    assert [job() for job in left] == ["done"]
-    assert completions.unwatch("one") is None
+    assert completions.take(None) == "late"
+    assert names == ["rlmesh-ray-slot"]
 
 
-def test_a_job_without_a_signal_for_long_is_handed_back_although_others_have_signals(
+def test_a_job_without_a_signal_for_long_runs_although_others_have_signals(
     completions: CompletionQueue[str], signal: Signal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals_module, "_MAX_WATCH_S", 0.0)
     silent = Signal()
-    left: list[Job[str]] = []
-    completions.watch(silent.wakeup, "silent", lambda: "late", left.append)
-    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    completions.submit("silent", lambda: "late", silent.wakeup)
+    completions.submit("one", lambda: "done", signal.wakeup)
     signal.ring()
 
-    assert completions.take(None) == "done"
-    assert [job() for job in left] == ["late"]
+    assert {completions.take(None), completions.take(None)} == {"done", "late"}
     silent.close()
+
+
+def test_the_next_job_of_an_owner_runs_after_its_late_one(
+    signal: Signal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals_module, "_MAX_WATCH_S", 0.0)
+    completions, may_end = CompletionQueue[str](1), threading.Event()
+
+    def late() -> str:
+        may_end.wait(10)
+        return "late"
+
+    completions.submit("one", late, signal.wakeup)
+    assert completions.take(0.0) is None
+    completions.submit("one", lambda: "next")
+    may_end.set()
+
+    assert [completions.take(10), completions.take(10)] == ["late", "next"]
+    completions.close()
 
 
 def test_a_wait_for_signals_ends_when_a_thread_puts_a_result(
     completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.watch(signal.wakeup, "one", lambda: "done", keep)
-    thread = threading.Thread(target=completions.put, args=("put",))
-    thread.start()
+    completions.submit("one", lambda: "done", signal.wakeup)
+    completions.submit("other", lambda: "put")
 
     assert completions.take(None) == "put"
-    thread.join()
     assert completions.take(0.0) is None
 
 
 def test_a_result_that_was_put_before_the_first_watch_is_not_lost(
     completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.put("put")
-    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    completions.submit("other", lambda: "put")
+    completions.submit("one", lambda: "done", signal.wakeup)
     signal.ring()
 
-    assert [completions.take(None), completions.take(None)] == ["put", "done"]
+    assert {completions.take(None), completions.take(None)} == {"put", "done"}
 
 
 def test_each_take_runs_one_job(completions: CompletionQueue[str]) -> None:
     several = [Signal() for _ in range(3)]
     for number, signal in enumerate(several):
-        completions.watch(signal.wakeup, number, lambda number=number: str(number), keep)  # type: ignore[misc]
+        completions.submit(number, lambda number=number: str(number), signal.wakeup)  # type: ignore[misc]
         signal.ring()
 
     assert sorted(str(completions.take(None)) for _ in several) == ["0", "1", "2"]
@@ -165,7 +175,7 @@ def test_each_take_runs_one_job(completions: CompletionQueue[str]) -> None:
 def test_a_peer_signals_by_its_end_and_not_by_its_data(
     completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    completions.submit("one", lambda: "done", signal.wakeup)
     signal.peer.sendall(b"said, and not rung")
 
     assert completions.take(0.0) is None
@@ -173,25 +183,39 @@ def test_a_peer_signals_by_its_end_and_not_by_its_data(
     assert completions.take(None) == "done"
 
 
-def test_a_job_that_is_no_longer_watched_belongs_to_the_caller(
+def test_a_job_that_is_no_longer_watched_runs_in_the_next_take(
     completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    completions.submit("one", lambda: "done", signal.wakeup)
     signal.ring()
 
-    job = completions.unwatch("one")
-    assert job is not None
-    assert job() == "done"
-    assert completions.unwatch("one") is None
+    completions.stop_watching("one")
+    completions.stop_watching("one")
+
+    assert completions.take(0.0) == "done"
     assert completions.take(0.0) is None
 
 
+def test_a_watched_job_runs_before_the_one_that_supersedes_it(signal: Signal) -> None:
+    completions = CompletionQueue[str](1)
+    completions.submit("one", lambda: "step", signal.wakeup)
+
+    completions.submit("one", lambda: "reset")
+
+    assert [completions.take(0.0), completions.take(0.0)] == ["step", "reset"]
+    completions.close()
+
+
 def test_a_thread_may_be_late(completions: CompletionQueue[str], signal: Signal) -> None:
-    completions.watch(signal.wakeup, "one", lambda: "done", keep)
+    may_end = threading.Event()
+    completions.submit("one", lambda: "done", signal.wakeup)
+    completions.submit("other", lambda: str(may_end.wait(10)))
     completions.close()
     completions.close()
 
-    completions.put("put")
+    may_end.set()
+
+    assert completions.take(10) == "True"
 
 
 def test_signals_found_at_once_need_no_further_wait(
@@ -199,7 +223,7 @@ def test_signals_found_at_once_need_no_further_wait(
 ) -> None:
     several = [Signal() for _ in range(3)]
     for number, signal in enumerate(several):
-        completions.watch(signal.wakeup, number, lambda number=number: str(number), keep)  # type: ignore[misc]
+        completions.submit(number, lambda number=number: str(number), signal.wakeup)  # type: ignore[misc]
     several[0].ring()
     several[2].ring()
 
@@ -212,19 +236,19 @@ def test_signals_found_at_once_need_no_further_wait(
         signal.close()
 
 
-def test_an_unwatched_job_is_not_taken_although_its_signal_has_arrived(
+def test_an_unwatched_job_is_taken_once_although_its_signal_has_arrived(
     completions: CompletionQueue[str],
 ) -> None:
     several = [Signal() for _ in range(2)]
     for number, signal in enumerate(several):
-        completions.watch(signal.wakeup, number, lambda number=number: str(number), keep)  # type: ignore[misc]
+        completions.submit(number, lambda number=number: str(number), signal.wakeup)  # type: ignore[misc]
         signal.ring()
     completions.take(None)
 
-    job = completions.unwatch(1)
+    completions.stop_watching(1)
 
-    assert job is not None
-    assert job() == "1"
+    assert completions.is_ready
+    assert completions.take(0.0) == "1"
     assert not completions.is_ready
     assert completions.take(0.0) is None
     for signal in several:
@@ -233,5 +257,9 @@ def test_an_unwatched_job_is_not_taken_although_its_signal_has_arrived(
 
 def test_a_result_that_was_put_is_ready(completions: CompletionQueue[str]) -> None:
     assert not completions.is_ready
-    completions.put("put")
+    next_has_begun = threading.Event()
+    completions.submit("one", lambda: "put")
+    completions.submit("one", lambda: str(next_has_begun.set()))
+    assert next_has_begun.wait(10)
+
     assert completions.is_ready

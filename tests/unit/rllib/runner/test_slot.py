@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.errors import EndpointLostError, RemoteEnvError
+from rlmesh_ray.rllib.runner.autoreset_emulation import SessionBatch
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
-from rlmesh_ray.rllib.runner.session_group import GroupBatch
 from rlmesh_ray.rllib.runner.slot import Slot, SlotPhase, SlotResult
 
-BATCH = GroupBatch(np.zeros(1), np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_), [{}])
+BATCH = SessionBatch(np.zeros(1), np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_), [{}])
 
 
 class Group:
@@ -21,7 +21,7 @@ class Group:
         self.asked: list[Any] = []
         self.error: Exception | None = None
 
-    def reset(self, seeds: Any = (), options: Any = None) -> GroupBatch:
+    def reset(self, seeds: Any = (), options: Any = None) -> SessionBatch:
         self.asked.append("reset")
         return BATCH
 
@@ -30,7 +30,7 @@ class Group:
             raise self.error
         self.asked.append("send")
 
-    def receive(self) -> GroupBatch:
+    def receive(self) -> SessionBatch:
         return BATCH
 
     def wakeup(self) -> None:
@@ -78,6 +78,7 @@ def test_a_new_session_gets_the_last_value_of_each_attribute_that_was_set() -> N
     set_again = [("set_wrapper_attr", "gravity", 3), ("set_wrapper_attr", "wind", 2)]
     assert group.asked == ["close", *set_again, "reset"]
     slot.close()
+    completions.close()
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,7 @@ def test_the_only_slot_is_reopened_in_the_background() -> None:
     assert slot.is_current(arrival)
     assert (groups[0].asked, groups[1].asked) == (["close"], ["reset"])
     slot.close()
+    completions.close()
 
 
 def test_a_fault_in_a_slot_s_thread_arrives_instead_of_ending_the_thread() -> None:
@@ -159,6 +161,7 @@ def test_a_fault_in_a_slot_s_thread_arrives_instead_of_ending_the_thread() -> No
     assert second is not None
     assert second.batch is BATCH
     slot.close()
+    completions.close()
 
 
 def test_work_that_was_overtaken_is_not_current() -> None:
