@@ -40,7 +40,7 @@ from rlmesh_ray.rllib.config.module_check import require_module
 from rlmesh_ray.rllib.config.presets import algorithm_config
 from rlmesh_ray.rllib.config.rollout_plan import FixedAddressResolver, RolloutPlan
 from rlmesh_ray.rllib.config.runner_choice import choose_runner
-from rlmesh_ray.rllib.config.session_layout import SessionLayout
+from rlmesh_ray.rllib.config.session_endpoints import SessionLayout
 from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, config_ineligibility
 from rlmesh_ray.rllib.runner.env_runner import LANES_AS_ARRAYS
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract

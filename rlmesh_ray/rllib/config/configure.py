@@ -43,7 +43,7 @@ from rlmesh_ray.rllib.config.endpoint_sources import (
 from rlmesh_ray.rllib.config.module_check import require_compilable, require_module
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, Access, RolloutPlan
 from rlmesh_ray.rllib.config.runner_choice import RunnerChoice, choose_runner
-from rlmesh_ray.rllib.config.session_layout import RunnerSpec, assign_sessions
+from rlmesh_ray.rllib.config.session_endpoints import RunnerSpec, assign_sessions
 from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, config_ineligibility
 from rlmesh_ray.rllib.runner.sample_recording import require_recordable
 from rlmesh_ray.rllib.runner.session_recovery import raise_for_broken_environment

@@ -24,7 +24,7 @@ from rlmesh_ray.rllib.config.rollout_plan import (
     FixedAddressResolver,
     require_next_step,
 )
-from rlmesh_ray.rllib.config.session_layout import (
+from rlmesh_ray.rllib.config.session_endpoints import (
     RunnerSpec,
     assign_sessions,
     max_sessions_per_endpoint,

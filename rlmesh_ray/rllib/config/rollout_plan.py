@@ -15,7 +15,7 @@ from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_RUNNER_STEP_TIMEOUT_S
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.rllib.config.session_layout import SessionLayout, max_sessions_per_endpoint
+from rlmesh_ray.rllib.config.session_endpoints import SessionLayout, max_sessions_per_endpoint
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 
 PLAN_KEY = "rlmesh_ray"

@@ -5,7 +5,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from rlmesh_ray.errors import AddressError
 from rlmesh_ray.rllib.config.endpoint_sources import FleetRequest, find_endpoints
 from rlmesh_ray.rllib.config.rollout_plan import Access
-from rlmesh_ray.rllib.config.session_layout import RunnerSpec
+from rlmesh_ray.rllib.config.session_endpoints import RunnerSpec
 
 
 def test_a_host_without_a_port_is_refused_before_ray_is_started(

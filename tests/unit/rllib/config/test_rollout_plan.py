@@ -14,7 +14,7 @@ from rlmesh_ray.rllib.config.rollout_plan import (
     RolloutPlan,
     require_next_step,
 )
-from rlmesh_ray.rllib.config.session_layout import SessionLayout
+from rlmesh_ray.rllib.config.session_endpoints import SessionLayout
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract, require_same_contract
 from rlmesh_ray.spaces.spec import DiscreteSpec
 

@@ -11,7 +11,7 @@ from rlmesh_ray.rllib.config.rollout_plan import (
     FixedAddressResolver,
     RolloutPlan,
 )
-from rlmesh_ray.rllib.config.session_layout import SessionLayout
+from rlmesh_ray.rllib.config.session_endpoints import SessionLayout
 from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments, assignments_for
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import DiscreteSpec

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
-from rlmesh_ray.rllib.config.session_layout import (
+from rlmesh_ray.rllib.config.session_endpoints import (
     RunnerSpec,
     SessionLayout,
     assign_sessions,
