@@ -24,7 +24,7 @@ from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.models.policy import RouteRows, Rows
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.rllib import WeightPublisher, publish_weights
-from rlmesh_ray.rllib.weights.training_snapshot import final_state
+from rlmesh_ray.rllib.weights.publisher import final_state
 from tests.loopback.eventually import eventually
 
 pytestmark = pytest.mark.usefixtures("local_ray")

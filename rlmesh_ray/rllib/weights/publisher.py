@@ -1,24 +1,28 @@
 """publish_weights(): send an Algorithm's weights to a served policy while it trains."""
 
+import copy
 import functools
 import logging
+import threading
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.impala import IMPALA
 from ray.rllib.callbacks.callbacks import RLlibCallback
-from ray.rllib.utils import force_list
-
-from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.rllib.weights.latest_only_sender import LatestOnlySender
-from rlmesh_ray.rllib.weights.training_snapshot import (
-    State,
-    final_state,
-    learns_in_threads,
-    snapshot,
+from ray.rllib.core import (
+    COMPONENT_ENV_TO_MODULE_CONNECTOR,
+    COMPONENT_LEARNER,
+    COMPONENT_MODULE_TO_ENV_CONNECTOR,
+    COMPONENT_RL_MODULE,
 )
+from ray.rllib.utils import force_list
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+
+from rlmesh_ray.compat.rllib import state_server_of
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.weights.weight_sink import weight_sink
 
 logger = logging.getLogger(__name__)
@@ -27,8 +31,16 @@ RESULT_KEY = "served_policy"
 """Key of the delivery counters in a result of ``Algorithm.train``."""
 
 _FINAL_TIMEOUT_S = 120.0
+_CONNECTORS = (COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_MODULE_TO_ENV_CONNECTOR)
 
+T = TypeVar("T")
 AlgorithmOrConfigT = TypeVar("AlgorithmOrConfigT", AlgorithmConfig, Algorithm)
+State = dict[str, Any]
+"""The state with which an Algorithm acts: weights, connector states and counters.
+
+The form is that of an EnvRunner's state in RLlib: ``rl_module``, ``env_to_module_connector``,
+``module_to_env_connector``, ``num_env_steps_sampled_lifetime``. Values may be ObjectRefs.
+"""
 _Snapshot = tuple[int, Callable[[], State | None]]
 """A training iteration, and a function that returns its state."""
 
@@ -129,7 +141,7 @@ class WeightPublisher(RLlibCallback):
             self._sent_iteration = iteration
         result[RESULT_KEY] = {
             "policy_version": self._version,
-            **asdict(self._sender.statistics()),
+            **self._sender.statistics(),
         }
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -158,3 +170,149 @@ class WeightPublisher(RLlibCallback):
         version = max(iteration, self._target.policy_version + 1)
         self._version = self._target.set_weights(state, version=version)
         return True
+
+
+class LatestOnlySender(Generic[T]):
+    """Delivers one item at a time. Thread-safe.
+
+    ``send`` never waits. The thread exists only while there are items; the interpreter waits for it
+    at exit.
+
+    Args:
+        failure: The log message for a failed delivery, without its cause.
+        deliver: Called in the sender's thread; returns False if the item is empty. An error that it
+            raises is logged and counted.
+    """
+
+    def __init__(self, failure: str, deliver: Callable[[T], bool]) -> None:
+        self._failure = failure
+        self._deliver = deliver
+        self._changed = threading.Condition()
+        self._waiting: list[T] = []
+        self._is_busy = False
+        self._delivered = self._superseded = self._failed = 0
+        self._last_failed = False
+
+    def send(self, item: T) -> None:
+        """Deliver ``item`` after the one in progress, if any, and instead of the one that waits."""
+        with self._changed:
+            self._superseded += len(self._waiting)
+            self._waiting = [item]
+            if self._is_busy:
+                return
+            self._is_busy = True
+        threading.Thread(target=self._run, name="rlmesh-ray-sender").start()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until all items are delivered; return False after the timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._is_busy, timeout_s)
+
+    @property
+    def last_failed(self) -> bool:
+        """Whether the last delivery failed."""
+        return self._last_failed
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many items were delivered, replaced by a newer one before, and failed.
+
+        Empty items are not counted as delivered.
+        """
+        with self._changed:
+            return {
+                "delivered": self._delivered,
+                "superseded": self._superseded,
+                "failed": self._failed,
+            }
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._is_busy = False
+                    self._changed.notify_all()
+                    return
+                item = self._waiting.pop()
+            try:
+                delivered, failed = int(self._deliver(item)), 0
+            except Exception as error:  # noqa: BLE001  # the caller of send does not wait for it
+                logger.warning("%s: %s: %s", self._failure, type(error).__name__, error)
+                delivered, failed = 0, 1
+            with self._changed:
+                self._delivered += delivered
+                self._failed += failed
+                self._last_failed = failed > 0
+
+
+def snapshot(algorithm: Algorithm) -> Callable[[], State | None]:
+    """Take a snapshot of the state after a training iteration, without waiting for other actors.
+
+    To be called in the training's thread.
+
+    Returns:
+        A function for any thread that returns the state, or None where there is none yet. It may
+        wait for other actors.
+    """
+    server = state_server_of(algorithm)
+    if server is not None:
+        # IMPALA's and APPO's learners go on learning in threads during a read. The states that they
+        # put into the server are consistent, and it alone has the merged states of connectors.
+        return lambda: _pulled(server)
+    state = _runner_state(algorithm)
+    if algorithm.learner_group.is_local:
+        state[COMPONENT_RL_MODULE] = _weights(algorithm)
+        return lambda: state
+    learner = algorithm.learner_group._workers[0]
+    return lambda: state | {COMPONENT_RL_MODULE: learner.apply.remote(_module_state)}
+
+
+def final_state(algorithm: Algorithm) -> State:
+    """Return the last state of a training that will not be continued."""
+    # Else IMPALA's and APPO's threads would go on with the batches in their queues.
+    algorithm.learner_group.foreach_learner(lambda learner: learner.shutdown())
+    state = _runner_state(algorithm)
+    server = state_server_of(algorithm)
+    pulled = None if server is None else _pulled(server)
+    if pulled is not None:
+        state |= {name: pulled[name] for name in _CONNECTORS if name in pulled}
+    state[COMPONENT_RL_MODULE] = _weights(algorithm)
+    return state
+
+
+def learns_in_threads(algorithm: Algorithm) -> bool:
+    """Return whether weights change between iterations, too."""
+    return isinstance(algorithm, IMPALA)
+
+
+def _pulled(server: Any) -> State | None:
+    state: State | None = ray.get(server.pull.remote())
+    return state
+
+
+def _runner_state(algorithm: Algorithm) -> State:
+    """Return the state of the local EnvRunner, or of the Algorithm instead, without the weights."""
+    runner = algorithm.env_runner
+    if runner is not None:
+        # A copy: the next iteration may change these objects.
+        state = copy.deepcopy(runner.get_state(components=list(_CONNECTORS)))
+    else:
+        state = {
+            COMPONENT_ENV_TO_MODULE_CONNECTOR: algorithm.env_to_module_connector.get_state(),
+            COMPONENT_MODULE_TO_ENV_CONNECTOR: algorithm.module_to_env_connector.get_state(),
+        }
+    sampled = algorithm.metrics.peek(
+        (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0
+    )
+    return {**state, NUM_ENV_STEPS_SAMPLED_LIFETIME: int(sampled)}
+
+
+def _weights(algorithm: Algorithm) -> Any:
+    components = f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"
+    # RLlib copies the weights here.
+    state = algorithm.learner_group.get_state(components=components, inference_only=True)
+    return state[COMPONENT_LEARNER][COMPONENT_RL_MODULE]
+
+
+def _module_state(learner: Any) -> Any:
+    state = learner.get_state(components=COMPONENT_RL_MODULE, inference_only=True)
+    return state[COMPONENT_RL_MODULE]
