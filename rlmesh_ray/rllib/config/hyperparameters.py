@@ -3,12 +3,14 @@
 import dataclasses
 import difflib
 import inspect
+import json
 import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.utils.from_config import NotProvided
@@ -47,7 +49,7 @@ _COUNTS = frozenset(
 _RATES = frozenset(("lr", "actor_lr", "alpha_lr", "critic_lr"))
 _UNLIMITED = frozenset(("log_std_clip_param",))
 """Limits that RLlib documents to be infinite where there is none."""
-_SCALARS: dict[type, tuple[type, ...]] = {float: (float, int), int: (int,), bool: (bool,)}
+_STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
 
 def set_hyperparameters(config: AlgorithmConfig, settings: Mapping[str, object]) -> None:
@@ -67,9 +69,8 @@ def set_hyperparameters(config: AlgorithmConfig, settings: Mapping[str, object])
     """
     flat = list(_flat(settings))
     for name, value in flat:
-        _require_plain(name, value)
-        _set(config, name, value)
         _require_sense(name, value)
+        _set(config, name, value)
     if flat:
         _require_valid(config, dict(flat))
 
@@ -90,59 +91,45 @@ def _require_valid(config: AlgorithmConfig, settings: Mapping[str, object]) -> N
         raise ConfigurationError(f"RLlib refuses {refused}: {text}") from error
 
 
-def _require_plain(name: str, value: object) -> None:
-    """Refuse what JSON, in which a training keeps its settings, cannot hold.
+def _require_sense(name: str, value: object) -> None:
+    """Refuse values that JSON cannot hold, and numbers with which RLlib fails later.
+
+    A training keeps its settings as JSON.
 
     Raises:
         ConfigurationError: The value, or a part of it, is such a value.
     """
+    for path, part, whole in _parts(name, value):
+        last = path.rpartition(".")[2]
+        if not isinstance(part, (str, int, float, type(None))):
+            raise ConfigurationError(
+                f"{path}={part!r:.80} is a {type(part).__name__}; give a number, a text, a list, a "
+                "dict or null (in quotes a date is a text)"
+            )
+        if not isinstance(part, (int, float)):
+            continue
+        if not (math.isfinite(part) or (last in _UNLIMITED and part == math.inf)):
+            raise ConfigurationError(f"{path}={part!r} is not finite; give a finite number")
+        if last in _COUNTS and part < 1:
+            raise ConfigurationError(f"{path}={whole!r:.80} must be 1 or more")
+        # A schedule is a list of pairs: a time step, and the rate from there on.
+        if last in _RATES and part < 0:
+            raise ConfigurationError(f"{path}={whole!r:.80} is no learning rate; give 0 or more")
+
+
+def _parts(name: str, value: object, whole: object = None) -> Iterator[tuple[str, object, object]]:
+    """Yield the path of each part of a value, the part, and the list that it belongs to."""
+    whole = value if whole is None else whole
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise ConfigurationError(f"{name}: the key {key!r:.40} is no text; quote it")
-            _require_plain(f"{name}.{key}", inner)
+            yield from _parts(f"{name}.{key}", inner)
     elif isinstance(value, (list, tuple)):
-        for part in value:
-            _require_plain(name, part)
-    elif isinstance(value, float):
-        _require_limited(name, value)
-    elif not isinstance(value, (str, int, type(None))):
-        raise ConfigurationError(
-            f"{name}={value!r:.80} is a {type(value).__name__}; give a number, a text, a list, a "
-            "dict or null (in quotes a date is a text)"
-        )
-
-
-def _require_limited(name: str, number: float) -> None:
-    is_limit = name.rpartition(".")[2] in _UNLIMITED
-    if not (math.isfinite(number) or (is_limit and number == math.inf)):
-        raise ConfigurationError(f"{name}={number!r} is not finite; give a finite number")
-
-
-def _require_sense(name: str, value: object) -> None:
-    """Refuse a count below 1 and a learning rate below 0.
-
-    Raises:
-        ConfigurationError: The value is one.
-    """
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            _require_sense(f"{name}.{key}", inner)
-        return
-    last = name.rpartition(".")[2]
-    if last in _COUNTS:
-        if not all(number >= 1 for number in _numbers(value)):
-            raise ConfigurationError(f"{name}={value!r:.80} must be 1 or more")
-    elif last in _RATES:
-        # A schedule is a list of pairs: a time step, and the rate from there on.
-        rates = [pair[-1] for pair in value if pair] if isinstance(value, list) else value
-        if not all(rate >= 0 for rate in _numbers(rates)):
-            raise ConfigurationError(f"{name}={value!r:.80} is no learning rate; give 0 or more")
-
-
-def _numbers(value: object) -> list[float]:
-    parts = value if isinstance(value, (list, tuple)) else [value]
-    return [part for part in parts if isinstance(part, (int, float))]
+        for inner in value:
+            yield from _parts(name, inner, whole)
+    else:
+        yield name, value, whole
 
 
 def _flat(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
@@ -244,35 +231,14 @@ def _typed(name: str, value: object, hint: Any, present: object) -> object:
     """
     if hint is None:  # RLlib declares no type: take that of the present value, unless it is None
         hint = Any if present is None else type(present)
-    if isinstance(value, list) and not _fits(value, hint) and _fits(tuple(value), hint):
-        return tuple(value)
-    if not _fits(value, hint):
-        raise _mistyped(name, value, _hint_text(hint))
-    return value
-
-
-def _fits(value: object, hint: Any) -> bool:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any or isinstance(hint, typing.TypeVar):
-        return True
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, each) for each in arguments)
-    if origin is Literal:
-        return value in arguments
-    if hint is None or hint is type(None):
-        return value is None
-    if origin in (list, tuple):
-        return isinstance(value, origin) and all(_fits(each, _element(hint)) for each in value)
-    kind = origin or hint
-    if kind in _SCALARS:
-        # In Python True is an int.
-        return isinstance(value, _SCALARS[kind]) and (kind is bool) == isinstance(value, bool)
-    return isinstance(kind, type) and isinstance(value, kind)
-
-
-def _element(hint: Any) -> Any:
-    elements = [each for each in get_args(hint) if each is not Ellipsis]
-    return Union[tuple(elements)] if elements else Any  # noqa: UP007  # made of values
+    try:
+        # As JSON, which has no tuples: a list is one where RLlib wants one.
+        return TypeAdapter(hint, config=_STRICT).validate_json(json.dumps(value))
+    except (PydanticUserError, ValidationError) as error:
+        # The former for classes that RLlib names for type checkers alone; null leaves them out.
+        if value is None and isinstance(error, PydanticUserError):
+            return None
+        raise _mistyped(name, value, _hint_text(hint)) from error
 
 
 def _hint_text(hint: Any) -> str:
