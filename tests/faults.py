@@ -673,8 +673,8 @@ FAULTS = (
         "rlmesh_ray/dialects/rllink/runner/episode_chain.py",
         "        segment.num_steps += len(chunk)\n",
         "",
-        "tests/ray/test_rllink_model_service.py::"
-        "test_batches_are_what_simulators_saw_and_of_the_present_weights[1-named]",
+        "tests/ray/test_rllink_runner.py::"
+        "test_the_parts_of_an_episode_are_what_its_simulator_saw[False]",
     ),
     Fault(
         "rllink-flags-are-swapped",
@@ -683,8 +683,8 @@ FAULTS = (
         "rlmesh_ray/dialects/rllink/runner/episode_chain.py",
         "episode.is_terminated, episode.is_truncated = chunk.is_terminated, chunk.is_truncated",
         "episode.is_truncated, episode.is_terminated = chunk.is_terminated, chunk.is_truncated",
-        "tests/ray/test_rllink_model_service.py::"
-        "test_batches_are_what_simulators_saw_and_of_the_present_weights[1-named]",
+        "tests/ray/test_rllink_runner.py::"
+        "test_the_parts_of_an_episode_are_what_its_simulator_saw[False]",
     ),
     Fault(
         "rllink-timeouts-are-losses",

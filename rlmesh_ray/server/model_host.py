@@ -1,16 +1,14 @@
 """The policy of a model endpoint: its predictions, its routes, its weights."""
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import CancelledError
-from typing import Protocol
 
 from rlmesh_ray.errors import ConfigurationError, EndpointClosedError, EndpointTimeoutError
 from rlmesh_ray.models.chunk_replay import KeptChunks
-from rlmesh_ray.models.policy import UpdatablePolicy, traits_of
+from rlmesh_ray.models.policy import Policy, UpdatablePolicy, traits_of
 from rlmesh_ray.options import FIRST, KEPT, require_seconds
-from rlmesh_ray.server.batch_schema import PredictionRequest
-from rlmesh_ray.server.counters import ModelCounters
+from rlmesh_ray.server.batch_collector import BatchCollector
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_options import checked_version, version_after
 from rlmesh_ray.server.policy_executor import PolicyExecutor
@@ -23,44 +21,6 @@ _MAX_ACCEPTED = 64
 """Kinds of environments that a host remembers the policy to accept."""
 
 
-class RoutePolicy(Protocol):
-    """The methods of a policy that routes need; see ``models.policy.Policy``."""
-
-    def check_contract(self, contract: EnvContract) -> None:
-        """Return if the policy can act in an environment.
-
-        Raises:
-            ContractMismatchError: It cannot.
-        """
-
-    def forget(self, route_key: str, env_index: int | None) -> None:
-        """Free the state of one lane of a route, or of the whole route (None)."""
-
-
-class PredictionEngine(Protocol):
-    """How a host's predictions run: ``BatchCollector``, or ``DeferredEngine``.
-
-    All methods belong to the serving loop.
-    """
-
-    executor: PolicyExecutor
-    """Runs the policy's other calls."""
-    counts: ModelCounters
-    num_routes: int
-    """Open routes over all sessions, counted by the host."""
-    policy_version: int
-    """Version of the policy's present weights, set by the host."""
-
-    def submit(self, take: Callable[[bytes], None], data: bytes) -> None:
-        """Call ``take(data)``, now or soon. It must not raise."""
-
-    def predict(self, request: PredictionRequest) -> bool:
-        """Have actions chosen; return whether the request waits, so that it can be cancelled."""
-
-    def cancel(self, request: PredictionRequest) -> None:
-        """Take a prediction back."""
-
-
 class ModelHost:
     """The policy of one endpoint, for all routes of all sessions.
 
@@ -69,7 +29,7 @@ class ModelHost:
         engine: Runs the policy's predictions.
     """
 
-    def __init__(self, policy: RoutePolicy, engine: PredictionEngine) -> None:
+    def __init__(self, policy: Policy, engine: BatchCollector) -> None:
         self._policy = policy
         self._engine = engine
         self._executor = self._check_executor = engine.executor
@@ -84,11 +44,11 @@ class ModelHost:
         """Environments that the policy need not be asked about again, the newest last."""
         # Every request passes these three: a method here would add a call to each.
         self.submit = engine.submit
-        """See ``PredictionEngine.submit``."""
+        """See ``BatchCollector.submit``."""
         self.predict = engine.predict
-        """See ``PredictionEngine.predict``."""
+        """See ``BatchCollector.predict``."""
         self.cancel = engine.cancel
-        """See ``PredictionEngine.cancel``."""
+        """See ``BatchCollector.cancel``."""
         self.sessions = engine.counts.sessions
         """Counts the sessions, as those who open and end them note it."""
         self.horizon = traits_of(policy).horizon

@@ -4,7 +4,7 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -40,7 +40,6 @@ from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.dialects.released.wire.model_requests import MAX_ROWS
-from rlmesh_ray.dialects.rllink.server.deferred_model import ChosenActions, DeferredModelServer
 from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.models.lane_states import EpisodeStates
 from rlmesh_ray.models.policy import Rows
@@ -843,52 +842,3 @@ def test_the_dialects_of_an_endpoint_may_be_chosen(
                 runtime.resolve()
             assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         runtime.close()
-
-
-class WhenAsked:
-    """Answers each row with itself, when the test says so; see ``AskedPolicy``."""
-
-    def __init__(self) -> None:
-        self.asked: queue.SimpleQueue[tuple[Rows, Future[ChosenActions]]] = queue.SimpleQueue()
-        self.forgotten: list[int | None] = []
-
-    def check_contract(self, contract: EnvContract) -> None:
-        pass
-
-    def choose_actions(self, rows: Rows) -> Future[ChosenActions]:
-        choice: Future[ChosenActions] = Future()
-        self.asked.put((rows, choice))
-        return choice
-
-    def forget(self, route_key: str, env_index: int | None) -> None:
-        self.forgotten.append(env_index)
-
-    def answer(self) -> list[bool]:
-        """Answer the next request; return which of its rows begin an episode."""
-        rows, choice = self.asked.get(timeout=PATIENCE_S)
-        observations: Any = rows.observations
-        choice.set_result(ChosenActions(observations[:, :1], 1))
-        return [slot.reset for route in rows.routes for slot in route.slots]
-
-
-def test_a_policy_that_answers_each_request_by_itself_is_asked_the_same_way() -> None:
-    policy = WhenAsked()
-    server = DeferredModelServer(policy, address="127.0.0.1:0", token=None)
-    server.start()
-    runtime = Runtime(server.address)
-    for env in "ab":
-        runtime.resolve(env)
-
-    runtime.send(predict("a", ["e"], 1))
-    runtime.send(grouped(("b", ["e", "f"], [2, 3]), ("b", ["f"], [4])))
-    begun = [policy.answer() for _ in range(3)]
-    plain, together = runtime.receive(), runtime.receive()
-
-    assert begun == [[True], [True, True], [False]]
-    assert actions_of(plain) == [1]
-    assert isinstance(together, GroupedPredicted)
-    assert [actions_of(result) for result in together.results] == [[2, 3], [4]]
-    runtime.ask(reset("b", "f"))
-    assert policy.forgotten == [1]
-    runtime.close()
-    server.stop()

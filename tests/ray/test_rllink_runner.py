@@ -152,6 +152,30 @@ def test_off_policy_no_client_waits_for_weights(
         assert not client.get_config().force_on_policy
 
 
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_the_parts_of_an_episode_are_what_its_simulator_saw(
+    is_truncated: bool, listen: Listen
+) -> None:
+    runner = listen(configured(DQNConfig()))
+    runner.set_state({COMPONENT_RL_MODULE: runner.module.get_state(), "weights_seq_no": 0})
+    with RLlinkClient(runner.address) as client:
+        name = client.start_episode()
+        actions = [client.get_action(name, np.full(4, n), float(n)).item() for n in range(3)]
+        (first,) = runner.sample(num_timesteps=2)
+        actions.append(client.get_action(name, np.full(4, 3.0), 3.0).item())
+        client.end_episode(name, np.full(4, 4.0), 4.0, is_truncated=is_truncated)
+        (second,) = runner.sample(num_timesteps=2)
+
+    assert first.get_observations()[:, 0].tolist() == [0, 1, 2]
+    assert second.get_observations()[:, 0].tolist() == [2, 3, 4]
+    assert [*first.get_actions(), *second.get_actions()] == actions
+    assert [*first.get_rewards(), *second.get_rewards()] == [1, 2, 3, 4]
+    assert first.id_ == second.id_
+    assert (first.t_started, second.t_started) == (0, 2)
+    assert not first.is_done
+    assert (second.is_terminated, second.is_truncated) == (not is_truncated, is_truncated)
+
+
 def test_whole_episodes_can_be_asked_for(listen: Listen, simulators: Simulators) -> None:
     runner = listen(configured())
     simulators.start(runner.address)
@@ -359,6 +383,7 @@ def test_rays_dialect_gets_arrays_and_no_pickle_unless_it_is_wanted(listen: List
         ({"num_simulators": 0}, ConfigurationError, "at least 1"),
         ({"env_steps_per_sample": 0}, ConfigurationError, "at least 1"),
         ({"max_weights_lag": 17}, ConfigurationError, "from 0 to 16"),
+        ({"service_address": "127.0.0.1:0"}, TypeError, "any more: simulators ask for each action"),
     ],
 )
 def test_what_cannot_work_is_said_on_the_driver(
@@ -371,7 +396,7 @@ def test_what_cannot_work_is_said_on_the_driver(
 def test_runners_listen_without_a_token_if_no_token_is_set(
     listen: Listen, simulators: Simulators
 ) -> None:
-    runner = listen(configured(address="0.0.0.0:0", service_address="0.0.0.0:0", no_token=True))
+    runner = listen(configured(address="0.0.0.0:0", no_token=True))
     _, _, port = runner.address.rpartition(":")
     simulators.start(f"127.0.0.1:{port}", asking)
 

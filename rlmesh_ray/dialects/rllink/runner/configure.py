@@ -15,6 +15,7 @@ from rlmesh_ray.dialects.rllink.runner.listen_plan import RLLINK_KEY, RLlinkPlan
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkLimits
 from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
+from rlmesh_ray.options import takes_no_more
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
 from rlmesh_ray.rllib.config.config_checks import require_config
@@ -28,6 +29,9 @@ _MOST_LAG = 16
 """Versions of the weights that are kept, for the log-probabilities of what they did."""
 
 
+@takes_no_more(
+    service_address="simulators ask for each action at address, with RemoteAgent or in JSON"
+)
 def configure_rllink(  # noqa: PLR0913  # the public surface; every option stands alone
     config: ConfigT,
     *,
@@ -45,7 +49,6 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
     limits: RLlinkLimits | None = None,
     sends_pickled_config: bool = False,
     model_input: str = "obs",
-    service_address: str | None = None,
 ) -> ConfigT:
     """Set up ``config`` to learn from simulators that run their own loop and connect over RLlink.
 
@@ -82,11 +85,6 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
             which they execute and require. Every client that may connect can then read it; this
             function's own settings are left out.
         model_input: What the ONNX model calls its input; old clients expect ``"onnx::Gemm_0"``.
-        service_address: Where runners answer over ModelService, too, with ports as for
-            ``address`` (keep the two ranges apart); default: they do not. It is for simulators
-            that only ask for actions, in any language: they report a Dict of ``observation``,
-            ``reward`` (of the action before), ``terminated`` and ``truncated``, also at the end
-            of an episode. Its clients show the same token, and speak TLS if ``tls`` is given.
 
     Returns:
         ``config``.
@@ -101,11 +99,6 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
     where = parse_address(address)
     if where.path:
         raise ConfigurationError(f"{address}: RLlink is spoken over TCP; give HOST:PORT")
-    service = None
-    if service_address is not None:
-        service = checked_address(service_address, token, no_token=no_token)
-    if service is not None and service.path:
-        raise ConfigurationError(f"{service_address}: every runner wants a port; give HOST:PORT")
     SampleSpaces(observation_space, action_space)
     if num_simulators < 1:
         raise ConfigurationError(f"num_simulators={num_simulators} must be at least 1")
@@ -132,7 +125,6 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
         model_input=model_input,
         tls=tls,
         no_token=no_token,
-        service_address=service,
     )
     config.environment(
         env=None,

@@ -26,15 +26,13 @@ from rlmesh_ray.dialects.rllink.runner.client_session import SimulatorSession
 from rlmesh_ray.dialects.rllink.runner.episode_chain import EpisodeChain
 from rlmesh_ray.dialects.rllink.runner.listen_plan import RLlinkPlan, rllink_plan_of
 from rlmesh_ray.dialects.rllink.runner.logp_recomputer import LogpRecomputer
-from rlmesh_ray.dialects.rllink.runner.model_service_policy import ReportingPolicy
 from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
-from rlmesh_ray.dialects.rllink.server.deferred_model import DeferredModelServer
 from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkServer
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.dialects.rllink.wire.encodings import RAY, Encoding
-from rlmesh_ray.errors import AddressError, ConfigurationError
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 from rlmesh_ray.models.rllib.exported_module import distribution_of, exported_module
 from rlmesh_ray.protocol.address import Address
@@ -68,7 +66,6 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
 
     env: Any
     _server: RLlinkServer | None = None
-    _service: DeferredModelServer | None = None
     _queue: SampleQueue
     _chain: EpisodeChain
     _inference: BatchedInference
@@ -83,11 +80,6 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
     def address(self) -> str:
         """Where simulators connect; empty for a runner that does not sample."""
         return "" if self._server is None else self._server.address
-
-    @property
-    def service_address(self) -> str:
-        """Where simulators ask for actions over ModelService; empty if nowhere."""
-        return "" if self._service is None else self._service.address
 
     # --- what RLlib asks for -------------------------------------------------------------
 
@@ -133,14 +125,9 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
         super().assert_healthy()
         assert self._server is not None, "it does not listen"
         assert self._server.is_serving, "it does not listen any more"
-        if self._service is not None:
-            health = self._service.health()
-            assert health.is_serving, f"its ModelService does not serve: {health.reason}"
 
     def stop(self) -> None:
-        """Close the ports and all connections."""
-        if self._service is not None:
-            self._service.stop()
+        """Close the port and all connections."""
         if self._server is not None:
             self._queue.close()
             self._server.stop()
@@ -227,9 +214,11 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
         self._told = client_config(
             config, plan, self._spaces, self.module, self._steps_per_message()
         )
-        index, num_training = self.worker_index or 0, config.num_env_runners or 0
-        is_evaluating = bool(config.in_evaluation)
-        port = plan.port_of(index, num_training=num_training, in_evaluation=is_evaluating)
+        port = plan.port_of(
+            self.worker_index or 0,
+            num_training=config.num_env_runners or 0,
+            in_evaluation=bool(config.in_evaluation),
+        )
         self._server = RLlinkServer(
             self,
             address=str(Address(plan.host, port)),
@@ -240,29 +229,6 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
         )
         self._server.start()
         _LOG.info("worker %s listens for simulators on %s", self.worker_index, self._server.address)
-        service_address = plan.service_address_of(
-            index, num_training=num_training, in_evaluation=is_evaluating
-        )
-        if service_address is not None:
-            self._serve(service_address)
-
-    def _serve(self, address: Address) -> None:
-        simulators = ReportingPolicy(self._queue, self._spaces, self._inference)
-        plan = self._plan
-        self._service = DeferredModelServer(
-            simulators,
-            address=str(address),
-            token=plan.token,
-            tls=plan.tls,
-            no_token=plan.no_token,
-            max_message_bytes=plan.limits.max_message_bytes,
-        )
-        try:
-            self._service.start()
-        except AddressError:
-            self.stop()
-            raise
-        _LOG.info("worker %s answers them on %s, too", self.worker_index, self._service.address)
 
     def admit(self, peer: str, encoding: Encoding) -> SimulatorSession:
         """Begin a conversation with a simulator; see ``ClientSessionFactory`` of the server."""
@@ -323,7 +289,7 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
             came,
             wait_s,
             f"simulators connected: {num_clients}" if num_clients else "no simulator is connected",
-            f"they connect to {' or '.join(filter(None, (self.address, self.service_address)))}",
+            f"they connect to {self.address}",
         )
 
 

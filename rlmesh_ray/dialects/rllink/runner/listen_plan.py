@@ -7,7 +7,6 @@ from rlmesh_ray.auth.server_tls import TlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkLimits
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.protocol.address import Address
 
 RLLINK_KEY = "rlmesh_ray_rllink"
 """Where the plan stands in ``config.env_config``."""
@@ -39,8 +38,6 @@ class RLlinkPlan:
     """With which files runners speak TLS, of the nodes that they are on."""
     no_token: bool = False
     """Whether runners may do without a token where other machines can reach them."""
-    service_address: Address | None = None
-    """Where the local runner's ModelService listens, and others' as their RLlink ports do."""
 
     @property
     def is_on_policy(self) -> bool:
@@ -55,20 +52,8 @@ class RLlinkPlan:
             num_training: How many remote runners train; those that evaluate come after them.
             in_evaluation: Whether it is an evaluation runner.
         """
-        return self.port and self.port + _place(worker_index, num_training, in_evaluation)
-
-    def service_address_of(
-        self, worker_index: int, *, num_training: int, in_evaluation: bool
-    ) -> Address | None:
-        """Return where a runner's ModelService listens; see ``port_of``. None: it has none."""
-        first = self.service_address
-        if first is None or not first.port:
-            return first
-        return Address(first.host, first.port + _place(worker_index, num_training, in_evaluation))
-
-
-def _place(worker_index: int, num_training: int, in_evaluation: bool) -> int:
-    return worker_index + (num_training + 1 if in_evaluation else 0)
+        place = worker_index + (num_training + 1 if in_evaluation else 0)
+        return self.port and self.port + place
 
 
 def rllink_plan_of(config: Any) -> RLlinkPlan:

@@ -529,6 +529,20 @@ def test_a_client_that_goes_leaves_what_it_has_done() -> None:
     assert not world.queue.recorders
 
 
+def test_an_action_for_an_episode_that_has_gone_meanwhile_is_nobodys() -> None:
+    world = World()
+    world.publish(1)
+    client = world.client()
+    client.receive(m.StartEpisode("e"))
+    ask(client, 0)
+    client.leave()
+
+    decide(world, 1)
+
+    assert world.queue.inflight.num_expected(lambda _: True) == 0
+    assert world.sample(1) == []
+
+
 def test_questions_need_an_episode_that_is_running() -> None:
     client = World().client()
 
