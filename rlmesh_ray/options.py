@@ -286,9 +286,14 @@ class Option:
             )
 
 
+_DIAL_OPENPI = (
+    "serve-model serves no policy of another server again; have clients dial openpi://HOST:PORT"
+)
 _REMOVED = {
     "spin": "set the environment variable RLMESH_RAY_SPIN=0 instead",
     "data_advertise": "give both ports as data_address (--data-address) HOST:PORT/ADVERTISED",
+    "model_token_file": _DIAL_OPENPI,
+    "model_tls_ca": _DIAL_OPENPI,
 }
 """What to do instead of giving an option that has left, by its name in Python."""
 OptionsT = TypeVar("OptionsT", bound=Mapping[str, Any])

@@ -19,7 +19,6 @@ from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, Slots, ev
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.cli.main import main
-from rlmesh_ray.cli.remote_policy import RemotePolicy
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.model_handshake import policy_of, shake_hands
 from rlmesh_ray.errors import (
@@ -359,31 +358,6 @@ def test_the_token_travels_as_api_key_over_tls(tmp_path: Path) -> None:
             RemoteModel(address, token="s3cret", tls=ClientTls())
 
 
-@needs_openssl
-def test_a_remote_policy_is_asked_with_its_own_token_over_tls(tmp_path: Path) -> None:
-    authority = Authority(tmp_path, "ours")
-    tls, trusted = ServerTls(*authority.sign("server")), ClientTls(authority.certificate)
-    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm(), token="theirs", tls=tls) as server:
-        policy = RemotePolicy(f"openpi://{server.openpi_address}", "theirs", trusted)
-        with (
-            ModelServer(policy, token="ours") as proxy,
-            RemoteModel(proxy.address, token="ours") as model,
-        ):
-            model.configure_route(Arm())
-            assert model.predict(batch(0.5)).tolist() == [[1.0, 1.0]]
-
-
-def test_the_command_names_the_option_for_the_token_of_a_remote_policy(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RLMESH_RAY_TOKEN", "ours")
-    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm(), token="ours") as server:
-        assert main(["serve-model", f"openpi://{server.openpi_address}"]) == 1
-
-    assert "requires a token" in (errors := capsys.readouterr().err)
-    assert "--model-token-file" in errors
-
-
 def test_addresses_and_options_that_mean_something_else_are_refused() -> None:
     with pytest.raises(AddressError, match="over TCP"):
         RemoteModel("openpi://unix:socket")
@@ -420,31 +394,6 @@ def test_the_chunks_of_any_openpi_server_are_played(other: str) -> None:
     assert played == [[0, 0], [1, 1], [2, 2]]
 
 
-def test_a_served_remote_policy_asks_for_the_rows_of_all_clients_together() -> None:
-    together = threading.Barrier(2, timeout=TIMEOUT_S)
-
-    def infer(message: dict[str, Any]) -> Any:
-        if message["prompt"] == "fail":
-            return "no"
-        together.wait()
-        return chunk(message)
-
-    with (
-        small_server(infer, {"action_horizon": 3}) as address,
-        ModelServer(RemotePolicy(f"openpi://{address}")) as server,
-        RemoteModel(server.address) as model,
-    ):
-        model.configure_route(replace(contract_of(Arm()), num_envs=2))
-
-        chunks = model.predict_chunk(batch(1.0, 2.0))
-        with pytest.raises(RemoteModelError, match="failed: INTERNAL: no"):
-            model.predict({**batch(1.0, 2.0), "prompt": ["fail", "fail"]})
-        again = model.predict(batch(1.0, 2.0))
-
-    assert chunks[:, :, 0].tolist() == [[2.0, 3.0, 4.0], [4.0, 5.0, 6.0]]
-    assert again.tolist() == [[2.0, 2.0], [4.0, 4.0]]
-
-
 def counting() -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return a policy that acts with the number of its requests on a connection."""
     own = threading.local()  # each connection has a thread
@@ -478,36 +427,6 @@ def test_a_lane_has_a_new_connection_in_each_episode() -> None:
         ]
 
     assert acted == [[1, 1], [2, 2], [3, 1], [4, 2], [5, 3], [6, 1]]
-
-
-def test_a_client_of_a_served_remote_policy_gets_no_connection_of_another() -> None:
-    acted = []
-    with (
-        small_server(counting(), {}) as address,
-        ModelServer(RemotePolicy(f"openpi://{address}")) as server,
-    ):
-        for _ in range(2):
-            with RemoteModel(server.address) as model:
-                model.configure_route(Arm())
-                acted += [model.predict(batch(0.0))[0, 0] for _ in range(2)]
-
-    assert acted == [1, 2, 1, 2]
-
-
-def test_of_a_longer_chunk_than_can_be_served_the_first_actions_are_passed_on() -> None:
-    def infer(message: dict[str, Any]) -> dict[str, Any]:
-        return {"actions": np.arange(4000.0).reshape(2000, 2)}
-
-    with (
-        small_server(infer, {"action_horizon": 2000}) as address,
-        ModelServer(RemotePolicy(f"openpi://{address}")) as server,
-        RemoteModel(server.address) as model,
-    ):
-        model.configure_route(Arm())
-        chunks = model.predict_chunk(batch(0.5))
-
-    assert chunks.shape == (1, 1024, 2)
-    assert chunks[0, -1].tolist() == [2046.0, 2047.0]
 
 
 def test_inspect_shows_no_replay_where_every_answer_is_a_chunk(

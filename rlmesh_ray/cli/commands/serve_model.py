@@ -4,7 +4,6 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
@@ -14,7 +13,6 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import LogFormatOption, muted
 from rlmesh_ray.cli.options.common import (
     POLICY,
-    SECURITY,
     SERVING,
     DebugFlag,
     JsonFlag,
@@ -23,8 +21,6 @@ from rlmesh_ray.cli.options.common import (
     TlsFromRay,
     TlsKey,
     TokenFile,
-    client_tls,
-    file_option,
     parse_map,
     read_token,
     search_current_folder,
@@ -38,7 +34,7 @@ from rlmesh_ray.cli.options.serving import (
     token_fact,
 )
 from rlmesh_ray.dialects import registry
-from rlmesh_ray.errors import ConfigurationError, EndpointError
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.server.log_format import LogFormat
 from rlmesh_ray.server.model_options import ModelServerOptions
@@ -85,15 +81,6 @@ OpenpiEnv = Annotated[
     ),
 ]
 
-ModelTokenFile = Annotated[
-    Path | None,
-    file_option("--model-token-file", SECURITY, "Token of the server openpi://HOST:PORT."),
-]
-ModelTlsAuthority = Annotated[
-    Path | None,
-    file_option("--model-tls-ca", SECURITY, "Use TLS with that server; its authority (PEM)."),
-]
-
 
 @takes_flags(ModelServerOptions)
 def serve_model(  # noqa: PLR0913  # the flags that are not made from the server's options
@@ -103,7 +90,7 @@ def serve_model(  # noqa: PLR0913  # the flags that are not made from the server
         typer.Argument(
             metavar="CHECKPOINT",
             help="An RLlib checkpoint folder, a TorchScript, torch.export or ONNX file, your "
-            "module:factory, random, or openpi://HOST:PORT.",
+            "module:factory, or random.",
         ),
     ],
     explore: Explore = False,
@@ -112,8 +99,6 @@ def serve_model(  # noqa: PLR0913  # the flags that are not made from the server
     key_map: MapOption = None,
     openpi_spaces: OpenpiEnv = None,
     token_file: TokenFile = None,
-    model_token_file: ModelTokenFile = None,
-    model_tls_ca: ModelTlsAuthority = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientAuthority = None,
@@ -128,7 +113,13 @@ def serve_model(  # noqa: PLR0913  # the flags that are not made from the server
 
     Loading runs code: serve only checkpoints that you trust.
     """
-    if looks_like_address(checkpoint) and not _is_policy_server(checkpoint):
+    dialect = registry.client_dialect(checkpoint)
+    if dialect is not None and dialect.serves_models:
+        raise ConfigurationError(
+            f"{checkpoint} is a policy's server, and serve-model serves none again: have clients "
+            f"dial it, RemoteModel({checkpoint!r}) or evaluate --model {checkpoint}"
+        )
+    if looks_like_address(checkpoint):
         raise ConfigurationError(
             f"{checkpoint} is an address; give serve-model the checkpoint, file or module:factory "
             f"to serve, and the address as --address {checkpoint}"
@@ -137,11 +128,6 @@ def serve_model(  # noqa: PLR0913  # the flags that are not made from the server
     if openpi_spaces is not None and openpi is None:
         raise typer.BadParameter(
             "it is for openpi clients; give --openpi HOST:PORT, too", param_hint="--openpi-env"
-        )
-    if (model_token_file or model_tls_ca) and not _is_policy_server(checkpoint):
-        raise typer.BadParameter(
-            f"they are for a policy's server, and {checkpoint} is none; leave them out",
-            param_hint="--model-token-file and --model-tls-ca",
         )
     # Ctrl-C while the checkpoint loads ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):
@@ -163,23 +149,15 @@ def serve_model(  # noqa: PLR0913  # the flags that are not made from the server
             options["openpi_env"] = _contract(console, openpi_spaces)
         # Of loading the policy, not of the server.
         horizon, inference = options.pop("horizon"), options.pop("inference")
-        if _is_policy_server(checkpoint):
-            if explore or device or bucket or horizon or inference != "auto":
-                raise ConfigurationError(
-                    f"the policy at {checkpoint} runs there: leave out --explore, --device, "
-                    "--bucket, --inference and --horizon"
-                )
-            policy: object = _remote_policy(checkpoint, model_token_file, model_tls_ca)
-        else:
-            with console.waiting("loading the checkpoint"), muted():
-                policy = load_policy(
-                    checkpoint,
-                    explore=explore,
-                    device=device,
-                    buckets=sorted(set(bucket or ())),
-                    inference=inference,
-                    horizon=horizon,
-                )
+        with console.waiting("loading the checkpoint"), muted():
+            policy = load_policy(
+                checkpoint,
+                explore=explore,
+                device=device,
+                buckets=sorted(set(bucket or ())),
+                inference=inference,
+                horizon=horizon,
+            )
         server = ModelServer(policy, **options)
         files = (token_file, tls_cert, tls_client_ca)
         shown = [
@@ -189,24 +167,6 @@ def serve_model(  # noqa: PLR0913  # the flags that are not made from the server
         protection = token_fact(token, token_file)
         run = functools.partial(serve, log_format=log_format, metrics_address=metrics_address)
         _serve(console, server, checkpoint, protection, shown, run)
-
-
-def _is_policy_server(checkpoint: str) -> bool:
-    dialect = registry.client_dialect(checkpoint)
-    return dialect is not None and dialect.serves_models
-
-
-def _remote_policy(address: str, token_file: Path | None, tls_ca: Path | None) -> object:
-    from rlmesh_ray.cli.remote_policy import RemotePolicy
-    from rlmesh_ray.cli.views.evaluation_view import name_options
-
-    # Not this server's own token: the other server would learn it.
-    token = read_token(token_file) if token_file else None
-    try:
-        return RemotePolicy(address, token, client_tls(tls_ca))
-    except EndpointError as error:
-        name_options(error, [address])
-        raise
 
 
 def _contract(console: Console, env: str) -> object:

@@ -202,11 +202,11 @@ def test_the_version_is_printed(capsys: Capture) -> None:
         (["serve-model", "no/such", "--address", "openpi://127.0.0.1:1"], ["--openpi 127.0.0.1:1"]),
         (
             ["serve-model", "openpi://127.0.0.1:1", "--device", "cpu"],
-            ["leave out --explore"],
+            ["RemoteModel('openpi://127.0.0.1:1')", "evaluate --model openpi://127.0.0.1:1"],
         ),
         (
             ["serve-model", "no/such", "--model-token-file", TOKEN],
-            ["--model-token-file", "is none"],
+            ["--model-token-file", "have clients dial openpi://HOST:PORT"],
         ),
         (["check", "openpi://127.0.0.1:1"], ["edition 2026.06 only"]),
         (["serve-model", "no/such"], ["no/such"]),
