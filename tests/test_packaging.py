@@ -26,6 +26,13 @@ def test_every_package_is_listed() -> None:
     assert set(listed["packages"]) == packages_in_tree()
 
 
+def test_the_dashboard_is_in_the_wheel() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+
+    assert listed["package-data"]["rlmesh_ray.cli"] == ["grafana.json"]
+    assert (ROOT / "rlmesh_ray" / "cli" / "grafana.json").is_file()
+
+
 def test_actors_has_one_import_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
 

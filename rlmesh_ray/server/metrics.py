@@ -1,9 +1,8 @@
 """The metrics of endpoints: their names, and how they are read from the statistics.
 
-Ray's exporter, the server of ``/metrics`` and the dashboard use this one table, so the dashboard
-shows only metrics that are exported. A histogram is three metrics in Prometheus' form, of which one
-counts by upper bound. They are gauges for Ray, whose counters cannot be 0: a quantile would take
-the lowest bucket that is not empty for all that lies below it, too.
+Ray's exporter and the server of ``/metrics`` use this one table. A histogram is three metrics in
+Prometheus' form, of which one counts by upper bound. They are gauges for Ray, whose counters cannot
+be 0: a quantile would take the lowest bucket that is not empty for all that lies below it, too.
 """
 
 import enum

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from rlmesh_ray import serve_metrics
-from rlmesh_ray.cli.views.grafana_dashboard import render
+from rlmesh_ray.cli.commands.status import DASHBOARD
 from rlmesh_ray.server.batch_queue import BatchQueueStatistics
 from rlmesh_ray.server.counters import EnvCounters, ModelCounters
 from rlmesh_ray.server.metrics import MeasuredEndpoint
@@ -130,7 +130,7 @@ def answers(prometheus: str, expression: str, wanted: set[str]) -> bool:
 
 EXPRESSIONS = {
     target["expr"].replace("$fleet", ".*").replace("$endpoint", ".*")
-    for panel in json.loads(render())["panels"]
+    for panel in json.loads(DASHBOARD.read_text())["panels"]
     if panel["type"] != "row"
     for target in panel["targets"]
 }

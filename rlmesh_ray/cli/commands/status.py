@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,8 @@ from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag, RayAddres
 from rlmesh_ray.cli.views.status_view import tables
 from rlmesh_ray.server.endpoint_status import EndpointStatus, as_fields, in_order
 
+DASHBOARD = Path(__file__).parents[1] / "grafana.json"
+"""Edited by hand; its queries match the names of metrics with and without Ray's prefix."""
 _PERIOD_S = 3.0  # how often endpoints report
 _NONE = (
     "no endpoints: nothing has been started with EnvFleet, ModelFleet or an endpoint_id in this "
@@ -59,9 +62,7 @@ def status(
     """
     console: Console = context.obj
     if dashboard:
-        from rlmesh_ray.cli.views.grafana_dashboard import render
-
-        sys.stdout.write(render())
+        sys.stdout.write(DASHBOARD.read_text())
         return
     require_rllib("status", ["ray"], instead=_WITHOUT_RAY)
     with joined_ray(console, ray_address) as joined:

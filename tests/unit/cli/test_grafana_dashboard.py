@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from rlmesh_ray.cli.commands.status import DASHBOARD
 from rlmesh_ray.cli.main import main
-from rlmesh_ray.cli.views.grafana_dashboard import render
 from rlmesh_ray.server import metrics
 from rlmesh_ray.server.metrics import HistogramMetric, Metric, MetricKind
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 SINGLE = [each for each in vars(metrics).values() if isinstance(each, Metric)]
 PARTS = [
     part
@@ -21,7 +21,7 @@ PARTS = [
 
 
 def panels() -> list[dict[str, Any]]:
-    drawn: list[dict[str, Any]] = json.loads(render())["panels"]
+    drawn: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
     return [panel for panel in drawn if panel["type"] != "row"]
 
 
@@ -74,7 +74,7 @@ def test_a_quantile_keeps_the_bounds_apart() -> None:
 
 
 def test_panels_have_titles_and_numbers_of_their_own_and_do_not_overlap() -> None:
-    drawn = json.loads(render())["panels"]
+    drawn = json.loads(DASHBOARD.read_text())["panels"]
     cells = [
         (x, y)
         for place in (panel["gridPos"] for panel in drawn)
