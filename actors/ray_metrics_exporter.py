@@ -9,8 +9,15 @@ from typing import Any
 from ray.util.metrics import Counter, Gauge
 
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
-from rlmesh_ray.server.metrics import RESTARTS, TAGS, Metric, MetricKind, metrics_of
-from rlmesh_ray.server.statistics import Statistics, StatisticsPair
+from rlmesh_ray.server.statistics import (
+    RESTARTS,
+    TAGS,
+    Metric,
+    MetricKind,
+    Statistics,
+    StatisticsPair,
+    series_of,
+)
 
 
 class EndpointMetrics:
@@ -27,16 +34,14 @@ class EndpointMetrics:
         # Sums added to Ray's counters so far, by metric and label.
         self._given: dict[tuple[str, str], float] = {}
         self._num_restarts = record.incarnation - 1
-        for metric in metrics_of(since) if since is not None else ():
-            for value_of_label, value in metric.read(since).items():
-                self._given[metric.name, value_of_label] = value
+        for metric, label, value in series_of(since) if since is not None else ():
+            self._given[metric.name, label] = value
 
     def feed(self, now: Statistics) -> StatisticsPair:
         """Add the difference to the last statistics to the metrics; return both statistics."""
         _instrument(RESTARTS).set(self._num_restarts, self._tags)
-        for metric in metrics_of(now):
-            for value_of_label, value in metric.read(now).items():
-                self._feed(metric, value_of_label, value)
+        for metric, label, value in series_of(now):
+            self._feed(metric, label, value)
         before, self._before = self._before, now
         return StatisticsPair(now, before)
 

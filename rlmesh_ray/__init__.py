@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
     from rlmesh_ray.evaluation import EvaluationResult, evaluate
     from rlmesh_ray.server.env_server import EnvServer
-    from rlmesh_ray.server.metrics import MeasuredEndpoint
     from rlmesh_ray.server.metrics_server import serve_metrics
     from rlmesh_ray.server.model_server import ModelServer
+    from rlmesh_ray.server.statistics import MeasuredEndpoint
     from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
     from rlmesh_ray.spaces.gym_conversion import from_gymnasium
     from rlmesh_ray.spaces.observation_map import ObservationMap
@@ -47,7 +47,7 @@ _HOMES = {
     "EnvServer": "rlmesh_ray.server.env_server",
     "EvaluationResult": "rlmesh_ray.evaluation",
     "LocalAgent": "rlmesh_ray.dialects.rllink.client.agents",
-    "MeasuredEndpoint": "rlmesh_ray.server.metrics",
+    "MeasuredEndpoint": "rlmesh_ray.server.statistics",
     "ModelServer": "rlmesh_ray.server.model_server",
     "ObservationMap": "rlmesh_ray.spaces.observation_map",
     "RLlinkClient": "rlmesh_ray.dialects.rllink.client.rllink_client",

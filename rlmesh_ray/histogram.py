@@ -5,7 +5,7 @@ lie in memory that another process reads.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -109,29 +109,19 @@ class HistogramCounter:
         """Return the counters: one for each bucket, then the sum of the values."""
         return tuple(self._counters)
 
-    def merge(self, counters: Iterable[int]) -> None:
-        """Add the counters of another histogram with the same bounds, as ``read`` returns them."""
-        for index, value in enumerate(counters):
-            self._counters[index] += value
-
 
 def num_counters(bounds: Sequence[int]) -> int:
     """Return the number of integers that a ``HistogramCounter`` needs."""
     return len(bounds) + 2
 
 
-def histogram_of(
-    bounds: Sequence[int], readings: Iterable[Sequence[int]], unit: int = 1
-) -> Histogram:
-    """Return the sum of several ``HistogramCounter`` with the same bounds.
+def histogram_of(bounds: Sequence[int], reading: Sequence[int], unit: int = 1) -> Histogram:
+    """Return what a ``HistogramCounter`` has counted.
 
     Args:
-        bounds: Bucket bounds of the counters.
-        readings: Results of ``HistogramCounter.read``.
+        bounds: Bucket bounds of the counter.
+        reading: Result of ``HistogramCounter.read``, or the sum of several.
         unit: Divisor of bounds and total: ``NS_PER_S`` turns nanoseconds into seconds.
     """
-    sums = [0] * num_counters(bounds)
-    for reading in readings:
-        sums = [one + other for one, other in zip(sums, reading, strict=True)]
-    *counts, total = sums
+    *counts, total = reading
     return Histogram(tuple(bound / unit for bound in bounds), tuple(counts), total / unit)

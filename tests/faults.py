@@ -95,8 +95,8 @@ FAULTS = (
         "server",
         "The statistics count each ended episode of an open session twice.",
         "rlmesh_ray/server/counters.py",
-        "self._episodes + progress.num_ended,",
-        "self._episodes + 2 * progress.num_ended,",
+        "            progress.num_ended,\n",
+        "            2 * progress.num_ended,\n",
         "tests/loopback/test_statistics.py::"
         "test_steps_count_the_same_over_the_stream_and_past_the_endpoint[grpc]",
     ),

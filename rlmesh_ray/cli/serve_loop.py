@@ -13,8 +13,7 @@ from rlmesh_ray.cli.options.metrics import served_metrics
 from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.log_format import LogFormat
-from rlmesh_ray.server.metrics import MeasuredEndpoint
-from rlmesh_ray.server.statistics import EnvStatistics, Statistics
+from rlmesh_ray.server.statistics import EnvStatistics, MeasuredEndpoint, Statistics
 
 _POLL_S = 1.0
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from rlmesh_ray import __version__
 from rlmesh_ray.histogram import (
@@ -17,6 +17,7 @@ from rlmesh_ray.histogram import (
     NS_PER_S,
     HistogramCounter,
     histogram_of,
+    num_counters,
 )
 from rlmesh_ray.server.batch_queue import BatchQueueStatistics
 from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics, SessionStatistics
@@ -42,20 +43,18 @@ class SessionCounters:
         return self._open
 
     def note_opened(self) -> None:
-        """Count a session that begins."""
         self._opened += 1
         self._open += 1
 
     def note_ended(self) -> None:
-        """Count one that has ended."""
         self._open -= 1
 
     def note_refused(self) -> None:
-        """Count one that was refused because the endpoint was full."""
+        """Count a session that was refused because the endpoint was full."""
         self._refused += 1
 
     def note_lost(self) -> None:
-        """Count one that ended without Close."""
+        """Count a session that ended without Close."""
         self._lost += 1
 
     def note_error(self, code: str) -> None:
@@ -63,12 +62,41 @@ class SessionCounters:
         self._errors[code] += 1
 
     def sessions(self) -> SessionStatistics:
-        """Return the counts of sessions."""
         return SessionStatistics(self._open, self._opened, self._refused, self._lost)
 
     def errors(self) -> dict[str, int]:
         """Return the counts of errors by code."""
         return dict(self._errors)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTotals:
+    """Counts of lanes: of one session, or of several."""
+
+    durations: tuple[int, ...] = (0,) * num_counters(DURATION_BOUNDS_NS)
+    """Vector steps by duration, as ``HistogramCounter.read`` returns them."""
+    lane_steps: int = 0
+    episodes: int = 0
+    """Episodes that were seen to end."""
+    deviations: int = 0
+    """Values out of range, and episodes that such a value has truncated."""
+    resets: int = 0
+    """Resets that succeeded."""
+
+    @property
+    def num_steps(self) -> int:
+        """Vector steps."""
+        return sum(self.durations[:-1])
+
+    def __add__(self, other: "LaneTotals") -> "LaneTotals":
+        pairs = zip(self.durations, other.durations, strict=True)
+        return LaneTotals(
+            tuple(one + another for one, another in pairs),
+            self.lane_steps + other.lane_steps,
+            self.episodes + other.episodes,
+            self.deviations + other.deviations,
+            self.resets + other.resets,
+        )
 
 
 class LaneCounters:
@@ -79,8 +107,7 @@ class LaneCounters:
         """Resets that succeeded."""
         self.transport = "grpc"
         """The present transport of its steps."""
-        self._steps = HistogramCounter(DURATION_BOUNDS_NS)
-        self._lane_steps = self._episodes = self._deviations = 0
+        self._of_former_workers = LaneTotals()
         self._progress: SessionProgress | None = None
 
     @property
@@ -88,50 +115,28 @@ class LaneCounters:
         """Vector steps up to now."""
         return self.read().num_steps
 
-    def attach(self, progress: SessionProgress) -> None:
-        """Read a worker's progress from now on, until ``detach``."""
-        self.detach()
-        self._progress = progress
+    def attach(self, progress: SessionProgress | None) -> None:
+        """Read a worker's progress from now on; keep the counts of the worker before it.
 
-    def detach(self) -> None:
-        """Keep the counts of the worker, which is dead, or gets another session."""
-        reading, self._progress = self.read(), None
-        self._steps = HistogramCounter(DURATION_BOUNDS_NS)
-        self._steps.merge(reading.steps)
-        self._lane_steps, self._episodes = reading.lane_steps, reading.episodes
-        self._deviations = reading.deviations
+        Args:
+            progress: None: the former worker is dead, or gets another session.
+        """
+        self._of_former_workers, self._progress = self._of_workers(), progress
 
-    def read(self) -> "LaneTotals":
+    def read(self) -> LaneTotals:
         """Return the counts up to now."""
+        return replace(self._of_workers(), resets=self.resets)
+
+    def _of_workers(self) -> LaneTotals:
         progress = self._progress
         if progress is None:
-            steps = self._steps.read()
-            return LaneTotals(steps, self._lane_steps, self._episodes, self._deviations)
-        pairs = zip(self._steps.read(), progress.steps.read(), strict=True)
-        return LaneTotals(
-            tuple(one + other for one, other in pairs),
-            self._lane_steps + progress.num_lane_steps,
-            self._episodes + progress.num_ended,
-            self._deviations + progress.num_deviations,
+            return self._of_former_workers
+        return self._of_former_workers + LaneTotals(
+            progress.steps.read(),
+            progress.num_lane_steps,
+            progress.num_ended,
+            progress.num_deviations,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LaneTotals:
-    """The counts of one session's lanes."""
-
-    steps: tuple[int, ...]
-    """Vector steps by duration, as ``HistogramCounter.read`` returns them."""
-    lane_steps: int
-    episodes: int
-    """Episodes that were seen to end."""
-    deviations: int
-    """Values out of range, and episodes that such a value has truncated."""
-
-    @property
-    def num_steps(self) -> int:
-        """Vector steps."""
-        return sum(self.steps[:-1])
 
 
 class EnvCounters:
@@ -142,9 +147,8 @@ class EnvCounters:
         """Its sessions."""
         self._lock = threading.Lock()
         self._running: set[LaneCounters] = set()
-        self._steps = HistogramCounter(DURATION_BOUNDS_NS)
-        self._lane_steps = self._resets = self._episodes = self._worker_restarts = 0
-        self._deviations = 0
+        self._ended = LaneTotals()
+        self._worker_restarts = 0
 
     def open(self) -> LaneCounters:
         """Return the counters of a new session."""
@@ -157,13 +161,8 @@ class EnvCounters:
     def close(self, lanes: LaneCounters) -> None:
         """Add a session's counts to the endpoint's; to be called once."""
         with self._lock:
-            lanes.detach()
-            reading = lanes.read()
-            self._steps.merge(reading.steps)
-            self._lane_steps += reading.lane_steps
-            self._episodes += reading.episodes
-            self._resets += lanes.resets
-            self._deviations += reading.deviations
+            lanes.attach(None)
+            self._ended += lanes.read()
             self._running.discard(lanes)
             self.sessions.note_ended()
 
@@ -179,27 +178,23 @@ class EnvCounters:
     def statistics(self) -> EnvStatistics:
         """Return the counters. From any thread."""
         with self._lock:
-            readings = [lanes.read() for lanes in self._running]
-            resets = self._resets + sum(lanes.resets for lanes in self._running)
-            step_s = histogram_of(
-                DURATION_BOUNDS_NS,
-                [self._steps.read(), *(reading.steps for reading in readings)],
-                NS_PER_S,
-            )
-            return EnvStatistics(
-                version=__version__,
-                uptime_s=self.sessions.uptime_s,
-                sessions=self.sessions.sessions(),
-                steps=step_s.count,
-                lane_steps=self._lane_steps + sum(reading.lane_steps for reading in readings),
-                resets=resets,
-                episodes=self._episodes + sum(reading.episodes for reading in readings),
-                errors=self.sessions.errors(),
-                deviations=self._deviations + sum(reading.deviations for reading in readings),
-                transports=dict(Counter(lanes.transport for lanes in self._running)),
-                worker_restarts=self._worker_restarts,
-                step_s=step_s,
-            )
+            total = sum((lanes.read() for lanes in self._running), self._ended)
+            transports = Counter(lanes.transport for lanes in self._running)
+            sessions, errors = self.sessions.sessions(), self.sessions.errors()
+        return EnvStatistics(
+            version=__version__,
+            uptime_s=self.sessions.uptime_s,
+            sessions=sessions,
+            steps=total.num_steps,
+            lane_steps=total.lane_steps,
+            resets=total.resets,
+            episodes=total.episodes,
+            errors=errors,
+            deviations=total.deviations,
+            transports=dict(transports),
+            worker_restarts=self._worker_restarts,
+            step_s=histogram_of(DURATION_BOUNDS_NS, total.durations, NS_PER_S),
+        )
 
 
 class ModelCounters:
@@ -242,16 +237,16 @@ class ModelCounters:
             reason = torch_reason()
             inference = "compiled" if reason is None else "torch"
         return ModelStatistics(
-            **{name: getattr(queue, name) for name in BatchQueueStatistics.__slots__},
+            **asdict(queue),
             version=__version__,
             uptime_s=self.sessions.uptime_s,
             sessions=self.sessions.sessions(),
             routes=routes,
             policy_version=policy_version,
             errors=self.sessions.errors(),
-            batch_rows=histogram_of(BATCH_BOUNDS_ROWS, [self._batch_rows.read()]),
-            queue_s=histogram_of(DURATION_BOUNDS_NS, [self._queue.read()], NS_PER_S),
-            forward_s=histogram_of(DURATION_BOUNDS_NS, [self._forward.read()], NS_PER_S),
+            batch_rows=histogram_of(BATCH_BOUNDS_ROWS, self._batch_rows.read()),
+            queue_s=histogram_of(DURATION_BOUNDS_NS, self._queue.read(), NS_PER_S),
+            forward_s=histogram_of(DURATION_BOUNDS_NS, self._forward.read(), NS_PER_S),
             inference=inference,
             torch_reason=reason or "",
         )

@@ -1,10 +1,17 @@
 """The states of endpoints and env runners: what the registry knows, and statistics as rates."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlmesh_ray.histogram import Histogram
-from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics, StatisticsPair
+from rlmesh_ray.server.statistics import (
+    EnvStatistics,
+    ModelStatistics,
+    StatisticsPair,
+    metrics_of,
+    snapshot,
+)
 
 GATEWAY_FLEETS = "gateway/"
 """Begins the name of the fleet that a gateway is shown in."""
@@ -94,75 +101,36 @@ def as_fields(endpoint: EndpointStatus) -> dict[str, object]:
         "lease_left_s": endpoint.lease_left_s,
         "sessions_assigned": endpoint.num_assigned,
     }
-    sighting = endpoint.sighting
-    if sighting is None:
+    if endpoint.sighting is None:
         return fields
-    now = sighting.now
-    if endpoint.state == "stale":
-        sighting = StatisticsPair(now)
-    fields |= {
-        "version": now.version,
-        "uptime_s": now.uptime_s,
-        "sessions": now.sessions.open,
-        "sessions_opened": now.sessions.opened,
-        "sessions_refused": now.sessions.refused,
-        "sessions_lost": now.sessions.lost,
-        "errors": dict(now.errors),
-    }
-    if isinstance(now, EnvStatistics):
-        return fields | _env_fields(sighting, now)
-    return fields | _model_fields(sighting, now)
+    now = endpoint.sighting.now
+    before = None if endpoint.state == "stale" else endpoint.sighting.before
+    values, former = snapshot(now), snapshot(before) if before else {}
+    took_s = now.uptime_s - before.uptime_s if before else 0.0
+    fields |= {name: value or None for name, value in values.items() if isinstance(value, str)}
+    for name, metric in metrics_of(type(now)).items():
+        value, shown = values[name], metric.shown or name
+        if isinstance(value, Histogram):
+            fields |= _summary(shown, _recent(value, former.get(name)))
+        elif not isinstance(value, str):
+            fields[shown] = dict(value) if isinstance(value, Mapping) else value
+        if metric.has_rate:
+            rate = (value - former[name]) / took_s if took_s > 0 else None
+            fields[f"{shown}_per_s"] = rate
+    return fields
 
 
-def _env_fields(sighting: StatisticsPair, now: EnvStatistics) -> dict[str, object]:
-    recent = _recent(sighting, "step_s")
+def _recent(now: Histogram, before: Histogram | None) -> Histogram:
+    recent = now if before is None else now.since(before)
+    return recent if recent.count else now
+
+
+def _summary(name: str, histogram: Histogram) -> dict[str, float | None]:
+    """Return the quantiles of durations, or the mean of other numbers."""
+    if not name.endswith("_s"):
+        return {name: histogram.mean}
+    what = name.removesuffix("_s")
     return {
-        "steps": now.steps,
-        "lane_steps": now.lane_steps,
-        "resets": now.resets,
-        "episodes": now.episodes,
-        "worker_restarts": now.worker_restarts,
-        "deviations": now.deviations,
-        "transports": dict(now.transports),
-        "steps_per_s": _rate(sighting, "steps"),
-        "lane_steps_per_s": _rate(sighting, "lane_steps"),
-        "step_p50_s": recent.quantile(0.5),
-        "step_p99_s": recent.quantile(0.99),
+        f"{what}_p50_s": histogram.quantile(0.5),
+        f"{what}_p99_s": histogram.quantile(0.99),
     }
-
-
-def _model_fields(sighting: StatisticsPair, now: ModelStatistics) -> dict[str, object]:
-    queue, forward = _recent(sighting, "queue_s"), _recent(sighting, "forward_s")
-    return {
-        "predictions": now.items,
-        "batches": now.batches,
-        "rows": now.rows,
-        "waiting": now.items_waiting,
-        "routes": now.routes,
-        "policy_version": now.policy_version,
-        # What an older version has pickled has not even the attributes.
-        "inference": getattr(now, "inference", "") or None,
-        "torch_reason": getattr(now, "torch_reason", "") or None,
-        "predictions_per_s": _rate(sighting, "items"),
-        "rows_per_batch": _recent(sighting, "batch_rows").mean,
-        "queue_p50_s": queue.quantile(0.5),
-        "queue_p99_s": queue.quantile(0.99),
-        "forward_p50_s": forward.quantile(0.5),
-        "forward_p99_s": forward.quantile(0.99),
-    }
-
-
-def _rate(sighting: StatisticsPair, name: str) -> float | None:
-    if sighting.before is None:
-        return None
-    took_s = sighting.now.uptime_s - sighting.before.uptime_s
-    grown = getattr(sighting.now, name) - getattr(sighting.before, name)
-    return grown / took_s if took_s > 0 else None
-
-
-def _recent(sighting: StatisticsPair, name: str) -> Histogram:
-    histogram: Histogram = getattr(sighting.now, name)
-    if sighting.before is None:
-        return histogram
-    recent = histogram.since(getattr(sighting.before, name))
-    return recent if recent.count else histogram

@@ -14,7 +14,7 @@ from rlmesh_ray.errors import AddressError, ListenError, MissingPackageError, in
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.server.bind_policy import listen_arguments
 from rlmesh_ray.server.event_loop import in_thread, shared_loop
-from rlmesh_ray.server.metrics import RESTARTS, TAGS, Measured, Metric, families_of
+from rlmesh_ray.server.statistics import RESTARTS, TAGS, Measured, metrics_of, snapshot
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,16 +38,15 @@ class StatisticsCollector:
         families: dict[str, Family] = {}
         for endpoint in self._measured():
             tags = dict(zip(TAGS, (endpoint.endpoint_id, endpoint.fleet), strict=True))
-            for metric in (*families_of(endpoint.statistics), RESTARTS):
-                kind = metric.kind.name.lower() if isinstance(metric, Metric) else "histogram"
-                new = Family(metric.name, metric.description, kind)
+            values = snapshot(endpoint.statistics) | {"restarts": endpoint.restarts}
+            metrics = {**metrics_of(type(endpoint.statistics)), "restarts": RESTARTS}
+            for name, metric in metrics.items():
+                new = Family(metric.name, metric.description, metric.kind.name.lower())
                 family = families.setdefault(metric.name, new)
-                for part in metric.metrics:
-                    for value_of_label, value in part.read(endpoint.statistics).items():
-                        own = {part.label: value_of_label} if part.label else {}
-                        family.add_sample(part.exported, tags | own, value)
-            if endpoint.restarts is not None:
-                families[RESTARTS.name].add_sample(RESTARTS.exported, tags, endpoint.restarts)
+                for series in metric.series:
+                    for label, value in series.read(values[name]).items():
+                        own = {series.label: label} if series.label else {}
+                        family.add_sample(series.exported, tags | own, value)
         return families.values()
 
 

@@ -21,8 +21,8 @@ from rlmesh_ray import serve_metrics
 from rlmesh_ray.cli.commands.status import DASHBOARD
 from rlmesh_ray.server.batch_queue import BatchQueueStatistics
 from rlmesh_ray.server.counters import EnvCounters, ModelCounters
-from rlmesh_ray.server.metrics import MeasuredEndpoint
 from rlmesh_ray.server.metrics_server import StatisticsCollector
+from rlmesh_ray.server.statistics import MeasuredEndpoint
 from tests.lane_counts import note_step
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address

@@ -8,20 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rlmesh_ray.server import metrics
-from rlmesh_ray.server.metrics import HistogramMetric, Metric
+from rlmesh_ray.server.statistics import ALL_METRICS
 
 ROOT = Path(__file__).parents[2]
 EXTRA = ROOT / ".venvs" / "ray_metrics"
 
 pytestmark = pytest.mark.slow
 
-NAMES = {
-    metric.exported
-    for each in vars(metrics).values()
-    if isinstance(each, Metric | HistogramMetric)
-    for metric in (each.metrics if isinstance(each, HistogramMetric) else (each,))
-}
+NAMES = {metric.exported for metric in ALL_METRICS}
 Values = dict[tuple[str, str, str], float]
 
 
@@ -55,23 +49,23 @@ def test_what_an_environment_counts_is_added_up(exported: Values) -> None:
     def env(name: str, label: str = "") -> float:
         return exported["seen/metered", name, label]
 
-    assert env(metrics.ENV_STEPS.exported) == 5
-    assert env(metrics.ENV_LANE_STEPS.exported) == 20
-    assert env(metrics.ENV_EPISODES.exported) == 5
-    assert env(metrics.ERRORS.exported, "TIMEOUT") == 1
-    assert env(metrics.RESTARTS.exported) == 2
+    assert env("rlmesh_ray_env_steps_total") == 5
+    assert env("rlmesh_ray_env_lane_steps_total") == 20
+    assert env("rlmesh_ray_env_episodes_total") == 5
+    assert env("rlmesh_ray_errors_total", "TIMEOUT") == 1
+    assert env("rlmesh_ray_restarts") == 2
 
 
 def test_a_histogram_has_its_empty_buckets_too(exported: Values) -> None:
-    buckets = metrics.ENV_STEP_SECONDS.bucket.exported
+    buckets = "rlmesh_ray_env_step_seconds_bucket"
 
     counts = [exported["seen/metered", buckets, le] for le in ("2e-05", "5e-05", "+Inf")]
     assert counts == [0, 5, 5]
-    total = exported["seen/metered", metrics.ENV_STEP_SECONDS.total.exported, ""]
+    total = exported["seen/metered", "rlmesh_ray_env_step_seconds_sum", ""]
     assert total == pytest.approx(5 * 30e-6)
 
 
 def test_what_a_policy_counts_stands_by_itself(exported: Values) -> None:
-    assert exported["seen/metered-model", metrics.POLICY_VERSION.exported, ""] == 9
-    assert exported["seen/metered-model", metrics.BATCH_ROWS.bucket.exported, "16"] == 1
-    assert ("seen/metered-model", metrics.ENV_STEPS.exported, "") not in exported
+    assert exported["seen/metered-model", "rlmesh_ray_policy_version", ""] == 9
+    assert exported["seen/metered-model", "rlmesh_ray_batch_rows_bucket", "16"] == 1
+    assert ("seen/metered-model", "rlmesh_ray_env_steps_total", "") not in exported

@@ -8,7 +8,7 @@ import typer
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import OUTPUT
-from rlmesh_ray.server.metrics import Measured
+from rlmesh_ray.server.statistics import Measured
 
 MetricsAddress = Annotated[
     str | None,

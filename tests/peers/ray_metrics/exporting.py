@@ -17,7 +17,6 @@ import ray
 
 from rlmesh_ray.actors.ray_metrics_exporter import EndpointMetrics
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
-from rlmesh_ray.server import metrics
 from rlmesh_ray.server.batch_queue import BatchQueueStatistics
 from rlmesh_ray.server.counters import EnvCounters, ModelCounters
 from tests.lane_counts import note_step
@@ -95,7 +94,7 @@ def main(wanted: set[str]) -> None:
     samples: list[Sample] = []
     while time.monotonic() < deadline_s:
         samples = scraped(port)
-        steps = [value for name, _, value in samples if name == metrics.ENV_STEPS.exported]
+        steps = [value for name, _, value in samples if name == "rlmesh_ray_env_steps_total"]
         if steps == [NUM_STEPS] and wanted <= {name for name, _, _ in samples}:
             break
         time.sleep(0.5)

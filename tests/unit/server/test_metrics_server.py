@@ -7,12 +7,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlmesh_ray.errors import AddressError
-from rlmesh_ray.server import metrics
 from rlmesh_ray.server.batch_queue import BatchQueueStatistics
 from rlmesh_ray.server.counters import EnvCounters, ModelCounters
-from rlmesh_ray.server.metrics import ALL_METRICS, Measured, MeasuredEndpoint
 from rlmesh_ray.server.metrics_server import StatisticsCollector, serve_metrics
-from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics
+from rlmesh_ray.server.statistics import (
+    ALL_METRICS,
+    EnvStatistics,
+    Measured,
+    MeasuredEndpoint,
+    ModelStatistics,
+)
 from tests.lane_counts import note_step
 
 Samples = dict[tuple[str, str, str], float]
@@ -75,17 +79,17 @@ def test_every_metric_has_the_name_that_ray_exports_it_by_but_for_the_prefix() -
 def test_what_an_environment_counts_is_there_with_its_labels() -> None:
     found = samples(text_of(endpoints))
 
-    def env(metric: metrics.Metric, label: str = "") -> float:
-        return found["env-1", metric.exported, label]
+    def env(name: str, label: str = "") -> float:
+        return found["env-1", name, label]
 
-    assert env(metrics.ENV_STEPS) == 5
-    assert env(metrics.ENV_LANE_STEPS) == 20
-    assert env(metrics.ENV_EPISODES) == 5
-    assert env(metrics.ERRORS, "TIMEOUT") == 1
-    assert env(metrics.RESTARTS) == 2
-    assert found["model-1", metrics.POLICY_VERSION.exported, ""] == 9
-    assert ("model-1", metrics.ENV_STEPS.exported, "") not in found
-    assert ("model-1", metrics.RESTARTS.exported, "") not in found
+    assert env("rlmesh_ray_env_steps_total") == 5
+    assert env("rlmesh_ray_env_lane_steps_total") == 20
+    assert env("rlmesh_ray_env_episodes_total") == 5
+    assert env("rlmesh_ray_errors_total", "TIMEOUT") == 1
+    assert env("rlmesh_ray_restarts") == 2
+    assert found["model-1", "rlmesh_ray_policy_version", ""] == 9
+    assert ("model-1", "rlmesh_ray_env_steps_total", "") not in found
+    assert ("model-1", "rlmesh_ray_restarts", "") not in found
 
 
 def test_a_policy_runs_compiled_or_in_torch_or_has_no_such_choice() -> None:
@@ -110,9 +114,9 @@ def test_a_histogram_is_one_with_its_empty_buckets() -> None:
     found = samples(text)
 
     assert "# TYPE rlmesh_ray_env_step_seconds histogram" in text
-    bucket = metrics.ENV_STEP_SECONDS.bucket.exported
+    bucket = "rlmesh_ray_env_step_seconds_bucket"
     assert [found["env-1", bucket, le] for le in ("2e-05", "5e-05", "+Inf")] == [0, 5, 5]
-    total = found["env-1", metrics.ENV_STEP_SECONDS.total.exported, ""]
+    total = found["env-1", "rlmesh_ray_env_step_seconds_sum", ""]
     assert total == pytest.approx(5 * 30e-6)
 
 
@@ -134,7 +138,7 @@ def test_each_scrape_reads_anew() -> None:
     )
 
     assert [
-        samples(generate_latest(registry).decode())["env", metrics.ENV_STEPS.exported, ""]
+        samples(generate_latest(registry).decode())["env", "rlmesh_ray_env_steps_total", ""]
         for _ in range(2)
     ] == [1, 3]
 

@@ -87,6 +87,7 @@ def wrong(change: Callable[[pb.Report], object]) -> bytes:
         (lambda report: report.errors.update({"": 1}), "invalid names"),
         (lambda report: report.errors.update({"A" * 65: 1}), "invalid names"),
         (lambda report: report.errors.update({f"E{n}": 1 for n in range(65)}), "too many"),
+        (lambda report: report.transports.update({"a b": 1}), "invalid names"),
     ],
 )
 def test_an_impossible_report_is_refused(change: Callable[[pb.Report], object], words: str) -> None:
@@ -156,7 +157,9 @@ def test_an_endpoint_that_has_not_reported_has_no_statistics() -> None:
         {"uptime_s": None},
         {"errors": {"TIMEOUT": "often"}},
         {"errors": 3},
-        {"sessions": {}},
+        {"sessions": 3},
+        {"sessions": {"open": -1}},
+        {"step_s": {"bounds": [1.0], "counts": [0], "total": 0}},
         {"step_s": {"bounds": [], "counts": None, "total": 0}},
     ],
 )

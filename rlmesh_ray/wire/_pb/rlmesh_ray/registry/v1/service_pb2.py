@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$rlmesh_ray/registry/v1/service.proto\x12\x16rlmesh_ray.registry.v1\"\xab\x01\n\rAttendRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0b\x65ndpoint_id\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04port\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x1a\n\x12\x66ormer_incarnation\x18\x06 \x01(\x04\x12.\n\x06report\x18\x07 \x01(\x0b\x32\x1e.rlmesh_ray.registry.v1.Report\"\x91\x04\n\x06Report\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x15\n\rsessions_open\x18\x03 \x01(\x04\x12\x17\n\x0fsessions_opened\x18\x04 \x01(\x04\x12\x18\n\x10sessions_refused\x18\x05 \x01(\x04\x12\x15\n\rsessions_lost\x18\x06 \x01(\x04\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x12\n\nlane_steps\x18\x08 \x01(\x04\x12\x0e\n\x06resets\x18\t \x01(\x04\x12\x10\n\x08\x65pisodes\x18\n \x01(\x04\x12\x17\n\x0fworker_restarts\x18\x0b \x01(\x04\x12:\n\x06\x65rrors\x18\x0c \x03(\x0b\x32*.rlmesh_ray.registry.v1.Report.ErrorsEntry\x12\x19\n\x11steps_by_duration\x18\r \x03(\x04\x12\x14\n\x0cstep_seconds\x18\x0e \x01(\x01\x12\x12\n\ndeviations\x18\x0f \x01(\x04\x12\x42\n\ntransports\x18\x10 \x03(\x0b\x32..rlmesh_ray.registry.v1.Report.TransportsEntry\x1a-\n\x0b\x45rrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x31\n\x0fTransportsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x86\x01\n\x0e\x41ttendResponse\x12\x38\n\nregistered\x18\x01 \x01(\x0b\x32\".rlmesh_ray.registry.v1.RegisteredH\x00\x12\x32\n\x07refusal\x18\x02 \x01(\x0b\x32\x1f.rlmesh_ray.registry.v1.RefusalH\x00\x42\x06\n\x04kind\"2\n\nRegistered\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"M\n\x07Refusal\x12\x31\n\x04kind\x18\x01 \x01(\x0e\x32#.rlmesh_ray.registry.v1.RefusalKind\x12\x0f\n\x07message\x18\x02 \x01(\t*\x80\x01\n\x0bRefusalKind\x12\x1c\n\x18REFUSAL_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14REFUSAL_KIND_NOT_NOW\x10\x01\x12\x1e\n\x1aREFUSAL_KIND_NOT_LIKE_THIS\x10\x02\x12\x19\n\x15REFUSAL_KIND_REPLACED\x10\x03\x32n\n\x0fRegistryService\x12[\n\x06\x41ttend\x12%.rlmesh_ray.registry.v1.AttendRequest\x1a&.rlmesh_ray.registry.v1.AttendResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$rlmesh_ray/registry/v1/service.proto\x12\x16rlmesh_ray.registry.v1\"\xab\x01\n\rAttendRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0b\x65ndpoint_id\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04port\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x1a\n\x12\x66ormer_incarnation\x18\x06 \x01(\x04\x12.\n\x06report\x18\x07 \x01(\x0b\x32\x1e.rlmesh_ray.registry.v1.Report\"\xfc\x04\n\x06Report\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x15\n\rsessions_open\x18\x03 \x01(\x04\x12\x17\n\x0fsessions_opened\x18\x04 \x01(\x04\x12\x18\n\x10sessions_refused\x18\x05 \x01(\x04\x12\x15\n\rsessions_lost\x18\x06 \x01(\x04\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x12\n\nlane_steps\x18\x08 \x01(\x04\x12\x0e\n\x06resets\x18\t \x01(\x04\x12\x10\n\x08\x65pisodes\x18\n \x01(\x04\x12\x17\n\x0fworker_restarts\x18\x0b \x01(\x04\x12:\n\x06\x65rrors\x18\x0c \x03(\x0b\x32*.rlmesh_ray.registry.v1.Report.ErrorsEntry\x12\x19\n\x11steps_by_duration\x18\r \x03(\x04\x12\x14\n\x0cstep_seconds\x18\x0e \x01(\x01\x12\x12\n\ndeviations\x18\x0f \x01(\x04\x12\x42\n\ntransports\x18\x10 \x03(\x0b\x32..rlmesh_ray.registry.v1.Report.TransportsEntry\x12:\n\x06others\x18\x11 \x03(\x0b\x32*.rlmesh_ray.registry.v1.Report.OthersEntry\x1a-\n\x0b\x45rrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x31\n\x0fTransportsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0bOthersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x86\x01\n\x0e\x41ttendResponse\x12\x38\n\nregistered\x18\x01 \x01(\x0b\x32\".rlmesh_ray.registry.v1.RegisteredH\x00\x12\x32\n\x07refusal\x18\x02 \x01(\x0b\x32\x1f.rlmesh_ray.registry.v1.RefusalH\x00\x42\x06\n\x04kind\"2\n\nRegistered\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"M\n\x07Refusal\x12\x31\n\x04kind\x18\x01 \x01(\x0e\x32#.rlmesh_ray.registry.v1.RefusalKind\x12\x0f\n\x07message\x18\x02 \x01(\t*\x80\x01\n\x0bRefusalKind\x12\x1c\n\x18REFUSAL_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14REFUSAL_KIND_NOT_NOW\x10\x01\x12\x1e\n\x1aREFUSAL_KIND_NOT_LIKE_THIS\x10\x02\x12\x19\n\x15REFUSAL_KIND_REPLACED\x10\x03\x32n\n\x0fRegistryService\x12[\n\x06\x41ttend\x12%.rlmesh_ray.registry.v1.AttendRequest\x1a&.rlmesh_ray.registry.v1.AttendResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,22 +35,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPORT_ERRORSENTRY']._serialized_options = b'8\001'
   _globals['_REPORT_TRANSPORTSENTRY']._loaded_options = None
   _globals['_REPORT_TRANSPORTSENTRY']._serialized_options = b'8\001'
-  _globals['_REFUSALKIND']._serialized_start=1039
-  _globals['_REFUSALKIND']._serialized_end=1167
+  _globals['_REPORT_OTHERSENTRY']._loaded_options = None
+  _globals['_REPORT_OTHERSENTRY']._serialized_options = b'8\001'
+  _globals['_REFUSALKIND']._serialized_start=1146
+  _globals['_REFUSALKIND']._serialized_end=1274
   _globals['_ATTENDREQUEST']._serialized_start=65
   _globals['_ATTENDREQUEST']._serialized_end=236
   _globals['_REPORT']._serialized_start=239
-  _globals['_REPORT']._serialized_end=768
-  _globals['_REPORT_ERRORSENTRY']._serialized_start=672
-  _globals['_REPORT_ERRORSENTRY']._serialized_end=717
-  _globals['_REPORT_TRANSPORTSENTRY']._serialized_start=719
-  _globals['_REPORT_TRANSPORTSENTRY']._serialized_end=768
-  _globals['_ATTENDRESPONSE']._serialized_start=771
-  _globals['_ATTENDRESPONSE']._serialized_end=905
-  _globals['_REGISTERED']._serialized_start=907
-  _globals['_REGISTERED']._serialized_end=957
-  _globals['_REFUSAL']._serialized_start=959
-  _globals['_REFUSAL']._serialized_end=1036
-  _globals['_REGISTRYSERVICE']._serialized_start=1169
-  _globals['_REGISTRYSERVICE']._serialized_end=1279
+  _globals['_REPORT']._serialized_end=875
+  _globals['_REPORT_ERRORSENTRY']._serialized_start=732
+  _globals['_REPORT_ERRORSENTRY']._serialized_end=777
+  _globals['_REPORT_TRANSPORTSENTRY']._serialized_start=779
+  _globals['_REPORT_TRANSPORTSENTRY']._serialized_end=828
+  _globals['_REPORT_OTHERSENTRY']._serialized_start=830
+  _globals['_REPORT_OTHERSENTRY']._serialized_end=875
+  _globals['_ATTENDRESPONSE']._serialized_start=878
+  _globals['_ATTENDRESPONSE']._serialized_end=1012
+  _globals['_REGISTERED']._serialized_start=1014
+  _globals['_REGISTERED']._serialized_end=1064
+  _globals['_REFUSAL']._serialized_start=1066
+  _globals['_REFUSAL']._serialized_end=1143
+  _globals['_REGISTRYSERVICE']._serialized_start=1276
+  _globals['_REGISTRYSERVICE']._serialized_end=1386
 # @@protoc_insertion_point(module_scope)

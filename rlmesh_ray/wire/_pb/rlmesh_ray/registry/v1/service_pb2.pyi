@@ -38,7 +38,7 @@ class AttendRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., endpoint_id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., version: _Optional[str] = ..., former_incarnation: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("version", "uptime_s", "sessions_open", "sessions_opened", "sessions_refused", "sessions_lost", "steps", "lane_steps", "resets", "episodes", "worker_restarts", "errors", "steps_by_duration", "step_seconds", "deviations", "transports")
+    __slots__ = ("version", "uptime_s", "sessions_open", "sessions_opened", "sessions_refused", "sessions_lost", "steps", "lane_steps", "resets", "episodes", "worker_restarts", "errors", "steps_by_duration", "step_seconds", "deviations", "transports", "others")
     class ErrorsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,13 @@ class Report(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class OthersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +76,7 @@ class Report(_message.Message):
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DEVIATIONS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_s: float
     sessions_open: int
@@ -85,7 +93,8 @@ class Report(_message.Message):
     step_seconds: float
     deviations: int
     transports: _containers.ScalarMap[str, int]
-    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., sessions_open: _Optional[int] = ..., sessions_opened: _Optional[int] = ..., sessions_refused: _Optional[int] = ..., sessions_lost: _Optional[int] = ..., steps: _Optional[int] = ..., lane_steps: _Optional[int] = ..., resets: _Optional[int] = ..., episodes: _Optional[int] = ..., worker_restarts: _Optional[int] = ..., errors: _Optional[_Mapping[str, int]] = ..., steps_by_duration: _Optional[_Iterable[int]] = ..., step_seconds: _Optional[float] = ..., deviations: _Optional[int] = ..., transports: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    others: _containers.ScalarMap[str, float]
+    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., sessions_open: _Optional[int] = ..., sessions_opened: _Optional[int] = ..., sessions_refused: _Optional[int] = ..., sessions_lost: _Optional[int] = ..., steps: _Optional[int] = ..., lane_steps: _Optional[int] = ..., resets: _Optional[int] = ..., episodes: _Optional[int] = ..., worker_restarts: _Optional[int] = ..., errors: _Optional[_Mapping[str, int]] = ..., steps_by_duration: _Optional[_Iterable[int]] = ..., step_seconds: _Optional[float] = ..., deviations: _Optional[int] = ..., transports: _Optional[_Mapping[str, int]] = ..., others: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class AttendResponse(_message.Message):
     __slots__ = ("registered", "refusal")
