@@ -12,9 +12,8 @@ from benchmarks.serving.frames import JOIN
 from benchmarks.stepping.environments import local_vector
 from benchmarks.stepping.specs import ClientSpec, Mode
 from benchmarks.stepping.stopwatch import Step, time_in_bulk, time_steps, time_threads
-from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.client.remote_env import RemoteEnv
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings

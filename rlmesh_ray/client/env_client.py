@@ -3,20 +3,20 @@
 RemoteEnv, RemoteVectorEnv and the RLlib plug-in are made of this.
 """
 
+import contextlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions, Metadata, translate_grpc_error
+from rlmesh_ray.client.env_dialect import ResetResult, StepResult
 from rlmesh_ray.client.env_handshake import connect, shake_hands
-from rlmesh_ray.client.env_session_stream import EnvSessionStream
 from rlmesh_ray.client.fork_guard import close_at_exit
-from rlmesh_ray.client.join_stream import CallDeadline, JoinStream
-from rlmesh_ray.client.step_results import ResetResult, StepResult
+from rlmesh_ray.client.join_stream import CallDeadline, JoinStream, open_call
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CodecError,
@@ -43,8 +43,10 @@ from rlmesh_ray.protocol.client_session import (
     never_started,
 )
 from rlmesh_ray.protocol.messages import (
+    Close,
     Configure,
     Configured,
+    EnvRequest,
     EpisodeRecord,
     Infos,
     Render,
@@ -57,6 +59,7 @@ from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.images import AS_THEY_ARE, ImageOptions
 from rlmesh_ray.transport.direct_connection import DirectConnection, Pictures
 from rlmesh_ray.transport.direct_connector import DirectConnector
+from rlmesh_ray.transport.exactly_once import ClientSide
 from rlmesh_ray.transport.tickets import KEY_BYTES, TICKET_ID_BYTES, Ticket
 from rlmesh_ray.wire import lane_calls_v1, transport_v1
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
@@ -189,6 +192,8 @@ _DIRECT_TIMEOUT_SHARE = 0.95
 worker that has not begun the step."""
 _STREAM_PERIOD_S = 0.25
 """How often a client that steps over a direct connection checks whether its stream has ended."""
+_CLOSE_TIMEOUT_S = 2.0
+_CUT_OFF_TIMEOUT_S = 1.0
 _MISFIT = "the answer does not fit the contract: {}"
 
 
@@ -219,6 +224,8 @@ class EnvClient:
         EndpointError: The endpoint cannot be reached, wants another token, or is full.
         HandshakeRefusedError: It has no dialect or edition of this package.
     """
+
+    _server_timeout_ms = staticmethod(endpoint_timeout_ms)
 
     def __init__(
         self,
@@ -274,12 +281,10 @@ class EnvClient:
         self.session = EnvClientSession(
             self.contract.num_envs, self.answer.capabilities, connect_options.address
         )
-        self.session_stream = EnvSessionStream(
-            self.stream,
-            self.dialect.frames,
-            self.session,
-            max_request_bytes(self.contract),
-        )
+        self.numbers = ClientSide()
+        """Numbers of the requests, which are their ids."""
+        self._tag_arrays = capabilities.NDARRAY in self.answer.capabilities
+        self._max_bytes = max_request_bytes(self.contract)
         close_at_exit(self)
         self._configure()
 
@@ -326,13 +331,13 @@ class EnvClient:
         """Start new episodes without waiting; return the request's id."""
         self._settle()
         request = self.dialect.reset(
-            self.session_stream.next_id,
+            self._next_id,
             seeds=seeds,
             options=options or {},
             timeout_ms=self._server_timeout_ms(self.reset_limit.seconds),
             lanes=self.session.lanes_to_reset(lanes),
         )
-        self.session_stream.send(request)
+        self.send(request)
         self._has_ended = self._has_ended and bool(request.env_indices)
         return request.request_id
 
@@ -360,19 +365,25 @@ class EnvClient:
                 sent on the stream: after a direct step, the next request would wait for its answer.
         """
         self._settle()
-        self.session_stream.require_open()
+        self._require_open()
         # Requests still on the stream come first; a direct step would overtake them.
         is_alone = is_last and not self.session.has_unanswered
         direct = self._direct_connection() if is_alone else None
-        request_id = self.session_stream.next_id
+        request_id = self._next_id
         limit = self.step_limit
         if self._may_reset():
             limit = self._limits[request_id] = self.reset_limit
         timeout_ms = self._server_timeout_ms(limit.seconds)
         if direct is None:
-            self._send_on_stream(request_id, action, timeout_ms)
-        else:
-            self._send_direct(request_id, action, direct, timeout_ms)
+            self.send(self.dialect.step(request_id, action, timeout_ms))
+            return request_id
+        try:
+            direct.send(int(request_id), action, timeout_ms)
+            self.numbers.sent_direct()
+            self._in_flight_direct = request_id, direct
+        except BaseException as error:
+            self.session.fail_if_interrupted(error)
+            raise
         return request_id
 
     def _may_reset(self) -> bool:
@@ -390,24 +401,6 @@ class EnvClient:
             if self.stream.has_ended():
                 self.direct_connector.close()
         return self.direct_connector.connection()
-
-    def _send_direct(
-        self,
-        request_id: str,
-        action: Sequence[Column],
-        direct: DirectConnection,
-        timeout_ms: int,
-    ) -> None:
-        try:
-            direct.send(int(request_id), action, timeout_ms)
-            self.session_stream.numbers.sent_direct()
-            self._in_flight_direct = request_id, direct
-        except BaseException as error:
-            self.session.fail_if_interrupted(error)
-            raise
-
-    def _send_on_stream(self, request_id: str, action: Sequence[Column], timeout_ms: int) -> None:
-        self.session_stream.send(self.dialect.step(request_id, action, timeout_ms))
 
     def receive_step(self, request_id: str) -> StepResult:
         """Wait for the result of the oldest request that was sent, a step.
@@ -442,11 +435,49 @@ class EnvClient:
     def _receive(
         self, request_id: str, kind: type[ResponseT], limit: Limit, left_s: float | None = None
     ) -> ResponseT:
-        """As ``EnvSessionStream.receive``; a long wait for resets is logged."""
-        if limit is not self.reset_limit:
-            return self.session_stream.receive(request_id, kind, limit, left_s)
-        with self._reporting_resets():
-            return self.session_stream.receive(request_id, kind, limit, left_s)
+        """Wait for the answer to the oldest request that was sent on the stream.
+
+        Args:
+            request_id: Id of the request.
+            kind: Type of the answer.
+            limit: What limits the request; a timeout names it. See ``allowance_s``. A long wait
+                for resets is logged.
+            left_s: What is left of that; None: all.
+
+        Raises:
+            RemoteEnvError: The endpoint answered with an error; one that it does not call
+                recoverable ends the session.
+            RemoteProtocolError: The answer breaks the protocol; that ends the session.
+            EndpointError: The session broke or is over, or is another process's.
+        """
+        self._require_open()
+        wait_s = (limit.seconds if left_s is None else left_s) + allowance_s(limit.seconds)
+        try:
+            if limit is self.reset_limit:
+                with self._reporting_resets():
+                    frame = self.stream.receive(wait_s)
+            else:
+                frame = self.stream.receive(wait_s)
+            self.session.num_received += 1
+            return self._read(frame, request_id, kind)
+        except RlmeshError as error:
+            name_limit(error, limit, left_s)
+            if isinstance(error, EndpointError):
+                self.session.fail(error)
+            if self.session.has_failed:
+                self.stream.close()
+            raise
+        except BaseException as error:
+            self.session.fail_if_interrupted(error)
+            raise
+
+    def _read(self, frame: bytes, request_id: str, kind: type[ResponseT]) -> ResponseT:
+        """Return the answer in ``frame``, from the stream or a direct connection."""
+        try:
+            response = self.dialect.frames.parse_response(frame)
+        except CodecError as error:
+            raise self.session.broken(f"the answer does not decode: {error}", request_id) from error
+        return self.session.accept(response, request_id, kind)
 
     def _reporting_resets(self) -> CallDeadline:
         """Return a context in which a long wait for resets is logged."""
@@ -458,7 +489,7 @@ class EnvClient:
         with self._settling:
             if self._in_flight_direct is None:
                 return
-            self.session_stream.require_own()
+            self.stream.process.require()
             (request_id, direct), self._in_flight_direct = self._in_flight_direct, None
             try:
                 self._kept[request_id] = self._receive_direct(request_id, direct)
@@ -477,18 +508,19 @@ class EnvClient:
                 frame = direct.receive(_DIRECT_TIMEOUT_SHARE * limit_s)
         else:
             frame = direct.receive(_DIRECT_TIMEOUT_SHARE * limit_s)
-        numbers = self.session_stream.numbers
+        numbers = self.numbers
         if frame is None:
             # The step keeps its deadline; only the endpoint knows whether it has begun.
             left_s = _left_s(end_s, limit_s)
             timeout_ms = endpoint_timeout_ms(left_s)
-            self._send_on_stream(str(numbers.fall_back_to_join()), direct.action, timeout_ms)
+            number = str(numbers.fall_back_to_join())
+            self.send(self.dialect.step(number, direct.action, timeout_ms))
             return self._receive_step(request_id, limit, left_s)
         numbers.direct_answered(int(request_id))
         completed: tuple[EpisodeRecord, ...] = ()
         infos: Infos = {}
         if frame:
-            done = self.session_stream.read(frame, request_id, StepDone)
+            done = self._read(frame, request_id, StepDone)
             completed, infos, self._episode_ids = (
                 done.completed_episodes,
                 done.infos,
@@ -516,15 +548,15 @@ class EnvClient:
         Pictures come over shared memory, from an endpoint that can send them there.
         """
         self._settle()
-        self.session_stream.require_open()
+        self._require_open()
         if capabilities.DIRECT_RENDER in self.answer.capabilities:
             direct = None if self.session.has_unanswered else self._direct_connection()
             if direct is not None and direct.transport == SHARED_MEMORY:
                 return self._render_directly(direct)
-        return self._render_on_stream(self.session_stream.next_id)
+        return self._render_on_stream(self._next_id)
 
     def _render_directly(self, direct: DirectConnection) -> Pictures | bytes | None:
-        numbers, limit_s = self.session_stream.numbers, self.step_limit.seconds
+        numbers, limit_s = self.numbers, self.step_limit.seconds
         end_s = time.monotonic() + limit_s
         number, timeout_ms = numbers.next_number, self._server_timeout_ms(limit_s)
         try:
@@ -547,8 +579,8 @@ class EnvClient:
     def _render_on_stream(self, request_id: str, left_s: float | None = None) -> bytes | None:
         limit = self.step_limit
         timeout_ms = self._server_timeout_ms(limit.seconds if left_s is None else left_s)
-        self.session_stream.send(Render(request_id, timeout_ms=timeout_ms))
-        return self.session_stream.receive(request_id, Rendered, limit, left_s).png
+        self.send(Render(request_id, timeout_ms=timeout_ms))
+        return self._receive(request_id, Rendered, limit, left_s).png
 
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of the environment of each lane, or read an attribute that is none.
@@ -578,18 +610,18 @@ class EnvClient:
                 the next step is answered with an error, and a Reset starts over.
             EndpointError: The session broke.
         """
-        self.session_stream.require_own()
+        self.stream.process.require()
         self._settle()
-        self.session_stream.require_open()
+        self._require_open()
         if not self.session.require_call(name):
             # It changes nothing, but its reply says that there is a session, or why there is none.
-            self._render_on_stream(self.session_stream.next_id)
+            self._render_on_stream(self._next_id)
         return self._when_started(lambda: self._call(name, arguments, tuple(lanes)))
 
     def _call(
         self, name: str, arguments: tuple[object, ...], lanes: tuple[int, ...]
     ) -> tuple[Any, ...]:
-        numbers = self.session_stream.numbers
+        numbers = self.numbers
         is_numbered = capabilities.NUMBERED_REQUESTS in self.answer.capabilities
         num_before = numbers.next_number - 1 if is_numbered else self.session.num_sent
         limit = self.step_limit
@@ -627,11 +659,70 @@ class EnvClient:
 
     def close(self) -> None:
         """End the session. Idempotent; a broken session gets no Close request."""
+        is_first, has_failed = not self.session.is_closed, self.session.has_failed
         # First: a thread that waits for a direct answer must not go on with the stream.
         self.session.close()
-        if self.session_stream.is_own:
-            self.direct_connector.close()
-        self.session_stream.close()
+        if not is_first or not self.stream.process.is_owner:
+            return
+        self.direct_connector.close()
+        if sys.is_finalizing():
+            return  # gRPC's threads are gone; the endpoint notices the end of the process
+        # In a thread of its own: Ctrl-C in the middle of a call can leave gRPC's lock held, and
+        # the next thread that needs it would wait for ever.
+        closing = threading.Thread(
+            target=self._send_close_and_end, name="rlmesh-ray-close", daemon=True
+        )
+        try:
+            closing.start()
+        except RuntimeError:  # from Python 3.12 on no thread starts while the process ends
+            if not has_failed:
+                self._send_close_and_end()
+        else:
+            closing.join(_CLOSE_TIMEOUT_S + _CUT_OFF_TIMEOUT_S)
+
+    def _send_close_and_end(self) -> None:
+        with contextlib.suppress(Exception):  # a broken session is closed as well
+            request = Close(self._next_id)
+            self.stream.send(self._pack(request))
+            end_s = time.monotonic() + _CLOSE_TIMEOUT_S
+            is_answered = False
+            while not is_answered:  # past the unread answers of earlier requests
+                frame = self.stream.receive(max(0.0, end_s - time.monotonic()))
+                response = self.dialect.frames.parse_response(frame)
+                is_answered = response.request_id == request.request_id
+        self.stream.close()
+
+    def send(self, request: EnvRequest) -> None:
+        """Send a request on the stream without waiting.
+
+        Raises:
+            CodecError: Something in the request would not arrive as it is; nothing was sent.
+            EndpointError: The session is closed, or an error has ended it.
+        """
+        self._require_open()
+        frame = self._pack(request)
+        try:
+            self.stream.send(frame)
+            self.session.num_sent += 1
+            if request.request_id == self._next_id:  # else it was sent on a direct connection
+                self.numbers.sent()
+        except BaseException as error:
+            self.session.fail_if_interrupted(error)
+            raise
+
+    def _pack(self, request: EnvRequest) -> bytes:
+        return self.dialect.frames.pack_request(
+            request, tag_arrays=self._tag_arrays, max_bytes=self._max_bytes
+        )
+
+    def _require_open(self) -> None:
+        """Raise EndpointError if the session is closed, has failed, or is another process's."""
+        self.stream.process.require()
+        self.session.require_open()
+
+    @property
+    def _next_id(self) -> str:
+        return str(self.numbers.next_number)
 
     @property
     def metadata(self) -> Metadata:
@@ -642,18 +733,15 @@ class EnvClient:
     def _own_metadata(self) -> Metadata:
         return ((capabilities.SESSION_METADATA_KEY, self.session_id),) if self.session_id else ()
 
-    def _server_timeout_ms(self, limit_s: float) -> int:
-        return endpoint_timeout_ms(limit_s)
-
     def _configure(self) -> None:
         """Send Configure with the edition, where the dialect requires it as the first request."""
         if not self.dialect.edition:
             return
-        request = Configure(self.session_stream.next_id, self.dialect.edition)
+        request = Configure(self._next_id, self.dialect.edition)
         try:
-            self.session_stream.send(request)
+            self.send(request)
             limit = Limit("", self._connect_options.timeout_s)
-            self.session_stream.receive(request.request_id, Configured, limit)
+            self._receive(request.request_id, Configured, limit)
         except RemoteEnvError as error:
             self.close()
             raise HandshakeRefusedError(f"{self.address} takes no session: {error}") from error

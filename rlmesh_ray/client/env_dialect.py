@@ -1,17 +1,49 @@
 """The dialects of a session with an EnvService: requests and answers, without I/O."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rlmesh_ray.client.step_results import ResetResult, StepResult
-from rlmesh_ray.protocol.messages import EnvRequest, EnvResponse, Reset, ResetDone, Step, StepDone
+from rlmesh_ray.protocol.messages import (
+    EnvRequest,
+    EnvResponse,
+    EpisodeRecord,
+    Infos,
+    Reset,
+    ResetDone,
+    Step,
+    StepDone,
+)
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.batch_codec import BatchCodec
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
+
+
+@dataclass(frozen=True, slots=True)
+class ResetResult:
+    """First observations, over all lanes."""
+
+    observation: list[Column]
+    infos: Infos
+    episode_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The result of one vector step; every array has one entry per lane."""
+
+    observation: list[Column]
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    infos: Infos
+    completed_episodes: tuple[EpisodeRecord, ...]
+    episode_ids: tuple[str, ...]
 
 
 class EnvClientFrames(Protocol):

@@ -40,7 +40,7 @@ class ForkGuard:
         Raises:
             EndpointLostError: This process is a fork.
         """
-        if not self.is_owner:
+        if os.getpid() != self._pid:
             raise EndpointLostError(
                 f"the session belongs to process {self._pid}, of which this one is a fork: open "
                 f"one in each process, and {FORK_REMEDY}",

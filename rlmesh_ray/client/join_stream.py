@@ -2,23 +2,129 @@
 
 import contextlib
 import os
+import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Self
+from concurrent.futures import Future
+from typing import ClassVar, Protocol, Self
 
-from rlmesh_ray.client.bidi_call import BidiCall
-from rlmesh_ray.client.channel import translate_grpc_error
+from rlmesh_ray.client.channel import Metadata, translate_grpc_error
 from rlmesh_ray.client.fork_guard import ForkGuard
+from rlmesh_ray.compat.grpc import begin_single_threaded_call
 from rlmesh_ray.errors import (
     EndpointClosedError,
     EndpointError,
     EndpointLostError,
     EndpointTimeoutError,
 )
-from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.grpc_setup import grpc, keep_in_forks
 from rlmesh_ray.protocol.client_session import Limit, name_limit, timeout_error
+
+
+class BidiCall(Protocol):
+    """An open call; what ends it early is raised as ``grpc.RpcError``."""
+
+    def write(self, message: bytes) -> None:
+        """Send ``message`` after those before it, without waiting."""
+
+    def __next__(self) -> bytes:
+        """Wait for the next message; StopIteration at the end. For one thread at a time."""
+
+    def poll(self) -> bool:
+        """Return whether a message is here, without waiting. For one thread at a time, likewise.
+
+        What had come in before it was asked is found at once, where gRPC reads in the thread that
+        waits; else it may take another moment.
+        """
+
+    def has_ended(self) -> bool:
+        """Return whether the server has ended it, as far as that has arrived; as ``poll``."""
+
+    def cancel(self) -> bool:
+        """End it at once; for any thread."""
+
+    def close(self) -> None:
+        """End it, and release its resources. Idempotent; for any thread."""
+
+
+def open_call(channel: grpc.Channel, path: str, metadata: Metadata) -> BidiCall:
+    """Begin a call.
+
+    Args:
+        channel: Over which; without interceptors.
+        path: Of the RPC.
+        metadata: What the call carries.
+    """
+    call: BidiCall | None = begin_single_threaded_call(channel, path, metadata)
+    return keep_in_forks(call or QueuedCall(channel, path, metadata))
+
+
+class QueuedCall:
+    """gRPC's own call: two of its threads pass each message on.
+
+    Args:
+        channel: See ``open_call``.
+        path: See ``open_call``.
+        metadata: See ``open_call``.
+    """
+
+    def __init__(self, channel: grpc.Channel, path: str, metadata: Metadata) -> None:
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call = channel.stream_stream(path)(iter(self._outbox.get, None), metadata=metadata)
+        # For ``poll``, which gRPC does not have: from its first time on, a thread reads ahead.
+        self._asked: queue.SimpleQueue[Future[bytes] | None] = queue.SimpleQueue()
+        self._ahead: Future[bytes] | None = None
+        self._reader: threading.Thread | None = None
+
+    def write(self, message: bytes) -> None:
+        """Send ``message`` after those before it, without waiting."""
+        self._outbox.put(message)
+
+    def __next__(self) -> bytes:
+        """Wait for the next message."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            message: bytes = next(self._call)
+            return message
+        message = ahead.result()
+        self._ask()
+        return message
+
+    def poll(self) -> bool:
+        """Return whether a message is here, without waiting."""
+        if self._reader is None:
+            self._reader = threading.Thread(target=self._read_ahead, daemon=True)
+            self._reader.start()
+        ahead = self._ahead or self._ask()
+        return ahead.done() and ahead.exception() is None
+
+    def _ask(self) -> Future[bytes]:
+        ahead = self._ahead = Future()
+        self._asked.put(ahead)
+        return ahead
+
+    def has_ended(self) -> bool:
+        """Return whether the server has ended it."""
+        return not self._call.is_active()
+
+    def cancel(self) -> bool:
+        """End it at once."""
+        return bool(self._call.cancel())
+
+    def close(self) -> None:
+        """End it, and the threads that send and read ahead."""
+        self._outbox.put(None)
+        self._asked.put(None)
+        self._call.cancel()
+
+    def _read_ahead(self) -> None:
+        for ahead in iter(self._asked.get, None):
+            try:
+                ahead.set_result(next(self._call))
+            except BaseException as error:  # noqa: BLE001  # ``__next__`` raises it
+                ahead.set_exception(error)
 
 
 @contextlib.contextmanager
@@ -46,7 +152,8 @@ class JoinStream:
 
     def __init__(self, call: BidiCall, address: str, channel: grpc.Channel | None = None) -> None:
         self._address = address
-        self._process = ForkGuard(address)
+        self.process = ForkGuard(address)
+        """The process that has opened it: a fork cannot use it, or even close it."""
         self._is_closed = False
         self._has_answered = False
         self._timeout_s: float | None = None
@@ -112,7 +219,7 @@ class JoinStream:
 
     def cancel(self) -> None:
         """End it without waiting for its reader, which then closes it; not in a fork."""
-        if self._process.is_owner:
+        if self.process.is_owner:
             self._is_closed = True
             self._call.cancel()
 
@@ -144,14 +251,19 @@ def _close_call(call: BidiCall, pid: int) -> None:
 
 
 class CallDeadline:
-    """Ends a wait when its time is up, without a timer thread for each.
+    """Ends a wait when its time is up: one daemon thread checks all waits a few times a second.
 
     gRPC's own deadline would bound the whole stream; what must be bounded is one answer.
 
     Args:
         timeout_s: How long to wait; None: for ever.
-        give_up: Called in another thread with ``timeout_s`` when the time is up.
+        give_up: Called in the daemon thread with ``timeout_s`` when the time is up.
     """
+
+    _PERIOD_S = 0.1
+    _open: ClassVar[set["CallDeadline"]] = set()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _thread: ClassVar[threading.Thread | None] = None
 
     def __init__(self, timeout_s: float | None, give_up: Callable[[float], None]) -> None:
         self._timeout_s = timeout_s
@@ -160,59 +272,41 @@ class CallDeadline:
 
     def __enter__(self) -> Self:
         if self._timeout_s is not None:
-            _WATCHDOG.watch(self)
+            with self._lock:
+                self._open.add(self)
+                if CallDeadline._thread is None:
+                    CallDeadline._thread = threading.Thread(
+                        target=self._check_all_for_ever, name="rlmesh-ray-deadlines", daemon=True
+                    )
+                    CallDeadline._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._timeout_s is not None:
-            _WATCHDOG.forget(self)
+            with self._lock:
+                self._open.discard(self)
 
-    def check(self, now_s: float) -> None:
-        """Give up if the time is up."""
-        if self._timeout_s is not None and now_s >= self._expires_s:
-            self._give_up(self._timeout_s)
-
-
-class _Watchdog:
-    """Checks all open deadlines a few times a second, from one daemon thread."""
-
-    _PERIOD_S = 0.1
-
-    def __init__(self) -> None:
-        self._open: set[CallDeadline] = set()
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-
-    def watch(self, deadline: CallDeadline) -> None:
-        with self._lock:
-            self._open.add(deadline)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="rlmesh-ray-deadlines", daemon=True
-                )
-                self._thread.start()
-
-    def start_over(self) -> None:
-        """Forget the thread of the process that this one was forked from."""
-        self.__init__()  # type: ignore[misc]
-
-    def forget(self, deadline: CallDeadline) -> None:
-        with self._lock:
-            self._open.discard(deadline)
-
-    def _run(self) -> None:
+    @classmethod
+    def _check_all_for_ever(cls) -> None:
         while True:
-            time.sleep(self._PERIOD_S)
-            self._check()
+            time.sleep(cls._PERIOD_S)
+            cls._check_all()
 
-    def _check(self) -> None:
+    @classmethod
+    def _check_all(cls) -> None:
         """Check all; a separate function, so that the thread holds no deadline while it sleeps."""
         # Under the lock, which the end of a wait takes, too: a later one must not be given up.
-        with self._lock:
-            for deadline in self._open:
-                deadline.check(time.monotonic())
+        with cls._lock:
+            for deadline in cls._open:
+                timeout_s = deadline._timeout_s
+                if timeout_s is not None and time.monotonic() >= deadline._expires_s:
+                    deadline._give_up(timeout_s)
+
+    @classmethod
+    def start_over(cls) -> None:
+        """Forget the waits and the thread of the process that this one was forked from."""
+        cls._open, cls._lock, cls._thread = set(), threading.Lock(), None
 
 
-_WATCHDOG = _Watchdog()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_WATCHDOG.start_over)
+    os.register_at_fork(after_in_child=CallDeadline.start_over)

@@ -9,12 +9,12 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from rlmesh_ray.client.env_dialect import ResetResult
 from rlmesh_ray.client.env_session_client import ClientOptions, open_client_session
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.multi_agent_errors import action_error
 from rlmesh_ray.client.png import render_lanes
 from rlmesh_ray.client.remote_env import remote_np_random
-from rlmesh_ray.client.step_results import ResetResult
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConformanceError,

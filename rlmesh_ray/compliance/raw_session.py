@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 from google.protobuf.message import DecodeError
 
 from rlmesh_ray import __version__
-from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.compliance.checks import ClauseBroken, require
 from rlmesh_ray.errors import CodecError, EndpointError, EndpointLostError
 from rlmesh_ray.protocol import capabilities

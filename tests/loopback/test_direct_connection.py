@@ -542,7 +542,7 @@ def test_a_step_that_was_executed_is_answered_again_for_who_repeats_it(
     with session(stumbling, transport) as client:
         step = client.send_step(NOTHING)
         first = client.receive_step(step)
-        client.session_stream.send(client.dialect.step(step, NOTHING, 60_000))
+        client.send(client.dialect.step(step, NOTHING, 60_000))
 
         again = client.receive_step(step)
 
@@ -561,9 +561,9 @@ def test_a_client_that_counts_wrong_loses_its_session(
         for _ in range(3):
             client.step(NOTHING)
         wrong = ClientSide()
-        for _ in range(client.session_stream.numbers.next_number - 1 + num_skipped):
+        for _ in range(client.numbers.next_number - 1 + num_skipped):
             wrong.sent()
-        client.session_stream.numbers = wrong
+        client.numbers = wrong
         client.direct_connector.close()
 
         with pytest.raises(RemoteEnvError, match="out of order") as caught:

@@ -51,7 +51,7 @@ print(wakes, {name: value for name, value in os.environ.items() if name.startswi
 CLIENT = """
 import ctypes, sys
 
-from rlmesh_ray.client.bidi_call import open_call
+from rlmesh_ray.client.join_stream import open_call
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.grpc_setup import grpc
 

@@ -15,8 +15,7 @@ import grpc
 import pytest
 from grpc._channel import _SingleThreadedRendezvous
 
-from rlmesh_ray.client.bidi_call import BidiCall, QueuedCall, open_call
-from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.join_stream import BidiCall, JoinStream, QueuedCall, open_call
 from rlmesh_ray.compat.single_threaded_call import SingleThreadedCall
 from rlmesh_ray.errors import (
     AccessDeniedError,

@@ -14,9 +14,8 @@ from gymnasium import spaces
 from gymnasium.wrappers.vector import DictInfoToList
 
 from rlmesh_ray import EnvServer, RemoteVectorEnv
-from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.protocol.messages import EnvRequest, Reset, Step
 from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb

@@ -21,10 +21,9 @@ import pytest
 from PIL import Image
 
 from rlmesh_ray import EnvServer, RemoteEnv
-from rlmesh_ray.client.bidi_call import open_call
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
-from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.errors import ConfigurationError, EndpointError, RemoteEnvError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close
@@ -324,7 +323,7 @@ def test_pictures_that_get_lost_are_sent_again_and_not_drawn_again() -> None:
     with served(Noisy) as client:
         direct = client.direct_connector.connection()
         assert direct is not None
-        number = client.session_stream.numbers.next_number
+        number = client.numbers.next_number
         direct.worker_socket.send(frames.pack_request(number, 0, frames.RENDER))
         assert select.select([direct.worker_socket.connection], [], [], 60.0)[0]
         direct.close()

@@ -18,9 +18,8 @@ from uuid import uuid4
 import numpy as np
 
 from rlmesh_ray import __version__
-from rlmesh_ray.client.env_dialect import EnvClientFrames, owned
+from rlmesh_ray.client.env_dialect import EnvClientFrames, ResetResult, StepResult, owned
 from rlmesh_ray.client.env_handshake import EnvDialectFactory
-from rlmesh_ray.client.step_results import ResetResult, StepResult
 from rlmesh_ray.client.version_negotiation import CLIENT_NAME, HandshakeVariant
 from rlmesh_ray.dialects.released.client.vector_infos import as_vector_infos
 from rlmesh_ray.dialects.released.protocol.handshake import (
