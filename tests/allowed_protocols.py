@@ -40,7 +40,6 @@ ALLOWED_PROTOCOLS = {
     "HostedServer": "EnvServer, ModelServer",
     "LaneVector": "LaneVectorEnv, VectorEnvAdapter",
     "ModelClientDialect": "EditionModelClientDialect, ReleasedModelClientDialect",
-    "ModelRequests": "ModelSessionStream, OpenpiSession",
     "ModelServerDialect": "EditionModelServerDialect, ReleasedModelServerDialect",
     "MultiAgentEnv": "the environments of RLlib and of PettingZoo, which envs must not import",
     "PerLane": "a list, an array",

@@ -139,7 +139,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"gymnasium", "grpc"},
     ),
     "__main__": ({"cli"}, set()),
-    "dialects": ({"errors", "options", "protocol/versions"}, set()),
+    "dialects": ({"errors", "options", "protocol/capabilities"}, set()),
 }
 # Public names of a room that a dialect defines.
 REEXPORTS = {"rlmesh_ray/rllib/__init__.py": {"dialects/rllink/runner"}}

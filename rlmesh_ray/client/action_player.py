@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
 import numpy as np
@@ -19,7 +19,7 @@ from rlmesh_ray.client.chunk_player import (
     PlayerStatistics,
     require_blendable,
 )
-from rlmesh_ray.client.remote_model import RemoteModel, Slots, contract_of
+from rlmesh_ray.client.model_dialect import Slots
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConformanceError,
@@ -30,7 +30,11 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.options import as_int
 from rlmesh_ray.spaces.batch import Column, flatten, leaves, stack, unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode
+from rlmesh_ray.spaces.gym_conversion import contract_of
 from rlmesh_ray.spaces.validation import coerce_batch
+
+if TYPE_CHECKING:  # RemoteModel makes players
+    from rlmesh_ray.client.remote_model import RemoteModel
 
 _Sent = Sequence[tuple[ChunkPlayer, ChunkRequest]]
 """The players whose rows a message has, in their order, and their requests."""
@@ -54,7 +58,7 @@ class ActionPlayer:
 
     def __init__(
         self,
-        model: RemoteModel,
+        model: "RemoteModel",
         env: Any,
         *,
         route_id: str,

@@ -5,12 +5,7 @@ from dataclasses import dataclass, replace
 
 from rlmesh_ray.client.channel import ConnectOptions, Metadata
 from rlmesh_ray.client.env_dialect import EditionEnvClientDialect, EnvClientDialect
-from rlmesh_ray.client.version_negotiation import (
-    HandshakeVariant,
-    handshake_variants,
-    negotiate_handshake,
-    supported_generations,
-)
+from rlmesh_ray.client.version_negotiation import ServiceHandshake
 from rlmesh_ray.errors import HandshakeRefusedError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
@@ -31,8 +26,14 @@ _ABLE = (
 )
 EnvDialectFactory = Callable[[EnvContract], EnvClientDialect]
 """Makes the dialect of a session with this contract."""
-
-_HANDSHAKE = "/rlmesh.env.v1.EnvService/Handshake"
+HANDSHAKE: ServiceHandshake[EnvDialectFactory] = ServiceHandshake(
+    "/rlmesh.env.v1.EnvService/Handshake",
+    edition_wire,
+    _ABLE,
+    EditionEnvClientDialect,
+    "client.env_dialect",
+)
+generations_of = HANDSHAKE.generations
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +61,7 @@ def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
         HandshakeRefusedError: It serves no generation or edition of this package.
     """
     with connect_options.open() as channel:
-        return _handshake(connect_options, channel)[1]
-
-
-def generations_of(connect_options: ConnectOptions) -> tuple[str, ...]:
-    """Return the generations in which sessions with an endpoint are possible.
-
-    Raises:
-        EndpointError: It cannot be reached.
-    """
-    with connect_options.open() as channel:
-        return supported_generations(
-            connect_options, channel, _HANDSHAKE, _handshake_variants(connect_options)
-        )
+        return HANDSHAKE.negotiate(connect_options, channel)[1]
 
 
 def connect(connect_options: ConnectOptions, images: ImageOptions = AS_THEY_ARE) -> EnvConnection:
@@ -106,7 +95,7 @@ def connect(connect_options: ConnectOptions, images: ImageOptions = AS_THEY_ARE)
 def _connection(
     connect_options: ConnectOptions, channel: grpc.Channel, images: ImageOptions
 ) -> EnvConnection:
-    variant, answer = _handshake(connect_options, channel)
+    variant, answer = HANDSHAKE.negotiate(connect_options, channel)
     contract = _contract(answer, connect_options.address)
     metadata, dialect = connect_options.metadata, variant.make_dialect(contract)
     if images.names:
@@ -130,22 +119,6 @@ def _connection(
     if session_id:
         metadata += ((capabilities.SESSION_METADATA_KEY, session_id),)
     return EnvConnection(channel, answer, contract, metadata, session_id, dialect)
-
-
-def _handshake(
-    connect_options: ConnectOptions, channel: grpc.Channel
-) -> tuple[HandshakeVariant[EnvDialectFactory], HandshakeResponse]:
-    return negotiate_handshake(
-        connect_options, channel, _HANDSHAKE, _handshake_variants(connect_options)
-    )
-
-
-def _handshake_variants(
-    connect_options: ConnectOptions,
-) -> tuple[HandshakeVariant[EnvDialectFactory], ...]:
-    return handshake_variants(
-        connect_options, edition_wire, _ABLE, EditionEnvClientDialect, "client.env_dialect"
-    )
 
 
 def _contract(answer: HandshakeResponse, address: str) -> EnvContract:

@@ -1,10 +1,13 @@
 """The dialects of a session with a ModelService: requests and answers, without I/O."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+import operator
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import Field, dataclass, fields
+from typing import Any, NamedTuple, Protocol
 
-from rlmesh_ray.errors import RemoteProtocolError
+import numpy as np
+
+from rlmesh_ray.errors import ConformanceError, RemoteProtocolError
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     CloseModel,
@@ -38,6 +41,37 @@ class PredictTelemetry:
     """Rows in the batch, with those of other requests; 0 where the endpoint does not report it."""
     server: str
     """Identifies the running server; empty where it does not report it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Which lanes and episodes the rows of a batch belong to; every field one entry a row."""
+
+    env_indices: Sequence[int]
+    episode_ids: Sequence[str]
+    steps: Sequence[int]
+    """Steps done in the episode so far."""
+    resets: Sequence[bool]
+    """Whether the row is the first observation of its episode."""
+
+    def rows(self) -> tuple[PredictSlot, ...]:
+        """Return them in the protocol's form.
+
+        Raises:
+            ConformanceError: The fields have not as many entries as each other, or one is not what
+                its field takes.
+        """
+        lengths = {field.name: _length(getattr(self, field.name), field) for field in fields(self)}
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
+            raise ConformanceError("structure", "slots", f"{counts}; give one of each for each row")
+        lanes, ids, steps, resets = self.env_indices, self.episode_ids, self.steps, self.resets
+        if not (_are(int, lanes) and _are(str, ids) and _are(int, steps) and _are(bool, resets)):
+            lanes, steps = _counts("env_indices", lanes), _counts("steps", steps)
+            ids, resets = _each("episode_ids", ids, str), _each("resets", resets, bool, np.bool_)
+        if steps and min(steps) < 0:
+            raise ConformanceError("structure", "slots.steps", f"{min(steps)} is below 0")
+        return tuple(PredictSlot(*row) for row in zip(lanes, ids, steps, resets, strict=True))
 
 
 class RouteBatch(NamedTuple):
@@ -147,30 +181,20 @@ class ModelClientDialect(RouteRequests, Protocol):
         """
 
 
-class ModelRequests(Protocol):
-    """Carries out the requests of one session. Safe to use from several threads."""
+class DialectModelSession(RouteRequests, Protocol):
+    """A session of a dialect with a transport of its own: its ``MODEL_SESSION`` returns one.
 
-    @property
-    def is_own(self) -> bool:
-        """Whether this process has opened the session."""
-
-    def ask(self, make: Make, timeout_s: float) -> ModelReply:
-        """Send requests, each when the one before it was answered; return the last answer.
-
-        Raises:
-            RemoteModelError: The endpoint answered one with an error.
-            EndpointError: The session broke or is closed, or no answer came in time.
-        """
-
-    def close(self) -> None:
-        """End the session. Idempotent."""
-
-
-class DialectModelSession(RouteRequests, ModelRequests, Protocol):
-    """A session of a dialect with a transport of its own: its ``MODEL_SESSION`` returns one."""
+    Safe to use from several threads.
+    """
 
     answer: HandshakeResponse
     """The server's description of itself."""
+
+    def ask(self, make: Make, timeout_s: float) -> ModelReply:
+        """Send requests and return the last answer; see ``ModelSessionStream.ask``."""
+
+    def close(self) -> None:
+        """End the session. Idempotent."""
 
 
 class EditionModelClientDialect:
@@ -270,3 +294,47 @@ def _telemetry(predicted: Predicted) -> PredictTelemetry | None:
         batch_rows=run.num_rows,
         server=run.component_id,
     )
+
+
+def _are(kind: type, entries: Sequence[object]) -> bool:
+    """Return whether all have exactly that type; fast, since each prediction calls it."""
+    return set(map(type, entries)) <= {kind}
+
+
+def _length(entries: object, field: "Field[Any]") -> int:
+    if isinstance(entries, str) or not isinstance(entries, Sized):
+        problem = f"is a {type(entries).__name__}, expected a sequence with one entry a row"
+        raise ConformanceError("structure", f"slots.{field.name}", problem)
+    return len(entries)
+
+
+def _counts(name: str, entries: Sequence[Any]) -> list[int]:
+    """Return the entries as Python's integers, those of NumPy and torch, too.
+
+    Raises:
+        ConformanceError: One is none.
+    """
+    counts = []
+    for entry in entries:
+        try:
+            counts.append(operator.index(entry))
+        except TypeError as error:
+            raise _misfit(name, entry, int) from error
+    return counts
+
+
+def _each(name: str, entries: Sequence[Any], *kinds: type) -> list[Any]:
+    """Return the entries in Python's own types, the first of ``kinds``.
+
+    Raises:
+        ConformanceError: One is of none of ``kinds``.
+    """
+    for entry in entries:
+        if not isinstance(entry, kinds):
+            raise _misfit(name, entry, kinds[0])
+    return [kinds[0](entry) for entry in entries]
+
+
+def _misfit(name: str, entry: object, wanted: type) -> ConformanceError:
+    problem = f"{entry!r:.40} is a {type(entry).__name__}, expected {wanted.__name__}"
+    return ConformanceError("structure", f"slots.{name}", problem)

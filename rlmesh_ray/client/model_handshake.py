@@ -9,19 +9,12 @@ from rlmesh_ray.client.model_dialect import (
     EditionModelClientDialect,
     ModelClientDialect,
 )
-from rlmesh_ray.client.version_negotiation import (
-    HandshakeVariant,
-    handshake_variants,
-    negotiate_handshake,
-    supported_generations,
-)
+from rlmesh_ray.client.version_negotiation import ServiceHandshake
 from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.capabilities import IMAGE_CODEC
+from rlmesh_ray.protocol.capabilities import IMAGE_CODEC, PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeResponse
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire import policy_v1
 from rlmesh_ray.wire.image_codec_v1 import SentImages, require_offer
@@ -30,9 +23,16 @@ from rlmesh_ray.wire.rlmesh_v1 import model as edition_wire
 
 ModelDialectFactory = Callable[[str], ModelClientDialect]
 """Makes the dialect of a session with this id."""
+HANDSHAKE: ServiceHandshake[ModelDialectFactory] = ServiceHandshake(
+    "/rlmesh.model.v1.ModelService/Handshake",
+    edition_wire,
+    (capabilities.SPACES_CORE, capabilities.POLICY, capabilities.ACTION_CHUNKS),
+    EditionModelClientDialect,
+    "client.model_dialect",
+)
+generations_of = HANDSHAKE.generations
 
 _MOST_DIGITS = 10
-_HANDSHAKE = "/rlmesh.model.v1.ModelService/Handshake"
 
 
 def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
@@ -47,7 +47,7 @@ def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
         session.close()
         return session.answer
     with connect_options.open() as channel:
-        return handshake(connect_options, channel)[1]
+        return HANDSHAKE.negotiate(connect_options, channel)[1]
 
 
 def open_dialect_session(connect_options: ConnectOptions) -> DialectModelSession | None:
@@ -88,36 +88,6 @@ def horizon_of(answer: HandshakeResponse) -> int | None:
     text = answer.capabilities.get(capabilities.ACTION_CHUNKS, "")
     # Longer numbers are no horizon of a policy, and Python's int may refuse them.
     return max(1, int(text)) if text.isdecimal() and len(text) < _MOST_DIGITS else 1
-
-
-def generations_of(connect_options: ConnectOptions) -> tuple[str, ...]:
-    """Return the generations in which sessions with a model endpoint are possible.
-
-    Raises:
-        EndpointError: It cannot be reached.
-    """
-    with connect_options.open() as channel:
-        return supported_generations(
-            connect_options, channel, _HANDSHAKE, _handshake_variants(connect_options)
-        )
-
-
-def handshake(
-    connect_options: ConnectOptions, channel: grpc.Channel
-) -> tuple[HandshakeVariant[ModelDialectFactory], HandshakeResponse]:
-    """Return the variant that the endpoint accepts, and its answer; raises as ``shake_hands``."""
-    return negotiate_handshake(
-        connect_options, channel, _HANDSHAKE, _handshake_variants(connect_options)
-    )
-
-
-def _handshake_variants(
-    connect_options: ConnectOptions,
-) -> tuple[HandshakeVariant[ModelDialectFactory], ...]:
-    able = (capabilities.SPACES_CORE, capabilities.POLICY, capabilities.ACTION_CHUNKS)
-    return handshake_variants(
-        connect_options, edition_wire, able, EditionModelClientDialect, "client.model_dialect"
-    )
 
 
 def compressed(

@@ -1,16 +1,14 @@
 """RemoteEnv: a single-lane endpoint as a gymnasium environment."""
 
 import warnings
-from typing import Any, NoReturn, Unpack
+from typing import Any, Unpack
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.client.env_session_client import ClientOptions, open_client_session
-from rlmesh_ray.client.fork_guard import NotPicklable
-from rlmesh_ray.client.multi_agent_errors import action_error
-from rlmesh_ray.client.png import render_lanes
+from rlmesh_ray.client.remote_base import RemoteSession, action_error, render_lanes
 from rlmesh_ray.errors import (
     ConfigurationWarning,
     ConformanceError,
@@ -20,27 +18,13 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.options import as_reset_options, as_seed, takes_options
 from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
-from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import env_spec, to_gymnasium
 from rlmesh_ray.spaces.validation import structure_checker
 from rlmesh_ray.spaces.vector_infos import lane_info
 
 
-def _refuse_generator(_env: object, _value: object = None) -> NoReturn:
-    """Raise AttributeError: the generator is at the endpoint, and ``reset`` seeds it there."""
-    raise AttributeError(
-        "np_random is the random generator of an environment, and that runs at its endpoint: "
-        "reset(seed=...) seeds it there, and a wrapper that draws from it wraps the environment "
-        "that is served"
-    )
-
-
-remote_np_random = property(_refuse_generator, _refuse_generator)
-"""``np_random`` of a client: raises AttributeError with the reason, also where it is set."""
-
-
 @takes_options(ClientOptions)
-class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
+class RemoteEnv(RemoteSession, gymnasium.Env[Any, Any]):
     """The lane of one session with an endpoint whose width is 1.
 
     To be used by one thread at a time, in the process that has opened it.
@@ -88,21 +72,9 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         self._action_checker = structure_checker(contract.action_space)
 
     @property
-    def contract(self) -> EnvContract:
-        """What the endpoint promised."""
-        return self._client.contract
-
-    @property
-    def address(self) -> str:
-        """Where the endpoint is."""
-        return self._client.address
-
-    @property
     def np_random_seed(self) -> int:
         """The seed that the last ``reset`` with one has sent; see ``RemoteVectorEnv``."""
         return -1 if self._np_random_seed is None else self._np_random_seed
-
-    np_random = remote_np_random
 
     def has_wrapper_attr(self, name: str) -> bool:
         """Return whether this client, the environment or one of its wrappers has an attribute.

@@ -1,37 +1,42 @@
 """RemoteModel: a served policy, from anywhere."""
 
-import operator
+import contextlib
+import itertools
+import queue
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import Field, dataclass, fields, replace
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
-
-import numpy as np
+from typing import Any, Self
 
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.client.action_player import ActionPlayer
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.fork_guard import NotPicklable
+from rlmesh_ray.client.chunk_player import Blend
+from rlmesh_ray.client.fork_guard import NotPicklable, close_at_exit
 from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.client.model_dialect import (
+    DialectModelSession,
+    EncodedRequest,
     Make,
+    ModelClientDialect,
     ModelReply,
-    ModelRequests,
     PredictTelemetry,
     RouteBatch,
     RouteRequests,
+    Slots,
 )
 from rlmesh_ray.client.model_handshake import (
+    HANDSHAKE,
     compressed,
-    handshake,
     horizon_of,
     open_dialect_session,
     shake_hands,
 )
-from rlmesh_ray.client.model_session_stream import ModelSessionStream
-from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError
+from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError, RlmeshError
 from rlmesh_ray.options import (
     DEFAULT_STEP_TIMEOUT_S,
     as_horizon,
@@ -39,6 +44,7 @@ from rlmesh_ray.options import (
     takes_no_more,
 )
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.client_session import ModelClientSession, timeout_error
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import Column, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
@@ -47,15 +53,14 @@ from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce_batch
 
-if TYPE_CHECKING:
-    from rlmesh_ray.client.action_player import ActionPlayer
-    from rlmesh_ray.client.chunk_player import Blend
-
 __all__ = ["PredictTelemetry", "RemoteModel", "Slots", "contract_of", "shake_hands"]
 
 _JOIN = "/rlmesh.model.v1.ModelService/Join"
 
 DEFAULT_ROUTE = "default"
+_CLOSE_TIMEOUT_S = 2.0
+# Ctrl-C cannot leave it locked, unlike a Future, which would then block the reader.
+_Answer = queue.SimpleQueue[ModelReply | RlmeshError]
 _ToColumns = Callable[[Any, int], list[Column]]
 """Makes the columns to send from a batch of observations and the number of its rows."""
 _RESIZE_BY_THE_MAP = "give sizes in the observation_map, such as 'image=resize(camera,224,224)'"
@@ -63,35 +68,146 @@ _SHOWN_CHARACTERS = 100
 """Of a route's id, in the name of the route for its chunks: ids have a longest length."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """Which lanes and episodes the rows of a batch belong to; every field one entry a row."""
+class ModelSessionStream:
+    """The requests and answers of one session. Safe to use from several threads.
 
-    env_indices: Sequence[int]
-    episode_ids: Sequence[str]
-    steps: Sequence[int]
-    """Steps done in the episode so far."""
-    resets: Sequence[bool]
-    """Whether the row is the first observation of its episode."""
+    Args:
+        stream: Join stream of the session.
+        dialect: Dialect of the session.
+        address: For error messages.
+    """
 
-    def rows(self) -> tuple[PredictSlot, ...]:
-        """Return them in the protocol's form.
+    def __init__(self, stream: JoinStream, dialect: ModelClientDialect, address: str) -> None:
+        self.stream = stream
+        """The stream of the requests."""
+        self._dialect = dialect
+        self._address = address
+        self._awaited: dict[str, _Answer] = {}
+        self._request_ids = map(str, itertools.count(1))
+        self._lock = threading.Lock()
+        self._session = ModelClientSession(address)
+        # The thread must not keep a dropped session alive, whose finalizer ends the thread.
+        self._reader = threading.Thread(
+            target=_read,
+            args=(stream, weakref.ref(self)),
+            name="rlmesh-ray-model-client",
+            daemon=True,
+        )
+        weakref.finalize(self, stream.cancel).atexit = False
+        self._reader.start()
+        close_at_exit(self)
+
+    @property
+    def num_unanswered(self) -> int:
+        """How many requests wait for their answers."""
+        return len(self._awaited)
+
+    def ask(self, make: Make, timeout_s: float) -> ModelReply:
+        """Send requests, each when the one before it was answered; return the last answer.
+
+        Args:
+            make: Called under the session's lock.
+            timeout_s: How long to wait for each answer.
 
         Raises:
-            ConformanceError: The fields have not as many entries as each other, or one is not what
-                its field takes.
+            RemoteModelError: The endpoint answered one with an error; an error that it does not
+                call recoverable ends the session.
+            EndpointError: The session broke or is closed, or no answer came in time.
         """
-        lengths = {field.name: _length(getattr(self, field.name), field) for field in fields(self)}
-        if len(set(lengths.values())) > 1:
-            counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
-            raise ConformanceError("structure", "slots", f"{counts}; give one of each for each row")
-        lanes, ids, steps, resets = self.env_indices, self.episode_ids, self.steps, self.resets
-        if not (_are(int, lanes) and _are(str, ids) and _are(int, steps) and _are(bool, resets)):
-            lanes, steps = _counts("env_indices", lanes), _counts("steps", steps)
-            ids, resets = _each("episode_ids", ids, str), _each("resets", resets, bool, np.bool_)
-        if steps and min(steps) < 0:
-            raise ConformanceError("structure", "slots.steps", f"{min(steps)} is below 0")
-        return tuple(PredictSlot(*row) for row in zip(lanes, ids, steps, resets, strict=True))
+        return self._ask(make, timeout_s, is_last=False)
+
+    def close(self) -> None:
+        """End the session and its stream; threads that wait get an error. Idempotent."""
+        if not self.stream.process.is_owner:
+            return  # the lock may be held by a thread that a fork does not have
+        with self._lock:
+            is_first = not self._session.is_closed
+            self._session.close()
+        if is_first:
+            with contextlib.suppress(RlmeshError):  # it is closed below in any case
+                self._ask(lambda ids: [self._dialect.close(ids)], _CLOSE_TIMEOUT_S, is_last=True)
+        self.fail(self._session.closed())
+        self.stream.close()
+        self._reader.join(_CLOSE_TIMEOUT_S)
+
+    def _ask(self, make: Make, timeout_s: float, *, is_last: bool) -> ModelReply:
+        self.stream.process.require()
+        with self._lock:
+            self._session.require_open(to_close=is_last)
+            first, *rest = make(self._request_ids)
+            answer = self._send(first)
+        reply = self._result(first, answer, timeout_s)
+        for request in rest:
+            with self._lock:
+                self._session.require_open(to_close=is_last)
+                answer = self._send(request)
+            reply = self._result(request, answer, timeout_s)
+        return reply
+
+    def _send(self, request: EncodedRequest) -> _Answer:
+        answer: _Answer = queue.SimpleQueue()
+        self._awaited[request.request_id] = answer
+        self.stream.send(request.frame)
+        return answer
+
+    def _result(self, request: EncodedRequest, answer: _Answer, timeout_s: float) -> ModelReply:
+        try:
+            reply = answer.get(timeout=timeout_s)
+        except queue.Empty:
+            with self._lock:
+                self._awaited.pop(request.request_id, None)
+            raise timeout_error(timeout_s, self._address) from None
+        if isinstance(reply, RlmeshError):
+            raise reply
+        if reply.failure is not None:
+            raise self._session.error_of(reply.failure)
+        return reply
+
+    def take(self, frame: bytes) -> None:
+        """Hand an answer to the thread that waits for it.
+
+        Raises:
+            RlmeshError: It is malformed.
+        """
+        reply = self._dialect.read(frame)
+        with self._lock:
+            answer = self._awaited.pop(reply.request_id, None)
+        if answer is not None:
+            answer.put(reply)
+
+    def fail(self, error: RlmeshError) -> None:
+        """Note that the stream has ended; threads that wait get an error."""
+        with self._lock:
+            error = self._session.lose(error)
+            answers, self._awaited = list(self._awaited.values()), {}
+        for answer in answers:
+            answer.put(error)
+
+
+def _read(stream: JoinStream, session: "weakref.ref[ModelSessionStream]") -> None:
+    """Hand on the answers, until the stream or the session has ended."""
+    try:
+        for frame in stream.frames():
+            if (own := session()) is None:
+                return
+            own.take(frame)
+            del own
+    except RlmeshError as error:
+        if (own := session()) is not None:
+            own.fail(error)
+
+
+@dataclass(slots=True)
+class _Route:
+    """A route that ``configure_route`` has opened."""
+
+    contract: EnvContract
+    to_columns: _ToColumns
+    horizon: int
+    """How many actions ``predict_chunk`` asks for at most."""
+    names: dict[bool, str] = field(default_factory=dict)
+    """The server's routes that are used, by whether chunks are asked for there."""
+    telemetry: PredictTelemetry | None = None
 
 
 class RemoteModel(NotPicklable):
@@ -131,15 +247,10 @@ class RemoteModel(NotPicklable):
         require_seconds("predict_timeout_s", predict_timeout_s)
         self._connect_options = ConnectOptions(address, token, tls, connect_timeout_s, edition_text)
         self._timeout_s = predict_timeout_s
-        self._contracts: dict[str, EnvContract] = {}
-        self._columns: dict[str, _ToColumns] = {}
-        self._horizons: dict[str, int] = {}
-        self._names: dict[str, dict[bool, str]] = {}
-        """By route id: the server's routes that are used, by whether chunks are asked for there."""
+        self._routes: dict[str, _Route] = {}
         self._chunk_lock = threading.Lock()
-        self._telemetry: dict[str, PredictTelemetry] = {}
         self._dialect: RouteRequests
-        self._session_stream: ModelRequests
+        self._session_stream: ModelSessionStream | DialectModelSession
         session = open_dialect_session(self._connect_options)
         if session is not None:
             self.answer = session.answer
@@ -147,7 +258,7 @@ class RemoteModel(NotPicklable):
             return
         channel = self._connect_options.open()
         try:
-            variant, self.answer = handshake(self._connect_options, channel)
+            variant, self.answer = HANDSHAKE.negotiate(self._connect_options, channel)
         except BaseException:
             channel.close()
             raise
@@ -223,22 +334,24 @@ class RemoteModel(NotPicklable):
         try:
             self._require_chosen(wanted, known)
         except ConfigurationError:
-            before, dialect = self._contracts.get(route_id), self._dialect
+            before, dialect = self._routes.get(route_id), self._dialect
             self._session_stream.ask(
                 lambda ids: [
-                    dialect.configure(ids, route_id, before)
+                    dialect.configure(ids, route_id, before.contract)
                     if before
                     else dialect.release(ids, route_id)
                 ],
                 self._timeout_s,
             )
-            if before and True in self._names[route_id]:
-                self._names[route_id][False] = route_id
+            if before and True in before.names:
+                before.names[False] = route_id
             raise
-        self._close_chunks(route_id)
-        self._names[route_id] = {}
-        self._contracts[route_id], self._horizons[route_id] = contract, wanted or known or 1
-        self._columns[route_id] = to_columns
+        with self._chunk_lock:
+            before = self._routes.get(route_id)
+            former_chunks = before.names.pop(True, None) if before else None
+        if former_chunks is not None:
+            self._release(former_chunks)
+        self._routes[route_id] = _Route(contract, to_columns, wanted or known or 1)
         return route_id
 
     def _require_chosen(self, wanted: int | None, known: int | None) -> None:
@@ -272,8 +385,9 @@ class RemoteModel(NotPicklable):
             RemoteModelError: The endpoint answered with an error.
             EndpointError: The session broke, or no answer came in time.
         """
-        batch = self._checked(observation, route_id, slots)
-        actions = self._actions(route_id, batch)
+        route = self._configured(route_id)
+        batch = self._checked(observation, route, slots)
+        actions = self._actions(route_id, route, batch)
         return unflatten(
             batch.contract.action_space,
             [action if isinstance(action, tuple) else action.copy() for action in actions],
@@ -298,29 +412,30 @@ class RemoteModel(NotPicklable):
         Raises:
             RlmeshError: See ``predict``.
         """
-        batch = self._checked(observation, route_id, slots)
-        contract, num_rows, horizon = batch.contract, len(batch.rows), self._horizons[route_id]
+        route = self._configured(route_id)
+        batch = self._checked(observation, route, slots)
+        contract, num_rows, horizon = batch.contract, len(batch.rows), route.horizon
         if horizon == 1:
-            steps = self._actions(route_id, batch)
+            steps = self._actions(route_id, route, batch)
         else:
-            name = self._route(route_id, contract, horizon)
-            reply = self._ask(route_id, lambda ids: self._dialect.predict_chunk(ids, name, batch))
+            name = self._name(route_id, route, horizon)
+            reply = self._ask(route, lambda ids: self._dialect.predict_chunk(ids, name, batch))
             steps = self._dialect.actions(contract, reply, num_rows, horizon)
         return unflatten(contract.action_space, [_by_row(each, num_rows) for each in steps])
 
-    def _actions(self, route_id: str, batch: RouteBatch) -> list[Column]:
+    def _actions(self, route_id: str, route: _Route, batch: RouteBatch) -> list[Column]:
         """Return one action a row; arrays may be read-only."""
         contract, rows, columns = batch
-        name = self._route(route_id, contract, 1)
+        name = self._name(route_id, route, 1)
         data = self._dialect.encode(contract, columns, len(rows))
-        reply = self._ask(route_id, lambda ids: self._dialect.predict(ids, name, rows, data))
+        reply = self._ask(route, lambda ids: self._dialect.predict(ids, name, rows, data))
         return self._dialect.actions(contract, reply, len(rows))
 
-    def _ask(self, route_id: str, make: Make) -> ModelReply:
+    def _ask(self, route: _Route, make: Make) -> ModelReply:
         """Send a prediction of a route, and keep its telemetry."""
         reply = self._session_stream.ask(make, self._timeout_s)
         if reply.telemetry is not None:
-            self._telemetry[route_id] = reply.telemetry
+            route.telemetry = reply.telemetry
         return reply
 
     @takes_no_more(resize=_RESIZE_BY_THE_MAP)
@@ -332,9 +447,9 @@ class RemoteModel(NotPicklable):
         observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
         image_codec: str | None = None,
         execution_horizon: int | None = None,
-        prefetch: "int | str" = "auto",
-        blend: "Blend" = "newest",
-    ) -> "ActionPlayer":
+        prefetch: int | str = "auto",
+        blend: Blend = "newest",
+    ) -> ActionPlayer:
         """Open a route, and return a player of its chunks for a loop that the caller runs.
 
         The player asks for the next chunk while the present one is played, so that a simulator or
@@ -358,8 +473,6 @@ class RemoteModel(NotPicklable):
             RemoteModelError: The policy cannot act there; the message says why.
             EndpointError: The session broke.
         """
-        from rlmesh_ray.client.action_player import ActionPlayer  # which needs this module
-
         player = ActionPlayer(
             self,
             env,
@@ -377,24 +490,27 @@ class RemoteModel(NotPicklable):
         )
         return player
 
-    def _checked(self, observation: Any, route_id: str, slots: Slots | None) -> RouteBatch:
-        """Return the observation as the dialects take it."""
-        contract, to_columns = self._contracts.get(route_id), self._columns.get(route_id)
-        if contract is None or to_columns is None:
+    def _configured(self, route_id: str) -> _Route:
+        route = self._routes.get(route_id)
+        if route is None:
             raise LocalProtocolError(f"route {route_id!r} is not configured; configure_route first")
+        return route
+
+    def _checked(self, observation: Any, route: _Route, slots: Slots | None) -> RouteBatch:
+        """Return the observation as the dialects take it."""
         if not isinstance(slots, Slots | None):
             problem = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
             raise ConformanceError("structure", "slots", problem)
-        rows = slots.rows() if slots else _all_lanes(contract.num_envs)
-        return RouteBatch(contract, rows, to_columns(observation, len(rows)))
+        rows = slots.rows() if slots else _all_lanes(route.contract.num_envs)
+        return RouteBatch(route.contract, rows, route.to_columns(observation, len(rows)))
 
-    def _route(self, route_id: str, contract: EnvContract, horizon: int) -> str:
+    def _name(self, route_id: str, route: _Route, horizon: int) -> str:
         """Return the server's route for one action or for chunks, which is opened if need be.
 
         The route of ``configure_route`` is closed if chunks are asked for first: a server with a
         ``max_delay_s`` would have each batch wait for it.
         """
-        names, has_chunks = self._names.get(route_id, {}), horizon > 1
+        names, has_chunks = route.names, horizon > 1
         if has_chunks in names:
             return names[has_chunks]
         with self._chunk_lock:
@@ -404,20 +520,13 @@ class RemoteModel(NotPicklable):
                     name = f"{route_id[:_SHOWN_CHARACTERS]}-chunks-{uuid.uuid4().hex}"
                 if names or has_chunks:
                     self._session_stream.ask(
-                        lambda ids: [self._dialect.configure(ids, name, contract, horizon)],
+                        lambda ids: [self._dialect.configure(ids, name, route.contract, horizon)],
                         self._timeout_s,
                     )
                 if not names and has_chunks:
                     self._release(route_id)
                 names[has_chunks] = name
             return names[has_chunks]
-
-    def _close_chunks(self, route_id: str) -> None:
-        """Close the route for chunks beside a route, if there is one."""
-        with self._chunk_lock:
-            name = self._names.get(route_id, {}).pop(True, None)
-        if name is not None:
-            self._release(name)
 
     def _release(self, name: str) -> None:
         """Close a route of the server."""
@@ -429,19 +538,17 @@ class RemoteModel(NotPicklable):
         None before the first one, and when the endpoint reports nothing. Endpoints of rlmesh-ray
         report everything, those of the released rlmesh only the times.
         """
-        return self._telemetry.get(route_id)
+        route = self._routes.get(route_id)
+        return None if route is None else route.telemetry
 
     def close_route(self, route_id: str = DEFAULT_ROUTE) -> None:
         """Release a route and the state that the policy keeps for it."""
-        contract = self._contracts.get(route_id)
-        for name in {*self._names.get(route_id, {}).values()} or {route_id}:
+        route = self._routes.get(route_id)
+        for name in (route and set(route.names.values())) or {route_id}:
             self._release(name)
         # Another thread may have configured it anew already.
-        if self._contracts.get(route_id) is contract:
-            self._contracts.pop(route_id, None)
-            self._columns.pop(route_id, None)
-            self._names.pop(route_id, None)
-            self._telemetry.pop(route_id, None)
+        if self._routes.get(route_id) is route:
+            self._routes.pop(route_id, None)
 
     def close(self) -> None:
         """End the session, not the service. Idempotent."""
@@ -464,50 +571,6 @@ def _mapped(
     """Return the columns to send of an environment's observations, in its own space."""
     columns = coerce_batch(space, observation, num_rows)
     return to_columns(mapping.apply(unflatten(space, columns)), num_rows)
-
-
-def _are(kind: type, entries: Sequence[object]) -> bool:
-    """Return whether all have exactly that type; fast, since each prediction calls it."""
-    return set(map(type, entries)) <= {kind}
-
-
-def _length(entries: object, field: "Field[Any]") -> int:
-    if isinstance(entries, str) or not isinstance(entries, Sized):
-        problem = f"is a {type(entries).__name__}, expected a sequence with one entry a row"
-        raise ConformanceError("structure", f"slots.{field.name}", problem)
-    return len(entries)
-
-
-def _counts(name: str, entries: Sequence[Any]) -> list[int]:
-    """Return the entries as Python's integers, those of NumPy and torch, too.
-
-    Raises:
-        ConformanceError: One is none.
-    """
-    counts = []
-    for entry in entries:
-        try:
-            counts.append(operator.index(entry))
-        except TypeError as error:
-            raise _misfit(name, entry, int) from error
-    return counts
-
-
-def _each(name: str, entries: Sequence[Any], *kinds: type) -> list[Any]:
-    """Return the entries in Python's own types, the first of ``kinds``.
-
-    Raises:
-        ConformanceError: One is of none of ``kinds``.
-    """
-    for entry in entries:
-        if not isinstance(entry, kinds):
-            raise _misfit(name, entry, kinds[0])
-    return [kinds[0](entry) for entry in entries]
-
-
-def _misfit(name: str, entry: object, wanted: type) -> ConformanceError:
-    problem = f"{entry!r:.40} is a {type(entry).__name__}, expected {wanted.__name__}"
-    return ConformanceError("structure", f"slots.{name}", problem)
 
 
 def _by_row(steps: Any, num_rows: int) -> Any:

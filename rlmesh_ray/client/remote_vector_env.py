@@ -1,7 +1,11 @@
-"""RemoteVectorEnv: an endpoint's lanes as a gymnasium vector environment."""
+"""RemoteVectorEnv: an endpoint's lanes as a gymnasium vector environment.
+
+``same_step`` is for trainers without autoreset modes: a step with the resets of ended lanes.
+"""
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import gymnasium
@@ -11,30 +15,34 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.client.env_dialect import ResetResult
 from rlmesh_ray.client.env_session_client import ClientOptions, open_client_session
-from rlmesh_ray.client.fork_guard import NotPicklable
-from rlmesh_ray.client.multi_agent_errors import action_error
-from rlmesh_ray.client.png import render_lanes
-from rlmesh_ray.client.remote_env import remote_np_random
+from rlmesh_ray.client.remote_base import (
+    RemoteSession,
+    action_error,
+    agents_notice,
+    render_lanes,
+)
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConformanceError,
     LocalProtocolError,
     RemoteEnvError,
+    RemoteProtocolError,
 )
 from rlmesh_ray.options import as_reset_options, as_seed, takes_options
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET, SET_ATTR
-from rlmesh_ray.spaces.batch import unflatten
+from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
 from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
-from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.gym_conversion import env_spec, to_gymnasium
 from rlmesh_ray.spaces.validation import coerce_batch, structure_checker
 from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
-from rlmesh_ray.spaces.vector_infos import merged_infos, with_arrays
+from rlmesh_ray.spaces.vector_infos import lane_info, merged_infos, with_arrays
 from rlmesh_ray.wire.lane_calls_v1 import LaneCall, pack_call
 
 
 @takes_options(ClientOptions)
-class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
+class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
     """The lanes of one session with an endpoint.
 
     Spaces, width, render mode and autoreset mode are the endpoint's
@@ -87,16 +95,6 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._sent_seeds = [-1] * self.num_envs
 
     @property
-    def contract(self) -> EnvContract:
-        """What the endpoint promised."""
-        return self._client.contract
-
-    @property
-    def address(self) -> str:
-        """Where the endpoint is."""
-        return self._client.address
-
-    @property
     def resets_single_lanes(self) -> bool:
         """Whether a ``reset_mask`` may choose some of the lanes."""
         return self.num_envs == 1 or PARTIAL_RESET in self._client.answer.capabilities
@@ -114,8 +112,6 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         the environment that got it.
         """
         return tuple(self._sent_seeds)
-
-    np_random = remote_np_random
 
     def reset(
         self,
@@ -388,3 +384,85 @@ def _chosen_lanes(mask: Any, num_envs: int) -> list[int]:
             "structure", "reset_mask", f"must be {num_envs} booleans, at least one of them True"
         )
     return np.flatnonzero(flags).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class SameStepResult:
+    """A step of all lanes, and the resets of those whose episode it has ended."""
+
+    observations: Any
+    """Batched; of lanes that have ended the first one of the next episode."""
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    infos: list[dict[str, Any]]
+    """The infos of the step, by lane."""
+    final_observations: dict[int, Any]
+    """The last observations of lanes that have ended."""
+    reset_infos: dict[int, dict[str, Any]]
+    """The infos of the resets of lanes that have ended."""
+
+
+def require_same_step(env: RemoteVectorEnv) -> None:
+    """Make sure that ``same_step`` can reset the lanes of ``env`` one by one, where it must.
+
+    Raises:
+        ConfigurationError: It cannot, or a lane holds several agents.
+    """
+    if agents := agents_notice(env.contract):
+        raise ConfigurationError(f"{env.address} cannot be used like this: {agents}")
+    if env.contract.autoreset_mode is not AutoresetMode.SAME_STEP and not env.resets_single_lanes:
+        raise ConfigurationError(
+            f"{env.address} resets all of its {env.num_envs} lanes or none, but each must be "
+            "reset when its own episode ends; serve the environment with rlmesh-ray serve-env "
+            "--autoreset disabled, or have the endpoint serve 1 lane"
+        )
+
+
+def same_step(env: RemoteVectorEnv) -> SameStepResult:
+    """Wait for the step that ``env.step_async`` sent, and reset the lanes that it has ended.
+
+    The result does not depend on the autoreset mode of the endpoint: lanes that would reset
+    themselves on the next step are reset before it.
+
+    Raises:
+        RemoteProtocolError: The endpoint's mode is SAME_STEP, and it does not send the last
+            observation of an episode.
+        RlmeshError: As ``RemoteVectorEnv.step_wait`` and ``reset`` do.
+    """
+    observations, rewards, terminated, truncated, shared = env.step_wait()
+    infos = [lane_info(shared, lane) for lane in range(env.num_envs)]
+    has_ended = terminated | truncated
+    ended = np.flatnonzero(has_ended).tolist()
+    last: dict[int, Any] = {}
+    firsts: dict[int, dict[str, Any]] = {}
+    if ended and env.contract.autoreset_mode is AutoresetMode.SAME_STEP:
+        firsts = {lane: infos[lane] for lane in ended}
+        last = {lane: _last_observation(env, firsts[lane], lane) for lane in ended}
+        for lane in ended:
+            infos[lane] = dict(firsts[lane].pop("final_info", {}))
+    elif ended:
+        last = _rows(env, observations, ended)
+        observations, shared = env.reset(options={"reset_mask": has_ended})
+        firsts = {lane: lane_info(shared, lane) for lane in ended}
+    return SameStepResult(observations, rewards, terminated, truncated, infos, last, firsts)
+
+
+def _rows(env: RemoteVectorEnv, observations: Any, lanes: Sequence[int]) -> dict[int, Any]:
+    """Return the observations of ``lanes`` out of batched ones."""
+    spec = env.contract.observation_space
+    columns = flatten(spec, observations)
+    return {lane: unflatten(spec, [column[lane] for column in columns]) for lane in lanes}
+
+
+def _last_observation(env: RemoteVectorEnv, info: dict[str, Any], lane: int) -> Any:
+    """Take the last observation of an episode out of the info that came with it."""
+    if "final_obs" not in info:
+        raise RemoteProtocolError(
+            f"{env.address}: lane {lane} ended under autoreset mode SAME_STEP, but its infos hold "
+            "no final_obs; host the environment with another autoreset mode"
+        )
+    spec = env.contract.observation_space
+    parts = flatten(spec, info.pop("final_obs"))
+    own = zip(leaves(spec), parts, strict=True)
+    return unflatten(spec, [coerce(leaf, part, None) for leaf, part in own])

@@ -14,13 +14,13 @@ from rlmesh_ray.client.channel import ConnectOptions, handshake_errors_at
 from rlmesh_ray.dialects.registry import load_generations, model_dialects
 from rlmesh_ray.errors import CodecError, ConfigurationError, EndpointError, HandshakeRefusedError
 from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import (
     HandshakeRequest,
     HandshakeResponse,
     check_handshake_response,
     make_handshake_request,
 )
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
 
 CLIENT_NAME = "rlmesh-ray"
 # Status codes of servers that cannot decode a message.
@@ -58,102 +58,90 @@ class HandshakeVariant(Generic[MakeT]):
     """Makes the dialect of a session."""
 
 
-def handshake_variants(
-    connect_options: ConnectOptions,
-    frames: ClientHandshakeFrames,
-    able: Sequence[str],
-    make_dialect: MakeT,
-    module: str,
-) -> tuple[HandshakeVariant[MakeT], ...]:
-    """Return the handshakes of one service, the edition's generation first.
+@dataclass(frozen=True, slots=True)
+class ServiceHandshake(Generic[MakeT]):
+    """The handshakes of one service, in all generations of this package."""
 
-    Args:
-        connect_options: The endpoint.
-        frames: The service's frames in the edition's generation.
-        able: Capabilities of this client in the edition's generation.
-        make_dialect: Makes the edition's dialect of a session.
-        module: The module of a generation's package that has its variant.
-    """
-    offer = make_handshake_request(
-        CLIENT_NAME, __version__, dict.fromkeys(able, ""), text=connect_options.text_sha256
-    )
-    edition = HandshakeVariant(PROTOCOL_V1, frames, offer, _accept_edition, make_dialect)
-    return edition, *load_generations(module).values()
+    path: str
+    """gRPC path of the handshake."""
+    frames: ClientHandshakeFrames
+    """The service's frames in the edition's generation."""
+    able: Sequence[str]
+    """Capabilities of this client in the edition's generation."""
+    make_dialect: MakeT
+    """Makes the edition's dialect of a session."""
+    module: str
+    """The module of a generation's package that has its variant."""
+
+    def variants(self, connect_options: ConnectOptions) -> tuple[HandshakeVariant[MakeT], ...]:
+        """Return the handshakes with an endpoint, the edition's generation first."""
+        offer = make_handshake_request(
+            CLIENT_NAME,
+            __version__,
+            dict.fromkeys(self.able, ""),
+            text=connect_options.text_sha256,
+        )
+        edition = HandshakeVariant(
+            PROTOCOL_V1, self.frames, offer, _accept_edition, self.make_dialect
+        )
+        return edition, *load_generations(self.module).values()
+
+    def negotiate(
+        self, connect_options: ConnectOptions, channel: grpc.Channel
+    ) -> tuple[HandshakeVariant[MakeT], HandshakeResponse]:
+        """Shake hands in the first generation that the endpoint serves.
+
+        Returns:
+            The variant that the endpoint has accepted, and its answer.
+
+        Raises:
+            ConfigurationError: An edition's text is named for an endpoint whose generation has
+                none.
+            EndpointError: The endpoint cannot be reached.
+            HandshakeRefusedError: It refuses, or serves none of these generations.
+        """
+        end_s = time.monotonic() + connect_options.timeout_s
+        first: EndpointError | HandshakeRefusedError | None = None
+        for variant in self.variants(connect_options):
+            left_s = max(0.001, end_s - time.monotonic())
+            try:
+                answer = _ask(
+                    replace(connect_options, timeout_s=left_s), channel, self.path, variant
+                )
+            except (EndpointError, HandshakeRefusedError) as error:
+                if _is_understood(variant, error):
+                    raise
+                first = first or error
+                continue
+            _require_no_text(connect_options, variant)
+            return variant, answer
+        assert first is not None, "there is at least one variant"
+        raise first
+
+    def generations(self, connect_options: ConnectOptions) -> tuple[str, ...]:
+        """Return the generations in which sessions can be held with an endpoint.
+
+        Raises:
+            EndpointError: It cannot be reached.
+        """
+        supported = []
+        with connect_options.open() as channel:
+            for variant in self.variants(connect_options):
+                try:
+                    _ask(connect_options, channel, self.path, variant)
+                except HandshakeRefusedError:
+                    continue
+                except EndpointError as error:
+                    if _is_understood(variant, error):
+                        raise
+                    continue
+                supported.append(variant.generation)
+        return tuple(supported)
 
 
 def _accept_edition(offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
     check_handshake_response(offer, answer)
     return answer
-
-
-def negotiate_handshake(
-    connect_options: ConnectOptions,
-    channel: grpc.Channel,
-    path: str,
-    variants: Sequence[HandshakeVariant[MakeT]],
-) -> tuple[HandshakeVariant[MakeT], HandshakeResponse]:
-    """Shake hands in the first generation that the endpoint serves.
-
-    Args:
-        connect_options: The endpoint.
-        channel: To it.
-        path: gRPC path of the handshake.
-        variants: In order of preference; at least one.
-
-    Returns:
-        The variant that the endpoint has accepted, and its answer.
-
-    Raises:
-        ConfigurationError: An edition's text is named for an endpoint whose generation has none.
-        EndpointError: The endpoint cannot be reached.
-        HandshakeRefusedError: It refuses, or serves none of these generations.
-    """
-    end_s = time.monotonic() + connect_options.timeout_s
-    first: EndpointError | HandshakeRefusedError | None = None
-    for variant in variants:
-        left_s = max(0.001, end_s - time.monotonic())
-        try:
-            answer = _ask(replace(connect_options, timeout_s=left_s), channel, path, variant)
-        except (EndpointError, HandshakeRefusedError) as error:
-            if _is_understood(variant, error):
-                raise
-            first = first or error
-            continue
-        _require_no_text(connect_options, variant)
-        return variant, answer
-    assert first is not None, "there is at least one variant"
-    raise first
-
-
-def supported_generations(
-    connect_options: ConnectOptions,
-    channel: grpc.Channel,
-    path: str,
-    variants: Sequence[HandshakeVariant[MakeT]],
-) -> tuple[str, ...]:
-    """Return the generations in which sessions can be held with an endpoint.
-
-    Args:
-        connect_options: The endpoint.
-        channel: To it.
-        path: gRPC path of the handshake.
-        variants: The generations to try.
-
-    Raises:
-        EndpointError: It cannot be reached.
-    """
-    supported = []
-    for variant in variants:
-        try:
-            _ask(connect_options, channel, path, variant)
-        except HandshakeRefusedError:
-            continue
-        except EndpointError as error:
-            if _is_understood(variant, error):
-                raise
-            continue
-        supported.append(variant.generation)
-    return tuple(supported)
 
 
 def _ask(

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from rlmesh_ray.client.png import decode_png
+from rlmesh_ray.client.remote_base import decode_png
 from rlmesh_ray.compliance.action_cases import packed_rest
 from rlmesh_ray.compliance.checks import CheckRegistry, ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.env_subject import EnvSubject, RawEnvSession, ended_lanes, is_same

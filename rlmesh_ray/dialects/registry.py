@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError, install_command
 from rlmesh_ray.options import as_names
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rlmesh_ray.client.multi_agent_errors import agents_notice
+from rlmesh_ray.client.remote_base import agents_notice
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import ContractMismatchError, EvaluationInterruptedError, RemoteError
 from rlmesh_ray.evaluation.endpoint_availability import EndpointAvailability

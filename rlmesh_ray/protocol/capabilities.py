@@ -1,4 +1,13 @@
-"""Capability names (optional features, advisory, sent by both sides) and metadata keys."""
+"""Names: generation and edition, capabilities (optional, advisory, sent by both sides), metadata.
+
+The names of other generations stand in their dialects.
+"""
+
+PROTOCOL_V1 = "rlmesh.protocol.v1"
+"""The generation of the edition's text."""
+EDITION_NAME = "2026.06"
+"""The edition that generation and ``rlmesh-wire-v1`` share; peers of the latter compare it letter
+by letter."""
 
 ENV_SERVICE = "rlmesh.env.service.v1"
 MODEL_SERVICE = "rlmesh.model.service.v1"

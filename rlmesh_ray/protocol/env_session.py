@@ -1,6 +1,6 @@
 """Request ordering and episode accounting of one env stream, server side. Sans-I/O.
 
-Rule 1: the legal requests of each state are in the dialect's rules (``env_rules``), the effects of
+Rule 1: the legal requests of each state are in the dialect's ``EnvRules``, the effects of
 failures in ``failure_effects``, and nowhere else.
 Rule 2: check, then act: a refused request changes nothing.
 Rule 3: nothing here blocks, reads a clock, logs, or decodes a payload.
@@ -10,18 +10,26 @@ executes ``pending`` and passes its outcome to ``complete``, which returns the r
 Requests are processed one at a time, in arrival order (edition 2026.06, "Ordering").
 """
 
+import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, EnvRules, SessionState
 from rlmesh_ray.protocol.episodes import (
     EpisodeCounterSource,
     EpisodeStart,
     EpisodeTracker,
     SupersededEpisodes,
 )
-from rlmesh_ray.protocol.failure_effects import RENDER_FAILURES, Effect, Failure
+from rlmesh_ray.protocol.failure_effects import (
+    EDITION_FAILURES,
+    RENDER_FAILURES,
+    Consequence,
+    Effect,
+    Failure,
+    FailureKind,
+)
+from rlmesh_ray.protocol.handshake import quoted
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -42,11 +50,84 @@ from rlmesh_ray.protocol.messages import (
     Step,
     StepDone,
 )
-from rlmesh_ray.protocol.request_validation import InvalidRequest, RequestValidator
 
-__all__ = ["EnvSession", "SessionState"]
 
-_MAX_SUPERSEDED = 100  # records of episodes that Resets have ended, before a Step takes them
+class SessionState(enum.Enum):
+    """State of one env stream."""
+
+    AWAIT_RESET = enum.auto()
+    READY = enum.auto()
+    """At least one lane has been reset; with most rules all have."""
+    ABANDONED = enum.auto()
+    """After a non-recoverable error: only Close is legal."""
+    CLOSED = enum.auto()
+
+
+Requests = Mapping[SessionState, Mapping[type[Request], SessionState]]
+"""The legal kinds of request in each state, with the state after success."""
+
+EDITION_REQUESTS: Requests = {
+    SessionState.AWAIT_RESET: {
+        Reset: SessionState.READY,
+        Render: SessionState.AWAIT_RESET,
+        Close: SessionState.CLOSED,
+    },
+    SessionState.READY: {
+        Reset: SessionState.READY,
+        Step: SessionState.READY,
+        Render: SessionState.READY,
+        Close: SessionState.CLOSED,
+    },
+    SessionState.ABANDONED: {
+        Close: SessionState.CLOSED,
+    },
+    SessionState.CLOSED: {},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvRules:
+    """The rules of one dialect."""
+
+    requests: Requests
+    failures: Mapping[FailureKind, Consequence]
+    editions: frozenset[str] = frozenset()
+    """The editions that a Configure may name."""
+    subsets_are_advertised: bool = False
+    """Whether Reset and Step may name their lanes only where the endpoint has the capability
+    ``subset_step``, and then any lanes at any time. If not, any Reset but the first may."""
+    narrows_replies: bool = False
+    """Whether the response to a request that names its lanes has entries for these only, in the
+    request's order. If not, it has entries for all lanes."""
+    client_mints_ids: bool = False
+    """Whether episodes have the ids that the client sends."""
+    spreads_one_seed: bool = False
+    """Whether a Reset of several lanes may have a single seed: lane ``i`` then gets seed + i."""
+    tracks_autoresets: bool = False
+    """Whether an episode that an autoreset begins is tracked like any other."""
+    reports_superseded: bool = False
+    """Whether the records of episodes that a Reset ends are sent with the next Step."""
+    truncates_interrupted: bool = False
+    """Whether an interrupted episode counts as truncated."""
+    ends_when_abandoned: bool = False
+    """Whether the stream ends after a non-recoverable error."""
+
+
+EDITION_2026_06_RULES = EnvRules(requests=EDITION_REQUESTS, failures=EDITION_FAILURES)
+
+
+_MOST_LISTED = 32
+_LARGEST_SEED = 2**63 - 1  # an int64 field
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidRequest:
+    """Error code and message of a refused request."""
+
+    code: EnvErrorCode
+    message: str
+    is_final: bool = False
+    """Whether the refusal ends the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +190,11 @@ class EnvSession:
         autoresets: bool = False,
         steps_subsets: bool = False,
     ) -> None:
+        self._num_lanes = num_lanes
         self._all_lanes = range(num_lanes)
         self.tracker = EpisodeTracker(num_lanes, new_id, counters)
         self._rules = rules
-        self._validator = RequestValidator(num_lanes, rules, steps_subsets=steps_subsets)
+        self._steps_subsets = steps_subsets
         self._tracks_autoresets = autoresets and rules.tracks_autoresets
         self._state = SessionState.AWAIT_RESET
         self._pending: EnvRequest | None = None
@@ -165,7 +247,7 @@ class EnvSession:
             return self._refuse(request, EnvErrorCode.INVALID_ACTION, request.reason)
         if type(request) not in self._rules.requests[self._state]:
             return self._illegal(request)
-        error = self._validator.check(request, self.begun_lanes)
+        error = self._invalid_request(request)
         if error is not None:
             return self._reject(request, error, now_ns)
         if isinstance(request, (Close, Configure)):
@@ -305,6 +387,97 @@ class EnvSession:
         is_recoverable = self._state in (SessionState.AWAIT_RESET, SessionState.READY)
         return EnvFailed(request.request_id, code, message, is_recoverable)
 
+    def _invalid_request(self, request: EnvRequest) -> InvalidRequest | None:
+        """Return why ``request``, of a legal kind, is invalid, or None."""
+        if isinstance(request, Step):
+            is_plain = not request.env_indices and len(self.begun_lanes) == self._num_lanes
+            return None if is_plain else self._check_step(request)
+        match request:
+            case Reset():
+                return self._check_reset(request)
+            case Render() if request.env_indices:
+                return self._check_lanes("Render", request.env_indices)
+            case Configure():
+                return self._check_edition(request.edition)
+        return None
+
+    def _check_step(self, request: Step) -> InvalidRequest | None:
+        lanes = request.env_indices
+        if lanes:
+            if not self._rules.subsets_are_advertised:
+                return _invalid("Step.env_indices is reserved by edition 2026.06; step all lanes")
+            error = self._check_subset("Step", lanes)
+            if error is not None:
+                return error
+        missing = [lane for lane in lanes or range(self._num_lanes) if lane not in self.begun_lanes]
+        if not missing:
+            return None
+        return InvalidRequest(
+            EnvErrorCode.NOT_READY, f"Step needs a Reset of the lanes {_listed(missing)} first"
+        )
+
+    def _check_reset(self, request: Reset) -> InvalidRequest | None:
+        lanes = request.env_indices
+        if lanes:
+            error = self._check_subset("Reset", lanes)
+            if error is not None:
+                return error
+            is_first_of_all = not self.begun_lanes and not self._rules.subsets_are_advertised
+            if is_first_of_all and len(lanes) < self._num_lanes:
+                return _invalid(
+                    "the first Reset (and the first after an interruption) must reset all lanes"
+                )
+        return self._check_seeds(request.seeds, len(lanes))
+
+    def _check_subset(self, kind: str, lanes: Sequence[int]) -> InvalidRequest | None:
+        error = self._check_lanes(kind, lanes)
+        is_possible = self._steps_subsets or not self._rules.subsets_are_advertised
+        if error is not None or is_possible or lanes == tuple(range(self._num_lanes)):
+            return error
+        return InvalidRequest(
+            EnvErrorCode.UNSUPPORTED,
+            f"{kind}.env_indices {_listed(lanes)}: this endpoint's lanes go together (it does not "
+            "offer the capability subset_step); leave env_indices out, or serve single "
+            "environments that do not reset themselves",
+        )
+
+    def _check_lanes(self, kind: str, lanes: Sequence[int]) -> InvalidRequest | None:
+        if len(lanes) > self._num_lanes:  # first: there may be a million of them
+            return _invalid(
+                f"{kind}.env_indices has {len(lanes)} entries; there are {self._num_lanes} lanes"
+            )
+        if any(not 0 <= lane < self._num_lanes for lane in lanes):
+            return _invalid(
+                f"{kind}.env_indices {_listed(lanes)} are not all in [0, {self._num_lanes})"
+            )
+        if len(set(lanes)) != len(lanes):
+            return _invalid(f"{kind}.env_indices {_listed(lanes)} name a lane twice")
+        return None
+
+    def _check_seeds(self, seeds: Sequence[int], num_named: int) -> InvalidRequest | None:
+        wanted = num_named or self._num_lanes
+        if self._rules.spreads_one_seed and len(seeds) == 1 and not num_named:
+            if seeds[0] + wanted - 1 > _LARGEST_SEED:
+                return _invalid(
+                    f"Reset.seeds {list(seeds)}: the seeds of {wanted} lanes, counted up from it, "
+                    "exceed int64; give one a lane"
+                )
+            return None
+        if not seeds or len(seeds) == wanted:
+            return None
+        return _invalid(f"Reset.seeds has {len(seeds)} entries; give none or one a lane ({wanted})")
+
+    def _check_edition(self, edition: str) -> InvalidRequest | None:
+        # Release candidates append their own version to the edition's name.
+        if not edition or edition.partition("-")[0] in self._rules.editions:
+            return None
+        supported = ", ".join(sorted(self._rules.editions))
+        return InvalidRequest(
+            EnvErrorCode.INVALID_ACTION,
+            f"edition {quoted(edition)!r} is not supported here; configure {supported}",
+            is_final=True,
+        )
+
     def _spread(self, reset: Reset) -> Reset:
         """Return the Reset with one seed for each lane, if it has a single one for all."""
         if len(reset.seeds) != 1 or reset.env_indices:
@@ -351,3 +524,17 @@ class EnvSession:
 
 def _named(request: EnvRequest) -> tuple[int, ...]:
     return request.env_indices if isinstance(request, (Reset, Step, Render)) else ()
+
+
+def _listed(lanes: Sequence[int]) -> str:
+    first = ", ".join(map(str, lanes[:_MOST_LISTED]))
+    return f"[{first}, …]" if len(lanes) > _MOST_LISTED else f"[{first}]"
+
+
+def _invalid(message: str) -> InvalidRequest:
+    return InvalidRequest(EnvErrorCode.INVALID_ACTION, message)
+
+
+__all__ = ["EnvSession", "SessionState"]
+
+_MAX_SUPERSEDED = 100  # records of episodes that Resets have ended, before a Step takes them

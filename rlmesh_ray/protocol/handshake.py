@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from rlmesh_ray.errors import ConfigurationError, HandshakeRefusedError, printable
-from rlmesh_ray.protocol.versions import EDITION_NAME, PROTOCOL_V1
+from rlmesh_ray.protocol.capabilities import EDITION_NAME, PROTOCOL_V1
 
 GENERATION = PROTOCOL_V1
 

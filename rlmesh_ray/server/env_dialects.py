@@ -10,7 +10,8 @@ from typing import Protocol
 
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, EnvRules
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
+from rlmesh_ray.protocol.env_session import EDITION_2026_06_RULES, EnvRules
 from rlmesh_ray.protocol.messages import (
     EnvRequest,
     EnvResponse,
@@ -18,7 +19,6 @@ from rlmesh_ray.protocol.messages import (
     Infos,
     MalformedRequest,
 )
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.handshake_service import GenerationHandshake, HandshakeFrames
 from rlmesh_ray.server.worker_pool import WorkerPool

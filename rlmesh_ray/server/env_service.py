@@ -12,7 +12,7 @@ from functools import partial
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.env_dialects import EnvServerDialect, load_env_dialects
 from rlmesh_ray.server.env_executor import EnvExecutor

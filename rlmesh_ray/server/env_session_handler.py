@@ -6,8 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from rlmesh_ray.protocol.env_rules import SessionState
-from rlmesh_ray.protocol.env_session import EnvSession
+from rlmesh_ray.protocol.env_session import EnvSession, SessionState
 from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.messages import EnvFailed, EnvTimings, Request, ResetDone
 from rlmesh_ray.server.env_dialects import EnvServerDialect, EnvServerFrames

@@ -16,8 +16,8 @@ from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, answer_handshake
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.server.connection_limits import FIRST_MESSAGE_TIMEOUT_S
 from rlmesh_ray.server.error_text import parsed
 from rlmesh_ray.server.shutdown import answer_shutdown

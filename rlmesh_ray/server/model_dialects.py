@@ -7,10 +7,16 @@ from typing import Any, ClassVar, Protocol
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.model_rules import EDITION_2026_06_RULES, ModelRules, SessionResponse
-from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
-from rlmesh_ray.protocol.route_lanes import ContractLanes, RouteLanes
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
+from rlmesh_ray.protocol.model_session import (
+    EDITION_2026_06_RULES,
+    ContractLanes,
+    ModelRules,
+    ModelSession,
+    ModelSessionOutput,
+    RouteLanes,
+    SessionResponse,
+)
 from rlmesh_ray.server.batch_schema import BatchCodecs
 from rlmesh_ray.server.bind_policy import TlsSource
 from rlmesh_ray.server.handshake_service import GenerationHandshake, HandshakeFrames

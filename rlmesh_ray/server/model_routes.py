@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
-from rlmesh_ray.protocol.route_lanes import RouteLanes
+from rlmesh_ray.protocol.model_session import RouteLanes
 from rlmesh_ray.server.batch_schema import BatchCodecs, BatchSchema
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.log_context import current, logged_as

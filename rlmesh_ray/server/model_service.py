@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.polling import AdaptiveSpin
-from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS, POLICY
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
+from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS, POLICY, PROTOCOL_V1
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.handshake_service import HandshakeService, ServiceOptions
 from rlmesh_ray.server.idle_timeout import IdleTimeout

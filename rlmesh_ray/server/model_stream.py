@@ -26,8 +26,13 @@ from rlmesh_ray.protocol.messages import (
     RouteConfigured,
     RouteRequest,
 )
-from rlmesh_ray.protocol.model_rules import EpisodesForgotten, ForgetEpisodes, SessionResponse
-from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
+from rlmesh_ray.protocol.model_session import (
+    EpisodesForgotten,
+    ForgetEpisodes,
+    ModelSession,
+    ModelSessionOutput,
+    SessionResponse,
+)
 from rlmesh_ray.server.batch_schema import Actions, PredictionRequest
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.error_text import clipped, text_of

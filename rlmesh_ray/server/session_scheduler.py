@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES
+from rlmesh_ray.protocol.env_session import EDITION_2026_06_RULES
 from rlmesh_ray.protocol.failure_effects import Failure
 from rlmesh_ray.protocol.messages import EnvErrorCode
 from rlmesh_ray.server.env_executor import EnvExecutor

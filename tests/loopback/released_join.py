@@ -6,9 +6,9 @@ from typing import Any, Self
 
 from rlmesh_ray.dialects.released.protocol.handshake import make_released_offer
 from rlmesh_ray.dialects.released.wire import env as wire
+from rlmesh_ray.protocol.capabilities import EDITION_NAME
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import Configure, EnvRequest, EnvResponse, Reset, Step
-from rlmesh_ray.protocol.versions import EDITION_NAME
 from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import ENV_JOIN, RawJoin
 

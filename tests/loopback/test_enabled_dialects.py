@@ -16,9 +16,9 @@ from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.dialects.released.wire import env as released_env
 from rlmesh_ray.dialects.released.wire import model as released_model
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
+from rlmesh_ray.protocol.capabilities import EDITION_NAME, PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeResponse, make_handshake_request
 from rlmesh_ray.protocol.messages import CloseModel, Configure, EnvFailed, Reset, ResetDone
-from rlmesh_ray.protocol.versions import EDITION_NAME, PROTOCOL_V1
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_env
 from rlmesh_ray.wire.rlmesh_v1 import model as edition_model
 from rlmesh_ray.wire.rlmesh_v1.handshake import ShutdownResponse

@@ -37,6 +37,7 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
     RemoteProtocolError,
 )
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     Configure,
@@ -48,7 +49,6 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     StepDone,
 )
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.equality import assert_identical

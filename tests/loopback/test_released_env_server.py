@@ -15,6 +15,7 @@ from gymnasium import spaces
 from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.dialects.released.wire import env as wire
 from rlmesh_ray.dialects.released.wire import values
+from rlmesh_ray.protocol.capabilities import EDITION_NAME
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -30,7 +31,6 @@ from rlmesh_ray.protocol.messages import (
     Step,
     StepDone,
 )
-from rlmesh_ray.protocol.versions import EDITION_NAME
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as pb
 from tests.loopback.eventually import eventually

@@ -43,9 +43,9 @@ from rlmesh_ray.dialects.released.wire.model_requests import MAX_ROWS
 from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.models.lane_states import EpisodeStates
 from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.server import model_routes
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium

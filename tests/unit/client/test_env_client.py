@@ -19,9 +19,9 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
     RlmeshError,
 )
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import Close, Closed, EnvErrorCode, EnvFailed, Rendered
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import DiscreteSpec
 

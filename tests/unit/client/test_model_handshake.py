@@ -5,9 +5,8 @@ from gymnasium import spaces
 from rlmesh_ray.client.model_handshake import compressed, horizon_of
 from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS, IMAGE_CODEC
+from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS, IMAGE_CODEC, PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeResponse
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 

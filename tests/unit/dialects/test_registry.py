@@ -9,7 +9,7 @@ import pytest
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.dialects.registry import Dialect
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.server.env_dialects import load_dialect_services, load_env_dialects
 from rlmesh_ray.server.model_dialects import load_model_dialects
 

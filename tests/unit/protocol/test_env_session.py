@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, SessionState
 from rlmesh_ray.protocol.env_session import (
+    EDITION_2026_06_RULES,
     EnvOutcome,
     EnvSession,
     RenderOutcome,
     ResetOutcome,
+    SessionState,
     StepOutcome,
 )
 from rlmesh_ray.protocol.failure_effects import Effect, Failure, FailureKind

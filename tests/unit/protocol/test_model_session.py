@@ -22,17 +22,18 @@ from rlmesh_ray.protocol.messages import (
     RouteConfigured,
     RouteRequest,
 )
-from rlmesh_ray.protocol.model_rules import (
+from rlmesh_ray.protocol.model_session import (
     EDITION_2026_06_RULES,
     RESPONSE_TYPES,
     EpisodesForgotten,
     ForgetEpisodes,
     ModelRules,
+    ModelSession,
+    ModelSessionOutput,
     RouteState,
     SessionRequest,
     SessionResponse,
 )
-from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
 
 
 def context(route: str, request_id: str) -> PredictContext:

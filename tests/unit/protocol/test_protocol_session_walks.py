@@ -44,8 +44,7 @@ from rlmesh_ray.protocol.messages import (
     RouteRequest,
     Step,
 )
-from rlmesh_ray.protocol.model_rules import SessionResponse
-from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
+from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput, SessionResponse
 from tests.reference_session import EnvEffect, EnvFailure, ReferenceSession, SimulatedStep
 from tests.unit.protocol.counted_session import CountedSession
 

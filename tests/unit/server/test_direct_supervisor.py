@@ -15,7 +15,7 @@ from rlmesh_ray.envs.commands import (
     Reply,
     SetEpisodesCommand,
 )
-from rlmesh_ray.protocol.env_rules import SessionState
+from rlmesh_ray.protocol.env_session import SessionState
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server.direct_supervisor import DirectSupervisor
 from rlmesh_ray.server.env_session_handler import EnvSessionHandler

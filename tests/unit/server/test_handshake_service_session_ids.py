@@ -3,8 +3,8 @@
 import pytest
 
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeRequest
-from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.server.handshake_service import capabilities_of_session, new_session_id
 
 

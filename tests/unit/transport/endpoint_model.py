@@ -8,12 +8,12 @@ them are modelled after ``WorkerSupervisor``, ``DirectSupervisor``, ``EnvHost``,
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlmesh_ray.protocol.env_rules import SessionState
 from rlmesh_ray.protocol.env_session import (
     EnvOutcome,
     EnvSession,
     RenderOutcome,
     ResetOutcome,
+    SessionState,
     StepOutcome,
 )
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind

@@ -15,7 +15,7 @@ from rlmesh_ray.dialects.openpi.wire import space_maps
 from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack
 from rlmesh_ray.errors import CodecError, RlmeshError
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.protocol.route_lanes import ContractLanes
+from rlmesh_ray.protocol.model_session import ContractLanes
 from rlmesh_ray.server.batch_schema import Actions, PredictionRequest
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.log_context import enter, short_name

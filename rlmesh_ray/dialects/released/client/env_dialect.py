@@ -31,9 +31,9 @@ from rlmesh_ray.dialects.released.wire import env as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.capabilities import EDITION_NAME
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.protocol.messages import EpisodeRecord, Reset, ResetDone, Step, StepDone
-from rlmesh_ray.protocol.versions import EDITION_NAME
 from rlmesh_ray.spaces.batch import Column, empty_columns
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes

@@ -37,8 +37,8 @@ from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.capabilities import EDITION_NAME
 from rlmesh_ray.protocol.messages import ModelFailed, PredictSlot
-from rlmesh_ray.protocol.versions import EDITION_NAME
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.columns import split
 from rlmesh_ray.spaces.contract import EnvContract

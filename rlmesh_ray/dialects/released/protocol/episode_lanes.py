@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlmesh_ray.errors import CapacityError, CodecError
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.protocol.route_lanes import check_id_lengths
+from rlmesh_ray.protocol.model_session import check_id_lengths
 
 MAX_EPISODES = 2**16
 """Episodes that one session may have at a time. A policy may keep a state for each of them, and

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.errors import HandshakeRefusedError
+from rlmesh_ray.protocol.capabilities import EDITION_NAME
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, quoted
-from rlmesh_ray.protocol.versions import EDITION_NAME
 
 
 def make_released_offer(

@@ -7,7 +7,7 @@ lanes. Payloads are opaque here, as in ``messages``.
 from typing import NamedTuple
 
 from rlmesh_ray.protocol.messages import ModelFailed, Request, Response, message
-from rlmesh_ray.protocol.model_rules import EpisodesForgotten as EpisodesForgotten
+from rlmesh_ray.protocol.model_session import EpisodesForgotten as EpisodesForgotten
 
 
 @message

@@ -27,6 +27,7 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
     ResetAdapter,
     ResolveAdapter,
 )
+from rlmesh_ray.protocol.capabilities import EDITION_NAME
 from rlmesh_ray.protocol.handshake import quoted
 from rlmesh_ray.protocol.messages import (
     CloseModel,
@@ -43,13 +44,12 @@ from rlmesh_ray.protocol.messages import (
     RouteConfigured,
     TimedBatchRun,
 )
-from rlmesh_ray.protocol.model_rules import (
+from rlmesh_ray.protocol.model_session import (
     EpisodesForgotten,
     ForgetEpisodes,
     SessionRequest,
     SessionResponse,
 )
-from rlmesh_ray.protocol.versions import EDITION_NAME
 
 _NO_LANE = -1
 

@@ -1,6 +1,7 @@
 """Name and rules of ``rlmesh-wire-v1``, the generation of the released rlmesh 0.1.0."""
 
-from rlmesh_ray.protocol.env_rules import (
+from rlmesh_ray.protocol.capabilities import EDITION_NAME
+from rlmesh_ray.protocol.env_session import (
     EDITION_2026_06_RULES,
     EDITION_REQUESTS,
     EnvRules,
@@ -14,8 +15,7 @@ from rlmesh_ray.protocol.messages import (
     EnvErrorCode,
     Predict,
 )
-from rlmesh_ray.protocol.model_rules import ForgetEpisodes, ModelRules, RouteState
-from rlmesh_ray.protocol.versions import EDITION_NAME
+from rlmesh_ray.protocol.model_session import ForgetEpisodes, ModelRules, RouteState
 
 WIRE_V1 = "rlmesh-wire-v1"
 

@@ -11,9 +11,12 @@ from rlmesh_ray.dialects.released.server.env_dialect import HANDSHAKE
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.model_rules import SessionResponse
-from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
-from rlmesh_ray.protocol.route_lanes import RouteLanes
+from rlmesh_ray.protocol.model_session import (
+    ModelSession,
+    ModelSessionOutput,
+    RouteLanes,
+    SessionResponse,
+)
 from rlmesh_ray.server.batch_schema import BatchCodecs
 from rlmesh_ray.server.handshake_service import HandshakeFrames
 from rlmesh_ray.spaces.contract import EnvContract

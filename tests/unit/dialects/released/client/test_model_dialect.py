@@ -13,8 +13,9 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.model_dialect import RouteBatch
-from rlmesh_ray.client.model_session_stream import ModelSessionStream
+from rlmesh_ray.client.remote_model import ModelSessionStream
 from rlmesh_ray.dialects.released.client.model_dialect import (
     ReleasedModelClientDialect,
     RowEpisodes,
@@ -313,6 +314,7 @@ class SlowStream:
         self.together: list[list[str]] = []
         """The kinds of the requests that were there at once."""
         self.cancel = self.close
+        self.process = ForkGuard("here")
 
     def send(self, frame: bytes) -> None:
         self._sent.put(frame)
@@ -363,6 +365,7 @@ class SilentStream:
         self.has_predict = threading.Event()
         self._is_over = threading.Event()
         self.cancel = self._is_over.set
+        self.process = ForkGuard("here")
 
     def send(self, frame: bytes) -> None:
         if isinstance(request(frame), CloseParticipant):

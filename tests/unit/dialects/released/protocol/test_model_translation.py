@@ -45,8 +45,12 @@ from rlmesh_ray.protocol.messages import (
     RouteRequest,
     TimedBatchRun,
 )
-from rlmesh_ray.protocol.model_rules import ForgetEpisodes, SessionResponse
-from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
+from rlmesh_ray.protocol.model_session import (
+    ForgetEpisodes,
+    ModelSession,
+    ModelSessionOutput,
+    SessionResponse,
+)
 
 SPEC = "env spec"
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from rlmesh_ray.dialects.released.protocol.rules import ENV_RULES
-from rlmesh_ray.protocol.env_rules import SessionState
 from rlmesh_ray.protocol.env_session import (
     EnvOutcome,
     EnvSession,
     RenderOutcome,
     ResetOutcome,
+    SessionState,
     StepOutcome,
 )
 from rlmesh_ray.protocol.failure_effects import Effect, Failure, FailureKind

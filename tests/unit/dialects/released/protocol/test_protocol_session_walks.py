@@ -17,8 +17,13 @@ from hypothesis.stateful import (
 )
 
 from rlmesh_ray.dialects.released.protocol.rules import ENV_RULES
-from rlmesh_ray.protocol.env_rules import SessionState
-from rlmesh_ray.protocol.env_session import EnvOutcome, RenderOutcome, ResetOutcome, StepOutcome
+from rlmesh_ray.protocol.env_session import (
+    EnvOutcome,
+    RenderOutcome,
+    ResetOutcome,
+    SessionState,
+    StepOutcome,
+)
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.protocol.messages import (
     Close,

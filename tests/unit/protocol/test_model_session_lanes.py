@@ -3,7 +3,7 @@ import pytest
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.protocol.route_lanes import ContractLanes
+from rlmesh_ray.protocol.model_session import ContractLanes
 
 
 def test_a_contract_has_its_lanes_from_the_start() -> None:
