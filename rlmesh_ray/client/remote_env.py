@@ -16,8 +16,7 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
 )
 from rlmesh_ray.options import as_reset_options, as_seed, takes_options
-from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
-from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.batch import Column, coerce, flatten, leaves, unflatten
 from rlmesh_ray.spaces.gym_conversion import env_spec, to_gymnasium
 from rlmesh_ray.spaces.validation import structure_checker
 from rlmesh_ray.spaces.vector_infos import lane_info

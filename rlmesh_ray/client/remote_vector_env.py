@@ -30,13 +30,11 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.options import as_reset_options, as_seed, takes_options
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET, SET_ATTR
-from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
+from rlmesh_ray.spaces.batch import coerce, flatten, leaves, unflatten
 from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
-from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.gym_conversion import env_spec, to_gymnasium
-from rlmesh_ray.spaces.validation import coerce_batch, structure_checker
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
+from rlmesh_ray.spaces.validation import WARNING_KEY, coerce_batch, structure_checker
 from rlmesh_ray.spaces.vector_infos import lane_info, merged_infos, with_arrays
 from rlmesh_ray.wire.lane_calls_v1 import LaneCall, pack_call
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlmesh_ray.compliance.probe import ACTION_SPACE, METADATA_KEY, REST, ProbeCommand
-from rlmesh_ray.spaces.batch import Column, Leaf, flatten, leaves
-from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.batch import Column, Leaf, coerce, flatten, leaves
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import (
     BoxSpec,

@@ -8,8 +8,7 @@ from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.batch import Column, leaves
 from rlmesh_ray.spaces.multi_agent import filler_of_leaf
 from rlmesh_ray.spaces.spec import SpaceSpec
-from rlmesh_ray.spaces.validation import Checker, ValidationMode, Violation
-from rlmesh_ray.spaces.validation_warnings import ConformanceWarning
+from rlmesh_ray.spaces.validation import Checker, ConformanceWarning, ValidationMode, Violation
 
 
 class BatchValidator:

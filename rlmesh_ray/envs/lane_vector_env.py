@@ -18,9 +18,16 @@ from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConfigurationError, ConformanceError
-from rlmesh_ray.spaces.batch import Column, by_lane, by_leaf, empty_columns, leaves, unflatten
-from rlmesh_ray.spaces.coercion import coerce
-from rlmesh_ray.spaces.columns import write_lane_values
+from rlmesh_ray.spaces.batch import (
+    Column,
+    by_lane,
+    by_leaf,
+    coerce,
+    empty_columns,
+    leaves,
+    unflatten,
+    write_lane_values,
+)
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.transport.step_buffers import StepArrays

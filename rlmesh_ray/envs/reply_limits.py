@@ -23,7 +23,7 @@ from rlmesh_ray.spaces.bounded_repr import (
     left_out_notice,
     type_repr,
 )
-from rlmesh_ray.spaces.validation_warnings import ConformanceWarning
+from rlmesh_ray.spaces.validation import ConformanceWarning
 
 SMALL_BYTES = 2**16
 """A frame up to this size is never slow to decode."""

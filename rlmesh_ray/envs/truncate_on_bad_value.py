@@ -12,8 +12,7 @@ from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.batch import leaves, stack
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.multi_agent import REWARDS
-from rlmesh_ray.spaces.validation import Checker, ValidationMode
-from rlmesh_ray.spaces.validation_warnings import ConformanceWarning
+from rlmesh_ray.spaces.validation import Checker, ConformanceWarning, ValidationMode
 
 BAD_VALUE_KEY = "rlmesh_ray.bad_value"
 """Key in the last info of an episode that was truncated at a bad value: the reason as text."""

@@ -37,10 +37,11 @@ from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, require_one_space, spec_fields
-from rlmesh_ray.spaces.validation import ValidationMode, check_rewards
-from rlmesh_ray.spaces.validation_warnings import (
+from rlmesh_ray.spaces.validation import (
     ConformanceWarning,
+    ValidationMode,
     WarningCounter,
+    check_rewards,
     warnings_info,
 )
 from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError, PolicyError
 from rlmesh_ray.models.batch_buckets import PaddedBatch
-from rlmesh_ray.spaces.batch import Leaf, empty_columns, flatten, leaves, unflatten
-from rlmesh_ray.spaces.columns import horizon_hint
+from rlmesh_ray.spaces.batch import Leaf, empty_columns, flatten, horizon_hint, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
 from rlmesh_ray.spaces.validation import has_nan

@@ -11,8 +11,7 @@ from rlmesh_ray.errors import ConfigurationError, ConformanceError, PolicyError
 from rlmesh_ray.models.lane_states import EpisodeStates
 from rlmesh_ray.models.policy import ChunkRouteRows, Policy, PolicyWrapper, Rows, traits_of
 from rlmesh_ray.options import CHUNK_REPLAYS, FIRST
-from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
-from rlmesh_ray.spaces.columns import chunk_steps
+from rlmesh_ray.spaces.batch import chunk_steps, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce, structure_checker

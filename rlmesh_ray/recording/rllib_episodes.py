@@ -36,8 +36,7 @@ from rlmesh_ray.recording.store import Store, removed_on_error
 from rlmesh_ray.recording.vector_steps import Segment
 from rlmesh_ray.recording.video import picture_position
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
-from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
-from rlmesh_ray.spaces.coercion import coerce, drop_unit_axis
+from rlmesh_ray.spaces.batch import coerce, drop_unit_axis, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec

@@ -14,8 +14,14 @@ import numpy as np
 from rlmesh_ray.errors import CodecError, ConformanceError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import ChunkRouteRows, RouteRows, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.spaces.batch import flatten, unflatten
-from rlmesh_ray.spaces.columns import chunk_steps, concatenate, horizon_hint, split
+from rlmesh_ray.spaces.batch import (
+    chunk_steps,
+    concatenate,
+    flatten,
+    horizon_hint,
+    split,
+    unflatten,
+)
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec

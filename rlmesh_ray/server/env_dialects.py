@@ -25,7 +25,7 @@ from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import SpaceSpec
-from rlmesh_ray.spaces.validation_warnings import warnings_as_texts
+from rlmesh_ray.spaces.validation import warnings_as_texts
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_frames
 from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol.episodes import EpisodeStart, EpisodeTracker
 from rlmesh_ray.protocol.messages import EpisodeRecord, Infos, StepDone
-from rlmesh_ray.spaces.validation_warnings import warnings_as_texts
+from rlmesh_ray.spaces.validation import warnings_as_texts
 from rlmesh_ray.transport import direct_frames as frames
 from rlmesh_ray.transport.session_progress import SessionProgress
 from rlmesh_ray.transport.shared_memory import EventfdSocket

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from rlmesh_ray.spaces.columns import concatenate, split
+from rlmesh_ray.spaces.batch import concatenate, split
 from rlmesh_ray.spaces.leaves import Column
 
 

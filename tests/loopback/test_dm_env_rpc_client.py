@@ -34,7 +34,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 from rlmesh_ray.spaces.spec import DiscreteSpec
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
+from rlmesh_ray.spaces.validation import WARNING_KEY
 from rlmesh_ray.spaces.vector_infos import lane_info
 from tests.loopback.dm_env_rpc_peer import (
     CORRIDOR,

@@ -45,8 +45,7 @@ from rlmesh_ray.errors import EnvStartError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server.request_deadline import take_reply, wait_for_reply
 from rlmesh_ray.spaces.batch import unflatten
-from rlmesh_ray.spaces.validation import ValidationMode, coerce_batch
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
+from rlmesh_ray.spaces.validation import WARNING_KEY, ValidationMode, coerce_batch
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 from tests.loopback.child_processes import worker_pids

@@ -54,8 +54,7 @@ from rlmesh_ray.models.torch.policy import GreedyForward
 from rlmesh_ray.models.torch.weights import Pairs, check_weights, replace, weights_of
 from rlmesh_ray.models.trusted_code import is_trusted, only_computes
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.spaces.batch import empty_columns, flatten, leaves, unflatten
-from rlmesh_ray.spaces.coercion import drop_unit_axis
+from rlmesh_ray.spaces.batch import drop_unit_axis, empty_columns, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.space_description import describe_difference

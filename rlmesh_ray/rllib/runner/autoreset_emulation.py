@@ -27,8 +27,7 @@ from rlmesh_ray.errors import RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.runner.lane_infos import lane_infos
-from rlmesh_ray.spaces.batch import Column, flatten
-from rlmesh_ray.spaces.columns import replace_lanes
+from rlmesh_ray.spaces.batch import Column, flatten, replace_lanes
 from rlmesh_ray.spaces.contract import AutoresetMode
 
 

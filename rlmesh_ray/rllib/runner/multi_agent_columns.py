@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.runner.autoreset_emulation import SessionBatch
-from rlmesh_ray.spaces.batch import flatten, unflatten
-from rlmesh_ray.spaces.coercion import coerce, drop_unit_axis
+from rlmesh_ray.spaces.batch import coerce, drop_unit_axis, flatten, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.multi_agent import (

@@ -9,9 +9,16 @@ import numpy as np
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession, SessionBatch
 from rlmesh_ray.rllib.runner.lane_infos import joined
-from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
-from rlmesh_ray.spaces.coercion import coerce, drop_unit_axis
-from rlmesh_ray.spaces.columns import concatenate, split
+from rlmesh_ray.spaces.batch import (
+    Column,
+    coerce,
+    concatenate,
+    drop_unit_axis,
+    flatten,
+    leaves,
+    split,
+    unflatten,
+)
 from rlmesh_ray.spaces.contract import EnvContract
 
 BatchT = TypeVar("BatchT")

@@ -7,8 +7,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 from rlmesh_ray.envs.batch_validator import BatchValidator, rows_of
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.validation import ValidationMode
-from rlmesh_ray.spaces.validation_warnings import WarningCounter
+from rlmesh_ray.spaces.validation import ValidationMode, WarningCounter
 from rlmesh_ray.testing.equality import assert_identical
 
 SPACE = Dict(

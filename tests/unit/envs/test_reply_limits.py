@@ -15,7 +15,7 @@ from rlmesh_ray.envs.reply_limits import (
 )
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning
+from rlmesh_ray.spaces.validation import WARNING_KEY, ConformanceWarning
 from rlmesh_ray.testing.equality import assert_identical
 
 

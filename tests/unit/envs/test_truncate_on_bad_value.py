@@ -14,8 +14,7 @@ from rlmesh_ray.envs.env_source import build, make_source
 from rlmesh_ray.envs.truncate_on_bad_value import BAD_VALUE_KEY, TruncateOnBadValue
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.spaces.validation import ValidationMode
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
+from rlmesh_ray.spaces.validation import WARNING_KEY, ValidationMode
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.transport.anonymous_memory import create_step_buffers

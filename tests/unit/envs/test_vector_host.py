@@ -27,10 +27,12 @@ from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.batch import flatten, unflatten
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.validation import ValidationMode, check_rewards, coerce_batch
-from rlmesh_ray.spaces.validation_warnings import (
+from rlmesh_ray.spaces.validation import (
     WARNING_KEY,
     ConformanceWarning,
+    ValidationMode,
+    check_rewards,
+    coerce_batch,
     warnings_as_texts,
 )
 from rlmesh_ray.spaces.vector_infos import lane_info

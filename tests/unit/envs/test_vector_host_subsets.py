@@ -24,10 +24,8 @@ from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
-from rlmesh_ray.spaces.batch import stack, unflatten
-from rlmesh_ray.spaces.columns import split
-from rlmesh_ray.spaces.validation import ValidationMode
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
+from rlmesh_ray.spaces.batch import split, stack, unflatten
+from rlmesh_ray.spaces.validation import WARNING_KEY, ValidationMode
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical

@@ -8,8 +8,7 @@ from rlmesh_ray.errors import ConformanceError, PolicyError
 from rlmesh_ray.models.nan_rows import nan_rows, refusable, refused_rows, zeroed
 from rlmesh_ray.models.policy import RouteRows, Rows
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.spaces.batch import leaves
-from rlmesh_ray.spaces.columns import split
+from rlmesh_ray.spaces.batch import leaves, split
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
     DictSpec,

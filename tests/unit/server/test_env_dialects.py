@@ -8,7 +8,7 @@ import pytest
 from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.server.env_dialects import load_env_dialects
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning, warnings_info
+from rlmesh_ray.spaces.validation import WARNING_KEY, ConformanceWarning, warnings_info
 
 INFOS = {
     "speed": np.array([1.5, 2.5, 3.5]),

@@ -19,7 +19,7 @@ from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.messages import StepDone
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY, ConformanceWarning, warnings_info
+from rlmesh_ray.spaces.validation import WARNING_KEY, ConformanceWarning, warnings_info
 from rlmesh_ray.spaces.vector_infos import lane_entries
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import direct_frames as frames

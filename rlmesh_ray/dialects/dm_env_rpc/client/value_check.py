@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from rlmesh_ray.errors import ConformanceError, RemoteEnvError
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
-from rlmesh_ray.spaces.validation import Checker, ValidationMode, check_rewards
-from rlmesh_ray.spaces.validation_warnings import (
+from rlmesh_ray.spaces.validation import (
+    Checker,
     ConformanceWarning,
+    ValidationMode,
     WarningCounter,
+    check_rewards,
     warnings_as_texts,
     warnings_info,
 )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
 from rlmesh_ray.errors import CodecError, ConfigurationError, ConformanceError
-from rlmesh_ray.spaces.coercion import as_array, coerce
+from rlmesh_ray.spaces.batch import as_array, coerce
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.space_description import space_lines
 from rlmesh_ray.spaces.spec import SpaceSpec

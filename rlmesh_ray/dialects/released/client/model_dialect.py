@@ -39,8 +39,7 @@ from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.capabilities import EDITION_NAME
 from rlmesh_ray.protocol.messages import ModelFailed, PredictSlot
-from rlmesh_ray.spaces.batch import Column
-from rlmesh_ray.spaces.columns import split
+from rlmesh_ray.spaces.batch import Column, split
 from rlmesh_ray.spaces.contract import EnvContract
 
 

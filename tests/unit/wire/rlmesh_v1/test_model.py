@@ -28,8 +28,7 @@ from rlmesh_ray.protocol.messages import (
     RouteClosed,
     RouteConfigured,
 )
-from rlmesh_ray.spaces.batch import stack
-from rlmesh_ray.spaces.columns import concatenate
+from rlmesh_ray.spaces.batch import concatenate, stack
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as pb

@@ -10,8 +10,7 @@ from gymnasium import spaces
 from rlmesh_ray.dialects.dm_env_rpc.client.value_check import ValueCheck
 from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.validation import ValidationMode
-from rlmesh_ray.spaces.validation_warnings import WARNING_KEY
+from rlmesh_ray.spaces.validation import WARNING_KEY, ValidationMode
 from rlmesh_ray.spaces.vector_infos import lane_entries
 from rlmesh_ray.testing.equality import assert_identical
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rlmesh_ray.errors import ConformanceError
-from rlmesh_ray.spaces.coercion import coerce, drop_unit_axis
+from rlmesh_ray.spaces.batch import coerce, drop_unit_axis
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium
 from rlmesh_ray.spaces.leaves import Leaf, leaves
 

@@ -3,10 +3,10 @@ import pickle
 import numpy as np
 import pytest
 
-from rlmesh_ray.spaces.validation import Violation
-from rlmesh_ray.spaces.validation_warnings import (
+from rlmesh_ray.spaces.validation import (
     WARNING_KEY,
     ConformanceWarning,
+    Violation,
     warnings_as_maps,
     warnings_as_texts,
     warnings_info,

@@ -5,8 +5,14 @@ import pytest
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError
-from rlmesh_ray.spaces.batch import Column, empty_columns
-from rlmesh_ray.spaces.columns import concatenate, replace_lanes, split, write_lane_values
+from rlmesh_ray.spaces.batch import (
+    Column,
+    concatenate,
+    empty_columns,
+    replace_lanes,
+    split,
+    write_lane_values,
+)
 from rlmesh_ray.spaces.leaves import Leaf, leaves
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec
 
