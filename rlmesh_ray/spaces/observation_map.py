@@ -4,15 +4,14 @@ An entry is ``KEY=SOURCE``. The key is a leaf of the policy's observation space,
 leaf of the client's, or a verb with sources inside. Texts are parsed, never evaluated.
 """
 
-import abc
 import copy
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,71 +129,80 @@ class _ClientLeaf:
 # --- verbs -----------------------------------------------------------------------------
 
 
-class _Verb(abc.ABC):
-    """A verb with its sources and arguments; the subclasses define what it does.
+class _Verb(NamedTuple):
+    """A verb. Its functions of boxes and columns take its text, for errors, and its argument."""
+
+    usage: str
+    num_arguments: int
+    read: Callable[..., Any]
+    """Returns the argument that the words of an entry give; ValueError says what is wrong."""
+    box: Callable[..., BoxSpec]
+    """Returns the space of the result; raises ContractMismatchError."""
+    column: Callable[..., NDArray[Any]]
+    """Returns the result for a batch."""
+
+
+class _AppliedVerb:
+    """A verb with its sources and arguments.
 
     Raises:
         ConfigurationError: An argument is wrong.
     """
 
-    name = ""
-    usage = ""
-    num_arguments = 1
-
-    def __init__(self, sources: "Sequence[_ClientLeaf | _Verb]", arguments: Sequence[str]) -> None:
-        self.sources, self.arguments = sources, arguments
-        inside = [*(source.text for source in sources), *arguments]
-        self.text: str = f"{self.name}({','.join(inside)})"
-        if problem := self.problem():
-            raise ConfigurationError(f"{self.text}: {problem}")
+    def __init__(self, name: str, sources: "Sequence[_Source]", words: Sequence[str]) -> None:
+        self._verb, self._sources = _VERBS[name], sources
+        self.text: str = f"{name}({','.join([*(each.text for each in sources), *words])})"
+        try:
+            self._argument = self._verb.read(*words)
+        except ValueError as error:
+            raise ConfigurationError(f"{self.text}: {error}") from error
 
     def spec(self, client_space: SpaceSpec) -> BoxSpec:
-        return self.box(*[self._as_box(source.spec(client_space)) for source in self.sources])
+        """Return the space of one lane's value; raises ContractMismatchError."""
+        boxes = [_as_box(self.text, each.spec(client_space)) for each in self._sources]
+        return self._verb.box(self.text, self._argument, *boxes)
 
     def apply(self, observations: Any) -> Any:
-        return self.column(*[source.apply(observations) for source in self.sources])
+        """Return the column of a batch."""
+        columns = [each.apply(observations) for each in self._sources]
+        return self._verb.column(self.text, self._argument, *columns)
 
     def leaves(self) -> Iterator[_ClientLeaf]:
-        for source in self.sources:
+        """Yield the leaves that it reads."""
+        for source in self._sources:
             yield from source.leaves()
 
-    def problem(self) -> str:
-        """Return what is wrong with the arguments; empty: nothing."""
-        return ""
 
-    @abc.abstractmethod
-    def box(self, *boxes: BoxSpec) -> BoxSpec:
-        """Return the space of the result; raises ContractMismatchError."""
+_Source = _ClientLeaf | _AppliedVerb
 
-    @abc.abstractmethod
-    def column(self, *columns: NDArray[Any]) -> NDArray[Any]:
-        """Return the result for a batch."""
 
-    def refuse(self, problem: str) -> NoReturn:
-        raise ContractMismatchError(f"{self.text}: {problem}")
+def _refuse(text: str, problem: str) -> NoReturn:
+    raise ContractMismatchError(f"{text}: {problem}")
 
-    def bounded(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], low: _Bounds, high: _Bounds
-    ) -> BoxSpec:
-        """Return a Box whose bounds broadcast to its shape."""
-        if math.prod(shape) * dtype.itemsize > MAX_LANE_BYTES:
-            self.refuse(f"{dtype} {shape} has more than {MAX_LANE_BYTES} bytes; map a smaller one")
-        ends = (end if end.size == 1 else np.broadcast_to(end, shape) for end in (low, high))
-        low_bytes, high_bytes = (end.astype(dtype.newbyteorder("<")).tobytes() for end in ends)
-        return BoxSpec(shape, dtype.name, low_bytes, high_bytes)
 
-    def _as_box(self, spec: LeafSpec) -> BoxSpec:
-        if isinstance(spec, BoxSpec):
-            return spec
-        leaf = leaves(spec)[0]
-        if leaf.dtype is None:
-            self.refuse("takes arrays, and its source is a Text; leave the verb out")
-        if isinstance(spec, DiscreteSpec):
-            low, high = np.array(spec.start), np.array(spec.start + spec.n - 1)
-        else:  # MultiDiscrete, or MultiBinary
-            nvec = np.array(getattr(spec, "nvec", 2))
-            low, high = np.array(0), (nvec if nvec.ndim == 0 else nvec.reshape(leaf.shape)) - 1
-        return self.bounded(leaf.shape, leaf.dtype, low, high)
+def _bounded(
+    text: str, shape: tuple[int, ...], dtype: np.dtype[Any], low: _Bounds, high: _Bounds
+) -> BoxSpec:
+    """Return a Box whose bounds broadcast to its shape."""
+    if math.prod(shape) * dtype.itemsize > MAX_LANE_BYTES:
+        _refuse(text, f"{dtype} {shape} has more than {MAX_LANE_BYTES} bytes; map a smaller one")
+    ends = (end if end.size == 1 else np.broadcast_to(end, shape) for end in (low, high))
+    low_bytes, high_bytes = (end.astype(dtype.newbyteorder("<")).tobytes() for end in ends)
+    return BoxSpec(shape, dtype.name, low_bytes, high_bytes)
+
+
+def _as_box(text: str, spec: LeafSpec) -> BoxSpec:
+    if isinstance(spec, BoxSpec):
+        return spec
+    leaf = leaves(spec)[0]
+    if leaf.dtype is None:
+        _refuse(text, "takes arrays, and its source is a Text; leave the verb out")
+    if isinstance(spec, DiscreteSpec):
+        low, high = np.array(spec.start), np.array(spec.start + spec.n - 1)
+    else:  # MultiDiscrete, or MultiBinary
+        nvec = np.array(getattr(spec, "nvec", 2))
+        low, high = np.array(0), (nvec if nvec.ndim == 0 else nvec.reshape(leaf.shape)) - 1
+    return _bounded(text, leaf.shape, leaf.dtype, low, high)
 
 
 def _bounds(box: BoxSpec) -> tuple[_Bounds, _Bounds]:
@@ -204,113 +212,130 @@ def _bounds(box: BoxSpec) -> tuple[_Bounds, _Bounds]:
     return low.astype(dtype).reshape(shapes[0]), high.astype(dtype).reshape(shapes[1])
 
 
-def _cast(array: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
+def _converted(array: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
     with np.errstate(over="ignore"):  # beyond the range of a smaller float is infinity
         return array.astype(target, copy=False)
 
 
-class _Concat(_Verb):
-    name, usage, num_arguments = "concat", "concat(a,b,...)", 0
-
-    def box(self, *boxes: BoxSpec) -> BoxSpec:
-        shapes = [box.shape or (1,) for box in boxes]
-        found = ", ".join(f"{box.dtype} {box.shape}" for box in boxes)
-        if len({box.dtype for box in boxes}) > 1:
-            self.refuse(f"joins arrays of one dtype, not {found}; cast them first")
-        if len({(len(shape), shape[:-1]) for shape in shapes}) > 1:
-            self.refuse(f"joins along the last axis, and other axes of {found} differ")
-        shape, dtype = (*shapes[0][:-1], sum(own[-1] for own in shapes)), np.dtype(boxes[0].dtype)
-        self.bounded(shape, dtype, np.array(0), np.array(0))  # refuses too large a shape
-        low, high = (
-            np.concatenate(
-                [np.broadcast_to(end, own) for end, own in zip(ends, shapes, strict=True)], -1
-            )
-            for ends in zip(*map(_bounds, boxes), strict=True)
+def _concat_box(text: str, _: object, *boxes: BoxSpec) -> BoxSpec:
+    shapes = [box.shape or (1,) for box in boxes]
+    found = ", ".join(f"{box.dtype} {box.shape}" for box in boxes)
+    if len({box.dtype for box in boxes}) > 1:
+        _refuse(text, f"joins arrays of one dtype, not {found}; cast them first")
+    if len({(len(shape), shape[:-1]) for shape in shapes}) > 1:
+        _refuse(text, f"joins along the last axis, and other axes of {found} differ")
+    shape, dtype = (*shapes[0][:-1], sum(own[-1] for own in shapes)), np.dtype(boxes[0].dtype)
+    _bounded(text, shape, dtype, np.array(0), np.array(0))  # refuses too large a shape
+    low, high = (
+        np.concatenate(
+            [np.broadcast_to(end, own) for end, own in zip(ends, shapes, strict=True)], -1
         )
-        return self.bounded(shape, dtype, low, high)
+        for ends in zip(*map(_bounds, boxes), strict=True)
+    )
+    return _bounded(text, shape, dtype, low, high)
 
-    def column(self, *columns: NDArray[Any]) -> NDArray[Any]:
-        return np.concatenate(
-            [column[:, np.newaxis] if column.ndim == 1 else column for column in columns], -1
+
+def _concat(_text: str, _: object, *columns: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate(
+        [column[:, np.newaxis] if column.ndim == 1 else column for column in columns], -1
+    )
+
+
+def _dtype(word: str) -> np.dtype[Any]:
+    if word not in DTYPES:
+        raise ValueError(f"{word} is no dtype; take one of {', '.join(DTYPES)}")
+    return np.dtype(word)
+
+
+def _cast_box(text: str, target: np.dtype[Any], box: BoxSpec) -> BoxSpec:
+    low, high = _bounds(box)
+    if target.kind != "f" and low.dtype.kind == "f":
+        _refuse(text, f"does not round {low.dtype} to {target}; cast to a float dtype")
+    if target.kind != "f" and not all(
+        (_converted(each, target) == each).all() for each in (low, high)
+    ):
+        _refuse(
+            text,
+            f"{target} does not hold the client's bounds, {low.min()} to {high.max()}; cast to "
+            "a wider dtype",
         )
+    return _bounded(text, box.shape, target, _converted(low, target), _converted(high, target))
 
 
-class _Cast(_Verb):
-    name, usage = "cast", "cast(x,DTYPE)"
-
-    def problem(self) -> str:
-        dtype = self.arguments[0]
-        return "" if dtype in DTYPES else f"{dtype} is no dtype; take one of {', '.join(DTYPES)}"
-
-    def box(self, *boxes: BoxSpec) -> BoxSpec:
-        target, (low, high) = np.dtype(self.arguments[0]), _bounds(boxes[0])
-        if target.kind != "f" and low.dtype.kind == "f":
-            self.refuse(f"does not round {low.dtype} to {target}; cast to a float dtype")
-        if target.kind != "f" and not all(
-            (_cast(each, target) == each).all() for each in (low, high)
-        ):
-            self.refuse(
-                f"{target} does not hold the client's bounds, {low.min()} to {high.max()}; cast to "
-                "a wider dtype"
-            )
-        return self.bounded(boxes[0].shape, target, _cast(low, target), _cast(high, target))
-
-    def column(self, *columns: NDArray[Any]) -> NDArray[Any]:
-        array, target = columns[0], np.dtype(self.arguments[0])
-        cast = _cast(array, target)
-        # Values of clients may be out of bounds.
-        is_exact = target.kind == "f" or np.can_cast(array.dtype, target)
-        if not is_exact and not (cast == array).all():
-            wrong = array[cast != array].flat[0]
-            raise ConformanceError("dtype", self.text, f"{wrong} cannot be held by {target}")
-        return cast
+def _cast(text: str, target: np.dtype[Any], column: NDArray[Any]) -> NDArray[Any]:
+    cast = _converted(column, target)
+    # Values of clients may be out of bounds.
+    is_exact = target.kind == "f" or np.can_cast(column.dtype, target)
+    if not is_exact and not (cast == column).all():
+        wrong = column[cast != column].flat[0]
+        raise ConformanceError("dtype", text, f"{wrong} cannot be held by {target}")
+    return cast
 
 
-class _Resize(_Verb):
-    name, usage, num_arguments = "resize", "resize(x,HEIGHT,WIDTH)", 2
-
-    def problem(self) -> str:
-        is_size = all(re.fullmatch("[1-9][0-9]{0,4}", each) for each in self.arguments)
-        return "" if is_size else "height and width are whole numbers from 1 to 99999"
-
-    def box(self, *boxes: BoxSpec) -> BoxSpec:
-        shape, (low, high) = boxes[0].shape, _bounds(boxes[0])
-        is_image = len(shape) >= 3 and shape[-1] in _IMAGE_CHANNELS and 0 not in shape
-        if boxes[0].dtype != "uint8" or not is_image:
-            self.refuse(
-                "takes uint8 images (..., height, width, channels) with 1, 3 or 4 channels, not "
-                f"{boxes[0].dtype} {shape}; leave resize out, or put channels(x,last) inside"
-            )
-        size = (*shape[:-3], *map(int, self.arguments), shape[-1])
-        return self.bounded(size, np.dtype(np.uint8), low.min(), high.max())
-
-    def column(self, *columns: NDArray[Any]) -> NDArray[Any]:
-        height, width = map(int, self.arguments)
-        return resize_images(columns[0], (height, width))
+def _size(*words: str) -> tuple[int, ...]:
+    if not all(re.fullmatch("[1-9][0-9]{0,4}", each) for each in words):
+        raise ValueError("height and width are whole numbers from 1 to 99999")
+    return tuple(map(int, words))
 
 
-class _Channels(_Verb):
-    name, usage = "channels", "channels(x,first) or channels(x,last)"
-
-    def problem(self) -> str:
-        place = self.arguments[0]
-        return "" if place in ("first", "last") else f"{place} is neither first nor last"
-
-    def box(self, *boxes: BoxSpec) -> BoxSpec:
-        shape = boxes[0].shape
-        if len(shape) < 3:
-            self.refuse(f"takes images (..., height, width, channels), not {shape}; leave it out")
-        low, high = (end if end.ndim == 0 else self.column(end) for end in _bounds(boxes[0]))
-        *stack, first, second, third = shape
-        order = (third, first, second) if self.arguments[0] == "first" else (second, third, first)
-        return self.bounded((*stack, *order), low.dtype, low, high)
-
-    def column(self, *columns: NDArray[Any]) -> NDArray[Any]:
-        axes = (-1, -3) if self.arguments[0] == "first" else (-3, -1)
-        return np.ascontiguousarray(np.moveaxis(columns[0], *axes))
+def _resize_box(text: str, size: tuple[int, int], box: BoxSpec) -> BoxSpec:
+    shape, (low, high) = box.shape, _bounds(box)
+    is_image = len(shape) >= 3 and shape[-1] in _IMAGE_CHANNELS and 0 not in shape
+    if box.dtype != "uint8" or not is_image:
+        _refuse(
+            text,
+            "takes uint8 images (..., height, width, channels) with 1, 3 or 4 channels, not "
+            f"{box.dtype} {shape}; leave resize out, or put channels(x,last) inside",
+        )
+    resized = (*shape[:-3], *size, shape[-1])
+    return _bounded(text, resized, np.dtype(np.uint8), low.min(), high.max())
 
 
-def _constants(saved: Any) -> NDArray[Any]:
+def _resize(_text: str, size: tuple[int, int], column: NDArray[Any]) -> NDArray[Any]:
+    return resize_images(column, size)
+
+
+def _place(word: str) -> str:
+    if word not in ("first", "last"):
+        raise ValueError(f"{word} is neither first nor last")
+    return word
+
+
+def _channels_box(text: str, place: str, box: BoxSpec) -> BoxSpec:
+    shape = box.shape
+    if len(shape) < 3:
+        _refuse(text, f"takes images (..., height, width, channels), not {shape}; leave it out")
+    low, high = (end if end.ndim == 0 else _channels(text, place, end) for end in _bounds(box))
+    *stack, first, second, third = shape
+    order = (third, first, second) if place == "first" else (second, third, first)
+    return _bounded(text, (*stack, *order), low.dtype, low, high)
+
+
+def _channels(_text: str, place: str, column: NDArray[Any]) -> NDArray[Any]:
+    axes = (-1, -3) if place == "first" else (-3, -1)
+    return np.ascontiguousarray(np.moveaxis(column, *axes))
+
+
+_Statistics = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Mean and scale."""
+
+
+def _statistics(word: str) -> _Statistics:
+    file = Path(word.replace('"', "")).expanduser()
+    form = 'write {"mean": [...], "scale": [...]}, finite numbers, each scale above 0'
+    try:
+        saved = json.loads(read_file(file))
+        mean, scale = (_constants(saved[key]) for key in ("mean", "scale"))
+    except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as e:
+        raise ValueError(f"{file} cannot be read ({type(e).__name__}: {e}); {form}") from e
+    with np.errstate(over="ignore"):
+        ends = [each.astype(np.float32) for each in (mean, scale)]
+    if not all(np.isfinite(each).all() for each in ends) or not (ends[1] > 0).all():
+        raise ValueError(f"{file} has other numbers; {form}")
+    return mean, scale
+
+
+def _constants(saved: Any) -> NDArray[np.float64]:
     """Return numbers of a file as float64.
 
     Raises:
@@ -324,49 +349,39 @@ def _constants(saved: Any) -> NDArray[Any]:
     return array.astype(np.float64)
 
 
-class _Normalise(_Verb):
-    name, usage = "normalise", "normalise(x,FILE.json)"
-
-    def problem(self) -> str:
-        """Read the file."""
-        file = Path(self.arguments[0].replace('"', "")).expanduser()
-        form = 'write {"mean": [...], "scale": [...]}, finite numbers, each scale above 0'
-        try:
-            saved = json.loads(read_file(file))
-            self._mean, self._scale = (_constants(saved[key]) for key in ("mean", "scale"))
-        except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as e:
-            return f"{file} cannot be read ({type(e).__name__}: {e}); {form}"
-        with np.errstate(over="ignore"):
-            ends = [each.astype(np.float32) for each in (self._mean, self._scale)]
-        is_sound = all(np.isfinite(each).all() for each in ends) and (ends[1] > 0).all()
-        return "" if is_sound else f"{file} has other numbers; {form}"
-
-    def box(self, *boxes: BoxSpec) -> BoxSpec:
-        shape, (low, high) = boxes[0].shape, _bounds(boxes[0])
-        try:
-            is_fit = np.broadcast_shapes(self._mean.shape, self._scale.shape, shape) == shape
-        except ValueError:
-            is_fit = False
-        if not is_fit:
-            self.refuse(
-                f"a mean of shape {self._mean.shape} and a scale of shape {self._scale.shape} do "
-                f"not broadcast to {shape}; save one number for each element of the last axis"
-            )
-        low, high = self.column(low), self.column(high)
-        return self.bounded(shape, low.dtype, low, high)
-
-    def column(self, *columns: NDArray[Any]) -> NDArray[Any]:
-        # Bounds are computed as values are, so that rounding moves no value out of them.
-        dtype = np.dtype(np.float64 if columns[0].dtype == np.float64 else np.float32)
-        with np.errstate(over="ignore"):
-            difference = columns[0].astype(dtype) - self._mean.astype(dtype)
-            return np.asarray(difference / self._scale.astype(dtype))
+def _normalise_box(text: str, statistics: _Statistics, box: BoxSpec) -> BoxSpec:
+    shape, (low, high), (mean, scale) = box.shape, _bounds(box), statistics
+    try:
+        is_fit = np.broadcast_shapes(mean.shape, scale.shape, shape) == shape
+    except ValueError:
+        is_fit = False
+    if not is_fit:
+        _refuse(
+            text,
+            f"a mean of shape {mean.shape} and a scale of shape {scale.shape} do "
+            f"not broadcast to {shape}; save one number for each element of the last axis",
+        )
+    low, high = (_normalise(text, statistics, end) for end in (low, high))
+    return _bounded(text, shape, low.dtype, low, high)
 
 
-_VERBS: dict[str, type[_Verb]] = {
-    verb.name: verb for verb in (_Concat, _Cast, _Resize, _Channels, _Normalise)
+def _normalise(_text: str, statistics: _Statistics, column: NDArray[Any]) -> NDArray[Any]:
+    # Bounds are computed as values are, so that rounding moves no value out of them.
+    dtype = np.dtype(np.float64 if column.dtype == np.float64 else np.float32)
+    mean, scale = statistics
+    with np.errstate(over="ignore"):
+        return np.asarray((column.astype(dtype) - mean.astype(dtype)) / scale.astype(dtype))
+
+
+_CONCAT = "concat"
+"""The verb that takes several sources."""
+_VERBS = {
+    _CONCAT: _Verb("concat(a,b,...)", 0, lambda: None, _concat_box, _concat),
+    "cast": _Verb("cast(x,DTYPE)", 1, _dtype, _cast_box, _cast),
+    "resize": _Verb("resize(x,HEIGHT,WIDTH)", 2, _size, _resize_box, _resize),
+    "channels": _Verb("channels(x,first) or channels(x,last)", 1, _place, _channels_box, _channels),
+    "normalise": _Verb("normalise(x,FILE.json)", 1, _statistics, _normalise_box, _normalise),
 }
-_Source = _ClientLeaf | _Verb
 
 
 # --- entries ---------------------------------------------------------------------------
@@ -401,13 +416,13 @@ class _Parser:
             self._refuse(f"there is no verb {word} ({verbs}){''.join(near)}")
         verb, sources, words = _VERBS[word], list[_Source](), list[str]()
         while (token := self._next()) == ("," if sources else "("):
-            if verb is _Concat or not sources:
+            if word == _CONCAT or not sources:
                 sources.append(self._source(depth + 1))
             else:
                 words.append(self._word())
         if token != ")" or len(words) != verb.num_arguments:
             self._refuse(f"write {verb.usage}")
-        return verb(sources, words)
+        return _AppliedVerb(word, sources, words)
 
     def _next(self) -> str:
         return self._tokens.pop() if self._tokens else ""
