@@ -68,11 +68,6 @@ class CallCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class StartSessionCommand:
-    """Start a session, after the number in the progress; has no reply."""
-
-
-@dataclass(frozen=True, slots=True)
 class SkipRequestCommand:
     """Skip a request that the endpoint has answered itself; has no reply."""
 
@@ -107,16 +102,6 @@ class CloseDirectCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseEnvCommand:
-    """Close environment and direct connection; only RecreateEnvCommand, StopCommand may follow."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecreateEnvCommand:
-    """Create a new environment for the next session; the old one is closed if it is not yet."""
-
-
-@dataclass(frozen=True, slots=True)
 class StopCommand:
     """Close the environment and end the process; has no reply."""
 
@@ -126,13 +111,10 @@ Command = (
     | StepCommand
     | RenderCommand
     | CallCommand
-    | StartSessionCommand
     | SkipRequestCommand
     | OpenDirectCommand
     | SetEpisodesCommand
     | CloseDirectCommand
-    | CloseEnvCommand
-    | RecreateEnvCommand
     | StopCommand
 )
 
@@ -197,16 +179,6 @@ class CloseDirectReply:
     """Reply to CloseDirectCommand; from now on the worker's own step buffers are used."""
 
 
-@dataclass(frozen=True, slots=True)
-class CloseEnvReply:
-    """Reply to CloseEnvCommand; from now on the worker's own step buffers are used."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecreateEnvReply:
-    """Reply to RecreateEnvCommand."""
-
-
 Reply = (
     ResetReply
     | StepReply
@@ -215,8 +187,6 @@ Reply = (
     | OpenDirectReply
     | OpenDirectRefused
     | CloseDirectReply
-    | CloseEnvReply
-    | RecreateEnvReply
 )
 Outcome = Reply | Failure
 
@@ -230,7 +200,6 @@ class Start:
     num_envs: int
     autoresets: bool
     """See ``EnvSource``."""
-    can_recreate: bool
     description: str
     validation: ValidationMode
     truncates: bool

@@ -197,8 +197,6 @@ class VectorHost:
         vector: The environment; owned.
         validation: Treatment of range violations.
         name: See ``describe``.
-        logged: Sides, kinds and paths of the violations that were logged; extended here. None: a
-            new set.
         observer: Gets the resets and steps.
 
     Raises:
@@ -210,7 +208,6 @@ class VectorHost:
         vector: VectorEnv[Any, Any, Any],
         validation: ValidationMode,
         name: str,
-        logged: set[tuple[str, str, str]] | None = None,
         observer: StepObserver | None = None,
     ) -> None:
         self._observer = observer
@@ -234,7 +231,8 @@ class VectorHost:
         self._validation = validation
         self._warnings = WarningCounter()
         self._num_reported = 0
-        self._logged = set() if logged is None else logged
+        self._logged: set[tuple[str, str, str]] = set()
+        """Sides, kinds and paths of the violations that were logged."""
         self._envs = vector.envs if isinstance(vector, LaneVectorEnv) else ()
         self._truncating = [env for env in self._envs if isinstance(env, TruncateOnBadValue)]
         self._num_steps = 0
@@ -439,7 +437,7 @@ class VectorHost:
         return {**infos, **warnings_info(unreported, self.contract.num_envs)}
 
     def _log(self, warning: ConformanceWarning) -> None:
-        """Log a warning, once in the life of the process for each side, kind and path."""
+        """Log a warning, once in the session for each side, kind and path."""
         key = (warning.side, warning.kind, warning.path)
         if key not in self._logged:
             self._logged.add(key)

@@ -25,15 +25,11 @@ from rlmesh_ray.envs.commands import (
     CallCommand,
     CloseDirectCommand,
     CloseDirectReply,
-    CloseEnvCommand,
-    CloseEnvReply,
     Command,
     OpenDirectCommand,
     OpenDirectRefused,
     OpenDirectReply,
     Outcome,
-    RecreateEnvCommand,
-    RecreateEnvReply,
     RenderCommand,
     RenderReply,
     ResetCommand,
@@ -43,7 +39,6 @@ from rlmesh_ray.envs.commands import (
     Start,
     Started,
     StartFailed,
-    StartSessionCommand,
     StepCommand,
     StepReply,
     StopCommand,
@@ -87,11 +82,19 @@ class EnvWorker:
     """
 
     def __init__(self, start: Start) -> None:
-        self._start = start
-        self._logged: set[tuple[str, str, str]] = set()
+        vector = build(
+            start.payload,
+            start.num_envs,
+            autoresets=start.autoresets,
+            truncates_at=start.validation if start.truncates else None,
+            reset_threads=start.reset_threads,
+        )
+        if isinstance(vector, LaneVectorEnv):
+            vector.note_resets = lambda *resets: self._progress.note_resets(*resets)
         self._observer: StepObserver | None = None
-        self._host = self._new_host()
-        self._is_env_closed = False
+        if start.observer is not None:
+            self._observer = pickle.loads(start.observer)(describe(vector, start.description))
+        self._host = VectorHost(vector, start.validation, start.description, self._observer)
         # The worker's own, and the present ones, which a shared-memory connection replaces.
         self._own_buffers: StepBuffers | None = None
         self._buffers: StepBuffers | None = None
@@ -109,8 +112,6 @@ class EnvWorker:
             CallCommand: lambda command: self._host.call(command),
             OpenDirectCommand: self._open_direct,
             CloseDirectCommand: lambda _: self._close_direct(),
-            CloseEnvCommand: lambda _: self._close_env(),
-            RecreateEnvCommand: lambda _: self._recreate_env(),
         }
 
     @property
@@ -139,17 +140,12 @@ class EnvWorker:
             descriptors: Socket for the descriptors of direct connections.
         """
         self._progress = progress
+        self._requests = WorkerSide(progress)
         self._descriptors = descriptors
         columns = (column for column in buffers.observations if not isinstance(column, tuple))
         self._max_info_bytes = MAX_BYTES + 2 * sum(column.nbytes for column in columns)
         self._own_buffers = buffers
         self._bind_buffers(buffers)
-
-    def start_session(self) -> None:
-        """Start a session, whose first number the progress has."""
-        self._progress.invalidate_counts()
-        self._requests = WorkerSide(self._progress)
-        self._kept = _REFUSED
 
     def _open_direct(self, command: OpenDirectCommand) -> Outcome:
         # Late: it imports protobuf, which nothing else here needs.
@@ -236,17 +232,14 @@ class EnvWorker:
             return encode_reply(failure(error))
 
     def close(self) -> None:
-        """Close the environment, once."""
-        if not self._is_env_closed:
-            self._is_env_closed = True
-            if self._observer is not None:  # first: the environment may end the process, or hang
-                self._observer.hand_over()
+        """Close the environment and the observer."""
+        if self._observer is not None:  # first: the environment may end the process, or hang
+            self._observer.hand_over()
+        try:
             self._host.close()
-
-    def end(self) -> None:
-        """Close what remains of the process."""
-        if self._observer is not None:
-            self._observer.close()
+        finally:
+            if self._observer is not None:
+                self._observer.close()
 
     def _reset(self, command: ResetCommand) -> Outcome:
         num_lanes = self.contract.num_envs
@@ -349,48 +342,6 @@ class EnvWorker:
         own.truncated[:] = former.truncated
         self._bind_buffers(buffers)
 
-    def _close_env(self) -> Outcome:
-        self._close_direct()
-        self._direct = None
-        self.close()
-        return CloseEnvReply()
-
-    def _recreate_env(self) -> Outcome:
-        if not self._start.can_recreate:
-            return Failure(
-                FailureKind.BAD_REQUEST,
-                "an environment that was passed as an instance cannot be created anew",
-            )
-        self.close()
-        host = self._new_host()
-        old = self._host
-        if (host.contract, host.steps_subsets) != (old.contract, old.steps_subsets):
-            raise ConfigurationError(
-                f"{self._start.description} has another contract than before; a factory must "
-                "create the same environment every time"
-            )
-        self._host = host
-        self._is_env_closed = False
-        if self._buffers is not None:
-            host.bind_buffers(self._buffers)
-        return RecreateEnvReply()
-
-    def _new_host(self) -> VectorHost:
-        start = self._start
-        vector = build(
-            start.payload,
-            start.num_envs,
-            autoresets=start.autoresets,
-            truncates_at=start.validation if start.truncates else None,
-            reset_threads=start.reset_threads,
-        )
-        if start.observer is not None and self._observer is None:
-            make_observer = pickle.loads(start.observer)
-            self._observer = make_observer(describe(vector, start.description))
-        if isinstance(vector, LaneVectorEnv):
-            vector.note_resets = lambda *resets: self._progress.note_resets(*resets)
-        return VectorHost(vector, start.validation, start.description, self._logged, self._observer)
-
 
 def failure(error: BaseException, place: str = "") -> Failure:
     """Return the Failure for an exception of the environment.
@@ -446,10 +397,7 @@ class _HostedWorker:
         self.close_descriptors()
         if self._worker is not None:
             try:
-                try:
-                    self._worker.close()
-                finally:
-                    self._worker.end()
+                self._worker.close()
             except BaseException:  # noqa: BLE001  # user code, whose failure must not end the others
                 traceback.print_exc()
 
@@ -489,8 +437,6 @@ class _HostedWorker:
                 worker.set_episodes(command.episodes)
             case SkipRequestCommand():
                 worker.skip_request(command.number)
-            case StartSessionCommand():
-                worker.start_session()
             case _:
                 self.channel.send(worker.answer(number, command))
         return True

@@ -13,14 +13,12 @@ from typing import Self
 from rlmesh_ray.envs.child_process import ChildProcess, search_path
 from rlmesh_ray.envs.commands import (
     CloseDirectReply,
-    CloseEnvReply,
     Command,
     OpenDirectReply,
     Outcome,
     Start,
     Started,
     StartFailed,
-    StartSessionCommand,
     StopCommand,
 )
 from rlmesh_ray.envs.compact_frames import command_frame
@@ -33,7 +31,7 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
 from rlmesh_ray.transport import anonymous_memory
 from rlmesh_ray.transport.direct_handle import DirectHandle
-from rlmesh_ray.transport.session_progress import EpisodeCounts, SessionProgress
+from rlmesh_ray.transport.session_progress import SessionProgress
 from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers
 
 _UNREADABLE = "the endpoint cannot read what the environment's process sent"
@@ -201,16 +199,6 @@ class WorkerProcess:
     def _send_descriptors(self, descriptors: list[int]) -> None:
         socket.send_fds(self._descriptors, [b"\0"], descriptors, socket.MSG_DONTWAIT)
 
-    def start_session(self, number: int, counts: EpisodeCounts | None) -> None:
-        """Start a session; the former one has ended.
-
-        Args:
-            number: Number before the session's first request on this worker.
-            counts: Counts of the episodes from the session's former worker, if there was one.
-        """
-        self.progress.start(number, counts)
-        self.submit(StartSessionCommand())
-
     def poll(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s``; return whether ``receive`` would not block."""
         return self.fileno() < 0 or self._channel.wait(timeout_s)
@@ -237,7 +225,7 @@ class WorkerProcess:
         match reply:
             case OpenDirectReply():
                 self._bind_buffers(self._direct_buffers)
-            case CloseDirectReply() | CloseEnvReply():
+            case CloseDirectReply():
                 self._bind_buffers(self._own_buffers)
         return reply
 
@@ -269,7 +257,6 @@ def _handshake(
         payload=source.payload,
         num_envs=source.num_envs,
         autoresets=source.autoresets,
-        can_recreate=source.can_recreate,
         description=source.description,
         validation=validation,
         truncates=source.truncates_on_bad_value,

@@ -3,12 +3,6 @@
 import asyncio
 
 from rlmesh_ray.envs.child_process import ChildProcess
-from rlmesh_ray.envs.commands import (
-    CloseEnvCommand,
-    CloseEnvReply,
-    RecreateEnvCommand,
-    RecreateEnvReply,
-)
 from rlmesh_ray.envs.env_source import EnvSource
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, EnvStartError
@@ -19,13 +13,10 @@ from rlmesh_ray.server.session_log import FailureLog
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
 
-_RENEW_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 1.0
 _OBSERVED_CLOSE_TIMEOUT_S = 5.0  # the observer hands over what it has noted
-_CLEAR_TIMEOUT_S = 5.0  # environments write videos when a session ends, and have time for it
-_CLEARING_HEAD_START_S = 0.1  # a new process takes several times as long
-# A leaving worker is gone by then: its environment may try to close twice, and is killed.
-_PLACE_TIMEOUT_S = _CLEAR_TIMEOUT_S + 2 * _CLOSE_TIMEOUT_S
+_LEAVE_TIMEOUT_S = 5.0  # environments write videos when a session ends, and have time for it
+_PLACE_TIMEOUT_S = _LEAVE_TIMEOUT_S + 2.0  # a leaving worker is gone by then, or killed
 
 _WORKER_DESCRIPTORS = 8
 """Of a worker with a direct connection over TCP; shared memory, which takes one more, can wait."""
@@ -61,12 +52,12 @@ class WorkerPool:
         # Processes whose start is not complete; they end with the pool.
         self._starting: set[ChildProcess] = set()
         self._leaving: set[asyncio.Task[None]] = set()
-        # Those whose session has ended, and that make their environment anew.
-        self._renewing: set[WorkerProcess] = set()
-        # Starts and renewals whose caller was cancelled; the next session takes one over.
+        # Starts without a caller: of a spare, or of a session that has left meanwhile. The next
+        # session takes one over.
         self._orphans: set[asyncio.Future[WorkerProcess]] = set()
         self._spare: WorkerProcess | None = None
         self._is_closed = False
+        self._contract: EnvContract | None = None
         self.counts = EnvCounters()
         """Counters of the sessions."""
         self._limit = SessionLimit(max_sessions, self.counts.sessions.note_refused)
@@ -88,7 +79,8 @@ class WorkerPool:
         """
         self._spare = WorkerProcess.start(self._source, validation=self._validation)
         self.steps_subsets = self._spare.steps_subsets
-        return self._spare.contract
+        self._contract = self._spare.contract
+        return self._contract
 
     async def reserve(self) -> None:
         """Reserve a place for a session, without a worker; ``release`` gives it back.
@@ -122,11 +114,6 @@ class WorkerPool:
             CapacityError: The endpoint's machine lets it start no process.
             EnvStartError: The environment could not be created, or the endpoint is closing.
         """
-        if self._spare is None and self._leaving and self._source.can_recreate:
-            # The worker of a session that has just ended is cleared and renewed quickly.
-            await asyncio.wait(
-                self._leaving, timeout=_CLEARING_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED
-            )
         worker, self._spare = self._spare, None
         if worker is None or not worker.is_alive:
             worker = await self._start_another()
@@ -138,10 +125,10 @@ class WorkerPool:
         return worker
 
     def release(self, worker: WorkerProcess | None, *, is_idle: bool) -> None:
-        """End a session; its worker becomes the spare, renewed, if that is possible.
+        """End a session and its worker; a spare starts in its place.
 
         The place is free when the worker's environment is closed, or killed because that takes
-        too long; ``reserve`` waits for it. The renewal holds no place.
+        too long; ``reserve`` waits for it. The start of the spare holds no place.
 
         Args:
             worker: Worker of the session; None: it never had one.
@@ -163,8 +150,7 @@ class WorkerPool:
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=self._close_timeout_s)
         await asyncio.gather(
-            *map(self._end, self._renewing),
-            *(in_thread(worker.kill) for worker in self._out - self._renewing),
+            *(in_thread(worker.kill) for worker in self._out),
             *(in_thread(process.end, 0.0) for process in self._starting),
         )
 
@@ -197,7 +183,14 @@ class WorkerPool:
             process.end(0.0)
             raise EnvStartError(_IS_CLOSING)
         try:
-            return WorkerProcess.start(self._source, validation=self._validation, process=process)
+            worker = WorkerProcess.start(self._source, validation=self._validation, process=process)
+            if _kind_of(worker.contract) != _kind_of(self._contract):
+                worker.kill(spares_others=True)
+                raise EnvStartError(
+                    f"{self._source.description} has another contract than before; a factory must "
+                    "create the same environment every time"
+                )
+            return worker
         except BaseException:
             self._starting.discard(process)
             raise
@@ -236,52 +229,25 @@ class WorkerPool:
 
     async def _retire(self, worker: WorkerProcess, is_idle: bool) -> None:
         try:
-            if await self._is_cleared(worker, is_idle):
-                self._renewing.add(worker)
-                self._leave(asyncio.ensure_future(self._renewed(worker)))
+            if is_idle:
+                await in_thread(worker.close, _LEAVE_TIMEOUT_S)
             else:
-                self._out.discard(worker)
-        finally:
-            self._limit.release()
-
-    async def _is_cleared(self, worker: WorkerProcess, is_idle: bool) -> bool:
-        """Have ``worker`` close its environment; return whether it can be renewed.
-
-        A worker whose ``close`` hangs is killed: a client may wait for the place.
-        """
-        if not is_idle:
-            await in_thread(worker.kill, spares_others=True)
-            return False
-        is_cleared = True
-        if worker.is_alive and self._has_room_for_spare():
-            is_cleared = await in_thread(_clear, worker)
-            if is_cleared and self._has_room_for_spare():
-                return True
-        await in_thread(worker.close, self._close_timeout_s if is_cleared else 0.0)
-        return False
-
-    async def _renewed(self, worker: WorkerProcess) -> WorkerProcess:
-        """Return a cleared ``worker`` with a fresh environment, or else another worker."""
-        try:
-            if await in_thread(_renew, worker):
-                return worker
-            await self._end(worker)
+                await in_thread(worker.kill, spares_others=True)
         finally:
             self._out.discard(worker)
-            self._renewing.discard(worker)
-        return await in_thread(self._start)
-
-    def _has_room_for_spare(self) -> bool:
-        # An instance that was handed in cannot be made anew.
+            self._limit.release()
+        # Not before: two environments at a time may want the same device.
         is_wanted = self._spare is None and not self._orphans and not self._is_closed
-        return is_wanted and self._source.can_recreate
+        if is_wanted and self._source.can_recreate:
+            self._leave(in_thread(self._start))
 
 
-def _clear(worker: WorkerProcess) -> bool:
-    worker.submit(CloseEnvCommand())
-    return worker.poll(_CLEAR_TIMEOUT_S) and isinstance(worker.receive(), CloseEnvReply)
+def _kind_of(contract: EnvContract | None) -> tuple[object, ...] | None:
+    """Return the parts of a contract that must be equal in all workers.
 
-
-def _renew(worker: WorkerProcess) -> bool:
-    worker.submit(RecreateEnvCommand())
-    return worker.poll(_RENEW_TIMEOUT_S) and isinstance(worker.receive(), RecreateEnvReply)
+    Not the metadata: they may hold arrays, whose comparison is not a bool.
+    """
+    if contract is None:
+        return None
+    spaces = contract.observation_space, contract.action_space
+    return *spaces, contract.num_envs, contract.autoreset_mode

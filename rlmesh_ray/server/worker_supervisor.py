@@ -184,7 +184,7 @@ class WorkerSupervisor:
                 worker.submit(SkipRequestCommand(number))
 
     def _start(self, worker: WorkerProcess, number: int) -> None:
-        worker.start_session(number - 1, self.counting.after(number - 1))
+        worker.progress.start(number - 1, self.counting.after(number - 1))
         self._started, self.counting.progress = worker, worker.progress
         self.endpoint.start(number, worker.progress)
         self._pool.counts.attach(self.counts, worker.progress)

@@ -157,10 +157,6 @@ class SessionProgress:
             own.step_counts[:] = counts.step_counts
             own.cumulative_rewards[:] = counts.cumulative_rewards
 
-    def invalidate_counts(self) -> None:
-        """Drop the writer's cache, after the endpoint has called ``start``."""
-        self._num_tracked = -1
-
     def begin(self, number: int, timeout_ms: int) -> None:
         """Note a request as begun, before its execution."""
         fields = self._fields

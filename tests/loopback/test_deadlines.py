@@ -40,6 +40,7 @@ from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
+from tests.loopback.child_processes import worker_pids
 from tests.loopback.client_internals import endpoints_give_up_after, step_timeout
 from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Breakable, Gated
@@ -692,7 +693,7 @@ def test_an_environment_that_hangs_when_it_closes_holds_no_place(
         Path(f"{gate}.close").unlink()
 
 
-def test_an_environment_that_is_slow_to_be_renewed_holds_no_place(
+def test_a_spare_environment_that_is_slow_to_start_holds_no_place(
     gate: Path, start_server: Callable[[int], EnvServer]
 ) -> None:
     with start_server(1) as server:
@@ -705,10 +706,11 @@ def test_an_environment_that_is_slow_to_be_renewed_holds_no_place(
         with closing(Session(server)) as session:
             assert_reset_times_out(session, "has not started within")
             gate.write_text("")
-            assert pid_of(session.reset()) == pid
+            assert pid_of(session.reset()) != pid
+            assert not is_running(pid)
 
 
-def test_stopping_ends_a_worker_that_is_being_renewed(
+def test_stopping_ends_the_start_of_a_spare_worker(
     gate: Path, start_server: Callable[[int], EnvServer]
 ) -> None:
     with start_server(1) as server:
@@ -717,9 +719,10 @@ def test_stopping_ends_a_worker_that_is_being_renewed(
             Path(f"{gate}.constructor").touch()
             session.ask(Close("close"))
         assert eventually(lambda: server.num_sessions == 0)
-        assert is_running(pid)
+        assert not is_running(pid)
+        assert eventually(lambda: len(worker_pids()) == 1)
 
-    assert not is_running(pid)
+    assert eventually(lambda: not worker_pids())
 
 
 @pytest.mark.parametrize("grace_s", [-1.0, float("nan"), float("inf")])

@@ -30,8 +30,6 @@ from rlmesh_ray.envs.commands import (
     OpenDirectCommand,
     OpenDirectRefused,
     Outcome,
-    RecreateEnvCommand,
-    RecreateEnvReply,
     RenderCommand,
     RenderReply,
     ResetCommand,
@@ -45,7 +43,7 @@ from rlmesh_ray.errors import EnvStartError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server.request_deadline import take_reply, wait_for_reply
 from rlmesh_ray.spaces.batch import unflatten
-from rlmesh_ray.spaces.validation import WARNING_KEY, ValidationMode, coerce_batch
+from rlmesh_ray.spaces.validation import ValidationMode, coerce_batch
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 from tests.loopback.child_processes import worker_pids
@@ -382,51 +380,6 @@ def test_a_refused_action_leaves_the_environment_usable(cart_pole: WorkerProcess
     assert isinstance(refused, Failure)
     assert refused.kind is FailureKind.BAD_ACTION
     assert isinstance(accepted, StepReply)
-
-
-# --- one session after the other -----------------------------------------------------------
-
-
-def test_the_next_session_gets_a_fresh_environment(start: Start) -> None:
-    class Counting(FaultyEnv):
-        count = 0
-
-        def reset(self, **kwargs: Any) -> Any:
-            self.count += 1
-            first, _ = super().reset(**kwargs)
-            return first, {"count": self.count}
-
-    worker = start(lambda: Counting(Fault.OUT_OF_RANGE, at_step=0))
-    first = [infos_of(ask(worker, ResetCommand())) for _ in range(2)]
-
-    renewed = ask(worker, RecreateEnvCommand())
-    second = infos_of(ask(worker, ResetCommand()))
-
-    assert renewed == RecreateEnvReply()
-    assert [infos["count"][0] for infos in first] == [1, 2]
-    assert second["count"][0] == 1
-    assert [WARNING_KEY in infos for infos in [*first, second]] == [True, False, True]
-
-
-def test_an_instance_cannot_be_renewed(start: Start) -> None:
-    worker = start(EchoEnv(SPACES["box"]))
-
-    reply = ask(worker, RecreateEnvCommand())
-
-    assert isinstance(reply, Failure)
-    assert reply.kind is FailureKind.BAD_REQUEST
-    assert isinstance(ask(worker, ResetCommand()), ResetReply)
-
-
-def test_a_factory_that_changes_its_spaces_cannot_be_renewed(start: Start, tmp_path: Path) -> None:
-    marker = tmp_path / "later"
-    worker = start(lambda: EchoEnv(SPACES["image" if marker.exists() else "box"]))
-    marker.touch()
-
-    reply = ask(worker, RecreateEnvCommand())
-
-    assert isinstance(reply, Failure)
-    assert "another contract than before" in reply.message
 
 
 # --- starting --------------------------------------------------------------------------------

@@ -305,16 +305,15 @@ def test_a_bad_reward_of_an_agent_is_named_with_agent_and_lane(
         assert reply.message == f"reward: {expected}, at step 1 of its episode"
 
 
-def test_under_warn_the_log_has_each_kind_and_path_once_in_all_sessions(
+def test_under_warn_the_log_has_each_kind_and_path_once_in_a_session(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    logged: set[tuple[str, str, str]] = set()
+    vector = lanes(lambda: FaultyEnv(Fault.NAN_REWARD, 1), 2)
+    host = VectorHost(vector, ValidationMode.WARN, "mine")
+    buffers = create_step_buffers(host.contract)
+    host.bind_buffers(StepBuffers(buffers, host.contract))
+    os.close(buffers)
     for _ in range(2):
-        vector = lanes(lambda: FaultyEnv(Fault.NAN_REWARD, 1), 2)
-        host = VectorHost(vector, ValidationMode.WARN, "mine", logged)
-        buffers = create_step_buffers(host.contract)
-        host.bind_buffers(StepBuffers(buffers, host.contract))
-        os.close(buffers)
         host.reset(ResetCommand())
         for _ in range(2):
             host.step(StepCommand())
@@ -547,7 +546,7 @@ def test_an_observer_sees_the_texts_of_a_step_of_some_lanes() -> None:
     noted = Noted()
     words = Text(3, charset="abc")
     vector = LaneVectorEnv([EchoEnv(words), EchoEnv(words)], autoresets=False)
-    host = VectorHost(vector, ValidationMode.WARN, "a name", None, noted)
+    host = VectorHost(vector, ValidationMode.WARN, "a name", noted)
     descriptor = create_step_buffers(host.contract)
     host.bind_buffers(StepBuffers(descriptor, host.contract))
     os.close(descriptor)
@@ -578,7 +577,7 @@ def test_an_observer_sees_lanes_black_that_have_never_been_reset() -> None:
     noted = Noted()
     space = Box(-1.0, 1.0, (1,), np.float32)
     vector = LaneVectorEnv([Painted(space, render_mode="rgb_array") for _ in range(3)])
-    host = VectorHost(vector, ValidationMode.WARN, "a name", None, noted)
+    host = VectorHost(vector, ValidationMode.WARN, "a name", noted)
     for lanes_reset, shades in (((1,), [0, 7, 0]), ((2, 0), [7, 7, 7])):
         host.reset(ResetCommand(lanes=lanes_reset))
         assert [frame.max() for frame in noted.render()] == shades

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlmesh_ray.transport.exactly_once import EndpointSide
+from rlmesh_ray.transport.session_progress import SessionProgress
 from tests.unit.transport.client_model import ClientModel
 from tests.unit.transport.endpoint_model import EndpointModel, Turn
 from tests.unit.transport.explorer import Move
@@ -172,21 +173,11 @@ class TakesActionsEarly(World):
 
 
 class ForgetsToStart(EndpointModel):
-    """A worker does not learn that another session begins."""
+    """A new worker does not learn with which request the session continues there."""
 
-    def _take_worker(self) -> None:
-        is_spare = self.world.spare
-        super()._take_worker()
-        if is_spare and self.world.session:
-            self.started, self.progress = self.process, self.world.worker.progress
-
-
-class GivesBusyWorkersBack(EndpointModel):
-    """A worker that still owes a reply is given to the next session."""
-
-    def release(self) -> None:
-        self.side.reply_received()
-        super().release()
+    def _start(self, progress: SessionProgress, number: int) -> None:
+        self.started, self.counting.progress = self.process, progress
+        self.side.start(number, progress)
 
 
 class BeginsAnywhere(EndpointSide):

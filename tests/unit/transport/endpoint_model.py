@@ -35,7 +35,6 @@ from tests.unit.transport.explorer import Move, shallow_copy
 from tests.unit.transport.worker_model import (
     ATTACH,
     CALL,
-    CLEAR,
     CRASHED,
     DETACH,
     NUM_LANES,
@@ -46,9 +45,7 @@ from tests.unit.transport.worker_model import (
     RAISED,
     REFUSED,
     RENDER,
-    RENEW,
     RESET,
-    START_SESSION,
     STEP,
     TIMEOUT,
     TRACK,
@@ -132,8 +129,6 @@ class EndpointModel:
         """The direct connection that it has opened; 0: none."""
         self.is_watched = False
         self.is_draining = False
-        # WorkerPool, at the end.
-        self.is_retired = False
 
     def fork(self, world: "World") -> "EndpointModel":
         other = shallow_copy(self)
@@ -168,7 +163,6 @@ class EndpointModel:
             self.direct,
             self.is_watched,
             self.is_draining,
-            self.is_retired,
         )
 
     @property
@@ -196,7 +190,6 @@ class EndpointModel:
             yield Move(f"endpoint: {self.at_once[0]}", "endpoint", "go_on_at_once")
             return
         if self.is_released:
-            yield from self._retiring_moves()
             return
         if world.is_join_lost:
             yield Move("endpoint sees the stream's end", "endpoint", "release")
@@ -308,9 +301,7 @@ class EndpointModel:
 
     def _take_worker(self) -> None:
         """``WorkerPool.replace``."""
-        if not self.world.spare or self.process:
-            self.world.worker.start()
-        self.world.spare = False
+        self.world.worker.start()
         self.process = self.world.worker.process
         self.buffers = self.direct_block = self.world.worker.own_block
 
@@ -379,41 +370,14 @@ class EndpointModel:
         world, turn = self.world, self.turn
         self.is_released = True
         self.session.interrupt(0)
-        is_busy = bool(self.direct) and self.progress.is_busy
         self.cut()
         if turn is not None and turn.task == OPEN_DIRECT:  # EnvExecutor.open_direct, afterwards
             world.change_connection(turn.direct, is_cut=True)
         self.turn = None
         world.call, world.asks = 0, ()
-        worker = world.worker
-        is_alive = bool(self.process) and worker.is_alive
-        if is_alive and self.side.is_idle and not is_busy:  # WorkerPool._is_cleared
-            self._submit(Order(CLEAR))
-            return
-        self.is_retired = True
-        if self.process:
-            worker.end()
-            worker.replies = ()
-
-    def _retiring_moves(self) -> Iterator[Move]:
-        worker = self.world.worker
-        if not self.is_retired and (worker.replies or not worker.is_alive):
-            yield Move("the pool goes on", "endpoint", "retire")
-
-    def retire(self) -> None:
-        """``WorkerPool._retire``."""
-        worker = self.world.worker
-        if not worker.is_alive:
-            worker.replies = ()
-            self.is_retired = True
-            return
-        reply, *rest = worker.replies
-        worker.replies = tuple(rest)
-        if reply.kind == CLEAR:
-            self._submit(Order(RENEW))
-        else:
-            self.world.require(reply.kind == RENEW, "a session leaves nothing to be answered")
-            self.is_retired = self.world.spare = True
+        if self.process:  # WorkerPool._retire
+            world.worker.end()
+            world.worker.replies = ()
 
     # --- WorkerSupervisor --------------------------------------------------------------------
 
@@ -421,19 +385,21 @@ class EndpointModel:
         """``WorkerSupervisor.request``, until its reply arrives."""
         worker, number = self.world.worker, order.number
         assert self.turn is not None
-        if self.started != self.process:  # WorkerSupervisor._start
+        if self.started != self.process:
             if not self.side.may_start(number):
                 self._answered(self.turn, Reply(order.kind, OUT_OF_ORDER))
                 return
-            counts = self.counting.after(number - 1)
-            worker.writable_progress().start(number - 1, counts)
-            self._submit(Order(START_SESSION))
-            self.started, self.counting.progress = self.process, worker.progress
-            self.side.start(number, worker.progress)
+            self._start(worker.writable_progress(), number)
         else:
             self._settle_numbers()
         self.side.forward(number)
         self._ask(order)
+
+    def _start(self, progress: SessionProgress, number: int) -> None:
+        """``WorkerSupervisor._start``."""
+        progress.start(number - 1, self.counting.after(number - 1))
+        self.started, self.counting.progress = self.process, progress
+        self.side.start(number, progress)
 
     def _ask(self, order: Order) -> None:
         """The first lines of ``WorkerSupervisor.call`` and ``.call_aside``."""

@@ -91,7 +91,7 @@ class Connection(NamedTuple):
 
 
 class World:
-    """One session after the other, with one worker.
+    """One session after the other, each with workers of its own.
 
     Args:
         scripts: What the clients of the sessions do.
@@ -131,8 +131,6 @@ class World:
         self.executed: Chain = ()
         self.given_up: Chain = ()
         """What the endpoint has judged to be overdue."""
-        self.spare = False
-        """Whether the worker waits for a session."""
         self.worker = self.worker_class(self)
         self.begin_session()
 
@@ -176,7 +174,6 @@ class World:
             self.connections,
             self.executed,
             self.given_up,
-            self.spare,
             self.requests,
             self.responses,
             self.is_join_lost,
@@ -206,7 +203,7 @@ class World:
         yield from self.worker.moves()
         yield from self._fault_moves()
         is_last = self.session == len(self.scripts) - 1
-        if self.client.is_over and self.endpoint.is_retired and not is_last:
+        if self.client.is_over and self.endpoint.is_released and not is_last:
             yield Move("another client comes", "", "begin_session")
 
     def _fault_moves(self) -> Iterator[Move]:

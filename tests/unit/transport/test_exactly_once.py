@@ -40,7 +40,7 @@ def once(*script: str, medium: str = SHARED_MEMORY, stubborn: bool = False, **fa
 
 
 def twice(*script: str, medium: str = SHARED_MEMORY, **faults: int) -> Any:
-    """Return two sessions with one worker, one after the other."""
+    """Return two sessions, one after the other."""
     return Scenario((script, (RESET, STEP, STEP)), Faults(**faults), medium)
 
 
@@ -72,7 +72,7 @@ QUICK = [
     once(RESET, STEP, STEP, drains=1, deadlines=1),
     once(RESET, STEP, STEP, STEP, STEP, cuts=2),
     once(RESET, STEP, STEP, observers=1, deadlines=1),
-    # The worker's next session, and a client that lies.
+    # The next session, and a client that lies.
     twice(RESET, STEP, STEP, lost_streams=1),
     *on_both(twice, RESET, STEP, STEP, kills=1),
     *on_both(twice, RESET, STEP, lies=1),
@@ -187,16 +187,11 @@ COUNTED = "a failure reports the steps that counted"
             once(RESET, STEP, STEP, STEP, cuts=1, medium=TCP),
             "the action that was sent",
         ),
-        (with_parts(endpoint=broken.ForgetsToStart), twice(RESET, STEP), KEPT),
-        (
-            with_parts(endpoint=broken.GivesBusyWorkersBack),
-            twice(RESET, STEP, lost_streams=1),
-            "a session leaves nothing",
-        ),
+        (with_parts(endpoint=broken.ForgetsToStart), once(RESET, STEP, STEP, kills=1), KEPT),
         (with_parts(side=broken.BeginsAnywhere), twice(RESET, STEP, lies=1, kills=1), TWICE),
         (
             with_parts(worker=broken.KeepsTheDirectBuffers),
-            twice(RESET, STEP, leaves=1),
+            once(RESET, STEP, STEP, deadlines=1),
             "of another run",
         ),
         (

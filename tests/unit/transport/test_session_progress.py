@@ -61,23 +61,6 @@ def test_another_worker_goes_on_with_the_counts_of_the_former_one() -> None:
     assert other.counts_after(7).is_tracked.tolist() == [True, True, False]
 
 
-def test_after_a_new_session_has_started_the_worker_counts_no_former_episode() -> None:
-    memory = memoryview(bytearray(SessionProgress.size_bytes(1)))
-    worker, endpoint = SessionProgress(memory, 1), SessionProgress(memory, 1)
-    worker.begin(1, 0)
-    worker.count_reset([])
-    worker.count_step(REWARDS[:1], NONE[:1], NONE[:1])
-    worker.end()
-
-    endpoint.start(0)
-    worker.invalidate_counts()
-    worker.begin(1, 0)
-    worker.count_step(REWARDS[:1], NONE[:1], NONE[:1])
-    worker.end()
-
-    assert endpoint.counts_after(1).step_counts.tolist() == [0]
-
-
 def test_a_request_in_progress_is_known_with_its_deadline() -> None:
     progress = session()
     progress.begin(2, 1000)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 NUM_LANES = 2
 RESET, PARTIAL, STEP, RENDER, CALL = "reset", "partial reset", "step", "render", "call"
 """Requests. A partial reset is of lane 1."""
-ATTACH, DETACH, CLEAR, RENEW = "attach", "detach", "clear", "renew"
+ATTACH, DETACH = "attach", "detach"
 OBSERVE = "observe"
 """Commands that belong to no request, and have a reply."""
-START_SESSION, PASS_OVER, TRACK, UNTRACK = "start session", "skip", "track", "untrack"
+PASS_OVER, TRACK, UNTRACK = "skip", "track", "untrack"
 """Commands without a reply."""
 RAISED, OUT_OF_ORDER, CRASHED, TIMEOUT = "raised", "out of order", "crashed", "timeout"
 """Failures."""
@@ -176,24 +176,20 @@ class WorkerModel:
                 self.writable_progress()
                 self.side.skip(order.number)
                 self.kept = REFUSED if self.progress.begun == order.number else self.kept
-            case "start session":  # Worker.start_session
-                self.side, self.kept = WorkerSide(self.progress), REFUSED
             case "attach":
                 self._attach(order.direct)
-            case "detach" | "clear" | "renew":
-                self._detach(order.kind)
+            case "detach":
+                self._detach()
             case "observe":
                 self.replies += (Reply(OBSERVE),)
             case _:
                 self._answer(order)
 
-    def _detach(self, kind: str) -> None:
-        """``Worker._detach``, ``._clear``, ``._renew``."""
+    def _detach(self) -> None:
+        """``EnvWorker._close_direct``."""
         self._close_direct()
         self._move_to(self.own_block)
-        if kind == RENEW:
-            self.chain = ()
-        self.replies += (Reply(kind),)
+        self.replies += (Reply(DETACH),)
 
     def _attach(self, number: int) -> None:
         """``Worker._attach``."""
