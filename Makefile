@@ -123,7 +123,7 @@ $(NODE_MODULES)/.ready: examples/javascript/package-lock.json $(VENV)/.ready
 	@touch $@
 
 demo: setup
-	$(BIN)/python -m rlmesh_ray.cli.demo --out runs/demo
+	$(BIN)/python examples/demo.py --out runs/demo
 
 # BENCH='stepping --only vector --vs sync' chooses, and leaves the page as it is, unless
 # PAGE=docs/benchmarks/figures.md says that these sections be replaced. All takes some hours.

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 pytestmark = pytest.mark.ray
 
 
 def demo(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "rlmesh_ray.cli.demo", "--out", "made", *arguments],
+        [sys.executable, str(DEMO), "--out", "made", *arguments],
         capture_output=True,
         text=True,
         timeout=280,
