@@ -64,7 +64,7 @@ from rlmesh_ray.cli.options.training_run import (
     write_run,
 )
 from rlmesh_ray.cli.signals import INTERRUPTED, interrupts_noted
-from rlmesh_ray.cli.views.training_view import StopCriteria, format_duration
+from rlmesh_ray.cli.views.training_view import format_duration
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S
 from rlmesh_ray.protocol.address import looks_like_address
@@ -418,7 +418,7 @@ def _run_claimed(console: Console, job: _TrainOptions) -> int:
         _announce(console, config, job, num_done=len(former))
         write_run(job.folder, job.kept)
         with (
-            TrainingView(console, StopCriteria(job.stop_return, job.stop_iters)) as view,
+            TrainingView(console, job.stop_iters) as view,
             interrupts_noted(_report_interrupt) as is_interrupted,
         ):
             progress = run(

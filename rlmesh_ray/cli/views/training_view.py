@@ -1,10 +1,9 @@
-"""Progress of ``rlmesh-ray train``, with an estimate of the time left."""
+"""Progress of ``rlmesh-ray train``."""
 
 import contextlib
 import logging
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self
 
 from rich.status import Status
@@ -16,39 +15,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
 
 _BEGINNING = "building the algorithm, and running its first iteration"
-_WINDOW = 10
-
-
-@dataclass(frozen=True, slots=True)
-class StopCriteria:
-    """Goals of a run, which ends at the first one; None: no such goal."""
-
-    stop_return: float | None = None
-    stop_iters: int | None = None
-
-
-def eta_s(samples: "Sequence[TrainingProgress]", goal: StopCriteria) -> float | None:
-    """Estimate the seconds left; None where the samples do not allow it.
-
-    The return is extrapolated by a straight line through the last ten samples, which needs at least
-    three and a rise.
-
-    Args:
-        samples: One for each iteration, the oldest first.
-        goal: Goals of the run.
-    """
-    if not samples:
-        return None
-    last = samples[-1]
-    estimates = []
-    if goal.stop_iters is not None and last.iteration > 0:
-        left = goal.stop_iters - last.iteration
-        estimates.append(max(0.0, left * last.wall_s / last.iteration))
-    if goal.stop_return is not None:
-        rise = _rise_per_s(samples[-_WINDOW:])
-        if rise is not None and rise > 0:
-            estimates.append(max(0.0, (goal.stop_return - last.return_mean) / rise))
-    return min(estimates, default=None)
+_RECOVERY_LOG = "rlmesh_ray.rllib.runner.session_recovery"
 
 
 def format_duration(seconds: float | None) -> str:
@@ -63,37 +30,17 @@ def format_duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def _rise_per_s(samples: "Sequence[TrainingProgress]") -> float | None:
-    """Return the slope of the return over time, by least squares."""
-    known = [sample for sample in samples if sample.return_mean == sample.return_mean]
-    if len(known) < 3:
-        return None
-    mean_s = sum(sample.wall_s for sample in known) / len(known)
-    mean_return = sum(sample.return_mean for sample in known) / len(known)
-    spread = sum((sample.wall_s - mean_s) ** 2 for sample in known)
-    if spread == 0:
-        return None
-    together = sum(
-        (sample.wall_s - mean_s) * (sample.return_mean - mean_return) for sample in known
-    )
-    return together / spread
-
-
-_RECOVERY_LOG = "rlmesh_ray.rllib.runner.session_recovery"
-
-
 class TrainingView:
     """Prints a line for each iteration; on a terminal also a live status line.
 
     Args:
         console: Output of the command.
-        goal: Goals of the run, for the time left.
+        stop_iters: The iteration after which the run ends, for the time left; None: another goal.
     """
 
-    def __init__(self, console: Console, goal: StopCriteria) -> None:
+    def __init__(self, console: Console, stop_iters: int | None) -> None:
         self._console = console
-        self._goal = goal
-        self._samples: list[TrainingProgress] = []
+        self._stop_iters = stop_iters
         self._sessions_lost = 0
         self._is_failure_shown = False
         self._num_warnings = 0
@@ -153,8 +100,10 @@ class TrainingView:
     def update(self, progress: "TrainingProgress") -> None:
         """Show the progress after an iteration."""
         self._first.close()
-        self._samples.append(progress)
-        left_s = eta_s(self._samples, self._goal)
+        left_s = None
+        if self._stop_iters is not None:
+            num_left = max(0, self._stop_iters - progress.iteration)
+            left_s = num_left * progress.wall_s / progress.iteration
         self._console.event(
             "progress",
             iteration=progress.iteration,

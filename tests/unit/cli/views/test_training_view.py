@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.views.training_view import StopCriteria, TrainingView
+from rlmesh_ray.cli.views.training_view import TrainingView, format_duration
 
 Capture = pytest.CaptureFixture[str]
 
@@ -36,7 +36,7 @@ def progress(
 
 
 def test_a_line_is_printed_for_each_iteration(capsys: Capture) -> None:
-    with TrainingView(Console(), StopCriteria(stop_iters=3)) as view:
+    with TrainingView(Console(), 3) as view:
         history = view.follow([progress(1, math.nan), progress(2, 21.5)])
 
     head, first, second = capsys.readouterr().out.splitlines()
@@ -61,7 +61,7 @@ def test_without_a_terminal_it_waits_aloud_until_the_first_iteration_is_over(
         story.append("over")
 
     monkeypatch.setattr(console, "waiting", waiting)
-    with TrainingView(console, StopCriteria(stop_iters=3)) as view:
+    with TrainingView(console, 3) as view:
         for iteration in (1, 2):
             story.append(str(iteration))
             view.update(progress(iteration, 1.0))
@@ -71,7 +71,7 @@ def test_without_a_terminal_it_waits_aloud_until_the_first_iteration_is_over(
 
 
 def test_an_event_is_printed_for_each_iteration(capsys: Capture) -> None:
-    with TrainingView(Console(is_json=True), StopCriteria(stop_return=100.0)) as view:
+    with TrainingView(Console(is_json=True), None) as view:
         view.follow([progress(1, math.nan)])
 
     (line,) = capsys.readouterr().out.splitlines()
@@ -90,7 +90,7 @@ def test_an_event_is_printed_for_each_iteration(capsys: Capture) -> None:
 
 
 def test_the_return_of_an_evaluation_is_shown_where_there_was_one(capsys: Capture) -> None:
-    with TrainingView(Console(), StopCriteria(stop_iters=2)) as view:
+    with TrainingView(Console(), 2) as view:
         view.follow([progress(1, 9.0), progress(2, 10.0, evaluation_return_mean=55.25)])
 
     shown = capsys.readouterr().out.splitlines()
@@ -98,7 +98,7 @@ def test_the_return_of_an_evaluation_is_shown_where_there_was_one(capsys: Captur
 
 
 def test_more_lost_sessions_are_reported(capsys: Capture) -> None:
-    with TrainingView(Console(), StopCriteria(stop_iters=4)) as view:
+    with TrainingView(Console(), 4) as view:
         view.follow([progress(number, 1.0, lost) for number, lost in enumerate([0, 2, 2, 3], 1)])
 
     reported = [line for line in capsys.readouterr().out.splitlines() if "lost" in line]
@@ -110,7 +110,7 @@ def test_more_lost_sessions_are_reported(capsys: Capture) -> None:
 
 def test_the_first_failure_is_reported_once(capsys: Capture) -> None:
     failures = ["", "lane 3: it gave nan", "lane 3: it gave nan"]
-    with TrainingView(Console(is_json=True), StopCriteria(stop_iters=3)) as view:
+    with TrainingView(Console(is_json=True), 3) as view:
         view.follow([progress(number, 1.0, 0, what) for number, what in enumerate(failures, 1)])
 
     programs, people = capsys.readouterr()
@@ -136,7 +136,7 @@ def test_an_interrupted_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     generator = run()
     with (
-        InterruptedView(Console(), StopCriteria(stop_iters=3)) as view,
+        InterruptedView(Console(), 3) as view,
         pytest.raises(KeyboardInterrupt),
     ):
         view.follow(generator)
@@ -148,7 +148,7 @@ def test_resets_of_the_driver_s_sessions_that_take_long_are_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     log = logging.getLogger("rlmesh_ray.client.env_client")
-    with TrainingView(Console(), StopCriteria(stop_iters=1)):
+    with TrainingView(Console(), 1):
         log.info("resetting %d lane(s): %.0f s so far", 8, 6.0)
     log.info("nobody sees this")
 
@@ -162,7 +162,7 @@ def test_a_reader_that_is_gone_does_not_end_the_thread_that_logs_resets() -> Non
             if text.startswith("resetting"):
                 raise BrokenPipeError
 
-    with TrainingView(Unread(), StopCriteria(stop_iters=1)):
+    with TrainingView(Unread(), 1):
         logging.getLogger("rlmesh_ray.client.env_client").info("resetting 8 lane(s)")
 
 
@@ -170,9 +170,31 @@ def test_failures_of_the_driver_s_sessions_are_said_less_and_less_often(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     log = logging.getLogger("rlmesh_ray.rllib.runner.session_recovery")
-    with TrainingView(Console(), StopCriteria(stop_iters=1)):
+    with TrainingView(Console(), 1):
         for number in range(1, 9):
             log.warning("the simulator failed (failure %d)", number)
 
     said = [line for line in capsys.readouterr().out.splitlines() if "failed" in line]
     assert said == [f"the simulator failed (failure {number})" for number in (1, 2, 4, 8)]
+
+
+def test_the_time_left_is_never_negative(capsys: Capture) -> None:
+    with TrainingView(Console(is_json=True), 2) as view:
+        view.follow([progress(5, 1.0)])
+
+    assert json.loads(capsys.readouterr().out)["time_left_s"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "?"),
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (125.0, "2 min 05 s"),
+        (4200.0, "1 h 10 min"),
+    ],
+)
+def test_durations_have_readable_units(seconds: float | None, text: str) -> None:
+    assert format_duration(seconds) == text
