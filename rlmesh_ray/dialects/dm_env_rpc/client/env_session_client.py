@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import logging
 import sys
 import threading
 import time
@@ -11,6 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import ResetResult, StepResult
@@ -26,7 +30,6 @@ from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import (
 )
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import contract_of_world
-from rlmesh_ray.dialects.dm_env_rpc.client.value_check import ValueCheck
 from rlmesh_ray.dialects.dm_env_rpc.client.world_join import (
     ConnectRetry,
     JoiningAgent,
@@ -37,10 +40,9 @@ from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import DM_ENV_RPC
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConfigurationWarning,
+    ConformanceError,
     ContractMismatchError,
-    EndpointClosedError,
     EndpointError,
-    EndpointLostError,
     LocalProtocolError,
     RemoteEnvError,
     RlmeshError,
@@ -48,13 +50,22 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
-from rlmesh_ray.protocol.client_session import Limit
+from rlmesh_ray.protocol.client_session import EnvClientSession, Limit
 from rlmesh_ray.protocol.episodes import EpisodeTracker
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.leaves import Column
+from rlmesh_ray.spaces.leaves import Column, leaves
+from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.validation import Checker, ValidationMode, check_rewards
+from rlmesh_ray.spaces.validation_warnings import (
+    ConformanceWarning,
+    WarningCounter,
+    warnings_as_texts,
+    warnings_info,
+)
 from rlmesh_ray.transport.session_progress import SessionProgress
 
+_LOG = logging.getLogger(__name__)
 _OWN_OPTIONS = "options"
 _OWN_SEED = "seed"
 _GOODBYE_TIMEOUT_S = 3.0
@@ -131,8 +142,9 @@ class WorldClient:
         self._tracker = EpisodeTracker(self.contract.num_envs, lambda: uuid4().hex, self._counted)
         self._ids = map(str, itertools.count(1))
         self._pending: deque[tuple[str, _Reset | None]] = deque()
-        self._end: BaseException | None = None
-        self._is_closed = False
+        self._session = EnvClientSession(
+            self.contract.num_envs, {PARTIAL_RESET: ""}, connect_options.address
+        )
 
     @property
     def address(self) -> str:
@@ -148,7 +160,7 @@ class WorldClient:
             min_generation=DM_ENV_RPC,
             server_version="",
             editions=(),
-            capabilities={PARTIAL_RESET: ""},
+            capabilities=self._session.capabilities,
             contract=self.contract,
         )
 
@@ -306,14 +318,12 @@ class WorldClient:
 
     def close(self) -> None:
         """Leave the worlds, destroy those that were created. Idempotent, and never raises."""
-        if self._is_closed or not self._process.is_owner:
+        if self._session.is_closed or not self._process.is_owner:
             return
-        self._is_closed = True
+        self._session.close()
         self._values.summarize()
         if sys.is_finalizing():
             return  # gRPC's threads have ended; the end of the process closes the streams
-        if isinstance(self._end, EndpointError):
-            return
         # In a thread of its own: Ctrl-C in the middle of a call can leave gRPC's lock held, and the
         # next call would wait for ever.
         goodbye = threading.Thread(target=self.joiner.leave, name="rlmesh-ray-close", daemon=True)
@@ -377,14 +387,7 @@ class WorldClient:
 
     def _require_open(self) -> None:
         self._process.require()
-        if self._is_closed:
-            raise EndpointClosedError("the session is closed", self.address)
-        if self._end is not None:
-            cause = str(self._end) or type(self._end).__name__
-            raise EndpointLostError(
-                f"the session ended with an error ({cause}); close it and open a new one",
-                self.address,
-            ) from self._end
+        self._session.require_open()
 
     @contextlib.contextmanager
     def _ending(self, spared: type[RlmeshError]) -> Iterator[None]:
@@ -397,13 +400,94 @@ class WorldClient:
             yield
         except spared as error:
             if isinstance(error, RemoteEnvError) and not error.is_recoverable:
-                self._end = error
+                self._session.fail(error)
             raise
         except BaseException as error:
-            self._end = error
+            if isinstance(error, RlmeshError):
+                self._session.fail(error)
+            self._session.fail_if_interrupted(error)
             if isinstance(error, EndpointError):
                 self.joiner.drop()
             raise
+
+
+class ValueCheck:
+    """Checks the observations and rewards of one session, as an endpoint checks its environment.
+
+    The protocol leaves it to both ends to respect the bounds of the specs, and does not mention
+    NaN.
+
+    Args:
+        observation_space: A lane's.
+        num_lanes: Width of the session.
+        policy: What happens to an observation out of its range, and to a reward that is not
+            finite. NaN in an observation is refused with every policy.
+        address: The server's, for messages.
+    """
+
+    def __init__(
+        self, observation_space: SpaceSpec, num_lanes: int, policy: ValidationMode, address: str
+    ) -> None:
+        self._checker = Checker(leaves(observation_space), policy)
+        self._num_lanes = num_lanes
+        self._policy = policy
+        self._address = address
+        self._warnings = WarningCounter()
+
+    @property
+    def num_deviations(self) -> int:
+        """Number of delivered values out of range, rewards included: one a leaf and step."""
+        return self._warnings.num_found
+
+    def check(
+        self, observation: list[Column], rewards: NDArray[np.float64] | None = None
+    ) -> dict[str, object]:
+        """Return infos with a warning for each kind and leaf that has had none in this session.
+
+        Args:
+            observation: One column a leaf, over all lanes.
+            rewards: ``(num_lanes,) float64``; None: it was a reset.
+
+        Raises:
+            RemoteEnvError: A value is refused; that ends the session, as at our own endpoints.
+        """
+        try:
+            side = "observation"
+            found = [ConformanceWarning.of(side, one) for one in self._checker.check(observation)]
+            if rewards is not None:
+                side = "reward"
+                bad = check_rewards(rewards, self._policy)
+                found += [ConformanceWarning.of(side, one) for one in bad]
+        except ConformanceError as error:
+            raise self._refusal(side, error) from error
+        return self._untold(found) if found else {}
+
+    def summarize(self) -> None:
+        """Log how many values were out of range, if there were more than the warnings name."""
+        if self.num_deviations > self._warnings.num_reported:
+            _LOG.warning(
+                "%s: %d values out of range in this session", self._address, self.num_deviations
+            )
+
+    def _untold(self, found: list[ConformanceWarning]) -> dict[str, object]:
+        untold = self._warnings.unreported(found)
+        for warning in untold:
+            _LOG.warning(
+                "%s sent a value out of range, which is delivered: %s; "
+                "DmEnvRpcSettings(validation='strict') refuses it",
+                self._address,
+                warning.text,
+            )
+        return dict(warnings_as_texts(warnings_info(untold, self._num_lanes))) if untold else {}
+
+    def _refusal(self, side: str, error: ConformanceError) -> RemoteEnvError:
+        remedy = "fix the server"
+        if error.kind == "range":
+            remedy += ", or have it delivered: DmEnvRpcSettings(validation='warn')"
+        elif error.path:
+            remedy += ", or leave it out: DmEnvRpcSettings(observations=...)"
+        found = error.about(side)
+        return RemoteEnvError("INTERNAL", f"{self._address} sent {found}; {remedy}", False)
 
 
 def _require_one_kind(agents: Sequence[JoiningAgent], address: str) -> None:

@@ -249,11 +249,6 @@ def is_unreachable(error: EndpointError) -> bool:
     )
 
 
-def has_closed_stream(error: EndpointError) -> bool:
-    """Return whether the server has closed the stream without an error."""
-    return isinstance(error, EndpointLostError) and error.__cause__ is None
-
-
 def fetch_contract(
     connect_options: ConnectOptions, settings: DmEnvRpcSettings, retry: ConnectRetry
 ) -> EnvContract | None:
@@ -503,7 +498,9 @@ def _note(agent: JoiningAgent, answer: Any) -> None:
 def _may_pass(error: EndpointError | RemoteEnvError) -> bool:
     if isinstance(error, RemoteEnvError):
         return error.code not in _FINAL_CODES
-    return is_unreachable(error) or has_closed_stream(error)
+    # The server has closed the stream without an error.
+    is_closed = isinstance(error, EndpointLostError) and error.__cause__ is None
+    return is_closed or is_unreachable(error)
 
 
 def _as_own_error(error: RlmeshError, address: str) -> RlmeshError:

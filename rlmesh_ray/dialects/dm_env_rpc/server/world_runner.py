@@ -108,8 +108,6 @@ class WorldRunner:
         # By slot: the actions of the last step of its sequence.
         self._held: dict[int, Mapping[int, Any]] = {}
         self._due: dict[int, asyncio.Future[Reply]] = {}
-        # Answers to an agent that drives the world in its own task.
-        self._unclaimed: dict[int, Reply] = {}
         self._is_driven = False
         self._driver: asyncio.Task[None] | None = None
         self._progress = asyncio.Event()
@@ -142,7 +140,6 @@ class WorldRunner:
     def leave(self, slot: AgentSlot) -> None:
         """Remove an agent."""
         self._core.leave(slot.number)
-        self._unclaimed.pop(slot.number, None)
         due = self._due.pop(slot.number, None)
         if due is not None:
             due.cancel()
@@ -253,15 +250,12 @@ class WorldRunner:
 
     async def _reply(self, number: int) -> Reply:
         """Return the answer to the step that an agent has just requested."""
-        if len(self._core.joined) == 1 and not self._is_driven:
-            reply = await self._drive_alone(number)
-            if reply is not None:
-                if len(self._core.joined) > 1:
-                    self._wake()
-                return reply
         due: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._due[number] = due
-        self._wake()
+        if len(self._core.joined) == 1 and not self._is_driven:
+            await self._drive_alone(due)
+        if not due.done() or len(self._core.joined) > 1:
+            self._wake()
         return await due
 
     def _wake(self) -> None:
@@ -273,40 +267,35 @@ class WorldRunner:
                 self._driver = asyncio.ensure_future(self._drive(work))
         self._hand_out()
 
-    def _hand_out(self, number: int | None = None) -> Reply | None:
-        """Pass new answers to their agents; return the one for the slot ``number``."""
+    def _hand_out(self) -> None:
+        """Pass new answers to their agents."""
         for slot, reply in self._core.replies():
-            due = self._due.pop(slot, None)
-            if due is None:
-                self._unclaimed[slot] = reply
-            elif not due.done():
+            due = self._due.pop(slot)
+            if not due.done():
                 due.set_result(reply)
         self._progress.set()
-        return None if number is None else self._unclaimed.pop(number, None)
 
-    async def _drive_alone(self, number: int) -> Reply | None:
+    async def _drive_alone(self, due: "asyncio.Future[Reply]") -> None:
         """Do the work in the task of the only agent, which takes half as long.
 
-        Returns:
-            The agent's answer; None: it has to wait for another agent.
+        It ends with the agent's answer, or where it has to wait for another agent.
         """
         core = self._core
-        reply: Reply | None = None
         self._is_driven = True
         try:
-            while reply is None and len(core.joined) == 1:
+            while not due.done() and len(core.joined) == 1:
                 work = core.next_work()
+                if work is not None:
+                    core.complete(await self._outcome(work))
+                self._hand_out()
                 if work is None:
-                    return self._hand_out(number)
-                core.complete(await self._outcome(work))
-                reply = self._hand_out(number)
+                    return
         except asyncio.CancelledError:
             # Agents that have joined meanwhile still get their answers.
             self._abandon(core)
             raise
         finally:
             self._is_driven = False
-        return reply
 
     async def _drive(self, first: Work) -> None:
         work: Work | None = first

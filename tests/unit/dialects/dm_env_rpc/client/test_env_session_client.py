@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray.dialects.dm_env_rpc.client.value_check import ValueCheck
+from rlmesh_ray.dialects.dm_env_rpc.client.env_session_client import ValueCheck
 from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.validation import WARNING_KEY, ValidationMode
