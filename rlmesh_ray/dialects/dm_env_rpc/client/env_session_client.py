@@ -22,11 +22,11 @@ from rlmesh_ray.client.env_session_client import DialectEnvClient
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import with_timeout_limit
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_streams import LaneState, LaneStreams
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import (
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_streams import (
+    LaneState,
+    LaneStreams,
     LaneTensors,
     batch_tensors,
-    same_tensors,
 )
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import contract_of_world
@@ -37,6 +37,7 @@ from rlmesh_ray.dialects.dm_env_rpc.client.world_join import (
     fetch_contract,
 )
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import DM_ENV_RPC
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import spec_to_proto
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConfigurationWarning,
@@ -269,28 +270,30 @@ class WorldClient:
         with self._ending(RemoteEnvError), with_timeout_limit(limit):
             self._pending.popleft()
             try:
-                step = self._transport.receive_step(time.monotonic() + limit.seconds)
+                observation, rewards, terminated, truncated = self._transport.receive_step(
+                    time.monotonic() + limit.seconds
+                )
             except RemoteEnvError:
                 # The rewards of the other lanes are lost, and with them their episodes' returns.
                 if self.contract.num_envs > 1:
                     self._tracker.finalize(time.time_ns())
                 raise
-            infos = self._values.check(step.observation, step.rewards)
-        self._has_ended = bool(step.terminated.any() or step.truncated.any())
+            infos = self._values.check(observation, rewards)
+        self._has_ended = bool(terminated.any() or truncated.any())
         self._counted.begin(self._counted.done + 1, 0)
-        self._counted.count_step(step.rewards, step.terminated, step.truncated)
+        self._counted.count_step(rewards, terminated, truncated)
         self._counted.end()
         completed = self._tracker.completed(
-            step.terminated.tolist(),
-            step.truncated.tolist(),
+            terminated.tolist(),
+            truncated.tolist(),
             {},
             time.time_ns(),
         )
         return StepResult(
-            step.observation,
-            step.rewards,
-            step.terminated,
-            step.truncated,
+            observation,
+            rewards,
+            terminated,
+            truncated,
             infos,
             completed,
             self._tracker.episode_ids,
@@ -342,12 +345,9 @@ class WorldClient:
             states: list[LaneState] = []
         else:
             _require_one_kind(agents, address)
-            world = contract_of_world(first, published, settings, address)
-            contract = world.contract
+            contract, actions, observations = contract_of_world(first, published, settings, address)
             tensors = [
-                LaneTensors(
-                    agent.joined_specs, world.actions, world.observations, settings, address
-                )
+                LaneTensors(agent.joined_specs, actions, observations, settings, address)
                 for agent in agents
             ]
             states = [LaneState(agent.lane, settings) for agent in agents]
@@ -491,11 +491,18 @@ class ValueCheck:
 
 
 def _require_one_kind(agents: Sequence[JoiningAgent], address: str) -> None:
-    first, *others = agents
-    for agent in others:
-        if not same_tensors(first.joined_specs, agent.joined_specs):
+    """Require that all agents have the same tensors; their uids may differ."""
+    first, *others = [
+        [
+            {spec.name: spec_to_proto(spec).SerializeToString(deterministic=True) for spec in own}
+            for own in (specs.actions.values(), specs.observations.values())
+        ]
+        for specs in (agent.joined_specs for agent in agents)
+    ]
+    for lane, other in enumerate(others, 1):
+        if other != first:
             raise ContractMismatchError(
-                f"{address} gives lane {agent.lane} other actions or observations than lane 0; "
+                f"{address} gives lane {lane} other actions or observations than lane 0; "
                 "the lanes of one session are of one kind, so open a session for each kind"
             )
 

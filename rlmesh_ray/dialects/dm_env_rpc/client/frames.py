@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2
 
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import Settings
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import MAX_SETTINGS_BYTES
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import pack_tensor, pb, properties
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import error_details, pack_tensor, pb, properties
 from rlmesh_ray.errors import CodecError, ConfigurationError, RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.spaces.bounded_repr import bounded_repr
@@ -214,7 +213,7 @@ def require_size(settings: Settings) -> None:
 def _debug_info(details: Iterable[Any]) -> str:
     texts = []
     for detail in details:
-        info = error_details_pb2.DebugInfo()
+        info = error_details.DebugInfo()
         with contextlib.suppress(DecodeError):  # the refusal is raised without it
             if detail.Unpack(info):
                 texts += [info.detail, *info.stack_entries]

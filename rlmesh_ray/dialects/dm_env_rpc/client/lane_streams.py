@@ -15,38 +15,287 @@ these answers.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import LaneTensors
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
+from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import TensorSpace, exact_space
 from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
+    ACTION,
+    OBSERVATION,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+    AgentSpecs,
+    TensorSpec,
+)
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
+    Array,
+    DataType,
+    encode_tensor,
+    flat_payload,
+    kind_of,
+    unpack_tensor,
+)
 from rlmesh_ray.errors import (
+    CodecError,
+    ConformanceError,
     ContractMismatchError,
+    HandshakeRefusedError,
     LocalProtocolError,
     RemoteEnvError,
     RemoteProtocolError,
+    UnsupportedSpaceError,
 )
 from rlmesh_ray.spaces.batch import empty_columns
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.multi_agent import filler_of_leaf
 
+_FLAGS = (REWARD, TERMINATED, TRUNCATED)
 
-@dataclass(frozen=True, slots=True)
-class VectorStep:
-    """Result of a step; every column has one entry a lane."""
 
-    observation: list[Column]
-    """One column a leaf; they share no memory with others."""
-    rewards: NDArray[np.float64]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
+VectorStep = tuple[list[Column], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
+"""Observation (one column a leaf, which share no memory with others), rewards, terminated and
+truncated; every column has one entry a lane."""
+
+
+class LaneTensors:
+    """Codec of one agent's values.
+
+    Args:
+        specs: The agent's, from the answer to its join; the spaces' tensors are among them.
+        actions: The action space, of all agents.
+        observations: The observation space, of all agents.
+        settings: Names of the reward and the discount.
+        address: The server's, for messages.
+        is_batched: Whether the agent is all lanes, see ``batch_tensors``.
+
+    Raises:
+        UnsupportedSpaceError: The reward or the discount is no number.
+    """
+
+    def __init__(
+        self,
+        specs: AgentSpecs,
+        actions: TensorSpace,
+        observations: TensorSpace,
+        settings: DmEnvRpcSettings,
+        address: str,
+        *,
+        is_batched: bool = False,
+    ) -> None:
+        own = with_uids(specs.actions, actions.tensors)
+        self._actions = [(*one, shift) for one, shift in zip(own, actions.shifts(), strict=True)]
+        self._observations = with_uids(specs.observations, observations.tensors)
+        self._reward = self._discount = None
+        self._flags: list[tuple[int, TensorSpec]] = []
+        if is_batched:
+            by_name = {spec.name: (uid, spec) for uid, spec in specs.observations.items()}
+            self._flags = [by_name[name] for name in _FLAGS]
+        else:
+            self._reward = _number(specs.observations, settings.reward, address)
+            self._discount = _number(specs.observations, settings.discount, address)
+        extra = [one[0] for one in (self._reward, self._discount, *self._flags) if one is not None]
+        wanted = dict.fromkeys([uid for uid, _ in self._observations] + extra)
+        self._requested = frames.observed(wanted)
+        self.blind_step = frames.step_request((), self._requested)
+        """The request for a step without actions, which begins a sequence."""
+
+    def step_request(self, columns: Sequence[Column], row: int | slice) -> bytes:
+        """Return the request for a step.
+
+        Args:
+            columns: One a leaf of the action space, over all lanes.
+            row: The lanes of the agent.
+
+        Raises:
+            CodecError: A text cannot be encoded.
+            ConformanceError: A number is out of the range of its tensor.
+        """
+        return frames.step_request(
+            (
+                (uid, encode_tensor(_to_send(column[row], spec, shift), spec.dtype))
+                for (uid, spec, shift), column in zip(self._actions, columns, strict=True)
+            ),
+            self._requested,
+        )
+
+    def read(self, answer: Any, rows: Sequence[Any], row: int | slice) -> None:
+        """Write a step's observation into ``rows``.
+
+        Args:
+            answer: The ``pb.StepResponse``.
+            rows: One a leaf of the observation space, over all lanes: arrays, and lists of text.
+            row: The lanes of the agent.
+
+        Raises:
+            RemoteProtocolError: A tensor is missing, does not match its spec, or has an integer
+                that its leaf's dtype does not hold.
+        """
+        for (uid, spec), column in zip(self._observations, rows, strict=True):
+            value = tensor_of(answer.observations, uid, spec)
+            if spec.dtype is DataType.STRING:
+                column[row] = value[()]
+            else:
+                column[row] = cast(value, column.dtype, spec.name)
+
+    def scalars(self, answer: Any) -> tuple[float, float | None]:
+        """Return the reward and the discount of a step; None: the server sends none.
+
+        Raises:
+            RemoteProtocolError: A tensor is missing, or is no single number.
+        """
+        found = answer.observations
+        reward = 0.0 if self._reward is None else _value(found, *self._reward)
+        return reward, None if self._discount is None else _value(found, *self._discount)
+
+    def batch_outcome(self, answer: Any) -> tuple[Array, Array, Array]:
+        """Return rewards, terminated and truncated of a step of a batch, by lane.
+
+        Raises:
+            RemoteProtocolError: A tensor is missing or does not match its spec, or the sequence of
+                the batch has ended.
+        """
+        if answer.state != SequenceState.RUNNING:
+            raise RemoteProtocolError(
+                f"a batch of lanes answered a step with the state {answer.state}; it is "
+                f"{SequenceState.RUNNING.value} (RUNNING) as long as the batch lasts"
+            )
+        rewards, terminated, truncated = [
+            tensor_of(answer.observations, *flag) for flag in self._flags
+        ]
+        return rewards, terminated, truncated
+
+
+def batch_tensors(
+    specs: AgentSpecs, contract: EnvContract, settings: DmEnvRpcSettings, address: str
+) -> LaneTensors:
+    """Return the codec of an agent that is all lanes: each tensor has one more axis, in front.
+
+    Raises:
+        HandshakeRefusedError: Its specs are no batch of the contract's spaces.
+    """
+    width = contract.num_envs
+    actions = exact_space(contract.action_space, tuple(specs.actions.values()), ACTION, width)
+    observed = tuple(specs.observations.values())
+    observations = exact_space(contract.observation_space, observed, OBSERVATION, width)
+    # One number a lane.
+    flags = {
+        spec.name
+        for spec in observed
+        if spec.shape == (width,)
+        and spec.dtype not in (DataType.INVALID, DataType.STRING, DataType.PROTO)
+    }
+    if width < 1 or actions is None or observations is None or not flags.issuperset(_FLAGS):
+        raise HandshakeRefusedError(
+            "the server's specs for a batch of lanes do not fit its contract, "
+            f"{contract.id} over {width} lanes; join without batched=True"
+        )
+    return LaneTensors(specs, actions, observations, settings, address, is_batched=True)
+
+
+def tensor_of(found: Any, uid: int, spec: TensorSpec) -> Array:
+    """Return a tensor out of a step's observations; it may be a read-only view.
+
+    Args:
+        found: The map of observations.
+        uid: The tensor's.
+        spec: The tensor's.
+
+    Raises:
+        RemoteProtocolError: It is missing, or does not match its spec.
+    """
+    if uid not in found:
+        raise RemoteProtocolError(f"observation {spec.name!r} was asked for, and did not come")
+    tensor = found[uid]
+    try:
+        kind = kind_of(tensor, spec.name)
+        value = unpack_tensor(tensor, spec.name)
+    except CodecError as error:
+        raise RemoteProtocolError(f"observation {error}") from error
+    if kind is not spec.dtype or value.shape != spec.shape:
+        raise RemoteProtocolError(
+            f"observation {spec.name!r} came as {kind.name} {list(value.shape)}; its spec says "
+            f"{spec.dtype.name} {list(spec.shape)}"
+        )
+    return value
+
+
+def cast(value: Array, dtype: np.dtype[Any], name: str) -> Array:
+    """Return a tensor at its leaf's dtype, which may be narrower.
+
+    A float beyond its range becomes infinite.
+
+    Raises:
+        RemoteProtocolError: There is an integer that ``dtype`` does not hold.
+    """
+    if value.dtype == dtype:
+        return value
+    with np.errstate(over="ignore"):
+        held = value.astype(dtype)
+    if dtype.kind in "iu" and (held != value).any():
+        raise RemoteProtocolError(f"observation {name!r} has an integer beyond {dtype}")
+    return held
+
+
+def with_uids(
+    specs: Mapping[int, TensorSpec], tensors: Sequence[TensorSpec]
+) -> list[tuple[int, TensorSpec]]:
+    """Return ``tensors``, each with the uid that its name has in an agent's ``specs``."""
+    uids = {spec.name: uid for uid, spec in specs.items()}
+    return [(uids[spec.name], spec) for spec in tensors]
+
+
+def _number(specs: Mapping[int, TensorSpec], name: str, address: str) -> tuple[int, str] | None:
+    """Return uid and name of the observation ``name``, if there is one."""
+    for uid, spec in specs.items():
+        if spec.name == name:
+            is_number = spec.dtype not in (DataType.STRING, DataType.PROTO)
+            if not is_number or any(axis != 1 for axis in spec.shape):
+                raise UnsupportedSpaceError(
+                    f"{address}: the observation {name!r} is {spec.dtype.name} "
+                    f"{list(spec.shape)}, but a reward or discount is a single number; name "
+                    "another one, or none: DmEnvRpcSettings(reward=..., discount=...)"
+                )
+            return uid, name
+    return None
+
+
+def _value(found: Any, uid: int, name: str) -> float:
+    if uid not in found:
+        raise RemoteProtocolError(f"observation {name!r} was asked for, and did not come")
+    try:
+        flat = flat_payload(found[uid], kind_of(found[uid], name))
+    except CodecError as error:
+        raise RemoteProtocolError(f"observation {error}") from error
+    if len(flat) != 1 or flat.dtype.kind not in "biuf":
+        raise RemoteProtocolError(f"observation {name!r} is no single number")
+    return float(flat[0])
+
+
+def _to_send(value: Any, spec: TensorSpec, shift: Array | None) -> Any:
+    if spec.dtype is DataType.STRING:
+        return value
+    dtype = spec.dtype.numpy
+    if shift is not None:
+        # The bounds of choices are never farther apart than the largest value of their dtype.
+        if np.any(value < 0) or np.any(value > spec.high - shift):
+            raise _out_of_range(value, spec)
+        return np.asarray(np.asarray(value, dtype) + shift, dtype)
+    sent = np.asarray(value, dtype)
+    if dtype.kind in "biu" and sent.dtype != np.asarray(value).dtype and np.any(sent != value):
+        raise _out_of_range(value, spec)
+    return sent
+
+
+def _out_of_range(value: Any, spec: TensorSpec) -> ConformanceError:
+    return ConformanceError("dtype", spec.name, f"{value} is out of the range of {spec.dtype.name}")
 
 
 class LaneState:
@@ -257,7 +506,7 @@ class LaneStreams:
                 self._agents[at][0].open_stream.send(frame)
         receive(list(held))
         _raise_first(failures)
-        return VectorStep(_columns(rows), rewards, terminated, truncated)
+        return _columns(rows), rewards, terminated, truncated
 
     def _reset_settings(
         self, lanes: Sequence[int], seeds: Sequence[int], settings: Settings

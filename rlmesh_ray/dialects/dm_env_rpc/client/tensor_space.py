@@ -6,7 +6,7 @@ or ``action`` makes a space without a Dict.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -221,7 +221,7 @@ def _is_among(name: str, names: Collection[str]) -> bool:
 
 
 def exact_space(
-    space: SpaceSpec, specs: Sequence[TensorSpec], root: str, width: int | None = None
+    space: SpaceSpec, specs: Collection[TensorSpec], root: str, width: int | None = None
 ) -> TensorSpace | None:
     """Return ``space`` with its tensors, if ``specs`` are those of our servers for it, else None.
 
@@ -242,13 +242,8 @@ def exact_space(
     return TensorSpace(space, tuple(tensors))
 
 
-@dataclass(frozen=True, slots=True)
-class WorldContract:
-    """The contract of a session, and the tensors of its spaces."""
-
-    contract: EnvContract
-    actions: TensorSpace
-    observations: TensorSpace
+WorldContract = tuple[EnvContract, TensorSpace, TensorSpace]
+"""The contract of a session, and the actions and the observations of its lanes."""
 
 
 def contract_of_world(
@@ -265,9 +260,19 @@ def contract_of_world(
     Raises:
         UnsupportedSpaceError: The specs cannot be converted to spaces.
     """
-    exact = None if published is None or settings.reshapes else _exact(specs, published)
-    if exact is not None:
-        return replace(exact, contract=replace(exact.contract, num_envs=settings.num_envs))
+    if published is not None and not settings.reshapes:
+        exact_actions = exact_space(published.action_space, specs.actions.values(), ACTION)
+        observed = specs.observations.values()
+        exact_observations = exact_space(published.observation_space, observed, OBSERVATION)
+        if exact_actions is not None and exact_observations is not None:
+            # The dialect has no pictures, and its sequences are NEXT_STEP with any environment.
+            contract = replace(
+                published,
+                num_envs=settings.num_envs,
+                autoreset_mode=AutoresetMode.NEXT_STEP,
+                render_mode="",
+            )
+            return contract, exact_actions, exact_observations
     actions = SpaceReader(settings, ACTION, address).read(specs.actions.values())
     observations = SpaceReader(settings, OBSERVATION, address).read(specs.observations.values())
     contract = EnvContract(
@@ -277,16 +282,4 @@ def contract_of_world(
         num_envs=settings.num_envs,
         autoreset_mode=AutoresetMode.NEXT_STEP,
     )
-    return WorldContract(contract, actions, observations)
-
-
-def _exact(specs: AgentSpecs, published: EnvContract) -> WorldContract | None:
-    actions = exact_space(published.action_space, tuple(specs.actions.values()), ACTION)
-    observations = exact_space(
-        published.observation_space, tuple(specs.observations.values()), OBSERVATION
-    )
-    if actions is None or observations is None:
-        return None
-    # The dialect has no pictures, and its sequences are NEXT_STEP with any environment.
-    contract = replace(published, autoreset_mode=AutoresetMode.NEXT_STEP, render_mode="")
-    return WorldContract(contract, actions, observations)
+    return contract, actions, observations

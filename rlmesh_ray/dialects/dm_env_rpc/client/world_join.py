@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -374,14 +373,10 @@ class WorldJoiner:
         Errors are ignored, and it takes a few seconds at most.
         """
         end_s = time.monotonic() + _LEAVE_TIMEOUT_S
-        joined = [agent for agent in self.agents if agent.specs is not None]
-        leaving = [(agent, frames.request(leave_world={})) for agent in joined]
-        _send_and_drain("leave_world", leaving, end_s)
-        created = [agent for agent in self.agents if agent.world is not None]
-        goodbyes = [
-            (agent, frames.request(destroy_world={"world_name": agent.world})) for agent in created
-        ]
-        _send_and_drain("destroy_world", goodbyes, end_s)
+        joined = [(agent, {}) for agent in self.agents if agent.specs is not None]
+        _send_and_drain("leave_world", joined, end_s)
+        created = [(agent, {"world_name": agent.world}) for agent in self.agents if agent.world]
+        _send_and_drain("destroy_world", created, end_s)
         for agent in self.agents:
             surplus = agent.stream and agent.stream.unraised_surplus()
             if surplus:
@@ -400,47 +395,37 @@ class WorldJoiner:
         """Try once for all agents; return an error that may pass; None: all have joined."""
         for agent in self.agents:
             agent.stream = agent.stream or WorldStream(self._connect_options)
+        settings = self._settings
         creating = [
-            (
-                agent,
-                frames.request(
-                    create_world={
-                        "settings": frames.as_tensors(self._settings.create_of(agent.lane) or {})
-                    }
-                ),
-            )
+            (agent, {"settings": frames.as_tensors(settings.create_of(agent.lane) or {})})
             for agent in self._creators()
             if agent.world is None
         ]
         error = self._ask("create_world", creating)
         if error is not None:
             return error
-        return self._ask(
-            "join_world",
-            [
-                (
-                    agent,
-                    frames.request(
-                        join_world={
-                            "world_name": self._world_of(agent),
-                            "settings": frames.as_tensors(self._settings.join_of(agent.lane)),
-                        }
-                    ),
-                )
-                for agent in self.agents
-                if agent.specs is None
-            ],
-        )
+        joining = [
+            (
+                agent,
+                {
+                    "world_name": self._world_of(agent),
+                    "settings": frames.as_tensors(settings.join_of(agent.lane)),
+                },
+            )
+            for agent in self.agents
+            if agent.specs is None
+        ]
+        return self._ask("join_world", joining)
 
-    def _ask(self, kind: str, requests: list[tuple[JoiningAgent, bytes]]) -> RlmeshError | None:
+    def _ask(self, kind: str, requests: "_Requests") -> RlmeshError | None:
         """Send ``requests`` and handle the answers; return an error that may pass, if any.
 
         Raises:
             RlmeshError: An error that another try would not change.
         """
         passing: RlmeshError | None = None
-        for agent, frame in requests:
-            agent.open_stream.send(frame)
+        for agent, payload in requests:
+            agent.open_stream.send(frames.request(**{kind: payload}))
         for agent, _ in requests:
             if agent.stream is None:  # lost with the world that it was to share
                 continue
@@ -472,13 +457,15 @@ class WorldJoiner:
         return creator.world or ""
 
 
-def _send_and_drain(
-    kind: str, requests: Sequence[tuple[JoiningAgent, bytes]], end_s: float
-) -> None:
+_Requests = list[tuple[JoiningAgent, dict[str, Any]]]
+"""Agents, and the payloads of their requests of one kind."""
+
+
+def _send_and_drain(kind: str, requests: _Requests, end_s: float) -> None:
     """Send requests of one kind, and wait for their answers; ignore errors."""
-    for agent, frame in requests:
+    for agent, payload in requests:
         with contextlib.suppress(Exception):  # a broken stream is closed all the same
-            agent.open_stream.send(frame)
+            agent.open_stream.send(frames.request(**{kind: payload}))
     for agent, _ in requests:
         with contextlib.suppress(Exception):
             agent.open_stream.drain(kind, end_s)

@@ -125,8 +125,8 @@ class World:
         self._quorum = quorum
         self._agents: dict[int, _Agent] = {}
         self._lanes = [_Lane() for _ in range(max(slot_lanes) + 1)]
-        # Of the next reset of all lanes.
-        self._reset_options: object = None
+        self.restart_options: object = None
+        """Options of the next reset of all lanes; None: there are none."""
         self._is_autoreset_welcome = True
         # Grows when all lanes start over: the outcome of work begun before is dropped.
         self._generation = 0
@@ -192,7 +192,7 @@ class World:
             is_autoreset_welcome: Whether an agent may get an episode that a lane has begun by
                 autoreset.
         """
-        self._reset_options, self._is_autoreset_welcome = reset_options, is_autoreset_welcome
+        self.restart_options, self._is_autoreset_welcome = reset_options, is_autoreset_welcome
         self._forget_lanes()
 
     def reset_world(self, caller: int | None) -> set[int]:
@@ -323,7 +323,7 @@ class World:
         """Return the reset that a lane needs before it can begin; None: it needs none."""
         lane = self._lanes[number]
         if lane.state is LaneState.NEW:
-            return ResetLanes((), self._reset_options)
+            return ResetLanes((), self.restart_options)
         if lane.state is LaneState.FRESH and lane.reset_options is None:
             return None
         return ResetLanes((number,), lane.reset_options)
@@ -344,7 +344,7 @@ class World:
                 lane.reset_options = None
         if not done.lanes:
             # A seed is for one reset; the options that an agent has set for its lane remain.
-            self._reset_options = None
+            self.restart_options = None
 
     # --- steps ---------------------------------------------------------------------------
 

@@ -133,9 +133,7 @@ class ProcessStream:
 
     def end(self) -> None:
         """Leave, and end the worlds without agents that this stream has created. Idempotent."""
-        if self._member is not None:
-            member, self._member = self._member, None
-            self._worlds.leave(*member)
+        self._leave_world()
         self._worlds.release_worlds(self)
 
     async def _create(self, request: Any) -> bytes:
@@ -170,10 +168,7 @@ class ProcessStream:
         return _packed(reset_world={})
 
     async def _leave(self, _: Any) -> bytes:
-        # Without a world it has no effect.
-        if self._member is not None:
-            member, self._member = self._member, None
-            self._worlds.leave(*member)
+        self._leave_world()
         return _packed(leave_world={})
 
     async def _destroy(self, request: Any) -> bytes:
@@ -189,6 +184,12 @@ class ProcessStream:
 
     async def _extension(self, request: Any) -> bytes:
         return self._properties.answer_extension(request.extension, self._member)
+
+    def _leave_world(self) -> None:
+        # Without a world it has no effect.
+        if self._member is not None:
+            member, self._member = self._member, None
+            self._worlds.leave(*member)
 
     def _joined(self) -> Membership:
         if self._member is None:

@@ -106,7 +106,7 @@ class WorldRegistry:
                 Code.FAILED_PRECONDITION,
                 "an agent is still joined to this world; have all agents leave first",
             )
-        self._end(name)
+        self._worlds.pop(name).end()
 
     def release_worlds(self, owner: object) -> None:
         """End the worlds of a stream that has ended; those with agents end with the last agent."""
@@ -117,10 +117,7 @@ class WorldRegistry:
     def _reap(self, name: str) -> None:
         world = self._worlds.get(name)
         if world is not None and world.owner is None and world.is_empty:
-            self._end(name)
-
-    def _end(self, name: str) -> None:
-        self._worlds.pop(name).end()
+            self._worlds.pop(name).end()
 
     async def _own_world(self, settings: JoinSettings) -> WorldRunner:
         if self._is_shared and not settings.is_batched:

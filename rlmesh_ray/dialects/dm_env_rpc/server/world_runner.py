@@ -93,10 +93,8 @@ class WorldRunner:
         # With one lane, only a reset begins the next episode.
         self._resets_itself = contract.autoreset_mode is AutoresetMode.NEXT_STEP
         self._has_ended = False
-        # Options of every reset; seed and options of the next reset of all lanes.
-        self._options: Mapping[str, object] = {}
-        self._reset_options = ResetOptions()
-        self._restart(settings.reset_options)
+        # Of every reset.
+        self._options: Mapping[str, object] = settings.reset_options.options
         # Default actions, and the columns of the next step. A tuple of texts cannot be changed by
         # row, a list can.
         self._fillers = [filler_of_leaf(leaf) for leaf in leaves(contract.action_space)]
@@ -111,7 +109,7 @@ class WorldRunner:
         self._is_driven = False
         self._driver: asyncio.Task[None] | None = None
         self._progress = asyncio.Event()
-        self._core = self._new_core()
+        self._core = self._new_core(settings.reset_options)
 
     @property
     def is_empty(self) -> bool:
@@ -133,7 +131,7 @@ class WorldRunner:
         """Add an agent in a free slot, or in the batched slot of a world without agents."""
         if slot.is_batched:
             self._batched = slot
-            self._core = self._new_core()
+            self._core = self._new_core(self._core.restart_options)
         self._core.take(slot.number)
         self._held[slot.number] = slot.tensors.fillers
 
@@ -150,7 +148,7 @@ class WorldRunner:
             self._driver, self._is_driven = None, False
         if slot is self._batched:
             self._batched = None
-            self._core = self._new_core()
+            self._core = self._new_core(self._core.restart_options)
         self._wake()
 
     async def step(self, slot: AgentSlot, request: Any) -> bytes:
@@ -193,7 +191,8 @@ class WorldRunner:
             CodecError: The options have seeds for another number of lanes.
             WorldError: Not all of them have stepped in time; the world is reset all the same.
         """
-        self._restart(reset_options)
+        reset_options.check(self._contract.num_envs)
+        self._options = reset_options.options or self._options
         # A batched join or its end replaces the core, and its waits.
         core = self._core
         core.restart(reset_options, is_autoreset_welcome=not self._options)
@@ -224,7 +223,7 @@ class WorldRunner:
         # A world ends by itself after its last agent: it is never counted as lost.
         self._log.end(is_closed=True, is_idle=False, is_stopping=False)
 
-    def _new_core(self) -> World:
+    def _new_core(self, reset_options: object) -> World:
         """Return the state machine of a world without agents: a batched join is one wide lane."""
         is_batched = self._batched is not None
         lanes = [0] if is_batched else [slot.lane for slot in self._slots]
@@ -233,18 +232,8 @@ class WorldRunner:
             resets_itself=self._resets_itself or is_batched,
             quorum=1 if is_batched else min(self._settings.min_agents, len(lanes)),
         )
-        core.restart(self._reset_options, is_autoreset_welcome=not self._options)
+        core.restart(reset_options, is_autoreset_welcome=not self._options)
         return core
-
-    def _restart(self, reset_options: ResetOptions) -> None:
-        """Set the options of the next reset of all lanes.
-
-        Raises:
-            CodecError: They have seeds for another number of lanes.
-        """
-        reset_options.check(self._contract.num_envs)
-        self._reset_options = reset_options
-        self._options = reset_options.options or self._options
 
     # --- turns ---------------------------------------------------------------------------
 
@@ -339,8 +328,6 @@ class WorldRunner:
         self._has_ended = False
         options = {**self._options, **asked.options}
         frame = await self._host.reset_lanes(lanes, seeds or (), options)
-        if not lanes and asked is self._reset_options:
-            self._reset_options = ResetOptions()
         return WorkDone(frame, {}, ())
 
     async def _step_lanes(self, work: StepLanes) -> WorkDone:
@@ -436,7 +423,8 @@ class EnvDriver:
             await asyncio.shield(self._ending)
             self._ending = None
         former = self._worker.process
-        obstacle = await self._worker.make_ready(deadline, _nothing)
+        # A world has no direct connection to close.
+        obstacle = await self._worker.make_ready(deadline, lambda: None)
         if obstacle is not None:
             raise self._failed(obstacle)
         is_another = former is not None and self._worker.process is not former
@@ -481,7 +469,7 @@ class EnvDriver:
         """Kill the worker whose call was just cancelled; the next reset gets another one."""
         if self._worker.process is not None and not self._worker.endpoint.is_idle:
             # Not in this turn of the loop: the cancelled task still watches the worker's socket.
-            self._ending = asyncio.ensure_future(_kill(self._worker.process))
+            self._ending = asyncio.ensure_future(in_thread(self._worker.process.kill))
 
     def release(self) -> None:
         """Give the worker back; one that is still busy is killed. Idempotent."""
@@ -496,14 +484,6 @@ class EnvDriver:
         remedy = "; the next steps begin a new sequence" if is_lost else ""
         message = f"{failure.message}{remedy}"
         return WorldError(code, message, failure.debug_info, is_lost=is_lost)
-
-
-async def _kill(process: WorkerProcess) -> None:
-    await in_thread(process.kill)
-
-
-def _nothing() -> None:
-    """Do nothing: a world has no direct connection to close."""
 
 
 def _shown(process: WorkerProcess, text_columns: TextColumns) -> list[Column]:

@@ -230,7 +230,9 @@ def _bounds(leaf: Leaf, kind: DataType) -> tuple[Array | None, Array | None]:
     high: Array | None
     low, high = (_shortened(np.asarray(bound, dtype)) for bound in _leaf_bounds(leaf))
     if dtype.kind == "f":
-        return _if_any(low, -np.inf), _if_any(high, np.inf)
+        is_low = (low != -np.inf).any()
+        is_high = (high != np.inf).any()
+        return low if is_low else None, high if is_high else None
     # dm_env takes a scalar from 0 on for a choice, and fails to count the values of a whole dtype.
     if not leaf.shape and low == 0 and high == np.iinfo(dtype).max:
         high = None
@@ -255,10 +257,6 @@ def _shortened(bound: Array) -> Array:
     """Return one number where all are the same."""
     first = bound.reshape(-1)[:1]
     return first.reshape(()) if (bound == first).all() else np.ascontiguousarray(bound)
-
-
-def _if_any(bound: Array, nothing: float) -> Array | None:
-    return None if (bound == nothing).all() else bound
 
 
 def _over_lanes(bound: Array | None, shape: tuple[int, ...]) -> Array | None:

@@ -259,10 +259,6 @@ def flat_payload(carrier: Any, kind: DataType) -> Array:
     payload = getattr(carrier, kind.field)
     if kind in BYTES_KINDS:
         return np.frombuffer(payload.array, NUMPY[kind])
-    if kind in (DataType.STRING, DataType.PROTO):
-        found = np.empty(len(payload.array), object)
-        found[:] = list(payload.array)
-        return found
     count = len(payload.array)
     if kind in RAW_KINDS and count:
         # Protobuf writes them as one packed field, in front, also if they came otherwise.

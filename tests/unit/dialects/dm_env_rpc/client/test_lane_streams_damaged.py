@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import LaneTensors, cast
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_streams import LaneTensors, cast
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import WorldContract, contract_of_world
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
@@ -63,11 +63,11 @@ def world(frame: bytes) -> tuple[WorldContract, LaneTensors]:
     own = DmEnvRpcSettings()
     specs = specs_from_proto(frames.parse_answer(frame).join_world.specs)
     made = contract_of_world(specs, None, own, "here")
-    return made, LaneTensors(specs, made.actions, made.observations, own, "here")
+    return made, LaneTensors(specs, made[1], made[2], own, "here")
 
 
 def read(frame: bytes, made: WorldContract, tensors: LaneTensors) -> tuple[list[Any], float]:
-    columns = empty_columns(made.contract.observation_space, 1)
+    columns = empty_columns(made[0].observation_space, 1)
     rows = [list(column) if isinstance(column, tuple) else column for column in columns]
     answer = frames.parse_answer(frame).step
     tensors.read(answer, rows, 0)
@@ -89,8 +89,8 @@ def test_damaged_specs_raise_our_errors(data: st.DataObject) -> None:
     try:
         if frames.parse_answer(frame).HasField("join_world"):
             made, _ = world(frame)
-            to_gymnasium(made.contract.action_space)
-            to_gymnasium(made.contract.observation_space)
+            to_gymnasium(made[0].action_space)
+            to_gymnasium(made[0].observation_space)
     except RlmeshError:
         pass
 
