@@ -22,7 +22,7 @@ from rlmesh_ray.dialects.dm_env_rpc.server.settings import (
     plain_setting,
     reset_settings,
 )
-from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentTensors, lane_agent
+from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentSlot, lane_agent
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import data_type, specs_from_proto
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
     encode_tensor,
@@ -493,7 +493,7 @@ def dm_env_rpc_actions(data: bytes) -> None:
         np.asarray(value)
 
 
-def _agents() -> list[AgentTensors]:
+def _agents() -> list[AgentSlot]:
     return [
         lane_agent(EnvContract("x", spec, spec, 1, AutoresetMode.NEXT_STEP), 0) for spec in _SPECS
     ]

@@ -93,7 +93,11 @@ class DmEnvRpcSettings(DialectSettings):
                 f"world_name={self.world_name!r} names a world to join, but create={self.create!r} "
                 "makes a new one; give create=None to join it"
             )
-        self._require_kinds()
+        if not isinstance(self.reset, Mapping):
+            raise ConfigurationError(f"reset={self.reset!r} must be a mapping")
+        for name, chosen in (("observations", self.observations), ("actions", self.actions)):
+            if isinstance(chosen, str):
+                raise ConfigurationError(f"{name}={chosen!r} must be names, such as ({chosen!r},)")
         if self.batched:
             self._require_whole_worlds()
         if self.time_limit_steps is not None and self.time_limit_steps < 1:
@@ -101,19 +105,8 @@ class DmEnvRpcSettings(DialectSettings):
                 f"time_limit_steps={self.time_limit_steps} must be 1 or more, or None"
             )
         _ = self.policy  # refuses a wrong value
-        for name in ("create", "join"):
-            for lane in range(self.num_envs):
-                self._of_lane(name, lane)
-
-    def _require_kinds(self) -> None:
-        if not isinstance(self.reset, Mapping):
-            raise ConfigurationError(f"reset={self.reset!r} must be a mapping")
-        for name in ("observations", "actions"):
-            if isinstance(getattr(self, name), str):
-                raise ConfigurationError(
-                    f"{name}={getattr(self, name)!r} must be names, such as "
-                    f"({getattr(self, name)!r},)"
-                )
+        for lane in range(self.num_envs):
+            _ = self.create_of(lane), self.join_of(lane)
 
     def _require_whole_worlds(self) -> None:
         if self.num_envs != 1 or self.one_world or self.reshapes:
@@ -150,23 +143,20 @@ class DmEnvRpcSettings(DialectSettings):
         return replace(
             self,
             num_envs=1,
-            create=None if self.create is None else self._of_lane("create", 0),
-            join=self._of_lane("join", 0),
+            create=self.create_of(0),
+            join=self._of_lane("join", self.join, 0),
         )
 
     def create_of(self, lane: int) -> Settings | None:
         """Return the settings of a lane's CreateWorld; None: it creates no world."""
-        return None if self.create is None else self._of_lane("create", lane)
+        return None if self.create is None else self._of_lane("create", self.create, lane)
 
     def join_of(self, lane: int) -> Settings:
         """Return the settings of a lane's JoinWorld."""
         batched: Settings = {"batched": True} if self.batched else {}
-        return {**self._of_lane("join", lane), **batched}
+        return {**self._of_lane("join", self.join, lane), **batched}
 
-    def _of_lane(self, name: str, lane: int) -> Settings:
-        value: Settings | Sequence[Settings] | None = getattr(self, name)
-        if value is None:
-            return {}
+    def _of_lane(self, name: str, value: Settings | Sequence[Settings], lane: int) -> Settings:
         if isinstance(value, Mapping):
             return value
         is_list = isinstance(value, Sequence) and not isinstance(value, str)

@@ -150,7 +150,7 @@ class ProcessStream:
             )
         join = request.join_world
         self._member = await self._worlds.join(join.world_name, join_settings(join.settings))
-        return _packed(join_world={"specs": self._member[1].tensors.specs})
+        return _packed(join_world={"specs": self._member[1].specs})
 
     async def _step(self, request: Any) -> bytes:
         world, slot = self._joined()
@@ -159,7 +159,7 @@ class ProcessStream:
     async def _reset(self, request: Any) -> bytes:
         world, slot = self._joined()
         world.reset(slot, reset_settings(request.reset.settings, is_batched=slot.is_batched))
-        return _packed(reset={"specs": slot.tensors.specs})
+        return _packed(reset={"specs": slot.specs})
 
     async def _reset_world(self, request: Any) -> bytes:
         name, settings = request.reset_world.world_name, request.reset_world.settings

@@ -7,7 +7,7 @@ agent has left. So a matchmaker keeps its stream open until the agents have join
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, WorldError
 from rlmesh_ray.dialects.dm_env_rpc.server.settings import CreateSettings, JoinSettings
 from rlmesh_ray.dialects.dm_env_rpc.server.world_runner import WorldRunner
-from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentSlot, agent_slots, batched_slot
+from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentSlot, agent_slots, all_lanes
 from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -174,4 +174,4 @@ class WorldRegistry:
         if not world.is_empty:
             reason = "a batched join needs a world for itself; create another"
             raise WorldError(Code.FAILED_PRECONDITION, reason)
-        return batched_slot(self.contract)
+        return all_lanes(self.contract)

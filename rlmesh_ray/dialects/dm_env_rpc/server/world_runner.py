@@ -133,7 +133,7 @@ class WorldRunner:
             self._batched = slot
             self._core = self._new_core(self._core.restart_options)
         self._core.take(slot.number)
-        self._held[slot.number] = slot.tensors.fillers
+        self._held[slot.number] = slot.fillers
 
     def leave(self, slot: AgentSlot) -> None:
         """Remove an agent."""
@@ -159,7 +159,7 @@ class WorldRunner:
             WorldError: The environment has failed, or refuses the action.
         """
         requested = tuple(request.requested_observations)
-        slot.tensors.check_requested(requested)
+        slot.check_requested(requested)
         number = slot.number
         is_acting = self._core.phase(number) is SequencePhase.RUNNING
         action = self._completed(slot, request.actions) if is_acting else None
@@ -168,9 +168,9 @@ class WorldRunner:
         if isinstance(reply, WorldError):
             raise reply
         if not reply.is_acted:
-            self._held[number] = slot.tensors.fillers
+            self._held[number] = slot.fillers
         frame: Any = reply.frame
-        return slot.tensors.pack_step(reply.state, requested, frame, is_acted=reply.is_acted)
+        return slot.pack_step(reply.state, requested, frame, is_acted=reply.is_acted)
 
     def reset(self, slot: AgentSlot, reset_options: ResetOptions) -> None:
         """End the sequence of one agent.
@@ -336,7 +336,7 @@ class WorldRunner:
         for number in work.actions:
             self._put(self._slots[number], work.actions[number])
         frame = await self._host.step_lanes(self._columns)
-        states = {number: self._slots[number].tensors.state(frame) for number in work.actions}
+        states = {number: self._slots[number].state(frame) for number in work.actions}
         return WorkDone(frame, states, (frame.terminated | frame.truncated).tolist())
 
     async def _step_batch(self, work: StepLanes) -> WorkDone:
@@ -357,11 +357,11 @@ class WorldRunner:
         Raises:
             CodecError: One is malformed, or is missing where it must not.
         """
-        values = slot.tensors.read_actions(sent)
-        fillers = slot.tensors.fillers
+        values = slot.read_actions(sent)
+        fillers = slot.fillers
         if len(values) < len(fillers):
             if self.missing_actions is MissingActions.ERROR:
-                names = slot.tensors.action_names_without(values)
+                names = slot.action_names_without(values)
                 raise CodecError(f"the actions {names} are missing, which this world needs")
             is_held = self.missing_actions is MissingActions.HOLD
             values = {**(self._held[slot.number] if is_held else fillers), **values}

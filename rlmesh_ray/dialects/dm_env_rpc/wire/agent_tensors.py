@@ -6,7 +6,6 @@ rows of a batch are its own is in the functions ``read`` and ``ending``.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -198,10 +197,13 @@ Ending = Callable[[LaneFrame], tuple[bool, bool]]
 """Returns whether a step has terminated and truncated the episode of an agent."""
 
 
-class AgentTensors:
-    """The codec of one agent's steps.
+class AgentSlot:
+    """A slot for one agent, and the codec of its steps; all worlds of an endpoint have the same.
 
     Args:
+        number: Index among the slots of a world.
+        row: Its rows of a column: a lane's, or all, whose agent has joined batched.
+        agent: The agent's name; empty if the lane has one agent.
         actions: Their uids count from 1.
         observations: Likewise.
         ending: The agent's.
@@ -209,10 +211,19 @@ class AgentTensors:
 
     def __init__(
         self,
+        number: int,
+        row: int | slice,
+        agent: str,
         actions: Sequence[ActionTensor],
         observations: Sequence[ObservationTensor],
         ending: Ending,
     ) -> None:
+        self.number = number
+        self.row = row
+        self.agent = agent
+        self.is_batched = isinstance(row, slice)
+        """Whether its agent drives all lanes."""
+        self.lane = row if isinstance(row, int) else 0
         self._actions = dict(enumerate(actions, 1))
         self._observations = dict(enumerate(observations, 1))
         self._ending = ending
@@ -318,19 +329,21 @@ def agent_names(contract: EnvContract) -> tuple[str, ...]:
     return tuple(names) if is_such else ()
 
 
-def lane_agent(contract: EnvContract, lane: int) -> AgentTensors:
-    """Return the codec of the only agent of a lane."""
+def lane_agent(contract: EnvContract, lane: int) -> AgentSlot:
+    """Return the slot of the only agent of a lane."""
 
     def ending(frame: LaneFrame) -> tuple[bool, bool]:
         return bool(frame.terminated[lane]), bool(frame.truncated[lane])
 
     reward = _extra(REWARD, DataType.DOUBLE, lambda frame: frame.rewards[lane])
-    return AgentTensors(_actions(contract, ()), [*_observed(contract, (), lane), reward], ending)
+    observed = [*_observed(contract, (), lane), reward]
+    return AgentSlot(lane, lane, "", _actions(contract, ()), observed, ending)
 
 
-def agent_among_others(contract: EnvContract, lane: int, agent: str) -> AgentTensors:
-    """Return the codec of one of the agents of a lane."""
-    place = agent_names(contract).index(agent)
+def agent_among_others(contract: EnvContract, lane: int, agent: str) -> AgentSlot:
+    """Return the slot of one of the agents of a lane."""
+    names = agent_names(contract)
+    place = names.index(agent)
     shared = {leaf.path: at for at, leaf in enumerate(leaves(contract.observation_space))}
     rewards, present = shared[(multi_agent.REWARDS,)], shared[(multi_agent.PRESENT,)]
     terminated, truncated = shared[(multi_agent.TERMINATED,)], shared[(multi_agent.TRUNCATED,)]
@@ -346,11 +359,12 @@ def agent_among_others(contract: EnvContract, lane: int, agent: str) -> AgentTen
         _extra(REWARD, DataType.DOUBLE, lambda frame: frame.columns[rewards][lane][place]),
         _extra(PRESENT, DataType.BOOL, lambda frame: frame.columns[present][lane][place]),
     ]
-    return AgentTensors(_actions(contract, (agent,)), observed, ending)
+    number = lane * len(names) + place
+    return AgentSlot(number, lane, agent, _actions(contract, (agent,)), observed, ending)
 
 
-def all_lanes(contract: EnvContract) -> AgentTensors:
-    """Return the codec of a batched join, whose sequence never ends by itself."""
+def all_lanes(contract: EnvContract) -> AgentSlot:
+    """Return the slot of a batched join, whose sequence never ends by itself."""
     width = contract.num_envs
     observed = [
         *_observed(contract, (), slice(None), width),
@@ -358,7 +372,8 @@ def all_lanes(contract: EnvContract) -> AgentTensors:
         _extra(TERMINATED, DataType.BOOL, lambda frame: frame.terminated, (width,)),
         _extra(TRUNCATED, DataType.BOOL, lambda frame: frame.truncated, (width,)),
     ]
-    return AgentTensors(_actions(contract, (), width), observed, lambda _: (False, False))
+    actions = _actions(contract, (), width)
+    return AgentSlot(0, slice(None), "", actions, observed, lambda _: (False, False))
 
 
 def _actions(contract: EnvContract, own: Path, width: int | None = None) -> list[ActionTensor]:
@@ -399,37 +414,10 @@ def _extra(
     return ObservationTensor(TensorSpec(name, kind, shape), read, is_reward=name == REWARD)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AgentSlot:
-    """A slot for one agent; every world of an endpoint has the same slots."""
-
-    number: int
-    row: int | slice
-    """The rows of a column that belong to it."""
-    lane: int
-    agent: str
-    """Empty if the lane has one agent."""
-    tensors: AgentTensors
-
-    @property
-    def is_batched(self) -> bool:
-        """Whether its agent drives all lanes."""
-        return isinstance(self.row, slice)
-
-
 def agent_slots(contract: EnvContract) -> tuple[AgentSlot, ...]:
     """Return a slot for each lane, or for each agent of each lane."""
-    agents = agent_names(contract)
-    slots: list[AgentSlot] = []
-    for lane in range(contract.num_envs):
-        if not agents:
-            slots.append(AgentSlot(len(slots), lane, lane, "", lane_agent(contract, lane)))
-        for agent in agents:
-            tensors = agent_among_others(contract, lane, agent)
-            slots.append(AgentSlot(len(slots), lane, lane, agent, tensors))
-    return tuple(slots)
-
-
-def batched_slot(contract: EnvContract) -> AgentSlot:
-    """Return the slot of an agent that drives all lanes."""
-    return AgentSlot(0, slice(None), 0, "", all_lanes(contract))
+    names = agent_names(contract)
+    lanes = range(contract.num_envs)
+    if not names:
+        return tuple(lane_agent(contract, lane) for lane in lanes)
+    return tuple(agent_among_others(contract, lane, name) for lane in lanes for name in names)

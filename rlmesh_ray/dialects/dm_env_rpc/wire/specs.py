@@ -6,7 +6,6 @@ What is no part of the path is percent-encoded: '.' and '%' in keys, and the fir
 that would take one of this module's own names.
 """
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -100,14 +99,10 @@ def spec_from_proto(message: Any) -> TensorSpec:
 
 def specs_to_proto(specs: AgentSpecs) -> Any:
     """Return the ``pb.ActionObservationSpecs``."""
-    message = pb.ActionObservationSpecs()
-    for own, target in (
-        (specs.actions, message.actions),
-        (specs.observations, message.observations),
-    ):
-        for uid, spec in own.items():
-            target[uid].CopyFrom(spec_to_proto(spec))
-    return message
+    return pb.ActionObservationSpecs(
+        actions={uid: spec_to_proto(spec) for uid, spec in specs.actions.items()},
+        observations={uid: spec_to_proto(spec) for uid, spec in specs.observations.items()},
+    )
 
 
 def specs_from_proto(message: Any) -> AgentSpecs:
@@ -160,13 +155,13 @@ def _old_number(data: Any, kind: DataType, name: str) -> Array:
         if isinstance(data, bytes):
             return np.frombuffer(data, dtype, 1).reshape(())
         if kind is DataType.FLOAT:
-            data = struct.unpack("<f", struct.pack("<I", data))[0]
-        elif kind is DataType.DOUBLE:
-            data = struct.unpack("<d", struct.pack("<Q", data))[0]
-        elif dtype.kind == "i" and data >= 2**63:
+            return np.array(data, np.uint32).view(dtype)
+        if kind is DataType.DOUBLE:
+            return np.array(data, np.uint64).view(dtype)
+        if dtype.kind == "i" and data >= 2**63:
             data -= 2**64
         return np.array(data, dtype)
-    except (ValueError, OverflowError, struct.error) as error:
+    except (ValueError, OverflowError) as error:
         raise CodecError(f"{name}: {data!r} is no {kind.name}") from error
 
 
