@@ -30,11 +30,10 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
     Array,
     DataType,
     encode_flat,
-    fitted,
     flat_payload,
     kind_of,
-    resolved_shape,
     shape_field,
+    shaped,
 )
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import capabilities
@@ -105,16 +104,16 @@ class ActionTensor:
         if kind is not spec.dtype:
             raise CodecError(f"{name} is {kind.name}, expected {spec.dtype.name}")
         flat = flat_payload(tensor, kind)
-        shape = resolved_shape(tensor.shape, len(flat), name)
-        if shape != spec.shape:
-            raise CodecError(f"{name} has shape {list(shape)}, expected {list(spec.shape)}")
+        value = shaped(flat, tensor.shape, name)
+        if value.shape != spec.shape:
+            raise CodecError(f"{name} has shape {list(value.shape)}, expected {list(spec.shape)}")
         if kind is DataType.STRING:
-            return fitted(flat, shape, name) if shape else flat[0]
+            return value if spec.shape else flat[0]
         self._check_range(flat)
         if flat.dtype != self.dtype:
             with np.errstate(over="ignore"):  # a narrowing may lose precision
-                flat = flat.astype(self.dtype)
-        return fitted(flat, shape, name)
+                value = value.astype(self.dtype)
+        return value
 
     def _check_range(self, flat: Array) -> None:
         if not flat.size:
@@ -239,15 +238,12 @@ class AgentSlot:
 
     @property
     def actions(self) -> Iterable[ActionTensor]:
-        """All of them."""
         return self._actions.values()
 
     def action_names_without(self, values: Container[int]) -> list[str]:
-        """Return the names of the actions whose leaves are not among ``values``."""
         return [each.spec.name for each in self.actions if each.position not in values]
 
     def state(self, frame: LaneFrame) -> SequenceState:
-        """Return the state of the agent's sequence after a step."""
         is_terminated, is_truncated = self._ending(frame)
         if is_terminated:
             return SequenceState.TERMINATED
@@ -330,8 +326,6 @@ def agent_names(contract: EnvContract) -> tuple[str, ...]:
 
 
 def lane_agent(contract: EnvContract, lane: int) -> AgentSlot:
-    """Return the slot of the only agent of a lane."""
-
     def ending(frame: LaneFrame) -> tuple[bool, bool]:
         return bool(frame.terminated[lane]), bool(frame.truncated[lane])
 
@@ -341,7 +335,6 @@ def lane_agent(contract: EnvContract, lane: int) -> AgentSlot:
 
 
 def agent_among_others(contract: EnvContract, lane: int, agent: str) -> AgentSlot:
-    """Return the slot of one of the agents of a lane."""
     names = agent_names(contract)
     place = names.index(agent)
     shared = {leaf.path: at for at, leaf in enumerate(leaves(contract.observation_space))}
@@ -377,7 +370,6 @@ def all_lanes(contract: EnvContract) -> AgentSlot:
 
 
 def _actions(contract: EnvContract, own: Path, width: int | None = None) -> list[ActionTensor]:
-    """Return the actions at the path ``own``, of one lane or of as many as ``width``."""
     actions = []
     for at, leaf in enumerate(leaves(contract.action_space)):
         if leaf.path[: len(own)] == own:
@@ -392,7 +384,6 @@ def _actions(contract: EnvContract, own: Path, width: int | None = None) -> list
 def _observed(
     contract: EnvContract, own: Path, row: int | slice, width: int | None = None
 ) -> list[ObservationTensor]:
-    """Return the observations at the path ``own``; ``row`` is the agent's in each column."""
     return [
         ObservationTensor(
             tensor_spec(leaf, tensor_name(leaf.path[len(own) :], OBSERVATION), width),
@@ -410,12 +401,10 @@ def _cell(at: int, row: int | slice) -> Callable[[LaneFrame], Any]:
 def _extra(
     name: str, kind: DataType, read: Callable[[Any], Any], shape: tuple[int, ...] = ()
 ) -> ObservationTensor:
-    """Return an observation that no leaf of the agent's space holds."""
     return ObservationTensor(TensorSpec(name, kind, shape), read, is_reward=name == REWARD)
 
 
 def agent_slots(contract: EnvContract) -> tuple[AgentSlot, ...]:
-    """Return a slot for each lane, or for each agent of each lane."""
     names = agent_names(contract)
     lanes = range(contract.num_envs)
     if not names:

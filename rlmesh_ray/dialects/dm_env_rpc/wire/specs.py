@@ -67,7 +67,6 @@ class AgentSpecs:
 
 
 def spec_to_proto(spec: TensorSpec) -> Any:
-    """Return the ``pb.TensorSpec``."""
     message = pb.TensorSpec(name=spec.name, shape=spec.shape, dtype=int(spec.dtype))
     for bound, target in ((spec.low, message.min), (spec.high, message.max)):
         if bound is not None:
@@ -98,7 +97,6 @@ def spec_from_proto(message: Any) -> TensorSpec:
 
 
 def specs_to_proto(specs: AgentSpecs) -> Any:
-    """Return the ``pb.ActionObservationSpecs``."""
     return pb.ActionObservationSpecs(
         actions={uid: spec_to_proto(spec) for uid, spec in specs.actions.items()},
         observations={uid: spec_to_proto(spec) for uid, spec in specs.observations.items()},
@@ -196,7 +194,6 @@ def tensor_spec(leaf: Leaf, name: str, num_lanes: int | None = None) -> TensorSp
 
 
 def tensor_name(path: Path, root: str) -> str:
-    """Return the name of the tensor of the leaf at ``path``."""
     if not path:
         return root
     first, *others = [_escaped(str(part)) for part in path]
@@ -249,7 +246,6 @@ def _leaf_bounds(leaf: Leaf) -> tuple[Any, Any]:
 
 
 def _shortened(bound: Array) -> Array:
-    """Return one number where all are the same."""
     first = bound.reshape(-1)[:1]
     return first.reshape(()) if (bound == first).all() else np.ascontiguousarray(bound)
 
@@ -263,7 +259,6 @@ CONTRACT = "rlmesh.contract"
 
 
 def contract_to_text(contract: EnvContract) -> str:
-    """Return the value of the property."""
     return json_format.MessageToJson(contract_to_proto(contract), indent=None)
 
 

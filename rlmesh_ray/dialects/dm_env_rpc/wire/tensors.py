@@ -163,13 +163,11 @@ def encode_flat(flat: Array, kind: DataType, shape: tuple[int, ...]) -> bytes:
     return b"%c%b%b%b" % (kind << 3 | 2, varint(len(payload)), payload, shape_field(shape))
 
 
-def pack_tensor(value: Any, kind: DataType | None = None) -> Any:
-    """Return a ``pb.Tensor``; see ``encode_tensor``."""
-    return pb.Tensor.FromString(encode_tensor(value, kind))
+def pack_tensor(value: Any) -> Any:
+    return pb.Tensor.FromString(encode_tensor(value))
 
 
 def encode_payload(flat: Array, kind: DataType) -> bytes:
-    """Return the message in the payload field, such as a ``Tensor.FloatArray``."""
     if kind in RAW_KINDS:
         return field(_FIRST_FIELD, flat.astype(NUMPY[kind], copy=False).tobytes())
     try:
@@ -218,16 +216,16 @@ def unpack_tensor(tensor: Any, name: str = "tensor") -> Array:
 
 
 def shaped(flat: Array, shape: Sequence[int], name: str) -> Array:
-    """Return ``flat`` in the resolved ``shape`` of its tensor; see ``resolved_shape``."""
-    return fitted(flat, resolved_shape(shape, len(flat), name), name)
+    """Return ``flat`` in the resolved ``shape`` of its tensor: a view, broadcast from one element.
 
-
-def fitted(flat: Array, shape: tuple[int, ...], name: str) -> Array:
-    """Return ``flat`` in a resolved ``shape``: broadcast if it is one element."""
+    Raises:
+        CodecError: They do not go together, see ``resolved_shape``.
+    """
+    found = resolved_shape(shape, len(flat), name)
     try:
-        return np.broadcast_to(flat.reshape(()), shape) if len(flat) == 1 else flat.reshape(shape)
+        return np.broadcast_to(flat.reshape(()), found) if len(flat) == 1 else flat.reshape(found)
     except ValueError as error:
-        raise CodecError(f"{name}: no array can have shape {list(shape)}") from error
+        raise CodecError(f"{name}: no array can have shape {list(found)}") from error
 
 
 def resolved_shape(shape: Sequence[int], count: int, name: str) -> tuple[int, ...]:
@@ -255,7 +253,6 @@ def resolved_shape(shape: Sequence[int], count: int, name: str) -> tuple[int, ..
 
 
 def flat_payload(carrier: Any, kind: DataType) -> Array:
-    """Return the elements of a ``pb.Tensor`` or ``pb.TensorSpec.Value`` that holds ``kind``."""
     payload = getattr(carrier, kind.field)
     if kind in BYTES_KINDS:
         return np.frombuffer(payload.array, NUMPY[kind])
