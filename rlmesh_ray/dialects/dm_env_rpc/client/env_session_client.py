@@ -149,12 +149,10 @@ class WorldClient:
 
     @property
     def address(self) -> str:
-        """Where the server is."""
         return self._connect_options.address
 
     @property
     def answer(self) -> HandshakeResponse:
-        """The session as the answer to a handshake."""
         return HandshakeResponse(
             compatible=True,
             generation=DM_ENV_RPC,
@@ -222,7 +220,6 @@ class WorldClient:
             return self._note_sent(_Reset(chosen, tuple(seeds), begun))
 
     def receive_reset(self, request_id: str) -> ResetResult:
-        """Wait for the result of the oldest request that was sent, a reset."""
         sent = self._oldest(request_id)
         if sent is None:
             raise LocalProtocolError("that request was a step", request_id)
@@ -239,7 +236,6 @@ class WorldClient:
         return ResetResult(observation, infos, self._tracker.episode_ids)
 
     def step(self, action: Sequence[Column]) -> StepResult:
-        """Apply one action a lane and wait for the result."""
         return self.receive_step(self.send_step(action))
 
     def send_step(self, action: Sequence[Column], *, is_last: bool = True) -> str:
@@ -334,7 +330,6 @@ class WorldClient:
         goodbye.join(_GOODBYE_TIMEOUT_S)
 
     def _joined(self, published: EnvContract | None) -> tuple[EnvContract, LaneStreams]:
-        """Return the contract and the streams of the agents, which have joined."""
         settings, address = self._settings, self.address
         agents = self.joiner.agents
         first = agents[0].joined_specs
@@ -463,7 +458,6 @@ class ValueCheck:
         return self._untold(found) if found else {}
 
     def summarize(self) -> None:
-        """Log how many values were out of range, if there were more than the warnings name."""
         if self.num_deviations > self._warnings.num_reported:
             _LOG.warning(
                 "%s: %d values out of range in this session", self._address, self.num_deviations
@@ -491,7 +485,6 @@ class ValueCheck:
 
 
 def _require_one_kind(agents: Sequence[JoiningAgent], address: str) -> None:
-    """Require that all agents have the same tensors; their uids may differ."""
     first, *others = [
         [
             {spec.name: spec_to_proto(spec).SerializeToString(deterministic=True) for spec in own}

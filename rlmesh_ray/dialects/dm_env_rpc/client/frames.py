@@ -43,12 +43,10 @@ def request(**payload: Any) -> bytes:
 
 
 def reset_request(settings: Settings) -> bytes:
-    """Return the request for a new sequence."""
     return request(reset={"settings": as_tensors(settings)})
 
 
 def read_request(key: str) -> bytes:
-    """Return the request for the value of a property."""
     extension = any_pb2.Any()
     extension.Pack(properties.PropertyRequest(read_property={"key": key}))
     return request(extension=extension)
@@ -71,7 +69,6 @@ def read_value(answer: Any) -> Any:
 
 
 def observed(uids: Iterable[int]) -> bytes:
-    """Return the part of a step's request that lists the observations to return."""
     return bytes(pb.StepRequest(requested_observations=uids).SerializeToString())
 
 
@@ -163,7 +160,6 @@ def _require_exact(value: Any) -> None:
 
 
 def _are_floats(value: Any) -> bool:
-    """Return whether float64 holds all integers of nested lists."""
     numbers = np.asarray(value, object).ravel()
     return all(float(number) == number for number in numbers if isinstance(number, int))
 
@@ -179,7 +175,6 @@ def _kinds(value: Any) -> Iterable[Any]:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield settings by name; nested ones have names with '.'."""
     for key, value in settings.items():
         if prefix and (not isinstance(key, str) or "." in key):
             raise ConfigurationError(

@@ -247,13 +247,11 @@ def cast(value: Array, dtype: np.dtype[Any], name: str) -> Array:
 def with_uids(
     specs: Mapping[int, TensorSpec], tensors: Sequence[TensorSpec]
 ) -> list[tuple[int, TensorSpec]]:
-    """Return ``tensors``, each with the uid that its name has in an agent's ``specs``."""
     uids = {spec.name: uid for uid, spec in specs.items()}
     return [(uids[spec.name], spec) for spec in tensors]
 
 
 def _number(specs: Mapping[int, TensorSpec], name: str, address: str) -> tuple[int, str] | None:
-    """Return uid and name of the observation ``name``, if there is one."""
     for uid, spec in specs.items():
         if spec.name == name:
             is_number = spec.dtype not in (DataType.STRING, DataType.PROTO)
@@ -322,11 +320,9 @@ class LaneState:
 
     @property
     def is_running(self) -> bool:
-        """Whether the next step applies the lane's action."""
         return self._state is SequenceState.RUNNING
 
     def reset(self) -> None:
-        """Note that the server has reset the lane: its next step begins a sequence."""
         if self.is_running:
             self._state = SequenceState.INTERRUPTED
 
@@ -511,7 +507,6 @@ class LaneStreams:
     def _reset_settings(
         self, lanes: Sequence[int], seeds: Sequence[int], settings: Settings
     ) -> dict[int, Settings]:
-        """Return the settings of the Reset of each agent that begins."""
         if not self._is_batched:
             with_seed = bool(seeds) and self._seed is not None
             return {
@@ -569,7 +564,6 @@ class LaneStreams:
         return self._states[at].step(answer.state, reward, discount)
 
     def _rows(self) -> list[Any]:
-        """Return new arrays over all lanes, and lists for leaves of text."""
         columns = empty_columns(self._contract.observation_space, self._contract.num_envs)
         return [list(column) if isinstance(column, tuple) else column for column in columns]
 

@@ -155,7 +155,6 @@ class WorldStream:
         return None if self._is_surplus_raised else self._surplus
 
     def close(self) -> None:
-        """Close the stream and its connection. Idempotent."""
         self.stream.close()
 
     def _explained(self, error: EndpointUnreachableError) -> EndpointUnreachableError:
@@ -187,7 +186,6 @@ class WorldStream:
         return frame
 
     def _check_for_surplus(self) -> None:
-        """Note an error if more answers have come than requests were sent."""
         if self._surplus is not None or not self._receiving.acquire(blocking=False):
             return  # another thread waits for an answer, so that none is left over
         try:
@@ -238,7 +236,6 @@ class ConnectRetry:
 
 
 def is_unreachable(error: EndpointError) -> bool:
-    """Return whether no server answers, as before it has started."""
     cause = error.__cause__
     return (
         isinstance(error, (EndpointUnreachableError, EndpointLostError))
@@ -318,18 +315,15 @@ class JoiningAgent:
 
     @property
     def open_stream(self) -> WorldStream:
-        """Its stream; it has one from its first request until ``drop``."""
         assert self.stream is not None, "an agent in the world"
         return self.stream
 
     @property
     def joined_specs(self) -> AgentSpecs:
-        """Its specs, once it has joined."""
         assert self.specs is not None, "an agent in the world"
         return self.specs
 
     def drop(self) -> None:
-        """Close the stream; the server ends its world."""
         if self.stream is not None:
             self.stream.close()
         self.stream, self.world, self.specs, self.specs_message = None, None, None, None
@@ -440,7 +434,6 @@ class WorldJoiner:
         return passing
 
     def _drop(self, agent: JoiningAgent) -> None:
-        """Close a stream, and those of all agents in the world that it has created."""
         is_shared = self._settings.one_world and agent.world is not None
         for each in self.agents if is_shared else [agent]:
             each.drop()
@@ -462,7 +455,6 @@ _Requests = list[tuple[JoiningAgent, dict[str, Any]]]
 
 
 def _send_and_drain(kind: str, requests: _Requests, end_s: float) -> None:
-    """Send requests of one kind, and wait for their answers; ignore errors."""
     for agent, payload in requests:
         with contextlib.suppress(Exception):  # a broken stream is closed all the same
             agent.open_stream.send(frames.request(**{kind: payload}))

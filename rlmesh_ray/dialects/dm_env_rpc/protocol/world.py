@@ -137,11 +137,9 @@ class World:
 
     @property
     def joined(self) -> Collection[int]:
-        """The slots with an agent."""
         return self._agents.keys()
 
     def phase(self, slot: int) -> SequencePhase:
-        """Return the state of the sequence of an agent."""
         return self._agents[slot].phase
 
     def take(self, slot: int) -> None:
@@ -155,7 +153,6 @@ class World:
         self._agents[slot] = _Agent(self._slot_lanes[slot])
 
     def leave(self, slot: int) -> None:
-        """Remove an agent; an answer that it waits for is dropped."""
         lane = self._agents.pop(slot).lane
         self._replies = [(other, reply) for other, reply in self._replies if other != slot]
         self._no_longer_cut(slot)
@@ -176,12 +173,10 @@ class World:
             self._tell(slot)
 
     def reset(self, slot: int) -> None:
-        """End the sequence of one agent."""
         self._agents[slot].phase = SequencePhase.BETWEEN
         self._no_longer_cut(slot)
 
     def reset_options(self, slot: int, reset_options: object) -> None:
-        """Begin the next episode of a slot's lane with ``reset_options``, which is not None."""
         self._lanes[self._agents[slot].lane].reset_options = reset_options
 
     def restart(self, reset_options: object, *, is_autoreset_welcome: bool = True) -> None:
@@ -218,7 +213,6 @@ class World:
         return cut
 
     def forget_wait(self, wait: set[int]) -> None:
-        """Forget a wait of ``reset_world``."""
         self._waits = [each for each in self._waits if each is not wait]
 
     def replies(self) -> list[tuple[int, Reply]]:
@@ -275,7 +269,6 @@ class World:
 
     @property
     def is_work_unneeded(self) -> bool:
-        """Whether no agent waits for the work in progress any more."""
         if self._work is None:
             return False
         work, _ = self._work
@@ -289,7 +282,6 @@ class World:
         self._lose()
 
     def _count_agents(self) -> tuple[int, int, bool]:
-        """Return how many sequences run, how many of them act, and if an agent wants to begin."""
         num_running = num_acting = 0
         wants_to_begin = False
         for own in self._agents.values():

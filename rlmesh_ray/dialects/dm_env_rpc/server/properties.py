@@ -47,7 +47,6 @@ class Property:
 
     @property
     def parent(self) -> str:
-        """Key of the node above it; empty: the root."""
         return self.key.rpartition(".")[0]
 
     def flags(self) -> tuple[bool, bool, bool]:
@@ -56,7 +55,6 @@ class Property:
         return self.read is not None, self.write is not None, is_node
 
     def spec(self) -> Any:
-        """Return the ``pb.TensorSpec``, whose name is the whole key."""
         return pb.TensorSpec(name=self.key, dtype=int(self.dtype))
 
 
@@ -83,7 +81,6 @@ class Properties:
         )
 
     def answer_extension(self, extension: Any, member: Membership | None) -> bytes:
-        """Return the response to a ``google.protobuf.Any`` with a request, about one key."""
         name = extension.type_url.rpartition("/")[2]
         if name != PROPERTIES_TYPE:
             raise WorldError(
@@ -231,7 +228,6 @@ def _extension_entry(entry: Property) -> Any:
 
 
 def _core_entry(entry: Property) -> bytes:
-    """Return an entry of the core message ``ListPropertyResponse.properties``."""
     flag_fields = b"".join(
         bytes((tag, 1)) for tag, flag in zip(b"\x08\x10\x18", entry.flags(), strict=True) if flag
     )

@@ -66,18 +66,15 @@ class EnvironmentService:
 
     @property
     def streams_per_session(self) -> int:
-        """How many agents a world may have: each has a stream of its own."""
         return self._contract.num_envs * max(1, len(agent_names(self._contract)))
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return the gRPC handlers of the service."""
         process = grpc.stream_stream_rpc_method_handler(self.process)
         return grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
 
     async def process(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
-        """Serve one stream: one response for each request, in order."""
         await context.send_initial_metadata(())
         first = await first_message(requests, context)
         if first is None:
@@ -116,7 +113,6 @@ class ProcessStream:
         self._member: Membership | None = None
 
     async def answer(self, data: bytes) -> bytes:
-        """Return the response to a request: a ``pb.EnvironmentResponse``."""
         try:
             request = parse(pb.EnvironmentRequest, data)
             kind = request.WhichOneof("payload")
@@ -220,7 +216,6 @@ _HANDLERS: Mapping[str, Callable[[ProcessStream, Any], Awaitable[bytes]]] = {
 
 
 def pack_error(error: WorldError) -> bytes:
-    """Return the error response; a traceback goes into its details."""
     found = status.Status(code=int(error.code), message=as_utf8(error.message))
     if error.debug_info:
         found.details.add().Pack(error_details.DebugInfo(detail=as_utf8(error.debug_info)))

@@ -171,7 +171,6 @@ def as_seed(value: object, name: str = "setting 'seed'") -> int:
 
 
 def _order(plain: dict[str, object]) -> ResetOptions:
-    """Take seed and options out of ``plain``."""
     seed: int | tuple[int, ...] | None = None
     if "seed" in plain:
         value = plain.pop("seed")
@@ -266,7 +265,6 @@ def _require_empty(plain: Mapping[str, object], kind: str) -> None:
 
 
 def _take(plain: dict[str, object], key: str, default: Any, kind: "_Kind") -> Any:
-    """Take a setting out of ``plain``."""
     if key not in plain:
         return default
     value = plain.pop(key)

@@ -90,7 +90,6 @@ class WorldRegistry:
         return world, slot
 
     def leave(self, world: WorldRunner, slot: AgentSlot) -> None:
-        """Remove an agent from its world."""
         if world.name in self._worlds:
             world.leave(slot)
             self._reap(world.name)
@@ -131,7 +130,6 @@ class WorldRegistry:
         return [slot for slot in self._suited(settings) if slot in free]
 
     def _suited(self, settings: JoinSettings) -> list[AgentSlot]:
-        """Return the slots that ``settings`` allow."""
         return [
             slot
             for slot in self._slots
@@ -139,7 +137,6 @@ class WorldRegistry:
         ]
 
     def _chosen(self, world: WorldRunner, settings: JoinSettings) -> AgentSlot:
-        """Return the first free slot that ``settings`` allow."""
         if settings.is_batched:
             return self._batched(world, settings)
         if not self._suited(settings):

@@ -113,12 +113,10 @@ class WorldRunner:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no agent."""
         return not self._core.joined
 
     @property
     def missing_actions(self) -> MissingActions:
-        """How actions are replaced that an agent does not send."""
         return self._settings.missing_actions
 
     def free_slots(self) -> list[AgentSlot]:
@@ -128,7 +126,6 @@ class WorldRunner:
         return [slot for slot in self._slots if slot.number not in self._core.joined]
 
     def take(self, slot: AgentSlot) -> None:
-        """Add an agent in a free slot, or in the batched slot of a world without agents."""
         if slot.is_batched:
             self._batched = slot
             self._core = self._new_core(self._core.restart_options)
@@ -136,7 +133,6 @@ class WorldRunner:
         self._held[slot.number] = slot.fillers
 
     def leave(self, slot: AgentSlot) -> None:
-        """Remove an agent."""
         self._core.leave(slot.number)
         due = self._due.pop(slot.number, None)
         if due is not None:
@@ -218,7 +214,6 @@ class WorldRunner:
         self._core.reset_options(slot.number, reset_options)
 
     def end(self) -> None:
-        """Release the environment, once the world has no agent."""
         self._host.release()
         # A world ends by itself after its last agent: it is never counted as lost.
         self._log.end(is_closed=True, is_idle=False, is_stopping=False)
@@ -238,7 +233,6 @@ class WorldRunner:
     # --- turns ---------------------------------------------------------------------------
 
     async def _reply(self, number: int) -> Reply:
-        """Return the answer to the step that an agent has just requested."""
         due: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._due[number] = due
         if len(self._core.joined) == 1 and not self._is_driven:
@@ -257,7 +251,6 @@ class WorldRunner:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Pass new answers to their agents."""
         for slot, reply in self._core.replies():
             due = self._due.pop(slot)
             if not due.done():
@@ -369,7 +362,6 @@ class WorldRunner:
         return values
 
     def _fill_columns(self) -> None:
-        """Set the actions of all slots to the defaults, for those that do not act."""
         for filler, column in zip(self._fillers, self._columns, strict=True):
             column[:] = [filler] * len(column) if isinstance(column, list) else filler
 
@@ -402,7 +394,6 @@ class EnvDriver:
 
     @property
     def num_steps(self) -> int:
-        """Vector steps so far."""
         return self._worker.counts.num_steps
 
     async def reset_lanes(
