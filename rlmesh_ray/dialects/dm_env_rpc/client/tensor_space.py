@@ -110,7 +110,8 @@ class SpaceReader:
 
     def _chosen(self, specs: Collection[TensorSpec]) -> list[TensorSpec]:
         settings = self._settings
-        chosen, left_out = settings.actions, ()
+        chosen = settings.actions
+        left_out: tuple[str, ...] = ()
         if self._root == OBSERVATION:
             chosen = settings.observations
             left_out = (settings.reward, settings.discount, _RENDERING)

@@ -329,6 +329,10 @@ class JoiningAgent:
         self.stream, self.world, self.specs, self.specs_message = None, None, None, None
 
 
+_Requests = list[tuple[JoiningAgent, dict[str, Any]]]
+"""Agents, and the payloads of their requests of one kind."""
+
+
 class WorldJoiner:
     """All agents of a session: their joins and leaves.
 
@@ -367,7 +371,7 @@ class WorldJoiner:
         Errors are ignored, and it takes a few seconds at most.
         """
         end_s = time.monotonic() + _LEAVE_TIMEOUT_S
-        joined = [(agent, {}) for agent in self.agents if agent.specs is not None]
+        joined: _Requests = [(agent, {}) for agent in self.agents if agent.specs is not None]
         _send_and_drain("leave_world", joined, end_s)
         created = [(agent, {"world_name": agent.world}) for agent in self.agents if agent.world]
         _send_and_drain("destroy_world", created, end_s)
@@ -411,7 +415,7 @@ class WorldJoiner:
         ]
         return self._ask("join_world", joining)
 
-    def _ask(self, kind: str, requests: "_Requests") -> RlmeshError | None:
+    def _ask(self, kind: str, requests: _Requests) -> RlmeshError | None:
         """Send ``requests`` and handle the answers; return an error that may pass, if any.
 
         Raises:
@@ -448,10 +452,6 @@ class WorldJoiner:
             return self._settings.world_name
         creator = self.agents[0] if self._settings.one_world else agent
         return creator.world or ""
-
-
-_Requests = list[tuple[JoiningAgent, dict[str, Any]]]
-"""Agents, and the payloads of their requests of one kind."""
 
 
 def _send_and_drain(kind: str, requests: _Requests, end_s: float) -> None:

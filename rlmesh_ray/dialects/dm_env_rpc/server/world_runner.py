@@ -390,7 +390,6 @@ class EnvDriver:
         self._nothing = (zeros, zeros.astype(bool), zeros.astype(bool))
         # The kill of a worker that was abandoned, in progress.
         self._ending: asyncio.Future[None] | None = None
-        self._is_released = False
 
     @property
     def num_steps(self) -> int:
@@ -463,10 +462,8 @@ class EnvDriver:
             self._ending = asyncio.ensure_future(in_thread(self._worker.process.kill))
 
     def release(self) -> None:
-        """Give the worker back; one that is still busy is killed. Idempotent."""
-        if not self._is_released:
-            self._is_released = True
-            self._worker.release(is_idle=True)
+        """Give the worker back; one that is still busy is killed."""
+        self._worker.release(is_idle=True)
 
     def _failed(self, failure: Failure) -> WorldError:
         code = _CODES.get(failure.kind, Code.INTERNAL)
