@@ -23,7 +23,6 @@ from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import with_timeout_limit
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.lane_streams import (
-    LaneState,
     LaneStreams,
     LaneTensors,
     batch_tensors,
@@ -337,7 +336,6 @@ class WorldClient:
             assert published is not None, "else fetch_contract would have raised"
             contract = replace(published, autoreset_mode=AutoresetMode.NEXT_STEP, render_mode="")
             tensors = [batch_tensors(first, contract, settings, address)]
-            states: list[LaneState] = []
         else:
             _require_one_kind(agents, address)
             contract, actions, observations = contract_of_world(first, published, settings, address)
@@ -345,12 +343,11 @@ class WorldClient:
                 LaneTensors(agent.joined_specs, actions, observations, settings, address)
                 for agent in agents
             ]
-            states = [LaneState(agent.lane, settings) for agent in agents]
         streams = LaneStreams(
             agents,
             tensors,
-            states,
             contract,
+            settings,
             seed=self._seed,
             begin_last=settings.one_world and published is not None,
             address=address,

@@ -374,9 +374,9 @@ class LaneStreams:
     Args:
         agents: Joined; one a lane, or a batched one.
         tensors: One for each agent.
-        states: One for each lane; none for a batched agent.
         contract: The session's.
-        seed: The reset setting that takes a lane's seed, if there is one.
+        settings: The session's.
+        seed: The reset setting that takes a lane's seed; None: there are no seeds.
         begin_last: Whether lanes begin sequences after the other lanes were answered.
         address: The server's, for messages.
     """
@@ -385,18 +385,20 @@ class LaneStreams:
         self,
         agents: Sequence[JoiningAgent],
         tensors: Sequence[LaneTensors],
-        states: Sequence[LaneState],
         contract: EnvContract,
+        settings: DmEnvRpcSettings,
         *,
         seed: str | None,
         begin_last: bool,
         address: str,
     ) -> None:
-        self._agents = list(zip(agents, tensors, strict=True))
-        self._states = states
-        self._is_batched = not states
+        self._agents = agents
+        self._tensors = tensors
+        self._is_batched = settings.batched
+        self._states = [LaneState(agent.lane, settings) for agent in agents]
+        """By lane; that of a batched agent is not used, since its flags are by lane."""
         self._contract = contract
-        self._seed = seed
+        self._seed = seed or ""
         self._begin_last = begin_last
         self._address = address
         self._held: dict[int, list[bytes]] = {}
@@ -426,12 +428,12 @@ class LaneStreams:
             is_needed = own or not is_alone or self._is_running(at)
             requests[at] = [frames.reset_request(own)] if is_needed else []
         for at, resets in requests.items():  # after all of them could be encoded
-            agent, tensors = self._agents[at]
+            step = self._tensors[at].blind_step
             if at in self._held:
-                self._held[at] += [*resets, tensors.blind_step]
+                self._held[at] += [*resets, step]
                 continue
-            for frame in (*resets, tensors.blind_step):
-                agent.open_stream.send(frame)
+            for frame in (*resets, step):
+                self._agents[at].open_stream.send(frame)
         return {at: bool(resets) for at, resets in requests.items()}
 
     def receive_reset(self, begun: Mapping[int, bool], end_s: float) -> list[Column]:
@@ -451,7 +453,7 @@ class LaneStreams:
         rows = self._rows()
         for at, answer in enumerate(self._answers):
             if answer is not None:
-                self._agents[at][1].read(answer, rows, self._row(at))
+                self._tensors[at].read(answer, rows, self._row(at))
                 continue
             # Never reset.
             for leaf, row in zip(leaves(self._contract.observation_space), rows, strict=True):
@@ -467,10 +469,10 @@ class LaneStreams:
             tensors.step_request(actions, self._row(at))
             if not is_alone or running[at]
             else tensors.blind_step
-            for at, (_, tensors) in enumerate(self._agents)
+            for at, tensors in enumerate(self._tensors)
         ]
         hold = is_alone and self._begin_last and any(running)
-        for at, (agent, _) in enumerate(self._agents):  # after all of them could be encoded
+        for at, agent in enumerate(self._agents):  # after all of them could be encoded
             if hold and not running[at]:
                 self._held[at] = [requests[at]]
             else:
@@ -493,13 +495,13 @@ class LaneStreams:
                     failures.append(error)
                     continue
                 rewards[row], terminated[row], truncated[row] = self._note(at, answer)
-                self._agents[at][1].read(answer, rows, row)
+                self._tensors[at].read(answer, rows, row)
 
         held, self._held = self._held, {}
         receive([at for at in range(len(self._agents)) if at not in held])
         for at, requests in held.items():
             for frame in requests:
-                self._agents[at][0].open_stream.send(frame)
+                self._agents[at].open_stream.send(frame)
         receive(list(held))
         _raise_first(failures)
         return _columns(rows), rewards, terminated, truncated
@@ -508,15 +510,14 @@ class LaneStreams:
         self, lanes: Sequence[int], seeds: Sequence[int], settings: Settings
     ) -> dict[int, Settings]:
         if not self._is_batched:
-            with_seed = bool(seeds) and self._seed is not None
             return {
-                lane: {**settings, str(self._seed): seeds[at]} if with_seed else settings
+                lane: {**settings, self._seed: seeds[at]} if seeds else settings
                 for at, lane in enumerate(lanes)
             }
         own: dict[str, Any] = dict(settings)
         if len(lanes) < self._contract.num_envs:
             own["lanes"] = list(lanes)
-        if seeds and self._seed is not None:
+        if seeds:
             own[self._seed] = list(seeds)
         return {0: own}
 
@@ -534,9 +535,8 @@ class LaneStreams:
             except RemoteEnvError as error:
                 failure = error
             else:
-                require_unchanged(self._agents[at][0].specs_message, specs, self._address, at)
-                if not self._is_batched:
-                    self._states[at].reset()
+                require_unchanged(self._agents[at].specs_message, specs, self._address, at)
+                self._states[at].reset()
         try:
             self._note(at, self._receive(at, "step", end_s).step)
         except RemoteEnvError as error:
@@ -546,7 +546,7 @@ class LaneStreams:
     def _receive(self, at: int, kind: str, end_s: float) -> Any:
         where = "" if self._is_batched else f"lane {at}: "
         try:
-            return self._agents[at][0].open_stream.receive(kind, end_s)
+            return self._agents[at].open_stream.receive(kind, end_s)
         except RemoteEnvError as error:
             raise RemoteEnvError(
                 error.code, f"{where}{error.message}", True, error.debug_info
@@ -557,7 +557,7 @@ class LaneStreams:
     def _note(self, at: int, answer: Any) -> tuple[Any, Any, Any]:
         """Note the answer to a step; return reward, terminated and truncated, one or by lane."""
         self._answers[at] = answer
-        tensors = self._agents[at][1]
+        tensors = self._tensors[at]
         if self._is_batched:
             return tensors.batch_outcome(answer)
         reward, discount = tensors.scalars(answer)

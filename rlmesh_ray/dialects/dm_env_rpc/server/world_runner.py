@@ -354,7 +354,7 @@ class WorldRunner:
         fillers = slot.fillers
         if len(values) < len(fillers):
             if self.missing_actions is MissingActions.ERROR:
-                names = slot.action_names_without(values)
+                names = [each.spec.name for each in slot.actions if each.position not in values]
                 raise CodecError(f"the actions {names} are missing, which this world needs")
             is_held = self.missing_actions is MissingActions.HOLD
             values = {**(self._held[slot.number] if is_held else fillers), **values}

@@ -5,7 +5,7 @@ agent of a slot is a lane, one of several agents of a lane, or all lanes (a batc
 rows of a batch are its own is in the functions ``read`` and ``ending``.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -239,9 +239,6 @@ class AgentSlot:
     @property
     def actions(self) -> Iterable[ActionTensor]:
         return self._actions.values()
-
-    def action_names_without(self, values: Container[int]) -> list[str]:
-        return [each.spec.name for each in self.actions if each.position not in values]
 
     def state(self, frame: LaneFrame) -> SequenceState:
         is_terminated, is_truncated = self._ending(frame)
