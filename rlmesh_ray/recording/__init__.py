@@ -6,9 +6,8 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from rlmesh_ray.recording.minari_export import to_minari
 from rlmesh_ray.recording.options import RecordOptions
-from rlmesh_ray.recording.reader import RecordedEpisode, Recording, load
+from rlmesh_ray.recording.reader import RecordedEpisode, Recording, load, to_minari
 from rlmesh_ray.recording.store import EpisodeSummary
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.watch.server import MAX_WAITING, BrowserConnection, make_server
+from rlmesh_ray.watch.page import MAX_WAITING, BrowserConnection, make_server
 from tests.loopback.eventually import eventually
 
 TIMEOUT_S = 60.0

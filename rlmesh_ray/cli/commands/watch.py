@@ -98,9 +98,8 @@ def watch(  # noqa: PLR0913  # the command line; every option stands alone
         raise MissingPackageError(f"watch needs starlette and uvicorn: {install_command('watch')}")
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.watch.live import LiveView
-    from rlmesh_ray.watch.page import page
+    from rlmesh_ray.watch.page import make_server, page
     from rlmesh_ray.watch.runs import RunFolder
-    from rlmesh_ray.watch.server import make_server
     from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 
     console: Console = context.obj
