@@ -1,7 +1,7 @@
 """Conversion of a module's output to actions, by the rules in ``TorchPolicy``; without torch."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError, PolicyError
 from rlmesh_ray.models.batch_buckets import PaddedBatch
+from rlmesh_ray.models.nesting import describe
 from rlmesh_ray.spaces.batch import Leaf, empty_columns, flatten, horizon_hint, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
@@ -203,14 +204,3 @@ def _misfit(leaf: Leaf, value: NDArray[Any], before: tuple[int, ...]) -> PolicyE
         f"the module returned {describe(value)} for {leaf.name or 'the action'}; "
         f"{type(spec).__name__.removesuffix('Spec')} takes {wanted}{more}"
     )
-
-
-def describe(value: Any) -> str:
-    """Return the dtypes and shapes of a batched value as text."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {describe(part)}" for key, part in value.items()) + "}"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(describe(part) for part in value) + ")"
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    return type(value).__name__

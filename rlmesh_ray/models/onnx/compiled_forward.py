@@ -4,7 +4,7 @@ import contextlib
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.fast_path.sequential import hooks_on
+from rlmesh_ray.models.nesting import filled, form, leaves, mapped
 from rlmesh_ray.models.onnx.onnx_export import EXPORTING, Forward, OnnxGraph, weight_tensors
 from rlmesh_ray.models.onnx.onnx_session import Arrays, OnnxSession
 
@@ -63,28 +64,28 @@ class CompiledForward:
         # An exported program has a hook of torch's, which checks its input.
         self._hooks = () if isinstance(module, torch.fx.GraphModule) else hooks_on(module)
         self._require_unhooked()
-        if not all(isinstance(leaf, torch.Tensor) for leaf in _leaves(inputs)):
+        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves(inputs)):
             raise ConfigurationError(f"{type(module).__name__} gets something else than tensors")
-        self._form_in = _form(inputs)
-        nested = tuple(_map(_two_rows, each) for each in inputs)
+        self._form_in = form(inputs)
+        nested = tuple(mapped(_two_rows, each) for each in inputs)
         output = _called(call, module, nested)
-        if not all(isinstance(leaf, torch.Tensor) for leaf in _leaves(output)):
+        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves(output)):
             raise ConfigurationError(f"{type(module).__name__} returns something else than tensors")
         # The exporter, the runtime and the proof know flat tensors only.
-        self._nesting_out = _map(lambda _: None, output)
-        nesting_in = _map(lambda _: None, nested)
+        self._nesting_out = mapped(lambda _: None, output)
+        nesting_in = mapped(lambda _: None, nested)
 
-        def forward(called: Any, *leaves: torch.Tensor) -> Sequence[torch.Tensor]:
-            return tuple(_leaves(call(called, *_filled(nesting_in, leaves))))
+        def forward(called: Any, *given: torch.Tensor) -> Sequence[torch.Tensor]:
+            return tuple(leaves(call(called, *filled(nesting_in, given))))
 
-        examples = list(_leaves(nested))
+        examples = list(leaves(nested))
         self._is_plain = isinstance(output, torch.Tensor)
         self._called = forward
         self._graph = graph = OnnxGraph(
             module,
             forward,
             {f"input_{number}": leaf for number, leaf in enumerate(examples)},
-            [f"output_{number}" for number, _ in enumerate(_leaves(output))],
+            [f"output_{number}" for number, _ in enumerate(leaves(output))],
         )
         self._no_rows = [each.new_empty(0, *each.shape[1:]) for each in examples]
         # Arrays of their own, with other numbers than any module's until they are written to: a
@@ -181,12 +182,12 @@ class CompiledForward:
             if (given.dtype, given.shape[1:]) == self._form_in[0][0]:
                 outputs = self.arrays(given.numpy())
                 return None if outputs is None else torch.from_numpy(outputs[0])
-        if _form(inputs) != self._form_in:
+        if form(inputs) != self._form_in:
             return None
-        outputs = self.arrays(*(leaf.numpy() for leaf in _leaves(inputs)))
+        outputs = self.arrays(*(leaf.numpy() for leaf in leaves(inputs)))
         if outputs is None:
             return None
-        return _filled(self._nesting_out, map(torch.from_numpy, outputs))
+        return filled(self._nesting_out, map(torch.from_numpy, outputs))
 
     def arrays(self, *inputs: NDArray[Any]) -> list[NDArray[Any]] | None:
         """Return the outputs' leaves, for one array for each leaf of the inputs; None: see ``run``.
@@ -321,45 +322,5 @@ def _drawn(like: torch.Tensor, low: float, high: float, generator: torch.Generat
     return torch.randint(least, 2, shape, generator=generator).to(like.dtype)
 
 
-# --- nested tensors ------------------------------------------------------------------------
-
-
 def _two_rows(leaf: torch.Tensor) -> torch.Tensor:
     return torch.cat([leaf[:1], leaf[:1]])
-
-
-def _form(value: Any) -> tuple[Any, ...]:
-    """Return what a compiled module cannot change of an input: keys in their order, and leaves.
-
-    Of a tensor its dtype and the shape of a row.
-    """
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.shape[1:]
-    if isinstance(value, Mapping):
-        return tuple((key, _form(part)) for key, part in value.items())
-    if isinstance(value, tuple | list):
-        return tuple((_form(part),) for part in value)
-    return (type(value),)
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, tuple | list):
-        yield value
-        return
-    for part in value:
-        yield from _leaves(part)
-
-
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _map(function, part) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_map(function, part) for part in value)
-    return function(value)
-
-
-def _filled(nesting: Any, leaves: Iterable[Any]) -> Any:
-    following = iter(leaves)
-    return _map(lambda _: next(following), nesting)

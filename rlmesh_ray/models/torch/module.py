@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError, RlmeshError
-from rlmesh_ray.models.actions import describe
 from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
 from rlmesh_ray.models.fast_path.sequential import SequentialFastPath, is_sequential
+from rlmesh_ray.models.nesting import describe, mapped
 from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
 from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
 from rlmesh_ray.models.torch.weights import check_weights, replace, weights_of
@@ -121,11 +121,7 @@ class TorchModule:
             value: A batched value: an array, or a dict or tuple of such.
             part: The part of the batch.
         """
-        if isinstance(value, np.ndarray):
-            return self._tensor(value, part)
-        if isinstance(value, Mapping):
-            return {key: self.tensors(inner, part) for key, inner in value.items()}
-        return tuple(self.tensors(inner, part) for inner in value)
+        return mapped(lambda array: self._tensor(array, part), value)
 
     def try_out(self, *inputs: Any) -> Any:
         """Run the module on the result of ``tensors`` in torch, and compile it if that is wanted.

@@ -1,6 +1,6 @@
 """A policy that is a recurrent torch module."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
-from rlmesh_ray.models.actions import action_layout, describe, zero_observations
+from rlmesh_ray.models.actions import action_layout, zero_observations
 from rlmesh_ray.models.batch_buckets import PaddedBatch
 from rlmesh_ray.models.lane_states import EpisodeStates
 from rlmesh_ray.models.nan_rows import IsNan, nan_rows, refused_rows
+from rlmesh_ray.models.nesting import describe, filled, form, leaves, mapped
 from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.models.torch.policy import TorchPolicy
 from rlmesh_ray.spaces.contract import EnvContract
@@ -173,6 +174,8 @@ class StateTable:
         self._initial = initial
         self._device = device
         self._like = initial()
+        _require_state(self._like)
+        self._form = form(mapped(lambda leaf: leaf[None], self._like))
         self._begin()
 
     def allocate(self) -> int:
@@ -207,7 +210,7 @@ class StateTable:
         """Return the states at an index, batched, with zeros for padding."""
         self._initialise()
         gathered = (table.index_select(0, index) for table in self._tables)
-        return _nested(self._like, gathered)
+        return filled(self._like, gathered)
 
     def kept(self, states: Any, part: PaddedBatch) -> list[torch.Tensor]:
         """Copy the module's new states of a part, as the argument for ``scatter``.
@@ -215,12 +218,8 @@ class StateTable:
         Raises:
             PolicyError: The structure, shapes or dtypes are not those of the initial state.
         """
-        try:
-            found = _leaves(states) if _alike(self._like, states) else []
-        except ConfigurationError:
-            found = []
-        wanted = [((part.size, *table.shape[1:]), table.dtype) for table in self._tables]
-        if [(tuple(leaf.shape), leaf.dtype) for leaf in found] != wanted:
+        found = list(leaves(states))
+        if form(states) != self._form or any(leaf.shape[:1] != (part.size,) for leaf in found):
             raise PolicyError(
                 f"the module returned the state {describe(states)} for {part.size} rows, but "
                 f"initial_state() of one lane is {describe(self._like)}; put one batch dimension "
@@ -238,7 +237,7 @@ class StateTable:
         """Make small tables without lanes."""
         self._tables = [
             torch.zeros((_FIRST_CAPACITY, *leaf.shape), dtype=leaf.dtype, device=self._device)
-            for leaf in _leaves(self._like)
+            for leaf in leaves(self._like)
         ]
         self._num_rows = _PADDING_ROW + 1
         self._released: list[int] = []
@@ -249,7 +248,7 @@ class StateTable:
             return
         self._grow()
         index = torch.tensor(self._unset, device=self._device)
-        for table, leaf in zip(self._tables, _leaves(self._initial()), strict=True):
+        for table, leaf in zip(self._tables, leaves(self._initial()), strict=True):
             table[index] = leaf.detach().to(table.device)
         self._unset.clear()
 
@@ -265,36 +264,13 @@ class StateTable:
         ]
 
 
-def _leaves(state: Any) -> list[torch.Tensor]:
-    if isinstance(state, torch.Tensor):
-        return [state]
-    parts = state.values() if isinstance(state, Mapping) else state
-    if not isinstance(state, Mapping | tuple) or not state:
+def _require_state(value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        return
+    if not isinstance(value, Mapping | tuple) or not value:
         raise ConfigurationError(
-            f"the module's initial_state() returned {describe(state)}; it must be a tensor, or a "
+            f"the module's initial_state() returned {describe(value)}; it must be a tensor, or a "
             "dict or tuple of tensors, for one lane and without a batch dimension"
         )
-    return [leaf for part in parts for leaf in _leaves(part)]
-
-
-def _alike(like: Any, state: Any) -> bool:
-    """Return whether the structures are equal, including the order of a dict's keys."""
-    if isinstance(like, torch.Tensor):
-        return isinstance(state, torch.Tensor)
-    if isinstance(like, Mapping):
-        if not isinstance(state, Mapping) or list(like) != list(state):
-            return False
-        like, state = tuple(like.values()), tuple(state.values())
-    return (
-        isinstance(state, tuple)
-        and len(like) == len(state)
-        and all(_alike(*pair) for pair in zip(like, state, strict=True))
-    )
-
-
-def _nested(like: Any, leaves: Iterator[torch.Tensor]) -> Any:
-    if isinstance(like, torch.Tensor):
-        return next(leaves)
-    if isinstance(like, Mapping):
-        return {key: _nested(part, leaves) for key, part in like.items()}
-    return tuple(_nested(part, leaves) for part in like)
+    for part in value.values() if isinstance(value, Mapping) else value:
+        _require_state(part)
