@@ -7,7 +7,7 @@ outputs are matched with the leaves of the spaces by name, or by their order.
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ _OBSERVATION_SPACE = "rlmesh_ray.observation_space"
 _ACTION_SPACE = "rlmesh_ray.action_space"
 _PRODUCER = "rlmesh_ray.producer"
 _ALGORITHM = "rlmesh_ray.algorithm"
+_MOST_SPACES = 64
 
 
 def metadata_of(observation: SpaceSpec, action: SpaceSpec, algorithm: str) -> dict[str, str]:
@@ -104,6 +105,14 @@ def load_onnx(file: Path, *, horizon: int = 1) -> "OnnxFilePolicy":
     return OnnxFilePolicy(file.read_bytes(), str(file), horizon=horizon)
 
 
+class _Places(NamedTuple):
+    """Where a model has the leaves of two spaces, in the order of the leaves."""
+
+    inputs: Sequence[OnnxValue]
+    outputs: Sequence[int]
+    """Positions among its outputs."""
+
+
 class OnnxFilePolicy:
     """Runs an ONNX model on one thread of the CPU.
 
@@ -134,6 +143,7 @@ class OnnxFilePolicy:
             raise PolicyError(f"{name} cannot be loaded by ONNX Runtime: {error}") from error
         metadata = self._session.metadata
         self._spaces = _spaces_in(metadata, name)
+        self._places = lru_cache(_MOST_SPACES)(self._place)
         sizes = {each.shape[0] for each in self._session.inputs if each.shape} - {None}
         if len(sizes) > 1 or 0 in sizes:
             raise ConfigurationError(
@@ -208,38 +218,41 @@ class OnnxFilePolicy:
 
     def _run(self, contract: EnvContract, columns: Sequence[Any], part: PaddedBatch) -> Any:
         """Return the outputs for a part of a batch, nested as the action space is."""
-        observation_space, action_space = contract.observation_space, contract.action_space
-        inputs, outputs = self._session.inputs, self._session.outputs
-        order = _order(
-            tuple(each.name for each in inputs),
-            (input_names(observation_space), _leaf_names(observation_space)),
-            "an input",
-        )
-        feeds: list[Any] = [None] * len(inputs)
-        for position, leaf, column in zip(order, leaves(observation_space), columns, strict=True):
-            feeds[position] = _fed(inputs[position], leaf, column, part)
-        order = _order(
-            tuple(each.name for each in outputs),
-            (output_names(observation_space, action_space), _leaf_names(action_space)),
-            "an output",
-        )
+        places = self._places(contract.observation_space, contract.action_space)
+        feeds: dict[str, NDArray[Any]] = {}
+        for declared, leaf, column in zip(
+            places.inputs, leaves(contract.observation_space), columns, strict=True
+        ):
+            feeds[declared.name] = _fed(declared, leaf, column, part)
+        given = [feeds[each.name] for each in self._session.inputs]
         try:
-            found = self._session.run(*feeds)
+            found = self._session.run(*given)
         except Exception as error:  # as above
             raise PolicyError(
-                f"the ONNX model failed on observations {describe(tuple(feeds))}: {error}"
+                f"the ONNX model failed on observations {describe(tuple(given))}: {error}"
             ) from error
-        return unflatten(action_space, [found[position] for position in order])
+        return unflatten(contract.action_space, [found[position] for position in places.outputs])
+
+    def _place(self, observation: SpaceSpec, action: SpaceSpec) -> _Places:
+        inputs, outputs = self._session.inputs, self._session.outputs
+        of_inputs = _order(
+            [each.name for each in inputs],
+            (input_names(observation), _leaf_names(observation)),
+            "an input",
+        )
+        of_outputs = _order(
+            [each.name for each in outputs],
+            (output_names(observation, action), _leaf_names(action)),
+            "an output",
+        )
+        return _Places([inputs[position] for position in of_inputs], of_outputs)
 
 
 def _leaf_names(spec: SpaceSpec) -> tuple[str, ...]:
     return tuple(leaf.name for leaf in leaves(spec))
 
 
-@lru_cache(maxsize=256)
-def _order(
-    given: tuple[str, ...], candidates: tuple[tuple[str, ...], ...], what: str
-) -> tuple[int, ...]:
+def _order(given: Sequence[str], candidates: Sequence[Sequence[str]], what: str) -> Sequence[int]:
     """Return the position of each leaf's input or output.
 
     Args:
@@ -253,11 +266,11 @@ def _order(
     for names in candidates:
         is_subset = set(names) <= set(given)
         if is_subset and (what == "an output" or len(names) == len(given)):
-            return tuple(given.index(name) for name in names)
+            return [given.index(name) for name in names]
     wanted = candidates[0]
     # By their order, unless some have the names of leaves: then those of others are missing.
     if len(wanted) == len(given) and not set(given).intersection(*map(set, candidates)):
-        return tuple(range(len(given)))
+        return range(len(given))
     raise PolicyError(
         f"it has {what} each for {', '.join(given) or 'nothing'}, where {', '.join(wanted)} is "
         "needed; export it again with these names"
