@@ -199,8 +199,9 @@ class CompiledForward:
             self.load()
         if self._is_broken or (self._drops_nan and any(map(_is_not_finite, inputs))):
             return None
-        if any((inputs[position] < 0).any() for position in self._indices):
-            return None
+        for position in self._indices:
+            if (inputs[position] < 0).any():
+                return None
         return self._session.run(*inputs)
 
     def _require_unhooked(self) -> None:

@@ -115,7 +115,7 @@ class InferenceChoice:
         Raises:
             ConfigurationError: As ``prepare``, which is not tried again before ``load``.
         """
-        if self._compiled is None:
+        if self._compiled is None and self._inference != "torch":
             if self.refusal:
                 raise ConfigurationError(self.refusal)
             self.prepare(*batch)

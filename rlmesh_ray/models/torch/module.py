@@ -66,6 +66,8 @@ class TorchModule:
         self.kind = _kind(module)
         """The kind of module, for display."""
         self._buckets = BatchBuckets(buckets)
+        self.parts = self._buckets.parts
+        """Returns the parts of a batch, given its number of rows, each of which runs at once."""
         self._is_compiled_by_torch = is_torchs
         self._call: Callable[..., Any] = (
             SequentialFastPath(module) if is_sequential(module) else module
@@ -79,15 +81,10 @@ class TorchModule:
         self._inference = InferenceChoice(
             inference, partial(CompiledForward, module), device=self.device.type
         )
-        self._chosen = partial(self._inference.run, self._call)
 
     def torch_reason(self) -> str | None:
         """Return why the module runs in torch; None: it runs compiled."""
         return self._inference.torch_reason
-
-    def parts(self, num_rows: int) -> list[PaddedBatch]:
-        """Return the parts of a batch of ``num_rows``, each of which runs at once."""
-        return self._buckets.parts(num_rows)
 
     def trial_parts(self, num_lanes: int) -> list[PaddedBatch]:
         """Return the parts of a trial run before the first batch of a route.
@@ -121,6 +118,8 @@ class TorchModule:
             value: A batched value: an array, or a dict or tuple of such.
             part: The part of the batch.
         """
+        if isinstance(value, np.ndarray):  # as most are
+            return self._tensor(value, part)
         return mapped(lambda array: self._tensor(array, part), value)
 
     def try_out(self, *inputs: Any) -> Any:
@@ -130,24 +129,28 @@ class TorchModule:
             ConfigurationError: It cannot be compiled, and ``inference`` is ``"compiled"``.
             PolicyError: The module raised; its own error is the cause.
         """
-        output = self._run(self._call, *copy.deepcopy(inputs))  # it may take parts out of a dict
+        given = copy.deepcopy(inputs)  # it may take parts out of a dict
+        output = self.run(*given, call=self._call)
         self._inference.prepare(*inputs)
         return output
 
-    def run(self, *inputs: Any) -> Any:
+    def run(self, *inputs: Any, call: Callable[..., Any] | None = None) -> Any:
         """Run the module on the result of ``tensors``.
 
         The next run may overwrite the output.
 
+        Args:
+            inputs: The inputs.
+            call: What runs it in torch; None: as ``inference`` says.
+
         Raises:
             PolicyError: The module raised; its own error is the cause.
         """
-        return self._run(self._chosen, *inputs)
-
-    def _run(self, function: Callable[..., Any], *inputs: Any) -> Any:
         try:
             with torch.inference_mode():
-                return function(*inputs)
+                if call is not None:
+                    return call(*inputs)
+                return self._inference.run(self._call, *inputs)
         except Exception as error:
             raise PolicyError(
                 f"the module raised {type(error).__name__} on observations "

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
-from rlmesh_ray.models.actions import ActionLayout, action_layout, zero_observations
+from rlmesh_ray.models.actions import action_layout, zero_observations
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.models.torch.module import TorchModule
 from rlmesh_ray.spaces.batch import Leaf, flatten, leaves, unflatten
@@ -103,7 +103,7 @@ class TorchPolicy:
             observations = zero_observations(contract, part.num_rows)
             try:
                 result = self._module.try_out(self._module.tensors(observations, part))
-                self._layout(contract).check(result, part)
+                action_layout(contract.action_space, self.traits.horizon).check(result, part)
             except (ConfigurationError, PolicyError) as error:
                 raise self._module.misfit(error, contract, part) from error
 
@@ -113,15 +113,12 @@ class TorchPolicy:
         Raises:
             PolicyError: The module raised, or its output has another form.
         """
-        layout = self._layout(contract)
+        layout = action_layout(contract.action_space, self.traits.horizon)
         actions = []
         for part in self._module.parts(rows.num_rows):
             result = self._module.run(self._module.tensors(rows.observations, part))
             actions.append(layout.actions(result, part))
         return layout.joined(actions)
-
-    def _layout(self, contract: EnvContract) -> ActionLayout:
-        return action_layout(contract.action_space, self.traits.horizon)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Do nothing: the module has no state of lanes."""

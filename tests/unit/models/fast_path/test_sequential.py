@@ -93,7 +93,7 @@ def test_a_served_network_with_hooks_is_called_itself(is_later: bool) -> None:
 
 
 def test_a_served_network_acts_with_its_new_weights() -> None:
-    served = TorchModule(network())
+    served = TorchModule(network(), inference="torch")
     values = torch.ones(2, 3)
     before = served.run(values)
 
@@ -107,7 +107,7 @@ def test_a_served_network_acts_with_its_new_weights() -> None:
 
 def test_a_weight_that_is_computed_later_on_is_computed() -> None:
     odd, values = network(), torch.ones(2, 3)
-    served = TorchModule(odd)
+    served = TorchModule(odd, inference="torch")
     before = served.run(values)
 
     class Halved(nn.Module):
@@ -124,7 +124,7 @@ def test_a_weight_that_is_computed_later_on_is_computed() -> None:
 def test_a_copy_of_a_served_network_acts_with_its_own_weights(
     copied: Callable[[TorchModule], TorchModule],
 ) -> None:
-    served, values = TorchModule(network()), torch.ones(2, 3)
+    served, values = TorchModule(network(), inference="torch"), torch.ones(2, 3)
     twin = copied(served)
     twin.set_weights({name: 0 * array for name, array in twin.get_weights().items()})
 
@@ -133,7 +133,7 @@ def test_a_copy_of_a_served_network_acts_with_its_own_weights(
 
 
 def test_a_hook_on_all_modules_is_called_though_it_came_later() -> None:
-    served, seen = TorchModule(network()), []
+    served, seen = TorchModule(network(), inference="torch"), []
     handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
     try:
         served.run(torch.ones(2, 3))
