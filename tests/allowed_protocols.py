@@ -9,7 +9,6 @@ OTHER_NAMES = {"PettingZoo", "RLlib", "RLlink"}
 ALLOWED_PROTOCOLS = {
     "ActionInference": "leaves: one implementation (BatchedInference)",
     "ActionSource": "FunctionActionSource, RemoteActionSource",
-    "AddressResolver": "leaves: only EndpointResolver uses it, as its base",
     "BatchCodec": "ServerCodec, ImageBatchCodec, and those of wire and of the released dialect",
     "BatchCodecs": "the modules of values: wire, released, openpi; CompressedObservations",
     "BatchFrames": "the modules of values: wire, released",

@@ -38,7 +38,7 @@ from rlmesh_ray.rllib.config.config_checks import (
 )
 from rlmesh_ray.rllib.config.module_check import require_module
 from rlmesh_ray.rllib.config.presets import algorithm_config
-from rlmesh_ray.rllib.config.rollout_plan import FixedAddressResolver, RolloutPlan
+from rlmesh_ray.rllib.config.rollout_plan import CombinedResolver, FixedAddressResolver, RolloutPlan
 from rlmesh_ray.rllib.config.runner_choice import choose_runner
 from rlmesh_ray.rllib.config.session_endpoints import SessionLayout
 from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, config_ineligibility
@@ -71,7 +71,7 @@ def found(
     lockstep: bool = False,
 ) -> Any:
     plan = RolloutPlan(
-        FixedAddressResolver(("127.0.0.1:1",)),
+        CombinedResolver.of([FixedAddressResolver(("127.0.0.1:1",))]),
         contract(),
         share or SessionLayout(1, 1, 1),
         step_timeout_s=step_timeout_s,

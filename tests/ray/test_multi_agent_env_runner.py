@@ -32,7 +32,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.rllib import RLMeshMultiAgentEnvRunner, configure
 from rlmesh_ray.rllib.runner import session_retry
 from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession
-from rlmesh_ray.rllib.runner.multi_agent_env import MultiAgentSessionGroup
+from rlmesh_ray.rllib.runner.session_group import MultiAgentSessionGroup
 from tests.ray.multi_agent_worlds import (
     NUMBERED,
     Climb,

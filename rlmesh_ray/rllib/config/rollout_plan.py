@@ -22,8 +22,11 @@ PLAN_KEY = "rlmesh_ray"
 """Key of the plan in ``config.env_config``."""
 
 
-class AddressResolver(Protocol):
-    """Returns the current addresses of endpoints; a restart may change an address."""
+class EndpointResolver(Protocol):
+    """Returns the current addresses of endpoints, assigns sessions to them, and moves sessions.
+
+    A restart may change an address.
+    """
 
     def __len__(self) -> int:
         """Return the number of endpoints."""
@@ -34,10 +37,6 @@ class AddressResolver(Protocol):
         Raises:
             EndpointUnreachableError: The endpoint is away; it may come back.
         """
-
-
-class EndpointResolver(AddressResolver, Protocol):
-    """Assigns sessions to endpoints, too, and asks sessions to move."""
 
     def assign(self, session: str, index: int, node_id: str) -> Assignment:
         """Return the endpoint at which to open a session. May take a while.
@@ -163,7 +162,7 @@ class Access:
 class RolloutPlan:
     """How the runners of one algorithm use the endpoints."""
 
-    resolver: EndpointResolver | CombinedResolver
+    resolver: CombinedResolver
     contract: EnvContract
     """The contract that every endpoint served on the driver, and must still serve to runners."""
     training: SessionLayout
@@ -207,9 +206,7 @@ class RolloutPlan:
 
     def resolver_for(self, endpoint: int) -> tuple[EndpointResolver, int]:
         """Return the resolver of an endpoint, and its index there."""
-        if isinstance(self.resolver, CombinedResolver):
-            return self.resolver.places[endpoint]
-        return self.resolver, endpoint
+        return self.resolver.places[endpoint]
 
     def connect_options(self, endpoint: int, assignment: Assignment) -> ConnectOptions:
         """Return the options to connect to the endpoint that a session is assigned to.

@@ -12,7 +12,7 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner, RLMeshMultiAgentEnvRunner
 from rlmesh_ray.rllib.runner.multi_agent_columns import agents_of_lane
-from rlmesh_ray.rllib.runner.multi_agent_env import SpacesOnlyMultiAgentEnv
+from rlmesh_ray.rllib.runner.runner_env import SpacesOnlyMultiAgentEnv
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 

@@ -4,7 +4,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -22,13 +21,8 @@ _FIRST_CAPACITY = 32
 _NOTHING: Mapping[int, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class EndedEpisode:
-    """An episode that has ended, or its last chunk."""
-
-    at_s: float
-    """When it ended, by ``time.perf_counter``."""
-    episode: SingleAgentEpisode
+EndedEpisode = tuple[float, SingleAgentEpisode]
+"""When an episode ended, by ``time.perf_counter``, and the episode, or its last chunk."""
 
 
 class EpisodeBuffer:
@@ -221,7 +215,7 @@ class EpisodeBuffer:
             episode = self._episode(lane, self._starts[lane], end)
             episode.is_terminated = bool(self._terminated[end, lane])
             episode.is_truncated = bool(self._truncated[end, lane])
-            self._ended.append(EndedEpisode(self._times_s[end], episode))
+            self._ended.append((self._times_s[end], episode))
         if end < self._last:
             self._ids[lane] = _new_id()
             self._steps_before[lane] = 0

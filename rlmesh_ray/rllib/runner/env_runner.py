@@ -20,12 +20,11 @@ from rlmesh_ray.models.rllib.forward import compiled_forward
 from rlmesh_ray.rllib.config.rollout_plan import plan_of
 from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, ineligibility
 from rlmesh_ray.rllib.fast_path.fast_path import FastPath
-from rlmesh_ray.rllib.runner.multi_agent_env import MultiAgentRunnerEnv, MultiAgentSessionGroup
 from rlmesh_ray.rllib.runner.multi_agent_path import MultiAgentPath
-from rlmesh_ray.rllib.runner.runner_env import RunnerEnv
+from rlmesh_ray.rllib.runner.runner_env import MultiAgentRunnerEnv, RunnerEnv
 from rlmesh_ray.rllib.runner.sample_recording import NO_SEVERAL_AGENTS, RecordingEnvRunner
 from rlmesh_ray.rllib.runner.sampling_path import SamplingPath
-from rlmesh_ray.rllib.runner.session_group import SingleAgentSessionGroup
+from rlmesh_ray.rllib.runner.session_group import MultiAgentSessionGroup, SingleAgentSessionGroup
 from rlmesh_ray.rllib.runner.single_agent_path import SingleAgentPath
 from rlmesh_ray.rllib.runner.slot_runner import SlotRunner
 

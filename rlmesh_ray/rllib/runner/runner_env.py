@@ -1,15 +1,19 @@
 """The environment of a runner, as RLlib and its callbacks see it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import gymnasium
+from gymnasium.spaces import Dict
 from gymnasium.vector.utils import batch_space
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.env.env_context import EnvContext
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
+from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.capabilities import SET_ATTR
+from rlmesh_ray.rllib.runner.multi_agent_columns import AgentSpec, agents_of_lane
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 
@@ -134,6 +138,55 @@ class RunnerEnv(LaneCalls, gymnasium.vector.VectorEnv[Any, Any, Any]):  # type: 
         self.single_action_space = to_gymnasium(contract.action_space)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+
+
+class SpacesOnlyMultiAgentEnv(SteppedByRunner, MultiAgentEnv):
+    """The agents of a lane and their spaces, for RLlib; ``step`` is refused.
+
+    Args:
+        agents: The agents of the lane.
+    """
+
+    def __init__(self, agents: Sequence[AgentSpec]) -> None:
+        self.possible_agents = [agent.agent_id for agent in agents]
+        self.agents = self.possible_agents
+        self.observation_spaces: dict[Any, Any] = {
+            agent.agent_id: to_gymnasium(agent.observation) for agent in agents
+        }
+        self.action_spaces: dict[Any, Any] = {
+            agent.agent_id: to_gymnasium(agent.action) for agent in agents
+        }
+        super().__init__()
+
+
+class MultiAgentRunnerEnv(LaneCalls, VectorMultiAgentEnv):
+    """The spaces of a runner's agents, and the number of its lanes.
+
+    The runner steps the lanes of each session when they are ready; ``step`` is refused.
+
+    Args:
+        contract: The contract of every endpoint.
+        num_envs: Lanes of all sessions together.
+        close: Ends the sessions.
+        call: Calls an attribute in every lane.
+
+    Raises:
+        ContractMismatchError: The contract describes no multi-agent environment.
+    """
+
+    def __init__(
+        self, contract: EnvContract, num_envs: int, close: Callable[[], None], call: LaneCall
+    ) -> None:
+        super().__init__(close, call)
+        lane = SpacesOnlyMultiAgentEnv(agents_of_lane(contract))
+        self.num_envs = num_envs
+        self.envs = [lane] * num_envs
+        self.render_mode = contract.render_mode or None
+        self.metadata = {**contract.metadata, "autoreset_mode": "next_step"}
+        self.single_observation_spaces = lane.observation_spaces
+        self.single_action_spaces = lane.action_spaces
+        self.single_observation_space = Dict(lane.observation_spaces)
+        self.single_action_space = Dict(lane.action_spaces)
 
 
 def announce_environment(runner: Any) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession, SessionBatch
 from rlmesh_ray.rllib.runner.lane_infos import joined
+from rlmesh_ray.rllib.runner.multi_agent_columns import AgentBatch, AgentColumns, agents_of_lane
 from rlmesh_ray.spaces.batch import (
     Column,
     coerce,
@@ -20,6 +21,7 @@ from rlmesh_ray.spaces.batch import (
     unflatten,
 )
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.multi_agent import ALL_AGENTS, AgentId
 
 BatchT = TypeVar("BatchT")
 
@@ -159,3 +161,55 @@ class SingleAgentSessionGroup(SessionGroup[SessionBatch]):
     def _result(self, batch: SessionBatch) -> SessionBatch:
         batch.observation = unflatten(self._contract.observation_space, batch.observation)
         return batch
+
+
+class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
+    """A group whose lanes hold several agents each.
+
+    It resets itself as RLlib's SyncVectorMultiAgentEnv does: the step after the end of a whole
+    environment's episode ignores the actions and gives the first observations of the next one.
+    Dicts by agent are in the order of ``possible_agents``, whichever order the environment gave.
+
+    Actions are one dict by agent for each lane, of the agents that were observed last and have not
+    ended. None stands for a lane in which RLlib's episode begins with the next result, so that
+    no agent acts: if the environment's has not ended, agents that are in it act by fillers.
+
+    Args:
+        sessions: At least one open session; ``close`` closes them.
+        contract: The contract of their endpoints.
+
+    Raises:
+        ContractMismatchError: The contract describes no multi-agent environment.
+    """
+
+    def __init__(self, sessions: Sequence[NextStepSession], contract: EnvContract) -> None:
+        super().__init__(sessions)
+        agents = agents_of_lane(contract)
+        self._agents = AgentColumns(agents)
+        self._acting = np.zeros((self.num_envs, len(agents)), np.bool_)
+        self._is_over = np.zeros(self.num_envs, np.bool_)
+        self._begins = np.ones(self.num_envs, np.bool_)
+
+    def reset(
+        self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None
+    ) -> AgentBatch:
+        """See ``SessionGroup``."""
+        self._acting[...] = False
+        self._is_over[...] = False
+        self._begins[...] = True
+        return super().reset(seeds, options)
+
+    def _columns(self, actions: Sequence[Mapping[AgentId, Any] | None]) -> list[Column]:
+        self._begins = np.array([own is None for own in actions])
+        self._acting[self._begins] = False
+        return self._agents.actions([own or {} for own in actions], self._acting, self._is_over)
+
+    def _result(self, batch: SessionBatch) -> AgentBatch:
+        """Convert the result of all lanes, and note which agents act next."""
+        result = self._agents.dicts(batch, self._acting, self._begins)
+        for lane in np.flatnonzero(self._is_over).tolist():  # a new episode has begun there
+            result.rewards[lane] = self._agents.for_all(0.0)
+            for flags in (result.terminated, result.truncated):
+                flags[lane] = {**self._agents.for_all(False), ALL_AGENTS: False}
+        self._acting, self._is_over = result.acting, batch.terminated | batch.truncated
+        return result

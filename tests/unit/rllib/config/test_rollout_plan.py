@@ -20,6 +20,7 @@ from rlmesh_ray.spaces.spec import DiscreteSpec
 
 CONTRACT = EnvContract("Toy-v0", DiscreteSpec(5), DiscreteSpec(2), 4, AutoresetMode.NEXT_STEP)
 ADDRESSES = FixedAddressResolver(("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
+JOINED = CombinedResolver.of([ADDRESSES])
 
 
 def dial_of(plan: RolloutPlan, endpoint: int) -> ConnectOptions:
@@ -34,7 +35,7 @@ def test_what_lets_in_is_of_the_right_kind(wrong: dict[str, Any]) -> None:
 
 
 def test_a_runner_has_the_lanes_of_all_its_sessions() -> None:
-    plan = RolloutPlan(ADDRESSES, CONTRACT, SessionLayout(3, 1, 3))
+    plan = RolloutPlan(JOINED, CONTRACT, SessionLayout(3, 1, 3))
 
     assert plan.lanes_per_runner == 12
     assert [dial_of(plan, endpoint).address for endpoint in plan.endpoints_of(0)] == [
@@ -46,7 +47,7 @@ def test_a_runner_has_the_lanes_of_all_its_sessions() -> None:
 
 def test_runners_that_train_and_that_evaluate_find_their_own_endpoints() -> None:
     plan = RolloutPlan(
-        ADDRESSES, CONTRACT, SessionLayout(2, 2, 1), SessionLayout(1, 1, 1, first_endpoint=2)
+        JOINED, CONTRACT, SessionLayout(2, 2, 1), SessionLayout(1, 1, 1, first_endpoint=2)
     )
 
     assert [plan.endpoints_of(worker) for worker in (1, 2)] == [(0,), (1,)]
@@ -54,7 +55,7 @@ def test_runners_that_train_and_that_evaluate_find_their_own_endpoints() -> None
 
 
 def test_an_evaluation_that_was_not_planned_goes_to_the_endpoints_of_training() -> None:
-    plan = RolloutPlan(ADDRESSES, CONTRACT, SessionLayout(3, 3, 1))
+    plan = RolloutPlan(JOINED, CONTRACT, SessionLayout(3, 3, 1))
 
     assert plan.endpoints_of(2, in_evaluation=True) == plan.endpoints_of(2) == (1,)
 
@@ -69,7 +70,7 @@ def test_combined_resolvers_keep_their_order_and_ask_the_resolver_of_an_endpoint
 
 def test_each_endpoint_is_dialed_with_what_lets_in_there_and_with_nothing_else() -> None:
     accesses = (Access("a"), Access("b", ClientTls(), "0" * 64), Access())
-    plan = RolloutPlan(ADDRESSES, CONTRACT, SessionLayout(3, 1, 3), access=accesses)
+    plan = RolloutPlan(JOINED, CONTRACT, SessionLayout(3, 1, 3), access=accesses)
 
     dials = [dial_of(plan, endpoint) for endpoint in range(3)]
 
@@ -96,7 +97,7 @@ def test_a_fixed_address_has_an_assignment_for_every_session() -> None:
 
 def test_an_assignment_with_a_token_of_its_own_is_dialed_with_that_one_and_no_other() -> None:
     accesses = (Access("a", ClientTls()),)
-    plan = RolloutPlan(ADDRESSES, CONTRACT, SessionLayout(1, 1, 1), access=accesses)
+    plan = RolloutPlan(JOINED, CONTRACT, SessionLayout(1, 1, 1), access=accesses)
 
     connect_options = plan.connect_options(
         0, Assignment("127.0.0.1:7", "elsewhere", 2, token="theirs")
@@ -111,7 +112,7 @@ def test_an_assignment_with_a_token_of_its_own_is_dialed_with_that_one_and_no_ot
 
 def test_tokens_do_not_show() -> None:
     plan = RolloutPlan(
-        ADDRESSES, CONTRACT, SessionLayout(3, 1, 3), access=(Access("open-sesame"),) * 3
+        JOINED, CONTRACT, SessionLayout(3, 1, 3), access=(Access("open-sesame"),) * 3
     )
 
     assert "open-sesame" not in repr(plan)

@@ -205,7 +205,7 @@ def test_the_episodes_are_those_that_rllib_would_have_made(
         theirs = expected.cut()
         cut_off, expected.interrupted = expected.interrupted, []
         for mine, others in (
-            ([one.episode for one in ended], theirs[0]),
+            ([episode for _, episode in ended], theirs[0]),
             (chunks, theirs[1]),
             (interrupted, cut_off),
         ):
@@ -229,7 +229,7 @@ def test_what_has_ended_is_made_one_by_one_while_there_is_time() -> None:
 
     assert made == [True, True, False]
     ended, chunks = record.cut()
-    assert [len(one.episode) for one in ended] == [1, 1]
+    assert [len(episode) for _, episode in ended] == [1, 1]
     assert not chunks
 
 

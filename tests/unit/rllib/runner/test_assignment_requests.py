@@ -228,7 +228,8 @@ def test_fixed_addresses_are_never_asked() -> None:
         raise AssertionError
 
     addresses = Untouchable(("127.0.0.1:1", "127.0.0.1:2"))
-    plan = RolloutPlan(addresses, CONTRACT, SessionLayout(2, 1, 2))
+    layout = SessionLayout(2, 1, 2)
+    plan = RolloutPlan(CombinedResolver.of([addresses]), CONTRACT, layout)
     assignments = SessionAssignments(plan, (0, 1), ("a", "b"), "here", clock=no_clock)
     taken(assignments)
 

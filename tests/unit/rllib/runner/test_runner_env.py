@@ -9,8 +9,7 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.rllib.runner.multi_agent_env import MultiAgentRunnerEnv
-from rlmesh_ray.rllib.runner.runner_env import RunnerEnv
+from rlmesh_ray.rllib.runner.runner_env import MultiAgentRunnerEnv, RunnerEnv
 from rlmesh_ray.rllib.runner.slot_runner import SlotRunner
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
