@@ -8,8 +8,7 @@ from rlmesh_ray.errors import MissingPackageError, install_command
 try:
     from rlmesh_ray.rllib.config.configure import configure
     from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner, RLMeshMultiAgentEnvRunner
-    from rlmesh_ray.rllib.tracking import tracked
-    from rlmesh_ray.rllib.training import saved_progress, train
+    from rlmesh_ray.rllib.training import saved_progress, tracked, train
     from rlmesh_ray.rllib.weights.publisher import WeightPublisher, publish_weights
 except ModuleNotFoundError as error:
     raise MissingPackageError(

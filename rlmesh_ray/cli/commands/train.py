@@ -396,8 +396,12 @@ def _run_claimed(console: Console, job: _TrainOptions) -> int:
         from rlmesh_ray.cli.views.training_view import TrainingView
         from rlmesh_ray.models.torch.threads import limit_torch_threads
         from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
-        from rlmesh_ray.rllib.tracking import tracked
-        from rlmesh_ray.rllib.training import learning_curve, require_goal_ahead, saved_progress
+        from rlmesh_ray.rllib.training import (
+            learning_curve,
+            require_goal_ahead,
+            saved_progress,
+            tracked,
+        )
         from rlmesh_ray.rllib.training import train as run
 
         limit_torch_threads(1)  # as train() does

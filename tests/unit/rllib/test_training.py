@@ -23,11 +23,11 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress, newest_checkpoint, restore
 from rlmesh_ray.rllib.config.presets import algorithm_config
-from rlmesh_ray.rllib.tracking import tracked
 from rlmesh_ray.rllib.training import (
     _RecentReturns,
     learning_curve,
     saved_progress,
+    tracked,
     train,
 )
 from tests.odd_files import IRREGULAR, NONSENSE, put
