@@ -163,10 +163,8 @@ def config_warnings(
         plan: The plan for the same endpoints.
         max_sessions: The limit of sessions of an endpoint.
     """
-    yield from _about_seeds(config)
-    yield from _about_order(config, plan)
+    yield from _about_seeds(config, plan)
     yield from _about_fragments(config)
-    yield from _about_deadlines(config, plan.step_timeout_s)
     yield from _about_sessions(config, plan, max_sessions)
     yield from _about_what_does_nothing(config)
 
@@ -191,7 +189,15 @@ def environment_warnings(config: AlgorithmConfig, contract: EnvContract) -> Iter
         )
 
 
-def _about_seeds(config: AlgorithmConfig) -> Iterator[str]:
+def _about_seeds(config: AlgorithmConfig, plan: RolloutPlan) -> Iterator[str]:
+    num_sessions = plan.training.sessions_per_runner
+    goes_together = plan.lockstep or capabilities.MULTI_AGENT in plan.contract.metadata
+    if config.seed is not None and num_sessions > 1 and not goes_together:
+        yield (
+            f"debugging(seed={config.seed}) does not make training repeatable while each of a "
+            f"runner's {num_sessions} sessions goes at its own pace; pass lockstep=True to "
+            "configure for that, or leave the seed out"
+        )
     if config.seed is not None and config.batch_mode == "complete_episodes":
         yield (
             f"debugging(seed={config.seed}) with batch_mode='complete_episodes' begins every "
@@ -210,17 +216,6 @@ def _about_seeds(config: AlgorithmConfig) -> Iterator[str]:
             "every evaluation with the same seeds, so that each one replays the same episodes; "
             "for new ones set evaluation(evaluation_config={'seed': None}) or "
             "evaluation_duration_unit='timesteps'"
-        )
-
-
-def _about_order(config: AlgorithmConfig, plan: RolloutPlan) -> Iterator[str]:
-    num_sessions = plan.training.sessions_per_runner
-    goes_together = plan.lockstep or capabilities.MULTI_AGENT in plan.contract.metadata
-    if config.seed is not None and num_sessions > 1 and not goes_together:
-        yield (
-            f"debugging(seed={config.seed}) does not make training repeatable while each of a "
-            f"runner's {num_sessions} sessions goes at its own pace; pass lockstep=True to "
-            "configure for that, or leave the seed out"
         )
 
 
@@ -250,17 +245,14 @@ def _about_fragments(config: AlgorithmConfig) -> Iterator[str]:
     )
 
 
-def _about_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> Iterator[str]:
+def _about_sessions(config: AlgorithmConfig, plan: RolloutPlan, max_sessions: int) -> Iterator[str]:
     for setting, limit_s in sample_limits(config):
-        if step_timeout_s > limit_s / 2:
+        if plan.step_timeout_s > limit_s / 2:
             yield (
-                f"step_timeout_s={step_timeout_s:g} leaves a runner whose endpoint hangs less "
+                f"step_timeout_s={plan.step_timeout_s:g} leaves a runner whose endpoint hangs less "
                 f"than half of {setting}={limit_s:g} for a new session, and RLlib drops later "
                 f"samples; set {setting} to twice step_timeout_s or more"
             )
-
-
-def _about_sessions(config: AlgorithmConfig, plan: RolloutPlan, max_sessions: int) -> Iterator[str]:
     if plan.max_sessions_per_endpoint > max_sessions:
         yield (
             f"the runners open up to {plan.max_sessions_per_endpoint} sessions with one endpoint, "
