@@ -131,7 +131,6 @@ class CheckpointFolder:
 
 
 def related_checkpoints(path: Path) -> list[Path]:
-    """Return the best and former checkpoints of a training whose newest one has that path."""
     best = _best(path.resolve())
     return [*filter(Path.exists, (best, _replaced(best))), *_former(path.resolve())]
 
@@ -182,7 +181,6 @@ def restore(algorithm: Any, checkpoint: Path, env_steps: int) -> None:
 
 
 def _learnt_coefficients(algorithm: Any) -> dict[str, dict[str, Any]]:
-    """Return the coefficients of the first learner, by attribute and module."""
     return next(iter(_foreach_learner(algorithm, _coefficients_of)), {})
 
 

@@ -120,14 +120,12 @@ def _needs(cpus: float, gpus: float, custom: Resources | None) -> dict[str, floa
 
 
 def _options(kind: str, needs: Resources) -> str:
-    """Return the options that set the resources of an actor."""
     options = {"CPU": f"num_cpus_per_{kind}", "GPU": f"num_gpus_per_{kind}"}
     names = (options.get(name, f"custom_resources_per_{kind}") for name in needs)
     return ", ".join(dict.fromkeys(names))
 
 
 def endpoint_groups(fleets: Iterable[EnvFleet]) -> Iterator[ActorGroup]:
-    """Yield the endpoints of fleets, grouped by their resources."""
     every = [each for fleet in fleets for each in fleet.resources]
     for index, each in enumerate(every):
         if every.index(each) == index:
@@ -184,7 +182,6 @@ def capacity_warnings(config: AlgorithmConfig, fleets: Iterable[EnvFleet] = ()) 
 
 
 def _warnings_before_ray_runs(groups: Sequence[ActorGroup]) -> Iterator[str]:
-    """Yield a warning where ``build_algo`` would connect to a cluster; there are no fleets yet."""
     machine = own_resources()
     if machine is None:
         yield (
@@ -203,7 +200,6 @@ def _warnings_before_ray_runs(groups: Sequence[ActorGroup]) -> Iterator[str]:
 
 
 def remedy_for(groups: Sequence[ActorGroup], nodes: Sequence[Resources]) -> str:
-    """Return which settings to lower so that these actors fit, endpoints included."""
     remedy = f"lower {_settings(groups)}, or add nodes"
     cpus = _sum_of("CPU", groups)
     if cpus <= sum(node.get("CPU", 0.0) for node in nodes):

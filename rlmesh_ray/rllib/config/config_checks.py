@@ -67,7 +67,6 @@ def require_config(config: object, env: object = None) -> None:
 
 
 def is_evaluated(config: AlgorithmConfig) -> bool:
-    """Return whether RLlib makes evaluation runners for this config."""
     return bool(config.evaluation_interval) or config.evaluation_num_env_runners > 0
 
 
@@ -114,7 +113,6 @@ def require_deadlines(
 
 
 def allow_resets(config: AlgorithmConfig, reset_timeout_s: float) -> None:
-    """Raise RLlib's limits of a sample as ``sample_limits`` says."""
     for setting, limit_s in sample_limits(config, reset_timeout_s):
         setattr(config, setting, limit_s)
 

@@ -259,7 +259,6 @@ def _apply(config: AlgorithmConfig, plan: RolloutPlan, choice: RunnerChoice) -> 
 
 
 def _former_plan(config: AlgorithmConfig) -> RolloutPlan | None:
-    """Return the plan of a config that has been configured before."""
     plan = config.env_config.get(PLAN_KEY)
     return plan if isinstance(plan, RolloutPlan) else None
 

@@ -68,11 +68,9 @@ class EndpointSet:
 
     @property
     def num_training(self) -> int:
-        """How many of them are for training."""
         return len(self.resolver) - self.num_evaluation
 
     def keep(self) -> None:
-        """Let the fleets and pools live as long as this process."""
         KEPT_FLEETS.extend(self.fleets)
 
 
@@ -177,7 +175,6 @@ def endpoint_cpus(config: AlgorithmConfig, num_endpoints: int) -> float:
 
 
 def _from_running(env: Sequence[Rollouts], num_evaluation: int, access: Access) -> EndpointSet:
-    """Combine fleets and pools, each with its own tokens, and addresses with ``access``."""
     if not isinstance(env, Sequence) or len(env) == 0:
         raise ConfigurationError(
             f"env={env!r}: give a Gymnasium id, a factory, an EnvFleet, an EnvPool, an EnvServer, "
@@ -225,7 +222,6 @@ def _reserve_evaluation_endpoints(
 
 
 def _access_for(address: str, access: Access) -> Access:
-    """Return ``access`` without settings that are for another dialect than the address names."""
     return access if _takes_settings(address, access) else replace(access, dialect_settings=None)
 
 

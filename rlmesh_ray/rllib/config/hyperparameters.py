@@ -207,7 +207,6 @@ def _nested(config: AlgorithmConfig, name: str, path: list[str], value: object) 
 def _model_config(
     config: AlgorithmConfig, name: str, path: list[str], value: object
 ) -> DefaultModelConfig:
-    """Return the config's settings of the default module, updated with the given ones."""
     fields = {field.name: field.type for field in dataclasses.fields(DefaultModelConfig)}
     given = {".".join(path): value} if path else value
     if not isinstance(given, Mapping):

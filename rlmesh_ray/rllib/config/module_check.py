@@ -164,7 +164,6 @@ def _uses_default_module(config: AlgorithmConfig) -> bool:
 def _require_actions(
     spaces: Spaces, refused: Callable[[str, str], ConfigurationError], config: AlgorithmConfig
 ) -> None:
-    """Refuse actions that RLlib would choose outside of their space."""
     if isinstance(config, DQNConfig) and not isinstance(spaces[1], gymnasium.spaces.Discrete):
         remedy = f"wrap the environment, or, before configure, set {_OWN_MODULE}"
         raise refused("it takes Discrete actions only", remedy)
@@ -185,7 +184,6 @@ def _require_actions(
 def _require_modules(
     config: AlgorithmConfig, choice: RunnerChoice, refused: Callable[..., ConfigurationError]
 ) -> None:
-    """Make the modules for these spaces, as RLlib's runners will, and show them zeros."""
     try:
         by_module = _by_module(config, choice)
         specs = config.get_multi_rl_module_spec(spaces=by_module, inference_only=True)
@@ -208,7 +206,6 @@ def _require_modules(
 
 
 def _show_zeros(module: RLModule, observation: Space) -> None:
-    """Run a module on an observation of zeros, if it needs no other input."""
     if module.is_stateful():
         return
     zeros = get_dummy_batch_for_space(observation, fill_value=0, batch_size=1)

@@ -52,14 +52,12 @@ def ppo_config() -> PPOConfig:
 
 
 def dqn_config() -> DQNConfig:
-    """Return a DQN config that samples several steps a call; see ``_by_several_steps``."""
     config = DQNConfig()
     _by_several_steps(config)
     return config
 
 
 def sac_config() -> SACConfig:
-    """Return an SAC config that samples several steps a call; see ``_by_several_steps``."""
     config = SACConfig()
     _by_several_steps(config)
     return config

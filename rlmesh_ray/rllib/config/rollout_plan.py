@@ -77,11 +77,9 @@ class FixedAddressResolver:
         return len(self.addresses)
 
     def address(self, index: int) -> str:
-        """Return the given address."""
         return self.addresses[index]
 
     def assign(self, session: str, index: int, node_id: str) -> Assignment:
-        """Return an assignment to the given address."""
         return Assignment(self.addresses[index])
 
     def rebalance(self, placed: Mapping[str, str]) -> None:
@@ -100,14 +98,12 @@ class CombinedResolver:
 
     @classmethod
     def of(cls, resolvers: Iterable[EndpointResolver]) -> Self:
-        """Combine ``resolvers`` in their order."""
         return cls(tuple((each, index) for each in resolvers for index in range(len(each))))
 
     def __len__(self) -> int:
         return len(self.places)
 
     def address(self, index: int) -> str:
-        """Return the address of endpoint ``index`` from its resolver."""
         resolver, own_index = self.places[index]
         return resolver.address(own_index)
 
@@ -148,7 +144,6 @@ class Access:
                 )
 
     def connect_options(self, address: str) -> ConnectOptions:
-        """Return the options to connect to the endpoint at ``address``."""
         return ConnectOptions(
             address,
             self.token,
@@ -185,12 +180,10 @@ class RolloutPlan:
 
     @property
     def lanes_per_runner(self) -> int:
-        """``num_envs_per_env_runner`` of the runners that train."""
         return self.training.sessions_per_runner * self.contract.num_envs
 
     @property
     def max_sessions_per_endpoint(self) -> int:
-        """How many sessions the busiest endpoint has when all sessions are open."""
         return max_sessions_per_endpoint(self.training, self.evaluation)
 
     def endpoints_of(self, worker_index: int, *, in_evaluation: bool = False) -> tuple[int, ...]:
@@ -205,7 +198,6 @@ class RolloutPlan:
         return layout.endpoints_of(worker_index)
 
     def resolver_for(self, endpoint: int) -> tuple[EndpointResolver, int]:
-        """Return the resolver of an endpoint, and its index there."""
         return self.resolver.places[endpoint]
 
     def connect_options(self, endpoint: int, assignment: Assignment) -> ConnectOptions:

@@ -68,7 +68,6 @@ def _multi_agent_choice(config: AlgorithmConfig, contract: EnvContract) -> Runne
 
 
 def _runner_class(config: AlgorithmConfig, ours: type[Any]) -> type[Any]:
-    """Return ``ours``, or the subclass of it that the config names."""
     wanted: type[Any] | None = config.env_runner_cls
     if wanted is None or wanted in _STANDARD:
         return ours

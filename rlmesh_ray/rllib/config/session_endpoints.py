@@ -39,7 +39,6 @@ class SessionLayout:
 
     @property
     def num_sessions(self) -> int:
-        """Sessions of all runners together."""
         return self.num_runners * self.sessions_per_runner
 
     def endpoints_of(self, worker_index: int) -> tuple[int, ...]:
@@ -57,7 +56,6 @@ class SessionLayout:
 
 
 def max_sessions_per_endpoint(training: SessionLayout, evaluation: SessionLayout | None) -> int:
-    """Return how many sessions the busiest endpoint has when all sessions are open."""
     counts = [math.ceil(s.num_sessions / s.num_endpoints) for s in (training, evaluation) if s]
     has_own = evaluation is not None and evaluation.first_endpoint > 0
     return max(counts) if has_own else sum(counts)

@@ -8,7 +8,6 @@ from ray.tune.search.sample import Domain
 
 
 def is_tune_param(config: AlgorithmConfig, *names: str) -> bool:
-    """Return whether one of these attributes is, or contains, a search space of Tune."""
     return any(_is_search(getattr(config, name, None)) for name in names)
 
 

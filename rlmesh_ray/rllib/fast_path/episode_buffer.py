@@ -173,7 +173,6 @@ class EpisodeBuffer:
         return True
 
     def cut(self) -> tuple[list[EndedEpisode], list[SingleAgentEpisode]]:
-        """Return the episodes that have ended since the latest cut, and chunks of running ones."""
         ended = self._all_ended()
         chunks: list[SingleAgentEpisode] = []
         for lane, start in enumerate(self._starts):
@@ -196,7 +195,6 @@ class EpisodeBuffer:
         ]
 
     def _all_ended(self) -> list[EndedEpisode]:
-        """Return the episodes that have ended since the latest cut, in time."""
         while self._ends:
             self._end(*self._ends.popleft())
         ended, self._ended = self._ended, []
@@ -315,5 +313,4 @@ def _kept(infos: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]] | None:
 
 
 def _new_id() -> str:
-    """Return an episode id, in RLlib's form."""
     return uuid.uuid4().hex

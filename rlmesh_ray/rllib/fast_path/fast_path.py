@@ -117,7 +117,6 @@ class ArrayPipeline:
         return ActionBatch(arrays.pop(Columns.ACTIONS), actions_for_env, arrays)
 
     def _in_torch(self, observations: NDArray[Any], t: int) -> dict[str, Any]:
-        """Return the module's outputs and actions, as RLlib computes them."""
         to_module = self._connectors.to_module(observations)
         if self._explore:
             output = self._forward.explore(to_module, t)
@@ -150,7 +149,6 @@ class FastPath(SamplingPath):
         self._num_sent = 0
 
     def resume(self) -> None:
-        """See ``SamplingPath``."""
         reason = self._runner.fast_path_ineligibility()
         if reason:
             self._leave(reason)
@@ -175,7 +173,6 @@ class FastPath(SamplingPath):
                     return
 
     def _within_budget(self, idle: Sequence[Slot]) -> list[Slot]:
-        """Return the first of ``idle``, as many as the budget has room for."""
         taken: list[Slot] = []
         call = self._sampling.call
         in_flight = call.in_flight
@@ -189,7 +186,6 @@ class FastPath(SamplingPath):
         return taken
 
     def _choose(self, together: Sequence[Slot]) -> Iterable[ActionBatch]:
-        """Return the actions for each of these slots, at least one."""
         pipeline, sampled = self._pipeline, self._sampling.call.timesteps
         if len(together) == 1:
             return (pipeline.choose(together[0].to_module, sampled),)
@@ -231,7 +227,6 @@ class FastPath(SamplingPath):
     # --- from results to episodes ---------------------------------------------------------
 
     def add_resets(self, slot: Slot, batch: SessionBatch) -> None:
-        """See ``SamplingPath``."""
         observation = self._pipeline.flattened(batch.observation)
         self._buffers[slot] = EpisodeBuffer(
             observation,
@@ -243,7 +238,6 @@ class FastPath(SamplingPath):
         slot.to_module = observation
 
     def add_steps(self, slot: Slot, batch: SessionBatch) -> None:
-        """See ``SamplingPath``."""
         assert slot.extras is not None, "what _send has left there"
         buffer, call = self._buffers[slot], self._sampling.call
         discarded = batch.discarded
@@ -263,7 +257,6 @@ class FastPath(SamplingPath):
         slot.to_module = observation
 
     def interrupt(self, slot: Slot, cause: RlmeshError) -> int:
-        """See ``SamplingPath``."""
         buffer = self._buffers.pop(slot, None)
         if buffer is None:
             return 0  # its episodes have not begun
@@ -276,11 +269,9 @@ class FastPath(SamplingPath):
         return len(buffer.running_ids)
 
     def work_ahead(self) -> bool:
-        """See ``SamplingPath``."""
         return any(buffer.make_one() for buffer in self._buffers.values())
 
     def conclude(self, *, continues: bool) -> list[SingleAgentEpisode]:
-        """See ``SamplingPath``."""
         chunks: list[SingleAgentEpisode] = []
         with _gc_paused():
             for buffer in self._buffers.values():
@@ -293,7 +284,6 @@ class FastPath(SamplingPath):
         return chunks
 
     def _cut(self, buffer: EpisodeBuffer) -> list[SingleAgentEpisode]:
-        """Take the episodes that have ended out of a buffer; return chunks of the running ones."""
         ended, chunks = buffer.cut()
         self._ended += ended
         self._take_interrupted(buffer)
@@ -306,7 +296,6 @@ class FastPath(SamplingPath):
                 self._sampling.call.interrupted.append(episode)
 
     def _return_ended(self) -> None:
-        """Return the episodes that have ended, in the order of their ends."""
         self._ended.sort(key=itemgetter(0))
         call = self._sampling.call
         call.returned += [episode for _, episode in self._ended][: call.num_episodes]
@@ -315,7 +304,6 @@ class FastPath(SamplingPath):
     # --- back to RLlib's per-item path ----------------------------------------------------
 
     def _leave(self, reason: str) -> SingleAgentPath:
-        """Continue the running episodes on RLlib's per-item path, and return that."""
         path = SingleAgentPath(self._runner)
         self._runner.take_path(path, reason)
         self.finish()
@@ -355,7 +343,6 @@ class FastPath(SamplingPath):
             pipeline.connectors = connectors
 
     def finish(self) -> None:
-        """See ``SamplingPath``."""
         module = self._runner.module
         if self._was_training and not module.training:
             module.train()  # as RLlib's forward pass leaves it; see FastForward

@@ -173,7 +173,6 @@ class SessionAssignments:
                     self._pending.append(_PendingRebalance(answer_ref, assignments))
 
     def sessions_to_move(self) -> frozenset[int]:
-        """Return the sessions that have to move, from the answers since the last call."""
         if not self._pending:
             return frozenset()
         moving: set[int] = set()
@@ -201,7 +200,6 @@ class SessionAssignments:
         return (assignment.endpoint_id or assignment.address) if assignment else ""
 
     def address_of(self, number: int) -> str:
-        """Return the address of the endpoint of a session; empty: it has no assignment."""
         assignment = self._assignments.get(number)
         return assignment.address if assignment else ""
 
@@ -256,7 +254,6 @@ def session_names(
 
 
 def _distinct(resolvers: Iterable[EndpointResolver]) -> list[EndpointResolver]:
-    """Return each resolver once; they need not be hashable."""
     found: list[EndpointResolver] = []
     for resolver in resolvers:
         if resolver not in found:

@@ -71,7 +71,6 @@ class NextStepSession:
 
     @property
     def num_lanes(self) -> int:
-        """Width of the session."""
         return self._client.contract.num_envs
 
     def reset(self, seeds: Sequence[int], options: Mapping[str, object] | None) -> SessionBatch:
@@ -85,7 +84,6 @@ class NextStepSession:
         return self._first(self._client.reset(seeds=seeds, options=options))
 
     def send(self, action: Sequence[Column]) -> None:
-        """Apply one action in each lane; ``receive`` returns the result."""
         ended, self._ended = self._ended, ()
         if not ended:
             self._pending = _Pending(step=self._client.send_step(action))
@@ -124,15 +122,12 @@ class NextStepSession:
         return batch
 
     def wakeup(self) -> WakeupDescriptors | None:
-        """Return descriptors that signal that ``receive`` need not wait; None: there are none."""
         return None if self._pending.after else self._client.wakeup()
 
     def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
-        """Call into every lane, between two steps; see ``EnvClient.call``."""
         return self._client.call(name, *arguments)
 
     def close(self) -> None:
-        """End the session."""
         self._client.close()
 
     def _first(self, result: ResetResult) -> SessionBatch:
@@ -145,7 +140,6 @@ class NextStepSession:
         )
 
     def _next(self, result: StepResult, restarted: tuple[int, ...]) -> SessionBatch:
-        """Read a step's result, in which the ``restarted`` lanes begin a new episode."""
         if restarted:
             for array in (result.rewards, result.terminated, result.truncated):
                 array[list(restarted)] = 0
@@ -174,7 +168,6 @@ class NextStepSession:
         )
 
     def _require_single_resets(self, discarded: Mapping[int, str]) -> None:
-        """Raise if single lanes have to be reset and the endpoint cannot do that."""
         is_able = capabilities.PARTIAL_RESET in self._client.answer.capabilities
         if not is_able and 0 < len(self._ended) < self.num_lanes:
             raise unusable_step(*next(iter(discarded.items())))
@@ -199,12 +192,10 @@ class NextStepSession:
 
 
 def unusable_step(lane: int, cause: str) -> RemoteEnvError:
-    """Return the error of a step that must not reach a learner and cannot be left out."""
     return RemoteEnvError("INTERNAL", f"lane {lane}: {cause}", is_recoverable=False)
 
 
 def _unusable(rewards: NDArray[np.float64]) -> dict[int, str]:
-    """Return the lanes whose step must not reach a learner, with the reasons."""
     is_finite = np.isfinite(rewards)
     if np.count_nonzero(is_finite) == len(rewards):
         return {}

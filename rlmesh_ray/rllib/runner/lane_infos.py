@@ -56,7 +56,6 @@ def lane_infos(infos: Mapping[str, object], num_lanes: int) -> Sequence[dict[str
 
 
 def joined(parts: Sequence[Sequence[dict[str, Any]]]) -> Sequence[dict[str, Any]]:
-    """Return the infos of the lanes of several vectors, one after the other."""
     if all(isinstance(part, NoInfos) for part in parts):
         return NoInfos(sum(map(len, parts)))
     return [info for part in parts for info in part]

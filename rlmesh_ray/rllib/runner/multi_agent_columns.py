@@ -172,7 +172,6 @@ class AgentColumns:
         return columns
 
     def infos(self, infos: Mapping[str, Any]) -> dict[AgentId, Any]:
-        """Return the infos of a lane by agent; those of no agent are in ``__common__``."""
         keys = {key for key in self._keys if isinstance(infos.get(key), Mapping)}
         own: dict[AgentId, Any] = {
             agent: infos[key]
@@ -185,7 +184,6 @@ class AgentColumns:
         return {**own, COMMON_INFO: common} if common else own
 
     def for_all(self, value: Any) -> dict[AgentId, Any]:
-        """Return ``value`` for each agent."""
         return dict.fromkeys(self._ids, value)
 
     def _require(self, given: Mapping[AgentId, Any], acts: NDArray[np.bool_], lane: int) -> None:

@@ -54,14 +54,12 @@ class MultiAgentPath(PerItemPath):
         return bool(self._runner.config.count_steps_by == "env_steps")
 
     def add_resets(self, slot: Slot, batch: AgentBatch) -> None:
-        """See ``SamplingPath``."""
         for row, episode in enumerate(self._episodes_of(slot)):
             episode.add_env_reset(observations=batch.observations[row], infos=batch.infos[row])
         self.prepare(slot, {Columns.OBS: batch.observations, Columns.INFOS: batch.infos})
         self._start(slot.lanes)
 
     def add_steps(self, slot: Slot, batch: AgentBatch) -> None:
-        """See ``SamplingPath``."""
         episodes = self._sampling.episodes
         started = set()
         for row, lane in enumerate(slot.lanes):

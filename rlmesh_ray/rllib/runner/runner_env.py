@@ -33,7 +33,6 @@ class SteppedByRunner:
         raise _only_sampled("step")
 
     def render(self) -> NoReturn:
-        """Refuse: the environments are elsewhere."""
         raise ConfigurationError(
             "the environments of this runner are at endpoints: instead of env.render(), call "
             'env.call("render"), which their operator has to allow (EnvServer(..., '
@@ -75,7 +74,6 @@ class LaneCalls(SteppedByRunner):
 
     @property
     def np_random_seed(self) -> NoReturn:
-        """Refuse: see ``np_random``."""
         raise _no_generator("np_random_seed")
 
     def call(self, name: str, *args: Any) -> tuple[Any, ...]:
@@ -87,7 +85,6 @@ class LaneCalls(SteppedByRunner):
         return self._call(name, args)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of every lane's environment; as in gymnasium, methods are called."""
         return self._call(name, ())
 
     def set_attr(self, name: str, values: Any) -> None:
@@ -190,7 +187,6 @@ class MultiAgentRunnerEnv(LaneCalls, VectorMultiAgentEnv):
 
 
 def announce_environment(runner: Any) -> None:
-    """Call the ``on_environment_created`` callbacks of an EnvRunner, as RLlib does."""
     make_callback(
         "on_environment_created",
         callbacks_objects=runner._callbacks,

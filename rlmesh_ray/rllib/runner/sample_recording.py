@@ -160,7 +160,6 @@ def require_recordable(config: AlgorithmConfig, *, is_multi_agent: bool = False)
 
 
 def _packed(episode: SingleAgentEpisode) -> bytes:
-    """Return an episode in the form that RLlib records and reads."""
     import msgpack
     import msgpack_numpy
 

@@ -78,7 +78,6 @@ class PerItemPath(SamplingPath):
         self._sampling = runner.sampling
 
     def act_on(self, idle: Sequence[Slot]) -> None:
-        """See ``SamplingPath``."""
         for slot in idle:
             if self._sampling.call.is_open:
                 self._act(slot)
@@ -100,7 +99,6 @@ class PerItemPath(SamplingPath):
         return int(episode.t)
 
     def _converted(self, episode: Any) -> Any:
-        """Return an episode in the form in which it is returned."""
         return episode.to_numpy() if self._runner.episodes_to_numpy else episode
 
     # --- from observations to actions -----------------------------------------------------
@@ -170,7 +168,6 @@ class PerItemPath(SamplingPath):
         return in_torch(to_module)
 
     def _step(self, slot: Slot, actions: Any, num_timesteps: int) -> None:
-        """Send actions, which are to bring ``num_timesteps``."""
         slot.num_in_flight = num_timesteps
         self._sampling.call.in_flight += num_timesteps
         slot.step(actions)
@@ -182,7 +179,6 @@ class PerItemPath(SamplingPath):
         return self._sampling.episodes[slot.lanes.start : slot.lanes.stop]
 
     def _start(self, lanes: Iterable[int]) -> None:
-        """Call the callbacks after a reset."""
         for lane in lanes:
             self._runner.call_back("on_episode_start", lane)
 
@@ -214,7 +210,6 @@ class PerItemPath(SamplingPath):
         return sum(is_begun)
 
     def _interrupt_lane(self, lane: int, cause: Exception | str) -> None:
-        """Truncate a lane's running episode."""
         episode = self._sampling.episodes[lane]
         returned = self._truncate(lane, cause)
         self._runner.forget_chunks(episode.id_)
@@ -222,7 +217,6 @@ class PerItemPath(SamplingPath):
             self._sampling.call.interrupted.append(returned)
 
     def conclude(self, *, continues: bool) -> list[Any]:
-        """See ``SamplingPath``."""
         chunks: list[Any] = []
         if not continues:
             return chunks

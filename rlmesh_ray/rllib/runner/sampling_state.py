@@ -44,14 +44,12 @@ class SampleCall:
 
     @property
     def is_open(self) -> bool:
-        """Whether to request more steps."""
         if self.num_timesteps is None:
             return not self.is_full
         return self.timesteps + self.in_flight < self.num_timesteps
 
     @property
     def is_full(self) -> bool:
-        """Whether as much has arrived as was asked for."""
         if self.num_timesteps is not None:
             return self.timesteps >= self.num_timesteps and not self.in_flight
         assert self.num_episodes is not None

@@ -98,17 +98,14 @@ class SessionGroup(abc.ABC, Generic[BatchT]):
         return None if None in signals else signals[-1]
 
     def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
-        """Call into every lane, session by session; see ``EnvClient.call``."""
         return tuple(one for session in self._sessions for one in session.call(name, arguments))
 
     def close(self) -> None:
-        """End the sessions."""
         for session in self._sessions:
             session.close()
 
 
 def _joined(batches: Sequence[SessionBatch]) -> SessionBatch:
-    """Return the results of several sessions as one; their lanes are numbered one by one."""
     if len(batches) == 1:
         return batches[0]
     discarded: dict[int, str] = {}
@@ -193,7 +190,6 @@ class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
     def reset(
         self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None
     ) -> AgentBatch:
-        """See ``SessionGroup``."""
         self._acting[...] = False
         self._is_over[...] = False
         self._begins[...] = True
@@ -205,7 +201,6 @@ class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
         return self._agents.actions([own or {} for own in actions], self._acting, self._is_over)
 
     def _result(self, batch: SessionBatch) -> AgentBatch:
-        """Convert the result of all lanes, and note which agents act next."""
         result = self._agents.dicts(batch, self._acting, self._begins)
         for lane in np.flatnonzero(self._is_over).tolist():  # a new episode has begun there
             result.rewards[lane] = self._agents.for_all(0.0)

@@ -244,7 +244,6 @@ def _lanes_of(slot: Slot) -> str:
 
 
 def _broken(error: RemoteEnvError, num_raised: int) -> RemoteEnvError:
-    """Return the error of an environment that fails again and again."""
     # A timeout names its own remedy.
     is_late = error.code == "TIMEOUT"
     remedy = "" if is_late else "; repair it (the endpoint's log has the traceback)"

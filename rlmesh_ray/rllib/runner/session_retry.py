@@ -52,13 +52,11 @@ class RetryPolicy:
         """How long an endpoint has been away when its absence is reported next."""
 
     def succeeded(self) -> None:
-        """Note a success of the endpoint."""
         self.num_failures = 0
         self._since_s = None
         self._next_report_s = 0.0
 
     def finished_episode(self) -> None:
-        """Note that the environment has finished an episode."""
         self.num_raised = 0
         self.num_discarded = 0
 

@@ -35,7 +35,6 @@ class SingleAgentPath(PerItemPath):
         self._step(slot, actions_for_env, num_timesteps)
 
     def _run(self, in_torch: Callable[[Any], Any], to_module: Any) -> Any:
-        """Run the module in torch or compiled."""
         explore = self._sampling.call.explore
         choice = self._runner.inference_choice(explore=explore, draws=False)
         return choice.run(in_torch, to_module)
@@ -47,7 +46,6 @@ class SingleAgentPath(PerItemPath):
         return batch(unbatch(actions)[slot.lanes.start : slot.lanes.stop])
 
     def add_resets(self, slot: Slot, batch: SessionBatch) -> None:
-        """See ``SamplingPath``."""
         observations, infos = unbatch(batch.observation), list(batch.infos)
         episodes = self._episodes_of(slot)
         for episode, observation, lane_info in zip(episodes, observations, infos, strict=True):
@@ -56,7 +54,6 @@ class SingleAgentPath(PerItemPath):
         self._start(slot.lanes)
 
     def add_steps(self, slot: Slot, batch: SessionBatch) -> None:
-        """See ``SamplingPath``."""
         lane_episodes, call = self._sampling.episodes, self._sampling.call
         observations, infos = unbatch(batch.observation), list(batch.infos)
         discarded = {slot.lanes[row]: cause for row, cause in batch.discarded.items()}

@@ -166,7 +166,6 @@ class Slot:
         self._begin(lambda: self._renew(after_s), in_background=in_background)
 
     def close(self) -> None:
-        """End the sessions. Idempotent."""
         self._closing.set()
         if self._group is not None:
             self._group.close()

@@ -332,7 +332,6 @@ def _close(
     completions: CompletionQueue[SlotResult],
     assignments: SessionAssignments,
 ) -> None:
-    """End all sessions and release their assignments. Idempotent."""
     for slot in slots:
         slot.close()
     completions.close()

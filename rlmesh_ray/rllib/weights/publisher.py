@@ -194,7 +194,6 @@ class LatestOnlySender(Generic[T]):
         self._last_failed = False
 
     def send(self, item: T) -> None:
-        """Deliver ``item`` after the one in progress, if any, and instead of the one that waits."""
         with self._changed:
             self._superseded += len(self._waiting)
             self._waiting = [item]
@@ -210,7 +209,6 @@ class LatestOnlySender(Generic[T]):
 
     @property
     def last_failed(self) -> bool:
-        """Whether the last delivery failed."""
         return self._last_failed
 
     def statistics(self) -> dict[str, int]:
@@ -267,7 +265,6 @@ def snapshot(algorithm: Algorithm) -> Callable[[], State | None]:
 
 
 def final_state(algorithm: Algorithm) -> State:
-    """Return the last state of a training that will not be continued."""
     # Else IMPALA's and APPO's threads would go on with the batches in their queues.
     algorithm.learner_group.foreach_learner(lambda learner: learner.shutdown())
     state = _runner_state(algorithm)
@@ -290,7 +287,6 @@ def _pulled(server: Any) -> State | None:
 
 
 def _runner_state(algorithm: Algorithm) -> State:
-    """Return the state of the local EnvRunner, or of the Algorithm instead, without the weights."""
     runner = algorithm.env_runner
     if runner is not None:
         # A copy: the next iteration may change these objects.
