@@ -9,7 +9,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -45,13 +44,6 @@ def poll_answer(answer_ref: Any) -> Collection[str] | None:
         return None
     (answer,) = get_outcomes(ready)
     return () if isinstance(answer, Exception) else tuple(answer)
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingRebalance:
-    answer_ref: Any
-    assignments: dict[int, Assignment]
-    """Assignments at the time of the request; a session with another one has moved already."""
 
 
 class SessionAssignments:
@@ -94,7 +86,9 @@ class SessionAssignments:
         self._rebalancing = [
             each for each in resolvers if not isinstance(each, FixedAddressResolver)
         ]
-        self._pending: list[_PendingRebalance] = []
+        self._pending: list[tuple[Any, dict[str, Assignment]]] = []
+        """Requests without an answer, and the assignments at that time by the names of sessions;
+        a session with another assignment has moved already."""
         self._asked_at_s: float | None = None
 
     def open(self, numbers: Sequence[int]) -> list[NextStepSession]:
@@ -162,34 +156,29 @@ class SessionAssignments:
         self._asked_at_s = now_s
         self._pending = []
         for resolver in self._rebalancing:
-            assignments = self._assignments_of(resolver)
-            placed = {
-                self._names[number]: assignment.endpoint_id
-                for number, assignment in assignments.items()
-            }
+            with self._lock:
+                asked = {
+                    self._names[number]: assignment
+                    for number, assignment in self._assignments.items()
+                    if self._places[number][0] == resolver
+                }
             with contextlib.suppress(EndpointError):  # the registry is away
+                placed = {name: assignment.endpoint_id for name, assignment in asked.items()}
                 answer_ref = resolver.rebalance(placed)
                 if answer_ref is not None:
-                    self._pending.append(_PendingRebalance(answer_ref, assignments))
+                    self._pending.append((answer_ref, asked))
 
     def sessions_to_move(self) -> frozenset[int]:
-        if not self._pending:
-            return frozenset()
         moving: set[int] = set()
         unanswered = []
-        for pending in self._pending:
-            answer = self._poll(pending.answer_ref)
+        for answer_ref, asked in self._pending:
+            answer = self._poll(answer_ref)
             if answer is None:
-                unanswered.append(pending)
+                unanswered.append((answer_ref, asked))
                 continue
-            for name in answer:
-                number = self._numbers.get(name)
-                assignment = None if number is None else self._assignments.get(number)
-                if (
-                    number is not None
-                    and assignment
-                    and assignment is pending.assignments.get(number)
-                ):
+            for name in asked.keys() & answer:
+                number = self._numbers[name]
+                if self._assignments.get(number) is asked[name]:
                     moving.add(number)
         self._pending = unanswered
         return frozenset(moving)
@@ -209,19 +198,8 @@ class SessionAssignments:
             self._is_released = True
             self._assignments.clear()
         for resolver in self._rebalancing:
-            resolver.release([self._names[number] for number in self._numbers_of(resolver)])
-
-    def _assignments_of(self, resolver: EndpointResolver) -> dict[int, Assignment]:
-        numbers = self._numbers_of(resolver)
-        with self._lock:
-            return {
-                number: self._assignments[number]
-                for number in numbers
-                if number in self._assignments
-            }
-
-    def _numbers_of(self, resolver: EndpointResolver) -> list[int]:
-        return [number for number, place in enumerate(self._places) if place[0] == resolver]
+            places = zip(self._names, self._places, strict=True)
+            resolver.release([name for name, (place, _) in places if place == resolver])
 
 
 def assignments_for(

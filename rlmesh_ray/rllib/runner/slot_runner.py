@@ -150,14 +150,6 @@ class SlotRunner(EnvRunner):
         except _EscapingError as caught:
             raise caught.error from None
 
-    def _try_env_reset(self, **options: Any) -> Any:
-        """Refuse a reset by RLlib's loop, which would recreate the environment endlessly."""
-        return self.env.reset(**options)
-
-    def _try_env_step(self, actions: Any) -> Any:
-        """Refuse a step by RLlib's loop."""
-        return self.env.step(actions)
-
     def _choose_path(self) -> None:
         """Choose the strategy for new episodes in all lanes."""
         self.sampling.path = type(self).path_class(self)

@@ -10,7 +10,6 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.runner.runner_env import MultiAgentRunnerEnv, RunnerEnv
-from rlmesh_ray.rllib.runner.slot_runner import SlotRunner
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.multi_agent import lane_observation_space
@@ -77,16 +76,3 @@ def test_what_the_endpoints_have_is_not_made_up(env: Any) -> None:
     assert not env.closed
     env.close()
     assert env.closed
-
-
-def test_rllibs_own_loop_does_not_recreate_environments_endlessly(env: Any) -> None:
-    class Runner(SlotRunner):
-        def __init__(self) -> None:
-            self.env = env
-
-        get_spaces = assert_healthy = make_module = sample = get_metrics = nothing
-
-    with pytest.raises(ConfigurationError, match=r"env\.reset\(\)"):
-        Runner()._try_env_reset(seed=1, options=None)
-    with pytest.raises(ConfigurationError, match=r"env\.step\(\)"):
-        Runner()._try_env_step([])
