@@ -156,12 +156,12 @@ def test_ids_that_are_no_strings_are_those_of_all_that_rllib_sees() -> None:
     infos = [{"1": {"x": 1}, "car_0": {"y": 2}, "0": 3}]
     batch = SessionBatch(observed, np.zeros(1), goes_on, goes_on, infos)
 
-    given = columns.dicts(batch, np.ones((1, 2), np.bool_), goes_on)
+    columns.dicts(batch, np.ones((1, 2), np.bool_), goes_on)
 
-    assert given.observations[0].keys() == {1, ("car", 0)}
-    assert given.rewards == [{1: 0.5, ("car", 0): 0.0}]
-    assert given.terminated == [{1: False, ("car", 0): True, "__all__": False}]
-    assert given.infos == [{1: {"x": 1}, ("car", 0): {"y": 2}, "__common__": {"0": 3}}]
+    assert batch.observation[0].keys() == {1, ("car", 0)}
+    assert batch.rewards == [{1: 0.5, ("car", 0): 0.0}]
+    assert batch.terminated == [{1: False, ("car", 0): True, "__all__": False}]
+    assert batch.infos == [{1: {"x": 1}, ("car", 0): {"y": 2}, "__common__": {"0": 3}}]
     sent = columns.actions([{1: 6}], np.array([[True, False]]), NONE_IGNORED[:1])
     np.testing.assert_array_equal(sent, [[6], [5]])
     with pytest.raises(ConformanceError, match=r"1: has no action in lane 0"):

@@ -135,7 +135,7 @@ def lane_group(opened: ExitStack, addresses: list[str]) -> Any:
 def stepped(group: Any, actions: Any) -> tuple[Any, ...]:
     group.send(actions)
     batch = group.receive()
-    return batch.observations, batch.rewards, batch.terminated, batch.truncated, batch.infos
+    return batch.observation, batch.rewards, batch.terminated, batch.truncated, batch.infos
 
 
 def assert_equal(mine: Any, other: Any) -> None:
@@ -167,7 +167,7 @@ def test_lanes_give_what_rllibs_own_vector_gives(
         space.seed(number)
 
     first = remote.reset([7 + lane for lane in range(total)])
-    observations, infos = first.observations, first.infos
+    observations, infos = first.observation, first.infos
     expected = local.reset(seed=7)
     assert_equal(dict(enumerate(observations)), dict(enumerate(expected[0])))
     assert_equal(dict(enumerate(infos)), dict(enumerate(expected[1])))

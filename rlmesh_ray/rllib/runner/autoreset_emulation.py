@@ -33,15 +33,18 @@ from rlmesh_ray.spaces.contract import AutoresetMode
 
 @dataclass(slots=True)
 class SessionBatch:
-    """The result of a step or reset in all lanes of a session or group; one entry for each lane."""
+    """The result of a step or reset in all lanes of a session or group; one entry for each lane.
+
+    A session gives columns and arrays. Its group makes of them, in place, what a sampling path
+    takes: observations in the form of gymnasium's vector environments; or, with several agents,
+    lists of dicts by agent. Observations own their memory: RLlib's episodes keep views of them.
+    """
 
     observation: Any
-    """Columns; for the sampling path in the form of gymnasium's vector environments. It owns its
-    memory: RLlib's episodes keep views of it."""
-    rewards: NDArray[np.float64]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    infos: Sequence[dict[str, Any]]
+    rewards: Any
+    terminated: Any
+    truncated: Any
+    infos: Sequence[dict[Any, Any]]
     discarded: Mapping[int, str] = field(default_factory=dict)
     """By lane: why this step is discarded, and the episode truncated before it."""
 

@@ -79,25 +79,6 @@ def _keys(spec: DictSpec) -> list[str]:
     return [key for key, _ in spec.items]
 
 
-@dataclass(frozen=True, slots=True)
-class AgentBatch:
-    """The result of a step or reset in all lanes of a group; one entry a lane, each by agent."""
-
-    observations: list[dict[AgentId, Any]]
-    """For the agents that are present."""
-    rewards: list[dict[AgentId, float]]
-    """For the agents that have acted, and for absent ones whose reward is not 0."""
-    terminated: list[dict[AgentId, bool]]
-    """For the agents that are present, and for absent ones that have ended; with ``__all__``."""
-    truncated: list[dict[AgentId, bool]]
-    """Likewise."""
-    infos: list[dict[AgentId, Any]]
-    discarded: Mapping[int, str]
-    """See ``SessionBatch``."""
-    acting: NDArray[np.bool_]
-    """Whether an agent acts next: ``(num_lanes, num_agents)``; False where the episode is over."""
-
-
 class AgentColumns:
     """Converts the columns of a vector's lanes to dicts by agent, and back.
 
@@ -113,14 +94,22 @@ class AgentColumns:
 
     def dicts(
         self, batch: SessionBatch, acted: NDArray[np.bool_], begins: NDArray[np.bool_]
-    ) -> AgentBatch:
-        """Convert the result of a step or reset.
+    ) -> NDArray[np.bool_]:
+        """Convert the result of a step or reset in place: one dict by agent for each lane.
+
+        Observations are of the agents that are present; rewards of those that have acted, and of
+        absent ones whose reward is not 0; flags of those that are present, and of absent ones that
+        have ended, with ``__all__``.
 
         Args:
             batch: Columns of the lanes' observation space, over all lanes; arrays are kept.
             acted: Whether an agent acted in this step: ``(num_lanes, num_agents)``.
             begins: For each lane: whether RLlib's episode begins with this result. It knows of no
                 agent that has ended then, and lets all act that are present.
+
+        Returns:
+            Whether an agent acts next: ``(num_lanes, num_agents)``; False where the episode is
+            over.
         """
         *observed, presences, rewards, terminations, truncations = batch.observation
         present = np.asarray(presences, np.bool_)
@@ -132,15 +121,14 @@ class AgentColumns:
         has_ended = ended[0] | ended[1]
         values = np.asarray(rewards)
         is_over = batch.terminated | batch.truncated
-        return AgentBatch(
-            observations,
-            self._by_agent(values, acted | (values != 0.0)),
-            self._with_all(ended[0], present | has_ended, batch.terminated),
-            self._with_all(ended[1], present | has_ended, batch.truncated),
-            [self.infos(info) for info in batch.infos],
-            batch.discarded,
-            present & (begins[:, np.newaxis] | ~has_ended) & ~is_over[:, np.newaxis],
-        )
+        batch.observation = observations
+        batch.rewards = self._by_agent(values, acted | (values != 0.0))
+        batch.terminated = self._with_all(ended[0], present | has_ended, batch.terminated)
+        batch.truncated = self._with_all(ended[1], present | has_ended, batch.truncated)
+        batch.infos = [self.infos(info) for info in batch.infos]
+        acting: NDArray[np.bool_] = present & (begins[:, np.newaxis] | ~has_ended)
+        acting[is_over] = False
+        return acting
 
     def actions(
         self,

@@ -6,7 +6,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
-from rlmesh_ray.rllib.runner.multi_agent_columns import AgentBatch
+from rlmesh_ray.rllib.runner.autoreset_emulation import SessionBatch
 from rlmesh_ray.rllib.runner.sampling_path import PerItemPath
 from rlmesh_ray.rllib.runner.session_recovery import truncate_agents
 from rlmesh_ray.rllib.runner.slot import Slot
@@ -53,13 +53,13 @@ class MultiAgentPath(PerItemPath):
     def _counts_env_steps(self) -> bool:
         return bool(self._runner.config.count_steps_by == "env_steps")
 
-    def add_resets(self, slot: Slot, batch: AgentBatch) -> None:
+    def add_resets(self, slot: Slot, batch: SessionBatch) -> None:
         for row, episode in enumerate(self._episodes_of(slot)):
-            episode.add_env_reset(observations=batch.observations[row], infos=batch.infos[row])
-        self.prepare(slot, {Columns.OBS: batch.observations, Columns.INFOS: batch.infos})
+            episode.add_env_reset(observations=batch.observation[row], infos=batch.infos[row])
+        self.prepare(slot, {Columns.OBS: batch.observation, Columns.INFOS: batch.infos})
         self._start(slot.lanes)
 
-    def add_steps(self, slot: Slot, batch: AgentBatch) -> None:
+    def add_steps(self, slot: Slot, batch: SessionBatch) -> None:
         episodes = self._sampling.episodes
         started = set()
         for row, lane in enumerate(slot.lanes):
@@ -69,7 +69,7 @@ class MultiAgentPath(PerItemPath):
                 self._add_step(episodes[lane], slot, batch, row)
             else:
                 episodes[lane].add_env_reset(
-                    observations=batch.observations[row], infos=batch.infos[row]
+                    observations=batch.observation[row], infos=batch.infos[row]
                 )
                 started.add(lane)
         replaced = slot.shared_data[_EPISODES_MAP]
@@ -85,7 +85,7 @@ class MultiAgentPath(PerItemPath):
             replaced[episode.id_] = episodes[lane].id_
             ended.append(episode)
         batched = {
-            Columns.OBS: batch.observations,
+            Columns.OBS: batch.observation,
             Columns.ACTIONS: slot.actions,
             Columns.REWARDS: batch.rewards,
             Columns.INFOS: batch.infos,
@@ -96,7 +96,7 @@ class MultiAgentPath(PerItemPath):
         self._sampling.call.returned += map(self._converted, ended)
 
     def _add_step(
-        self, episode: MultiAgentEpisode, slot: Slot, batch: AgentBatch, row: int
+        self, episode: MultiAgentEpisode, slot: Slot, batch: SessionBatch, row: int
     ) -> None:
         call = self._sampling.call
         extras: dict[str, dict[str, Any]] = {}
@@ -104,7 +104,7 @@ class MultiAgentPath(PerItemPath):
             for agent, value in by_lane[row].items():
                 own = extras.setdefault(agent, {WEIGHTS_SEQ_NO: call.weights_seq_no})
                 own[column] = value
-        observations = batch.observations[row]
+        observations = batch.observation[row]
         episode.add_env_step(
             observations=observations,
             actions=slot.actions[row],

@@ -2,14 +2,14 @@
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession, SessionBatch
 from rlmesh_ray.rllib.runner.lane_infos import joined
-from rlmesh_ray.rllib.runner.multi_agent_columns import AgentBatch, AgentColumns, agents_of_lane
+from rlmesh_ray.rllib.runner.multi_agent_columns import AgentColumns, agents_of_lane
 from rlmesh_ray.spaces.batch import (
     Column,
     coerce,
@@ -23,10 +23,8 @@ from rlmesh_ray.spaces.batch import (
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.multi_agent import ALL_AGENTS, AgentId
 
-BatchT = TypeVar("BatchT")
 
-
-class SessionGroup(abc.ABC, Generic[BatchT]):
+class SessionGroup(abc.ABC):
     """Steps its sessions at once: every request leaves before the first answer is awaited.
 
     A subclass defines the form of actions and results.
@@ -44,10 +42,12 @@ class SessionGroup(abc.ABC, Generic[BatchT]):
         """Return the columns of a batch of actions over all lanes."""
 
     @abc.abstractmethod
-    def _result(self, batch: SessionBatch) -> BatchT:
+    def _result(self, batch: SessionBatch) -> SessionBatch:
         """Return the result of all lanes in the group's form."""
 
-    def reset(self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None) -> BatchT:
+    def reset(
+        self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None
+    ) -> SessionBatch:
         """Start new episodes everywhere.
 
         Args:
@@ -83,7 +83,7 @@ class SessionGroup(abc.ABC, Generic[BatchT]):
         for session, own in zip(self._sessions, split(columns, widths), strict=True):
             session.send(own)
 
-    def receive(self) -> BatchT:
+    def receive(self) -> SessionBatch:
         """Return the result of the actions that were sent.
 
         Raises:
@@ -123,7 +123,7 @@ def _joined(batches: Sequence[SessionBatch]) -> SessionBatch:
     )
 
 
-class SingleAgentSessionGroup(SessionGroup[SessionBatch]):
+class SingleAgentSessionGroup(SessionGroup):
     """A group whose lanes hold one agent each.
 
     Args:
@@ -160,7 +160,7 @@ class SingleAgentSessionGroup(SessionGroup[SessionBatch]):
         return batch
 
 
-class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
+class MultiAgentSessionGroup(SessionGroup):
     """A group whose lanes hold several agents each.
 
     It resets itself as RLlib's SyncVectorMultiAgentEnv does: the step after the end of a whole
@@ -189,7 +189,7 @@ class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
 
     def reset(
         self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None
-    ) -> AgentBatch:
+    ) -> SessionBatch:
         self._acting[...] = False
         self._is_over[...] = False
         self._begins[...] = True
@@ -200,11 +200,12 @@ class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
         self._acting[self._begins] = False
         return self._agents.actions([own or {} for own in actions], self._acting, self._is_over)
 
-    def _result(self, batch: SessionBatch) -> AgentBatch:
-        result = self._agents.dicts(batch, self._acting, self._begins)
+    def _result(self, batch: SessionBatch) -> SessionBatch:
+        is_over = batch.terminated | batch.truncated
+        self._acting = self._agents.dicts(batch, self._acting, self._begins)
         for lane in np.flatnonzero(self._is_over).tolist():  # a new episode has begun there
-            result.rewards[lane] = self._agents.for_all(0.0)
-            for flags in (result.terminated, result.truncated):
+            batch.rewards[lane] = self._agents.for_all(0.0)
+            for flags in (batch.terminated, batch.truncated):
                 flags[lane] = {**self._agents.for_all(False), ALL_AGENTS: False}
-        self._acting, self._is_over = result.acting, batch.terminated | batch.truncated
-        return result
+        self._is_over = is_over
+        return batch

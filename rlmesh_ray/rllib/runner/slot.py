@@ -54,7 +54,7 @@ class Slot:
     def __init__(
         self,
         lanes: range,
-        open_group: Callable[[], SessionGroup[Any]],
+        open_group: Callable[[], SessionGroup],
         completions: CompletionQueue[SlotResult],
         sessions: range = range(1),
     ) -> None:
@@ -75,7 +75,7 @@ class Slot:
         """Timesteps that were requested and have not arrived."""
         self._open_group = open_group
         self._completions = completions
-        self._group: SessionGroup[Any] | None = None
+        self._group: SessionGroup | None = None
         self._closing = threading.Event()
         self._work = 0
         self._settings: dict[object, tuple[str, tuple[object, ...]]] = {}
@@ -200,7 +200,7 @@ class Slot:
         self._set_up(group)
         return group.reset()
 
-    def _set_up(self, group: SessionGroup[Any]) -> None:
+    def _set_up(self, group: SessionGroup) -> None:
         for name, arguments in list(self._settings.values()):
             group.call(name, arguments)
 

@@ -52,7 +52,7 @@ class SlotRunner(EnvRunner):
     when ``sample`` ends. Its episodes are truncated in the same way, but that is no failure.
     """
 
-    group_class: ClassVar[Callable[..., SessionGroup[Any]]]
+    group_class: ClassVar[Callable[..., SessionGroup]]
     """Makes one group of open sessions and their contract."""
     env_class: ClassVar[Callable[..., Any]]
     """Makes what RLlib sees as the environment; see ``RunnerEnv``."""
@@ -123,7 +123,7 @@ class SlotRunner(EnvRunner):
     def _new_slots(self, plan: RolloutPlan, assignments: SessionAssignments) -> list[Slot]:
         """Return one slot for each session, or one for all in lockstep; none is open yet."""
 
-        def open_group(sessions: range) -> SessionGroup[Any]:
+        def open_group(sessions: range) -> SessionGroup:
             return type(self).group_class(assignments.open(sessions), plan.contract)
 
         total, width = len(assignments.endpoints), plan.contract.num_envs

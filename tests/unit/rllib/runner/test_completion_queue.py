@@ -259,7 +259,12 @@ def test_a_result_that_was_put_is_ready(completions: CompletionQueue[str]) -> No
     assert not completions.is_ready
     next_has_begun = threading.Event()
     completions.submit("one", lambda: "put")
-    completions.submit("one", lambda: str(next_has_begun.set()))
+
+    def begin() -> str:
+        next_has_begun.set()
+        return "begun"
+
+    completions.submit("one", begin)
     assert next_has_begun.wait(10)
 
     assert completions.is_ready
