@@ -1,9 +1,10 @@
-"""Batched inference for simulators that cannot run a policy."""
+"""Actions that simulators ask for one by one: their episodes, and batched inference."""
 
 import copy
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -17,13 +18,96 @@ from ray.rllib.utils.spaces.space_utils import (
     unsquash_action,
 )
 
-from rlmesh_ray.dialects.rllink.runner.episode_recorder import ActionRequest, ChosenAction
-from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue
-from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
+from rlmesh_ray.dialects.rllink.runner.sample_queue import (
+    EpisodeProgress,
+    Rollout,
+    SampleQueue,
+    WeightsVersion,
+)
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.models.fast_path.action_sampling import ActionSampler, as_arrays
 
 _MOST_ROWS = 1024
+_KEPT = (Columns.ACTIONS, *m.MODEL_OUTPUTS)
+
+
+class ChosenAction(NamedTuple):
+    """What was chosen for an observation, and what the policy thought of it."""
+
+    action: m.Array
+    outputs: dict[str, m.Array]
+    seq_no: int
+    """Of the weights that have chosen."""
+
+
+class AskedEpisode:
+    """An episode whose actions are asked for; everything happens under the queue's lock.
+
+    Args:
+        queue: Where its steps go.
+        episode_id: The client's name for it.
+    """
+
+    obs: m.Array
+    """The last one for which an action was asked."""
+    answer: Future[m.Reply | None]
+    """Gets the action for it."""
+
+    def __init__(self, queue: SampleQueue, episode_id: str) -> None:
+        self.episode_id = episode_id
+        self._queue = queue
+        self._progress = EpisodeProgress(comes_by_step=True)
+        self._rollout = Rollout()
+        self._chosen: ChosenAction | None = None
+        """The action whose outcome is not known yet."""
+        self._reward = 0.0
+        self._is_over = False
+
+    def add_reward(self, reward: float) -> None:
+        """Count a reward to the present step."""
+        self._reward += reward
+
+    def ask(self, obs: m.Array) -> Future[m.Reply | None]:
+        """Take what the last action has led to; return the answer to come."""
+        self._complete(obs, is_terminated=False, is_truncated=False)
+        self.obs, self.answer = obs, Future()
+        return self.answer
+
+    def choose(self, chosen: ChosenAction) -> None:
+        """Note the action for the last observation; ignored if the episode is over."""
+        if not self._is_over:
+            self._chosen = chosen
+            self._queue.begin_rollout(self._rollout, 1, chosen.seq_no)
+
+    def end(self, obs: m.Array, *, is_truncated: bool) -> None:
+        """Take what the last action has led to, which is the end."""
+        self._complete(obs, is_terminated=not is_truncated, is_truncated=is_truncated)
+        self._is_over = True
+        if self._progress.num_steps:
+            self._queue.finish(self._progress)
+
+    def abandon(self) -> None:
+        """Note that the client has gone."""
+        self._is_over = True
+        self._queue.end_rollout(self._rollout)
+        self._queue.abandon(1)
+
+    def _complete(self, obs: m.Array, *, is_terminated: bool, is_truncated: bool) -> None:
+        chosen, self._chosen = self._chosen, None
+        self._queue.end_rollout(self._rollout)
+        if chosen is None:
+            return
+        chunk = m.Chunk(
+            np.stack([self.obs, obs]),
+            np.stack([chosen.action]),
+            np.array([self._reward], np.float64),
+            is_terminated,
+            is_truncated,
+            self.episode_id,
+            {name: np.stack([value]) for name, value in chosen.outputs.items()},
+        )
+        self._reward = 0.0
+        self._queue.add([self._progress.received(chunk, chosen.seq_no)])
 
 
 def action_transform_for(
@@ -50,12 +134,12 @@ def action_transform_for(
 
 
 class BatchedInference:
-    """A copy of the policy in a thread of its own, so that it answers while others learn.
+    """A copy of the policy in a separate thread, so that it answers while others learn.
 
     The thread begins with the first question.
 
     Args:
-        queue: Says when simulators may go on, and with which weights.
+        queue: Says when simulators may continue, and with which weights.
         module: For its form; not changed.
         fit: From ``action_transform_for``.
         explore: Whether actions are drawn.
@@ -75,76 +159,58 @@ class BatchedInference:
         self._fit = fit
         drawing = GetActions()
         self._drawing = ActionSampler(self._module, drawing._get_actions)
-        self._asked: list[Sequence[ActionRequest]] = []
+        self._asked: list[AskedEpisode] = []
         self._seq_no: int | None = None
         self._thread: threading.Thread | None = None
 
-    def ask(self, request: ActionRequest) -> None:
-        """Have a request answered when simulators may go on; under the queue's lock."""
-        self.submit_group([request])
-
-    def submit_group(self, questions: Sequence[ActionRequest]) -> None:
-        """Have requests answered together; under the queue's lock.
-
-        They are, even if there is room for some of them only: the simulator needs all answers to go
-        on, so that to wait for room would be a deadlock.
-        """
-        self._asked.append(questions)
+    def submit(self, episode: AskedEpisode) -> None:
+        """Have an episode's answer given when simulators may continue; under the queue's lock."""
+        self._asked.append(episode)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="rllink-acting", daemon=True)
             self._thread.start()
         self._queue.lock.notify_all()
 
     def _run(self) -> None:
+        queue = self._queue
         while True:
-            with self._queue.lock:
-                while not self._queue.is_closed and not self._num_answerable:
-                    self._queue.lock.wait()
+            with queue.lock:
+                while not queue.is_closed and not self._num_answerable:
+                    queue.lock.wait()
                 count = self._num_answerable
-                asked = [each for group in self._asked[:count] for each in group]
-                self._asked = self._asked[count:]
-                weights = self._queue.weights
-            if self._queue.is_closed or weights is None:
-                for request in asked:
-                    request.future.cancel()
-                for request in (each for group in self._asked for each in group):
-                    request.future.cancel()
+                asked, self._asked = self._asked[:count], self._asked[count:]
+                weights = queue.weights
+            if queue.is_closed or weights is None:
+                for episode in (*asked, *self._asked):
+                    episode.answer.cancel()
                 return
-            present = [each for each in asked if each.future.set_running_or_notify_cancel()]
+            present = [each for each in asked if each.answer.set_running_or_notify_cancel()]
             if present:
                 self._answer(present, weights)
 
     @property
     def _num_answerable(self) -> int:
-        """How many groups."""
         if not self._asked or self._queue.weights is None:
             return 0
-        most, num_rows = min(self._queue.room, _MOST_ROWS), 0
-        for number, group in enumerate(self._asked):
-            if num_rows >= most:
-                return number
-            num_rows += len(group)
-        return len(self._asked)
+        return min(len(self._asked), self._queue.room, _MOST_ROWS)
 
-    def _answer(self, asked: Sequence[ActionRequest], weights: WeightsVersion) -> None:
+    def _answer(self, asked: Sequence[AskedEpisode], weights: WeightsVersion) -> None:
         try:
-            decisions = self._decide([request.obs for request in asked], weights)
-            actions = [self._fit(decision.action) for decision in decisions]
+            choices = self._choose([episode.obs for episode in asked], weights)
+            actions = [self._fit(chosen.action) for chosen in choices]
         except Exception as error:  # noqa: BLE001  # the module's own code; clients are told
             if len(asked) == 1:
-                asked[0].future.set_exception(error)
+                asked[0].answer.set_exception(error)
                 return
-            for request in asked:  # only some of them may fail
-                self._answer([request], weights)
+            for episode in asked:  # only some of them may fail
+                self._answer([episode], weights)
             return
-        for request, decision, action in zip(asked, decisions, actions, strict=True):
+        for episode, chosen, action in zip(asked, choices, actions, strict=True):
             with self._queue.lock:
-                request.recorder.decide(decision)
-            request.future.set_result(
-                m.Action(request.recorder.episode_id, action, decision.seq_no)
-            )
+                episode.choose(chosen)
+            episode.answer.set_result(m.Action(episode.episode_id, action, chosen.seq_no))
 
-    def _decide(self, obs: Sequence[m.Array], weights: WeightsVersion) -> list[ChosenAction]:
+    def _choose(self, obs: Sequence[m.Array], weights: WeightsVersion) -> list[ChosenAction]:
         if self._seq_no != weights.seq_no:
             self._module.set_state(dict(weights.state))
             self._seq_no = weights.seq_no
@@ -160,13 +226,9 @@ class BatchedInference:
         outputs = kept if len(kept) == len(m.MODEL_OUTPUTS) else {}
         return [
             ChosenAction(
-                seen,
                 arrays[Columns.ACTIONS][row],
                 {name: values[row] for name, values in outputs.items()},
                 weights.seq_no,
             )
-            for row, seen in enumerate(obs)
+            for row in range(len(obs))
         ]
-
-
-_KEPT = (Columns.ACTIONS, *m.MODEL_OUTPUTS)

@@ -2,16 +2,18 @@
 
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Protocol
 
 import numpy as np
 
-from rlmesh_ray.dialects.rllink.runner.chunk_queue import EpisodeProgress, ReceivedChunk
-from rlmesh_ray.dialects.rllink.runner.episode_recorder import ActionRequest, EpisodeRecorder
-from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue
+from rlmesh_ray.dialects.rllink.runner.batched_inference import AskedEpisode, BatchedInference
+from rlmesh_ray.dialects.rllink.runner.sample_queue import (
+    EpisodeProgress,
+    ReceivedChunk,
+    Rollout,
+    SampleQueue,
+    WeightsVersion,
+)
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
-from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.server.rllink_server import ImmediateOrLaterReply
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import RemoteProtocolError
@@ -22,13 +24,6 @@ _UNKNOWN = -1
 """Number of the weights of a client that was never given any."""
 
 
-class ActionInference(Protocol):
-    """Chooses actions for simulators that have no policy of their own."""
-
-    def ask(self, question: ActionRequest) -> None:
-        """Have a question answered, together with those of others; does not wait."""
-
-
 class SimulatorSession:
     """A client of the port; called in the serving loop.
 
@@ -37,7 +32,7 @@ class SimulatorSession:
         spaces: What they must fit.
         config: Answers GET_CONFIG.
         state: Makes of weights an answer that this client can read.
-        actor: Chooses actions for it, if it asks.
+        inference: Chooses actions for it, if it asks.
     """
 
     def __init__(
@@ -46,17 +41,18 @@ class SimulatorSession:
         spaces: SampleSpaces,
         config: m.SetConfig,
         state: Callable[[WeightsVersion], m.SetState],
-        actor: ActionInference,
+        inference: BatchedInference,
     ) -> None:
         self._queue = queue
         self._spaces = spaces
         self._config = config
         self._state = state
-        self._actor = actor
+        self._inference = inference
         self._seq_no = _UNKNOWN
         self._named: dict[str, EpisodeProgress] = {}
         self._nameless: list[EpisodeProgress] = []
-        self._recorders: dict[str, EpisodeRecorder] = {}
+        self._asked: dict[str, AskedEpisode] = {}
+        self._rollout = Rollout()
         with queue.lock:
             queue.num_clients += 1
             queue.lock.notify_all()
@@ -82,11 +78,11 @@ class SimulatorSession:
     def leave(self) -> None:
         """Forget its episodes: they will not go on."""
         with self._queue.lock:
-            for recorder in self._recorders.values():
-                recorder.abandon()
+            for episode in self._asked.values():
+                episode.abandon()
             self._queue.abandon(len(self._named) + len(self._nameless))
             self._queue.num_clients -= 1
-            self._queue.end_rollout(self)
+            self._queue.end_rollout(self._rollout)
             self._queue.lock.notify_all()
 
     # --- whole episodes ------------------------------------------------------------------
@@ -96,10 +92,8 @@ class SimulatorSession:
         # All of them first: a message is taken as a whole or not at all.
         chunks = [self._spaces.conformed(chunk) for chunk in request.chunks]
         with self._queue.lock:
-            if request.wants_state:
-                self._queue.end_rollout(self)
-            else:
-                self._queue.note_received(self, sum(map(len, chunks)))
+            num_steps = None if request.wants_state else sum(map(len, chunks))
+            self._queue.end_rollout(self._rollout, num_steps)
             received = [self._placed(chunk, seq_no) for chunk in chunks]
             self._queue.add(received)
             if received:
@@ -112,17 +106,14 @@ class SimulatorSession:
 
     def _placed(self, chunk: m.Chunk, seq_no: int) -> ReceivedChunk:
         progress = self._progress_of(chunk)
-        received = ReceivedChunk(chunk, progress, progress.num_steps, seq_no)
-        progress.num_steps += len(chunk)
-        progress.return_ += float(chunk.rewards.sum())
-        progress.last_obs = chunk.obs[-1]
+        received = progress.received(chunk, seq_no)
         if chunk.is_done:
             self._queue.finish(progress)
         elif chunk.episode_id is not None:
             self._named[chunk.episode_id] = progress
         else:
             self._nameless.append(progress)
-        if len(self._named) + len(self._nameless) + len(self._recorders) > _MOST_EPISODES:
+        if len(self._named) + len(self._nameless) + len(self._asked) > _MOST_EPISODES:
             raise RemoteProtocolError(
                 f"more than {_MOST_EPISODES} episodes are running; end some, or open another "
                 "connection"
@@ -143,7 +134,7 @@ class SimulatorSession:
         return EpisodeProgress()
 
     def _give_up_others(self, present: set[EpisodeProgress]) -> None:
-        """Forget the nameless episodes that a message has not gone on with."""
+        """Forget the nameless episodes that a message has not continued."""
         going = [progress for progress in self._nameless if progress in present]
         self._queue.abandon(len(self._nameless) - len(going))
         self._nameless = going
@@ -151,7 +142,7 @@ class SimulatorSession:
     def _told(self, weights: WeightsVersion) -> m.SetState:
         told = self._state(weights)
         self._seq_no = weights.seq_no
-        self._queue.begin_rollout(self, self._config.env_steps_per_sample, weights.seq_no)
+        self._queue.begin_rollout(self._rollout, self._config.env_steps_per_sample, weights.seq_no)
         return told
 
     # --- one action after another --------------------------------------------------------
@@ -161,43 +152,38 @@ class SimulatorSession:
             case m.StartEpisode(wanted):
                 return self._start(wanted)
             case m.GetAction(episode_id, obs, reward):
-                return self._ask(self._recorder(episode_id), obs, reward)
+                episode = self._episode(episode_id)
+                conformed = self._spaces.conformed_obs(obs[None], 1)[0]
+                episode.add_reward(self._spaces.conformed_reward(reward))
+                answer = episode.ask(conformed)
+                self._inference.submit(episode)
+                return answer
             case m.LogReturns(episode_id, reward):
-                self._recorder(episode_id).add_reward(self._spaces.conformed_reward(reward))
+                self._episode(episode_id).add_reward(self._spaces.conformed_reward(reward))
             case m.EndEpisode(episode_id, obs, reward, is_truncated):
-                recorder = self._recorder(episode_id)
+                episode = self._episode(episode_id)
                 last_obs = self._spaces.conformed_obs(obs[None], 1)[0]
-                recorder.add_reward(self._spaces.conformed_reward(reward))
-                recorder.end(last_obs, is_truncated=is_truncated)
-                del self._recorders[episode_id]
+                episode.add_reward(self._spaces.conformed_reward(reward))
+                episode.end(last_obs, is_truncated=is_truncated)
+                del self._asked[episode_id]
         return None
 
     def _start(self, wanted: str | None) -> m.EpisodeStarted:
         episode_id = wanted or uuid.uuid4().hex
-        if episode_id in self._recorders:
+        if episode_id in self._asked:
             raise RemoteProtocolError(f"episode {episode_id!r} is running already")
-        if len(self._recorders) >= _MOST_EPISODES:
+        if len(self._asked) >= _MOST_EPISODES:
             raise RemoteProtocolError(f"{_MOST_EPISODES} episodes are running; end some")
-        self._recorders[episode_id] = EpisodeRecorder(self._queue, episode_id)
+        self._asked[episode_id] = AskedEpisode(self._queue, episode_id)
         return m.EpisodeStarted(episode_id)
 
-    def _ask(
-        self, recorder: EpisodeRecorder, obs: m.Array, reward: float
-    ) -> Future[m.Reply | None]:
-        conformed = self._spaces.conformed_obs(obs[None], 1)[0]
-        recorder.add_reward(self._spaces.conformed_reward(reward))
-        recorder.see(conformed)
-        question = ActionRequest(recorder, conformed)
-        self._actor.ask(question)
-        return question.future
-
-    def _recorder(self, episode_id: str) -> EpisodeRecorder:
-        recorder = self._recorders.get(episode_id)
-        if recorder is None:
+    def _episode(self, episode_id: str) -> AskedEpisode:
+        episode = self._asked.get(episode_id)
+        if episode is None:
             raise RemoteProtocolError(
                 f"no episode {episode_id!r} is running; begin it with START_EPISODE"
             )
-        return recorder
+        return episode
 
 
 def _continues(progress: EpisodeProgress, chunk: m.Chunk) -> bool:

@@ -21,14 +21,16 @@ from rlmesh_ray.dialects.rllink.runner.batched_inference import (
     BatchedInference,
     action_transform_for,
 )
-from rlmesh_ray.dialects.rllink.runner.client_config import client_config, weights_extras
 from rlmesh_ray.dialects.rllink.runner.client_session import SimulatorSession
-from rlmesh_ray.dialects.rllink.runner.episode_chain import EpisodeChain
-from rlmesh_ray.dialects.rllink.runner.listen_plan import RLlinkPlan, rllink_plan_of
-from rlmesh_ray.dialects.rllink.runner.logp_recomputer import LogpRecomputer
-from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue
+from rlmesh_ray.dialects.rllink.runner.episode_chain import EpisodeChain, LogpRecomputer
+from rlmesh_ray.dialects.rllink.runner.listen_plan import (
+    RLlinkPlan,
+    client_config,
+    rllink_plan_of,
+    weights_extras,
+)
+from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue, WeightsVersion
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
-from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkServer
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.dialects.rllink.wire.encodings import RAY, Encoding

@@ -1,20 +1,30 @@
 """RLlib's episodes out of what simulators have sent."""
 
+import copy
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rlmesh_ray.dialects.rllink.runner.chunk_queue import EpisodeProgress, ReceivedChunk
-from rlmesh_ray.dialects.rllink.runner.logp_recomputer import LogpRecomputer
+from rlmesh_ray.dialects.rllink.runner.sample_queue import (
+    EpisodeProgress,
+    ReceivedChunk,
+    WeightsVersion,
+)
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
-from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.models.fast_path.action_sampling import as_arrays
+from rlmesh_ray.models.rllib.exported_module import distribution_inputs
 from rlmesh_ray.rllib.fast_path.episode_factory import EpisodeFactory
+
+_MOST_ROWS = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +40,53 @@ class _Segment:
     next_step: int
     """Of the simulator's episode."""
     tail: m.Chunk | None = None
-    """The last steps, for those who look back."""
+    """The last steps, for episodes that look back."""
+
+
+class LogpRecomputer:
+    """Recomputes log-probabilities and distribution inputs of actions that came without them.
+
+    Args:
+        module: The module. It is not changed; a copy of it gets the weights.
+    """
+
+    def __init__(self, module: RLModule) -> None:
+        self._original = module
+        self._module: Any = None
+        self._seq_no: int | None = None
+
+    def outputs(
+        self, weights: WeightsVersion, chunks: Sequence[m.Chunk]
+    ) -> list[dict[str, m.Array]]:
+        """Return, for each chunk, the distributions' inputs and the actions' log-probabilities.
+
+        Args:
+            weights: The weights that chose the actions.
+            chunks: Chunks of these weights; they are computed together.
+        """
+        if self._module is None:
+            self._module = copy.deepcopy(self._original)
+        if self._seq_no != weights.seq_no:
+            self._module.set_state(dict(weights.state))
+            self._seq_no = weights.seq_no
+        obs = torch.as_tensor(np.concatenate([chunk.obs[:-1] for chunk in chunks]))
+        actions = torch.as_tensor(np.concatenate([chunk.actions for chunk in chunks]))
+        with torch.no_grad():
+            # Not all at once: what a network of pixels holds meanwhile would not fit.
+            rows = [distribution_inputs(self._module, part) for part in obs.split(_MOST_ROWS)]
+            inputs = torch.cat(rows)
+            kind = self._module.get_exploration_action_dist_cls()
+            logp = kind.from_logits(inputs).logp(actions)
+        arrays = as_arrays({Columns.ACTION_DIST_INPUTS: inputs, Columns.ACTION_LOGP: logp})
+        ends = np.cumsum([len(chunk) for chunk in chunks])[:-1]
+        names = {
+            m.ACTION_DIST_INPUTS: arrays[Columns.ACTION_DIST_INPUTS],
+            m.ACTION_LOGP: arrays[Columns.ACTION_LOGP],
+        }
+        parts = {name: np.split(values, ends) for name, values in names.items()}
+        return [
+            {name: parts[name][number] for name in m.MODEL_OUTPUTS} for number in range(len(chunks))
+        ]
 
 
 class EpisodeChain:
@@ -96,7 +152,9 @@ class EpisodeChain:
         if segment is None or segment.next_step != received.first_step:
             segment = _Segment(uuid.uuid4().hex, 0, received.first_step)
             self._segments[received.progress] = segment
-        whole = _joined(segment.tail, chunk, outputs)
+        whole = replace(chunk, model_outputs=outputs)
+        if segment.tail is not None:
+            whole = m.joined([segment.tail, whole])
         lookback = len(whole) - len(chunk)
         episode = self._maker.make(
             segment.id_,
@@ -111,38 +169,15 @@ class EpisodeChain:
         episode.is_terminated, episode.is_truncated = chunk.is_terminated, chunk.is_truncated
         segment.num_steps += len(chunk)
         segment.next_step += len(chunk)
-        segment.tail = _tail(whole, self._lookback)
+        if self._lookback:
+            tail = whole.part(max(0, len(whole) - self._lookback), len(whole))
+            # Copies, so that they do not hold all the others.
+            segment.tail = m.Chunk(
+                tail.obs.copy(),
+                tail.actions.copy(),
+                tail.rewards.copy(),
+                is_terminated=False,
+                is_truncated=False,
+                model_outputs={name: each.copy() for name, each in tail.model_outputs.items()},
+            )
         return episode
-
-
-def _tail(chunk: m.Chunk, num_steps: int) -> m.Chunk | None:
-    """Return copies of the last steps, so that they do not hold all the others."""
-    if not num_steps:
-        return None
-    return m.Chunk(
-        chunk.obs[-num_steps - 1 :].copy(),
-        chunk.actions[-num_steps:].copy(),
-        chunk.rewards[-num_steps:].copy(),
-        False,
-        False,
-        None,
-        {name: values[-num_steps:].copy() for name, values in chunk.model_outputs.items()},
-    )
-
-
-def _joined(tail: m.Chunk | None, chunk: m.Chunk, outputs: Mapping[str, Any]) -> m.Chunk:
-    if tail is None:
-        parts = (chunk.obs, chunk.actions, chunk.rewards)
-        return m.Chunk(*parts, chunk.is_terminated, chunk.is_truncated, None, outputs)
-    return m.Chunk(
-        np.concatenate([tail.obs[:-1], chunk.obs]),
-        np.concatenate([tail.actions, chunk.actions]),
-        np.concatenate([tail.rewards, chunk.rewards]),
-        chunk.is_terminated,
-        chunk.is_truncated,
-        None,
-        {
-            name: np.concatenate([tail.model_outputs[name], values])
-            for name, values in outputs.items()
-        },
-    )

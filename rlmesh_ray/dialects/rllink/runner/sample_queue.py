@@ -1,9 +1,9 @@
 """Where what simulators send meets what RLlib asks for; and when simulators must wait.
 
-Two threads use it: the serving loop adds chunks and requests, the runner's thread takes samples and
-publishes weights. Every method takes the one lock, briefly.
+Two threads use the queue: the serving loop adds chunks and requests, the runner's thread takes
+samples and publishes weights. Every method takes the one lock, briefly.
 
-On-policy, a client that has sent steps goes on only while the sample lacks steps that no other
+On-policy, a client that has sent steps continues only while the sample lacks steps that no other
 client is making; otherwise its answer waits for the next sample, which mostly has newer weights.
 So hardly a step is made with weights that are about to be replaced, and no sample waits for clients
 that wait for it. A client that takes several times as long as before is no longer waited for.
@@ -11,123 +11,111 @@ that wait for it. A client that takes several times as long as before is no long
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from rlmesh_ray.dialects.rllink.runner.chunk_queue import ChunkQueue, EpisodeProgress, ReceivedChunk
-from rlmesh_ray.dialects.rllink.runner.inflight_steps import InflightSteps
-from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
+from numpy.typing import NDArray
+
 from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
+
+_ANY = 2**62
+_LOOK_S = 0.25
+_FIRST_S = 5.0
+"""How long a simulator is expected to bring its first steps."""
+_LEAST_S, _TIMES = 1.0, 3.0
+"""Later: so many times as long as it took last, and so long at least."""
+
+
+@dataclass(slots=True, eq=False)
+class WeightsVersion:
+    """One version of a module's weights; the arrays are immutable."""
+
+    seq_no: int
+    state: Mapping[str, NDArray[Any]]
+    extras: m.Extras
+    """What else clients must know to act with them."""
+    num_env_steps: int = 0
+    """How many steps had been sampled by then: some modules explore accordingly."""
+    _onnx: bytes = field(default=b"", repr=False)
+
+    def onnx(self, model: OnnxGraph) -> bytes:
+        """Return them as a model; made once, so one thread at a time may ask."""
+        if not self._onnx:
+            self._onnx = model.serialized(self.state)
+        return self._onnx
+
 
 MakeReply = Callable[[WeightsVersion], m.Reply | None]
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class EpisodeProgress:
+    """An episode of a simulator."""
+
+    comes_by_step: bool = False
+    """Whether its steps come one by one: they are joined when a sample takes them."""
+    num_steps: int = 0
+    """All that have arrived, of whichever weights."""
+    return_: float = 0.0
+    began_s: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    """How long it took; once it has ended."""
+    last_obs: m.Array | None = None
+
+    def received(self, chunk: m.Chunk, seq_no: int) -> "ReceivedChunk":
+        """Count the next chunk of the episode, of steps that weights have made."""
+        received = ReceivedChunk(chunk, self, self.num_steps, seq_no)
+        self.num_steps += len(chunk)
+        self.return_ += float(chunk.rewards.sum())
+        self.last_obs = chunk.obs[-1]
+        return received
+
+
+class ReceivedChunk(NamedTuple):
+    """A chunk, and where it belongs."""
+
+    chunk: m.Chunk
+    progress: EpisodeProgress
+    first_step: int
+    """Of the episode: how many have arrived before."""
+    seq_no: int
+    """Of the weights that have acted."""
+
+
 @dataclass(slots=True, eq=False)
-class _PendingReply:
-    future: Future[m.Reply | None]
-    reply: MakeReply
-    can_wait: bool
+class Rollout:
+    """The steps that one simulator, or one of its episodes, is making; see ``begin_rollout``."""
+
+    num_steps: int = 0
+    """How many are still to come."""
+    seq_no: int = 0
+    """Of the weights that act."""
+    began_s: float = 0.0
+    due_s: float = 0.0
+    took_s: float | None = None
+    """How long the last ones took."""
 
 
-class PendingReplies:
-    """Answers that are still to be given, in the order in which they were asked for."""
-
-    def __init__(self) -> None:
-        self._waiting: list[_PendingReply] = []
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def join(self, reply: MakeReply, *, can_wait: bool) -> Future[m.Reply | None]:
-        """Return an answer that comes with a later call of ``release``.
-
-        Args:
-            reply: Makes it of the weights of that moment.
-            can_wait: Whether it waits for room, too.
-        """
-        waiting = _PendingReply(Future(), reply, can_wait)
-        self._waiting.append(waiting)
-        return waiting.future
-
-    def release(self, weights: WeightsVersion, has_room: Callable[[], object]) -> None:
-        """Answer those who may go on.
-
-        Args:
-            weights: The present ones.
-            has_room: Whether one more may go on; asked anew for each, who takes of the room.
-        """
-        # The clients of some have gone meanwhile.
-        waiting = [each for each in self._waiting if not each.future.cancelled()]
-        self._waiting = []
-        for each in waiting:
-            if not each.can_wait or has_room():
-                _resolve(each, weights)
-            else:
-                self._waiting.append(each)
-
-    def cancel(self) -> None:
-        """End all waiting."""
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            each.future.cancel()
-
-
-def _resolve(waiting: _PendingReply, weights: WeightsVersion) -> None:
-    # False: its client has gone at this very moment.
-    if not waiting.future.set_running_or_notify_cancel():
-        return
-    try:
-        waiting.future.set_result(waiting.reply(weights))
-    except Exception as error:  # noqa: BLE001  # its client is told; the others go on
-        waiting.future.set_exception(error)
-
-
-__all__ = [
-    "EpisodeProgress",
-    "FinishedEpisode",
-    "ReceivedChunk",
-    "SampleCounters",
-    "SampleQueue",
-    "StepRecorder",
-]
-
-_ANY = 2**62
-_LOOK_S = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedEpisode:
-    """An episode that has ended, all of it."""
-
-    num_steps: int
-    return_: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampleCounters:
     """What has happened since it was last asked for."""
 
-    finished: tuple[FinishedEpisode, ...]
-    num_stale_steps: int
-    """Dropped, since the weights that acted were too old."""
-    num_abandoned: int
-    """Episodes whose clients have gone."""
     num_clients: int
-    """Connected now."""
+    """Connected when it was asked for."""
+    finished: list[EpisodeProgress] = field(default_factory=list)
+    num_stale_steps: int = 0
+    """Dropped, since the weights that acted were too old."""
+    num_abandoned: int = 0
+    """Episodes whose clients have gone."""
 
 
-class StepRecorder(Protocol):
-    """Keeps steps of an episode that do not make a chunk yet; called under the intake's lock."""
-
-    @property
-    def num_kept(self) -> int:
-        """How many steps."""
-
-    def flush(self) -> None:
-        """Hand them to the intake."""
+class _PendingReply(NamedTuple):
+    future: Future[m.Reply | None]
+    reply: MakeReply
+    can_wait: bool
 
 
 class SampleQueue:
@@ -137,45 +125,49 @@ class SampleQueue:
         max_lag: How many versions old the weights may be that have acted; None: any.
         max_bytes: Limit of the chunks in the queue; clients wait beyond it.
         max_steps: Limit of their steps, unless a sample lacks more; not on-policy. None: none.
+        clock: Tells the time, in seconds.
     """
 
     def __init__(
-        self, *, max_lag: int | None, max_bytes: int, max_steps: int | None = None
+        self,
+        *,
+        max_lag: int | None,
+        max_bytes: int,
+        max_steps: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lock = threading.Condition()
         """For those who must do several things at once, and for waiting for any change."""
         self.weights: WeightsVersion | None = None
         """The present version; None before the first."""
-        self.recorders: list[StepRecorder] = []
         self.num_clients = 0
         self.is_closed = False
         self._max_lag = max_lag
         self._max_bytes = max_bytes
         self._max_steps = max_steps
+        self._clock = clock
         self._kept: dict[int, WeightsVersion] = {}
-        self._chunks = ChunkQueue()
+        self._received: list[ReceivedChunk] = []
+        self._num_steps = 0
+        self._num_bytes = 0
         self._wanted: tuple[int | None, int | None] | None = None
-        self._waiting = PendingReplies()
-        self.inflight = InflightSteps()
-        self._finished: list[FinishedEpisode] = []
-        self._num_stale_steps = 0
-        self._num_abandoned = 0
+        """Steps and episodes that a sample waits for."""
+        self._waiting: list[_PendingReply] = []
+        """In the order in which they were asked for."""
+        self._rollouts: set[Rollout] = set()
+        self._counters = SampleCounters(0)
 
     # --- the runner's side ---------------------------------------------------------------
 
     def publish(self, weights: WeightsVersion) -> None:
         """Let simulators act with these weights from now on; what is too old now is dropped."""
         with self.lock:
-            for recorder in self.recorders:
-                recorder.flush()
             self.weights = weights
             self._kept[weights.seq_no] = weights
             for seq_no in [each for each in self._kept if not self._is_kept(each)]:
                 del self._kept[seq_no]
-            for received in self._chunks.take():
-                self._put(received)
+            self._replace(self._received)
             self._release()
-            self.lock.notify_all()
 
     def take(
         self, *, num_steps: int | None, num_episodes: int | None, deadline_s: float
@@ -188,26 +180,25 @@ class SampleQueue:
         Args:
             num_steps: How many; None: do not count them.
             num_episodes: Likewise.
-            deadline_s: When to return what there is, as of ``time.monotonic``.
+            deadline_s: When to return what there is, by the queue's clock.
         """
         with self.lock:
             self._wanted = (num_steps, num_episodes)
             while not self._is_enough() and not self.is_closed:
                 self._release()
-                self.lock.notify_all()
-                left_s = deadline_s - time.monotonic()
+                left_s = deadline_s - self._clock()
                 if left_s <= 0:
                     break
                 # Who is late is found by looking now and then.
                 self.lock.wait(min(left_s, _LOOK_S))
             self._wanted = None
-            for recorder in self.recorders:
-                recorder.flush()
-            taken = self._chunks.take(num_steps if self._max_lag is None else None)
+            taken, kept = self._received, list[ReceivedChunk]()
+            if self._max_lag is None and num_steps is not None:
+                taken, kept = _parted(taken, num_steps)
+            self._replace(kept)
             # Off-policy, there is room again.
             self._release()
-            self.lock.notify_all()
-        return taken
+        return _joined(taken)
 
     def weights_of(self, seq_no: int) -> WeightsVersion | None:
         """Return a version of the weights, if it is not too old."""
@@ -217,29 +208,23 @@ class SampleQueue:
     def forget_samples(self) -> None:
         """Drop all samples in the queue."""
         with self.lock:
-            for recorder in self.recorders:
-                recorder.flush()
-            self._chunks.take()
+            self._replace([])
             self._release()
-            self.lock.notify_all()
 
     def take_counters(self) -> SampleCounters:
         """Return what has happened since the last call."""
         with self.lock:
-            counters = SampleCounters(
-                tuple(self._finished),
-                self._num_stale_steps,
-                self._num_abandoned,
-                self.num_clients,
-            )
-            self._finished, self._num_stale_steps, self._num_abandoned = [], 0, 0
+            counters, self._counters = self._counters, SampleCounters(0)
+            counters.num_clients = self.num_clients
         return counters
 
     def close(self) -> None:
         """End all waiting."""
         with self.lock:
             self.is_closed = True
-            self._waiting.cancel()
+            for each in self._waiting:
+                each.future.cancel()
+            self._waiting.clear()
             self.lock.notify_all()
 
     # --- the simulators' side ------------------------------------------------------------
@@ -252,63 +237,65 @@ class SampleQueue:
             self.lock.notify_all()
 
     def reply_later(self, reply: MakeReply, *, can_wait: bool = True) -> Future[m.Reply | None]:
-        """Return an answer that comes when the client may go on.
+        """Return an answer that comes when the client may continue.
 
         Args:
             reply: Makes it of the weights of that moment.
-            can_wait: Whether it waits until the client may go on; otherwise only until there are
+            can_wait: Whether it waits until the client may continue; otherwise only until there are
                 any weights.
         """
+        pending = _PendingReply(Future(), reply, can_wait)
         with self.lock:
-            answer = self._waiting.join(reply, can_wait=can_wait)
+            self._waiting.append(pending)
             self._release()
-        return answer
+        return pending.future
 
-    def begin_rollout(self, owner: object, num_steps: int, seq_no: int) -> None:
-        """Note that a simulator begins to step; see ``InflightSteps.begin``. Under the lock."""
-        self.inflight.begin(owner, num_steps, seq_no)
+    def begin_rollout(self, rollout: Rollout, num_steps: int, seq_no: int) -> None:
+        """Note that a simulator begins to make steps. Under the lock.
 
-    def note_received(self, owner: object, num_steps: int) -> None:
-        """Note that it has brought some of them; under the lock."""
-        self.inflight.note_received(owner, num_steps)
+        If it begins again without having sent the steps before, its deadline stays as it was:
+        the others would wait for as long as it requests weights and makes no step.
+        """
+        if rollout not in self._rollouts:
+            took_s, rollout.began_s = rollout.took_s, self._clock()
+            patience_s = _FIRST_S if took_s is None else max(_LEAST_S, _TIMES * took_s)
+            rollout.due_s = rollout.began_s + patience_s
+            self._rollouts.add(rollout)
+        rollout.num_steps, rollout.seq_no = num_steps, seq_no
 
-    def end_rollout(self, owner: object) -> None:
-        """Note that it has brought them, or never will; under the lock."""
-        self.inflight.end(owner)
-        self.lock.notify_all()
+    def end_rollout(self, rollout: Rollout, num_steps: int | None = None) -> None:
+        """Note that some of its steps have come, or that no more will (None). Under the lock."""
+        rollout.num_steps -= rollout.num_steps if num_steps is None else num_steps
+        if rollout.num_steps <= 0 and rollout in self._rollouts:
+            self._rollouts.remove(rollout)
+            rollout.took_s = self._clock() - rollout.began_s
+            self.lock.notify_all()
 
     def finish(self, progress: EpisodeProgress) -> None:
         """Note that an episode has ended."""
-        seconds = time.monotonic() - progress.began_s
+        progress.seconds, progress.last_obs = time.monotonic() - progress.began_s, None
         with self.lock:
-            self._finished.append(FinishedEpisode(progress.num_steps, progress.return_, seconds))
+            self._counters.finished.append(progress)
             self.lock.notify_all()
 
     def abandon(self, num_episodes: int) -> None:
-        """Note that episodes will not go on, since their client has gone."""
+        """Note that episodes will not continue, since their client has gone."""
         with self.lock:
-            self._num_abandoned += num_episodes
-
-    def is_fresh(self, seq_no: int) -> bool:
-        """Tell whether what weights have done may be learnt from now."""
-        if self._max_lag is None:
-            return self.weights is not None and seq_no <= self.weights.seq_no
-        # Numbers may be left out: what such weights have done could not be worked out.
-        return seq_no in self._kept
+            self._counters.num_abandoned += num_episodes
 
     @property
     def is_full(self) -> bool:
         """Whether more has come than may wait."""
-        if self._chunks.num_bytes > self._max_bytes:
+        if self._num_bytes > self._max_bytes:
             return True
         if self._max_lag == 0 or self._max_steps is None:
             return False
         num_steps, num_episodes = self._wanted or (None, None)
-        return num_episodes is None and self._num_steps() >= max(self._max_steps, num_steps or 0)
+        return num_episodes is None and self._num_steps >= max(self._max_steps, num_steps or 0)
 
     @property
     def room(self) -> int:
-        """How many steps simulators may make now, beside those on their way; under the lock.
+        """How many steps simulators may make now, besides those on their way; under the lock.
 
         Off-policy, and where whole episodes are waited for, as many as they like, until too many
         wait here.
@@ -322,16 +309,41 @@ class SampleQueue:
         num_steps, _ = self._wanted
         if num_steps is None:
             return _ANY
-        coming = self.inflight.num_expected(self.is_fresh)
-        return max(0, num_steps - self._num_steps() - coming)
+        return max(0, num_steps - self._num_steps - self.num_expected)
+
+    @property
+    def num_expected(self) -> int:
+        """How many steps are on their way that can be counted on: fresh, and not yet overdue."""
+        now_s = self._clock()
+        return sum(
+            rollout.num_steps
+            for rollout in self._rollouts
+            if now_s < rollout.due_s and self._is_fresh(rollout.seq_no)
+        )
 
     # --- under the lock ------------------------------------------------------------------
 
     def _put(self, received: ReceivedChunk) -> None:
-        if not self.is_fresh(received.seq_no):
-            self._num_stale_steps += len(received.chunk)
+        chunk = received.chunk
+        if not self._is_fresh(received.seq_no):
+            self._counters.num_stale_steps += len(chunk)
             return
-        self._chunks.put(received)
+        self._received.append(received)
+        self._num_steps += len(chunk)
+        arrays = (chunk.obs, chunk.actions, chunk.rewards, *chunk.model_outputs.values())
+        self._num_bytes += sum(array.nbytes for array in arrays)
+
+    def _replace(self, received: Iterable[ReceivedChunk]) -> None:
+        self._received, self._num_steps, self._num_bytes = [], 0, 0
+        for each in received:
+            self._put(each)
+
+    def _is_fresh(self, seq_no: int) -> bool:
+        """Tell whether what weights have done may be learnt from now."""
+        if self._max_lag is None:
+            return self.weights is not None and seq_no <= self.weights.seq_no
+        # Numbers may be left out: what such weights have done could not be worked out.
+        return seq_no in self._kept
 
     def _is_kept(self, seq_no: int) -> bool:
         assert self.weights is not None
@@ -343,13 +355,54 @@ class SampleQueue:
             return False
         num_steps, num_episodes = self._wanted
         if num_episodes is not None:
-            return self._chunks.num_ends >= num_episodes
-        return self._num_steps() >= (num_steps or 0)
-
-    def _num_steps(self) -> int:
-        return self._chunks.num_steps + sum(recorder.num_kept for recorder in self.recorders)
+            return sum(each.chunk.is_done for each in self._received) >= num_episodes
+        return self._num_steps >= (num_steps or 0)
 
     def _release(self) -> None:
-        """Answer those who may go on."""
-        if self.weights is not None:
-            self._waiting.release(self.weights, lambda: self.room)
+        """Answer those who may continue."""
+        self.lock.notify_all()
+        if self.weights is None:
+            return
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if each.future.cancelled():  # its client has gone meanwhile
+                continue
+            # Asked anew for each: the one before has taken of the room.
+            if each.can_wait and not self.room:
+                self._waiting.append(each)
+            # False: its client has gone at this very moment.
+            elif each.future.set_running_or_notify_cancel():
+                try:
+                    each.future.set_result(each.reply(self.weights))
+                except Exception as error:  # noqa: BLE001  # its client is told, others continue
+                    each.future.set_exception(error)
+
+
+def _parted(
+    received: Sequence[ReceivedChunk], num_steps: int
+) -> tuple[list[ReceivedChunk], list[ReceivedChunk]]:
+    """Return the first ``num_steps``, and the rest; a chunk may be cut in two."""
+    taken = list[ReceivedChunk]()
+    for number, each in enumerate(received):
+        size = len(each.chunk)
+        if size > num_steps:
+            begin = each._replace(chunk=each.chunk.part(0, num_steps))
+            end = each._replace(
+                chunk=each.chunk.part(num_steps, size), first_step=each.first_step + num_steps
+            )
+            return [*taken, *([begin] if num_steps else [])], [end, *received[number + 1 :]]
+        taken.append(each)
+        num_steps -= size
+    return taken, []
+
+
+def _joined(received: Iterable[ReceivedChunk]) -> list[ReceivedChunk]:
+    """Join the steps that have come one by one, of an episode and of the same weights."""
+    groups: dict[object, list[ReceivedChunk]] = {}
+    for each in received:
+        key = (each.progress, each.seq_no) if each.progress.comes_by_step else id(each)
+        groups.setdefault(key, []).append(each)
+    return [
+        first._replace(chunk=m.joined([each.chunk for each in group]))
+        for first, group in ((group[0], group) for group in groups.values())
+    ]

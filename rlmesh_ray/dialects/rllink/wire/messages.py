@@ -5,7 +5,7 @@ them against spaces.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,38 @@ class Chunk:
     def is_done(self) -> bool:
         """Whether the episode ends here."""
         return self.is_terminated or self.is_truncated
+
+    def part(self, begin: int, end: int) -> "Chunk":
+        """Return its steps from ``begin`` to ``end``, without the one at ``end``."""
+        is_last = end == len(self)
+        return Chunk(
+            self.obs[begin : end + 1],
+            self.actions[begin:end],
+            self.rewards[begin:end],
+            self.is_terminated and is_last,
+            self.is_truncated and is_last,
+            self.episode_id,
+            {name: values[begin:end] for name, values in self.model_outputs.items()},
+        )
+
+
+def joined(parts: Sequence[Chunk]) -> Chunk:
+    """Return chunks of one episode, which follow each other, as one."""
+    *_, last = parts
+    if len(parts) == 1:
+        return last
+    return Chunk(
+        np.concatenate([*(part.obs[:-1] for part in parts[:-1]), last.obs]),
+        np.concatenate([part.actions for part in parts]),
+        np.concatenate([part.rewards for part in parts]),
+        last.is_terminated,
+        last.is_truncated,
+        last.episode_id,
+        {
+            name: np.concatenate([part.model_outputs[name] for part in parts])
+            for name in last.model_outputs
+        },
+    )
 
 
 # --- requests ----------------------------------------------------------------------------

@@ -17,11 +17,10 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from rlmesh_ray.dialects.rllink.client.agents import LocalAgent
 from rlmesh_ray.dialects.rllink.client.onnx_policy import OnnxPolicy
 from rlmesh_ray.dialects.rllink.runner.batched_inference import action_transform_for
-from rlmesh_ray.dialects.rllink.runner.client_config import client_config, weights_extras
-from rlmesh_ray.dialects.rllink.runner.listen_plan import RLlinkPlan
-from rlmesh_ray.dialects.rllink.runner.logp_recomputer import LogpRecomputer
+from rlmesh_ray.dialects.rllink.runner.episode_chain import LogpRecomputer
+from rlmesh_ray.dialects.rllink.runner.listen_plan import RLlinkPlan, client_config, weights_extras
+from rlmesh_ray.dialects.rllink.runner.sample_queue import WeightsVersion
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
-from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.rllib.exported_module import (

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlmesh_ray.dialects.rllink.runner.batched_inference import BatchedInference
-from rlmesh_ray.dialects.rllink.runner.episode_recorder import ChosenAction
+from rlmesh_ray.dialects.rllink.runner.batched_inference import BatchedInference, ChosenAction
 
 
 class Picky(BatchedInference):
@@ -23,15 +22,14 @@ class Picky(BatchedInference):
         self._fit = lambda action: 10 // action
         self._asked, self._thread = [], None
 
-    def _decide(self, obs: Any, weights: Any) -> list[ChosenAction]:
+    def _choose(self, obs: Any, weights: Any) -> list[ChosenAction]:
         if 5 in obs:
             raise ValueError("5 is too much")
-        return [ChosenAction(each, np.array(each), {}, 1) for each in obs]
+        return [ChosenAction(np.array(each), {}, 1) for each in obs]
 
 
 def request(obs: int) -> Any:
-    recorder = SimpleNamespace(decide=lambda _: None, episode_id="e")
-    return SimpleNamespace(obs=obs, recorder=recorder, future=Future())
+    return SimpleNamespace(obs=obs, choose=lambda _: None, episode_id="e", answer=Future())
 
 
 @pytest.mark.parametrize(
@@ -44,11 +42,12 @@ def test_a_module_that_fails_fails_the_simulator_that_it_fails_for(
 
     inference = Picky()
     with inference.queue.lock:
-        inference.submit_group(asked)
+        for each in asked:
+            inference.submit(each)
 
     try:
-        assert [each.future.result(30).action for each in (asked[0], asked[2])] == [10, 5]
-        assert isinstance(asked[1].future.exception(30), error)
+        assert [each.answer.result(30).action for each in (asked[0], asked[2])] == [10, 5]
+        assert isinstance(asked[1].answer.exception(30), error)
     finally:
         with inference.queue.lock:
             inference.queue.is_closed = True

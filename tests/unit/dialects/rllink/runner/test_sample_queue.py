@@ -1,6 +1,7 @@
 """Between simulators and RLlib: who waits, what is dropped, what belongs together."""
 
 import time
+import weakref
 from concurrent.futures import Future
 from typing import Any
 
@@ -8,15 +9,21 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlmesh_ray.dialects.rllink.runner.batched_inference import action_transform_for
-from rlmesh_ray.dialects.rllink.runner.chunk_queue import ChunkQueue, EpisodeProgress, ReceivedChunk
+from rlmesh_ray.dialects.rllink.runner.batched_inference import (
+    AskedEpisode,
+    ChosenAction,
+    action_transform_for,
+)
 from rlmesh_ray.dialects.rllink.runner.client_session import SimulatorSession
 from rlmesh_ray.dialects.rllink.runner.episode_chain import EpisodeChain
-from rlmesh_ray.dialects.rllink.runner.episode_recorder import ActionRequest, ChosenAction
-from rlmesh_ray.dialects.rllink.runner.inflight_steps import InflightSteps
-from rlmesh_ray.dialects.rllink.runner.sample_queue import PendingReplies, SampleQueue
+from rlmesh_ray.dialects.rllink.runner.sample_queue import (
+    EpisodeProgress,
+    ReceivedChunk,
+    Rollout,
+    SampleQueue,
+    WeightsVersion,
+)
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
-from rlmesh_ray.dialects.rllink.runner.weights_version import WeightsVersion
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, RemoteProtocolError
 
@@ -31,14 +38,15 @@ class World:
         self, max_lag: int | None = 0, max_bytes: int = 2**20, max_steps: int = 99
     ) -> None:
         self.queue = SampleQueue(max_lag=max_lag, max_bytes=max_bytes, max_steps=max_steps)
-        self.questions: list[ActionRequest] = []
+        self.questions: list[AskedEpisode] = []
         self.chain = EpisodeChain(SPACES, None, self.queue.weights_of, lookback=1)
 
     def client(self) -> SimulatorSession:
-        return SimulatorSession(self.queue, SPACES, CONFIG, reported, self)
+        inference: Any = self
+        return SimulatorSession(self.queue, SPACES, CONFIG, reported, inference)
 
-    def ask(self, question: ActionRequest) -> None:
-        self.questions.append(question)
+    def submit(self, episode: AskedEpisode) -> None:
+        self.questions.append(episode)
 
     def publish(self, seq_no: int) -> None:
         self.queue.publish(WeightsVersion(seq_no, {}, {}))
@@ -137,40 +145,47 @@ def test_who_brings_steps_without_asking_is_not_waited_for_any_longer() -> None:
 
 def test_who_asks_again_and_again_and_brings_nothing_is_not_counted_on() -> None:
     now_s = 0.0
-    errands, owner = InflightSteps(clock=lambda: now_s), ChunkQueue()
-    for _ in range(7):
-        errands.begin(owner, 50, 1)
-        now_s += 1.0
+    queue, rollout = SampleQueue(max_lag=0, max_bytes=99, clock=lambda: now_s), Rollout()
+    queue.publish(WeightsVersion(1, {}, {}))
+    with queue.lock:
+        for _ in range(7):
+            queue.begin_rollout(rollout, 50, 1)
+            now_s += 1.0
 
-    assert errands.num_expected(lambda _: True) == 0
-    errands.end(owner)
-    errands.begin(owner, 50, 1)
-    assert errands.num_expected(lambda _: True) == 50
-    assert errands.num_expected(lambda _: False) == 0
+        assert queue.num_expected == 0
+        queue.end_rollout(rollout)
+        queue.begin_rollout(rollout, 50, 1)
+        assert queue.num_expected == 50
+        queue.publish(WeightsVersion(2, {}, {}))
+        assert queue.num_expected == 0
 
 
 def test_nothing_is_kept_of_those_who_have_gone_while_they_waited() -> None:
-    line = PendingReplies()
-    gone, present = (line.join(reported, can_wait=True) for _ in range(2))
+    world = World()
+    world.publish(1)
+    gone, present = (exchange(world.client(), chunk(0)) for _ in range(2))
     gone.cancel()
+    left = weakref.ref(gone)
+    del gone
 
-    line.release(WeightsVersion(1, {}, {}), lambda: False)
+    world.publish(2)
 
-    assert len(line) == 1
+    assert left() is None
     assert not present.done()
 
 
 def test_all_that_a_chunk_holds_counts_as_waiting() -> None:
-    pool = ChunkQueue()
     outputs = {"action_logp": np.zeros(2, "f4")}
     pixels = m.Chunk(np.zeros((3, 1), "u1"), np.zeros(2, "i8"), np.zeros(2), True, False, "e",
                      outputs)  # fmt: skip
+    for num_bytes, is_full in ((3 + 16 + 16 + 8, False), (3 + 16 + 16 + 8 - 1, True)):
+        world = World(max_lag=None, max_bytes=num_bytes)
+        world.publish(1)
+        world.queue.add([EpisodeProgress().received(pixels, 1)])
 
-    pool.put(ReceivedChunk(pixels, EpisodeProgress(), 0, 1))
-
-    assert (pool.num_bytes, pool.num_steps, pool.num_ends) == (3 + 16 + 16 + 8, 2, 1)
-    assert len(pool.take(1)) == 1
-    assert (pool.num_bytes, pool.num_steps, pool.num_ends) == (2 + 8 + 8 + 4, 1, 1)
+        assert world.queue.is_full == is_full
+        assert len(world.sample(1)) == 1
+        assert not world.queue.is_full
 
 
 def test_off_policy_no_client_waits() -> None:
@@ -446,9 +461,7 @@ def test_a_client_cannot_have_any_number_of_episodes() -> None:
 def decide(world: World, seq_no: int, action: int = 1) -> None:
     question = world.questions.pop()
     with world.queue.lock:
-        question.recorder.decide(
-            ChosenAction(question.obs, np.array(action), {"action_logp": np.array(-1.0)}, seq_no)
-        )
+        question.choose(ChosenAction(np.array(action), {"action_logp": np.array(-1.0)}, seq_no))
 
 
 def ask(client: SimulatorSession, obs: float, reward: float = 0.0) -> None:
@@ -526,7 +539,6 @@ def test_a_client_that_goes_leaves_what_it_has_done() -> None:
 
     assert [len(each.chunk) for each in world.sample(1)] == [1]
     assert world.queue.take_counters().num_abandoned == 1
-    assert not world.queue.recorders
 
 
 def test_an_action_for_an_episode_that_has_gone_meanwhile_is_nobodys() -> None:
@@ -539,7 +551,7 @@ def test_an_action_for_an_episode_that_has_gone_meanwhile_is_nobodys() -> None:
 
     decide(world, 1)
 
-    assert world.queue.inflight.num_expected(lambda _: True) == 0
+    assert world.queue.num_expected == 0
     assert world.sample(1) == []
 
 
