@@ -7,7 +7,6 @@ OTHER_NAMES = {"PettingZoo", "RLlib", "RLlink"}
 """In reasons; the other capital words are classes of the product."""
 
 ALLOWED_PROTOCOLS = {
-    "ActionInference": "leaves: one implementation (BatchedInference)",
     "ActionSource": "FunctionActionSource, RemoteActionSource",
     "BatchCodec": "ServerCodec, ImageBatchCodec, and those of wire and of the released dialect",
     "BatchCodecs": "the modules of values: wire, released, openpi; CompressedObservations",
@@ -54,7 +53,6 @@ ALLOWED_PROTOCOLS = {
     "SessionSource": "NewSessionSource, OpenSessionSource",
     "StepInfos": "keeps transport from envs, which have StepReply",
     "StepObserver": "keeps envs from recording, which has SessionObserver",
-    "StepRecorder": "leaves: one implementation (EpisodeRecorder)",
     "UpdatablePolicy": "TorchPolicy, RllibPolicy",
     "WeightSink": "ModelServer, ModelFleet",
     "_Rule": "_IntervalRule, _TextRule",

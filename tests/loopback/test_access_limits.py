@@ -30,7 +30,7 @@ from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.rllink.client.rllink_client import JSON, RLlinkClient
 from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkLimits, RLlinkServer
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.dialects.rllink.wire.frames import framed
+from rlmesh_ray.dialects.rllink.wire.encodings import framed
 from rlmesh_ray.errors import (
     AddressError,
     CapacityError,

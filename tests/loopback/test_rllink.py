@@ -27,8 +27,7 @@ from rlmesh_ray.dialects.rllink.server.rllink_server import (
     RLlinkServer,
 )
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.dialects.rllink.wire.encodings import Encoding
-from rlmesh_ray.dialects.rllink.wire.frames import framed
+from rlmesh_ray.dialects.rllink.wire.encodings import Encoding, framed
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,
@@ -228,13 +227,13 @@ def test_other_clients_are_answered_while_a_large_message_is_read(
 ) -> None:
     is_reading, is_answered = threading.Event(), threading.Event()
 
-    def parse(body: bytes) -> m.Request:
+    def loads(body: bytes) -> Any:
         if len(body) > 2**16:
             is_reading.set()
             is_answered.wait(20)
-        return JSON.parse_request(body)
+        return JSON.loads(body)
 
-    slow = replace(JSON, parse_request=parse)
+    slow = replace(JSON, loads=loads)
     monkeypatch.setattr(connection, "encoding_of", lambda _: slow)
     large = m.Episodes((replace(CHUNK, obs=np.zeros((2, 30_000))),), True, 3)
     address = serve()

@@ -12,8 +12,14 @@ from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.token_file import TokenSource, client_token_of
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.dialects.rllink.wire.encodings import JSON, RAY, Encoding
-from rlmesh_ray.dialects.rllink.wire.frames import HEADER_BYTES, body_bytes, framed
+from rlmesh_ray.dialects.rllink.wire.encodings import (
+    HEADER_BYTES,
+    JSON,
+    RAY,
+    Encoding,
+    body_bytes,
+    framed,
+)
 from rlmesh_ray.errors import (
     AddressError,
     CodecError,

@@ -11,11 +11,13 @@ from typing import Any, Protocol
 from rlmesh_ray.auth.token_file import TokenStore
 from rlmesh_ray.auth.tokens import TokenRole
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.dialects.rllink.wire.encodings import JSON, Encoding, encoding_of
-from rlmesh_ray.dialects.rllink.wire.frames import (
+from rlmesh_ray.dialects.rllink.wire.encodings import (
     HEADER_BYTES,
+    JSON,
     MOST_BODY_BYTES,
+    Encoding,
     body_bytes,
+    encoding_of,
     framed,
 )
 from rlmesh_ray.errors import RlmeshError

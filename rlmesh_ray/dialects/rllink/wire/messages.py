@@ -83,19 +83,19 @@ def joined(parts: Sequence[Chunk]) -> Chunk:
 # --- requests ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ping:
     """The first message; shows the token where one is wanted."""
 
     token: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GetConfig:
     """Asks how to sample."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GetState:
     """Asks for the present weights."""
 
@@ -111,14 +111,14 @@ class Episodes:
     """Of the weights that have acted; None where the client does not say."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StartEpisode:
     """Begins an episode whose actions are asked for one by one."""
 
     episode_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class GetAction:
     """Asks for the next action of such an episode; tells what the last one led to."""
 
@@ -128,7 +128,7 @@ class GetAction:
     """Since the last action, beside what LogReturns has told."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LogReturns:
     """Tells of a reward between two actions."""
 
@@ -136,7 +136,7 @@ class LogReturns:
     reward: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class EndEpisode:
     """Ends such an episode."""
 
@@ -155,7 +155,7 @@ Request = (
 # --- replies -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pong:
     """Answers Ping."""
 
@@ -182,14 +182,14 @@ class SetState:
     extras: Extras = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpisodeStarted:
     """Answers StartEpisode."""
 
     episode_id: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Action:
     """Answers GetAction."""
 
@@ -199,13 +199,16 @@ class Action:
     weights_seq_no: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Failed:
     """Says what is wrong, before the connection is closed."""
 
     message: str
 
 
+CONFIG_FIELDS = frozenset({"type", "env_steps_per_sample", "force_on_policy"})
+STATE_FIELDS = frozenset({"type", "weights_seq_no", "onnx_file"})
+"""Fields of a body that are not extras."""
 Reply = Pong | SetConfig | SetState | EpisodeStarted | Action | Failed
 
 

@@ -14,10 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from rlmesh_ray.dialects.rllink.wire import encodings
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.dialects.rllink.wire import ray_encoding
-from rlmesh_ray.dialects.rllink.wire.encodings import JSON, RAY, Encoding, encoding_of
-from rlmesh_ray.dialects.rllink.wire.frames import MOST_BODY_BYTES, body_bytes, framed
+from rlmesh_ray.dialects.rllink.wire.encodings import (
+    JSON,
+    MOST_BODY_BYTES,
+    RAY,
+    Encoding,
+    body_bytes,
+    encoding_of,
+    framed,
+)
 from rlmesh_ray.errors import CodecError
 
 DIALECTS = pytest.mark.parametrize("encoding", [JSON, RAY], ids=["json", "ray"])
@@ -362,7 +369,7 @@ def test_a_model_that_unpacks_to_more_than_there_is_is_refused() -> None:
     )
 )
 def test_an_array_is_read_as_it_was_written(array: Any) -> None:
-    again = ray_encoding.decode_array(ray_encoding.encode_array(array))
+    again = encodings.decode_array(encodings.encode_array(array))
 
     assert again.dtype == array.dtype
     assert np.array_equal(again, array, equal_nan=array.dtype.kind == "f")

@@ -14,8 +14,7 @@ from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-from rlmesh_ray.dialects.rllink.client.agents import LocalAgent
-from rlmesh_ray.dialects.rllink.client.onnx_policy import OnnxPolicy
+from rlmesh_ray.dialects.rllink.client.agents import LocalAgent, OnnxPolicy
 from rlmesh_ray.dialects.rllink.runner.batched_inference import action_transform_for
 from rlmesh_ray.dialects.rllink.runner.episode_chain import LogpRecomputer
 from rlmesh_ray.dialects.rllink.runner.listen_plan import RLlinkPlan, client_config, weights_extras
