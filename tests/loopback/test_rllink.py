@@ -27,7 +27,7 @@ from rlmesh_ray.dialects.rllink.server.rllink_server import (
     RLlinkServer,
 )
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.dialects.rllink.wire.encodings import Encoding, framed
+from rlmesh_ray.dialects.rllink.wire.encodings import Body, Encoding, framed
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,
@@ -227,7 +227,7 @@ def test_other_clients_are_answered_while_a_large_message_is_read(
 ) -> None:
     is_reading, is_answered = threading.Event(), threading.Event()
 
-    def loads(body: bytes) -> Any:
+    def loads(body: bytes) -> Body:
         if len(body) > 2**16:
             is_reading.set()
             is_answered.wait(20)
