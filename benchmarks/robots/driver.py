@@ -22,7 +22,7 @@ from benchmarks.robots.policy import SleepingPolicy
 from benchmarks.serving.frames import contract
 from benchmarks.stepping.stopwatch import Step, time_steps, time_threads
 from rlmesh_ray.client.remote_model import RemoteModel
-from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
+from rlmesh_ray.dialects.openpi.wire import pack, unpack
 from rlmesh_ray.errors import EndpointError
 
 STEP_S = 1 / 50

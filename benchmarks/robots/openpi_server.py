@@ -9,7 +9,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from benchmarks.control import stay
 from benchmarks.robots.policy import SleepingPolicy
-from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
+from rlmesh_ray.dialects.openpi.wire import pack, unpack
 
 _POLICY = SleepingPolicy(1)
 

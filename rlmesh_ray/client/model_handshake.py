@@ -67,9 +67,7 @@ def open_dialect_session(connect_options: ConnectOptions) -> DialectModelSession
             "else; give the address of a policy"
         )
     dialect.require_installed()
-    session: DialectModelSession = dialect.load("client.model_session").MODEL_SESSION(
-        connect_options
-    )
+    session: DialectModelSession = dialect.load("client").MODEL_SESSION(connect_options)
     return session
 
 

@@ -7,8 +7,8 @@ loads modules of the package on first use. Which ones there are follows from the
   ``client.model_dialect``, each with a ``DIALECT``;
 * ``service``: ``server.service``, with an ``ENV_SERVICE``;
 * ``client_scheme``: ``client.env_session_client``, with an ``ENV_SESSION_CLIENT``;
-* ``serves_models``: ``client.model_session``, with a ``MODEL_SESSION``, instead of that, and
-  ``server.model_port``, with a ``MODEL_PORT``;
+* ``serves_models``: ``client``, with a ``MODEL_SESSION``, instead of that, and
+  ``server``, with a ``MODEL_PORT``;
 * ``runner_scheme``: ``runner``; users call the function of ``rlmesh_ray.rllib`` that ``configure``
   names.
 """
@@ -160,7 +160,7 @@ def model_port(name: str) -> Any:
     """
     dialect = next(each for each in DIALECTS if each.name == name)
     dialect.require_installed()
-    return dialect.load("server.model_port").MODEL_PORT
+    return dialect.load("server").MODEL_PORT
 
 
 def model_dialects() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from websockets.sync.client import ClientConnection, connect
 from websockets.sync.server import ServerConnection, serve
 
-from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
+from rlmesh_ray.dialects.openpi.wire import pack, unpack
 
 TIMEOUT_S = 30.0
 

@@ -21,8 +21,8 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from rlmesh_ray import ModelServer, RemoteModel, TokenFile
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.server_tls import ServerTls
-from rlmesh_ray.dialects.openpi.server import model_port
-from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack
+from rlmesh_ray.dialects.openpi import server as openpi_server
+from rlmesh_ray.dialects.openpi.wire import pack
 from rlmesh_ray.errors import AddressError, ConfigurationError, ContractMismatchError, ListenError
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.server.connection_limits import CONNECTION_SETUP_S
@@ -331,7 +331,7 @@ def test_connections_that_open_nothing_make_room_for_others(server: ModelServer)
     with contextlib.ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection((host, int(port)), TIMEOUT_S))
-            for _ in range(model_port.MAX_STRANGERS + 1)
+            for _ in range(openpi_server.MAX_STRANGERS + 1)
         ]
         with Client(address_of(server)) as client:
             assert "actions" in client.infer(observation())

@@ -87,8 +87,8 @@ def test_the_package_of_each_dialect_has_the_modules_that_its_line_promises(
     if dialect.service:
         promised.append(("server.service", "ENV_SERVICE"))
     if dialect.serves_models:
-        promised.append(("client.model_session", "MODEL_SESSION"))
-        promised.append(("server.model_port", "MODEL_PORT"))
+        promised.append(("client", "MODEL_SESSION"))
+        promised.append(("server", "MODEL_PORT"))
     elif dialect.client_scheme:
         promised.append(("client.env_session_client", "ENV_SESSION_CLIENT"))
     if dialect.runner_scheme:

@@ -11,14 +11,14 @@ import msgpack
 import numpy as np
 import pytest
 
-from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
+from rlmesh_ray.dialects.openpi.wire import pack, unpack
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.testing.equality import assert_identical
 from tests.frame_mutation import damaged
 from tests.peers.openpi.record import MESSAGES
 
 RECORDED = json.loads(
-    (Path(__file__).parents[4] / "peers" / "openpi" / "messages.json").read_text()
+    (Path(__file__).parents[3] / "peers" / "openpi" / "messages.json").read_text()
 )
 NUM_DAMAGED = 10_000
 

@@ -42,14 +42,18 @@ from rlmesh_ray.client.model_dialect import (
     RouteBatch,
     action_of,
 )
-from rlmesh_ray.dialects.openpi.wire.metadata import FULL, difference, facts_of, horizon_of
-from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
-from rlmesh_ray.dialects.openpi.wire.space_maps import (
+from rlmesh_ray.dialects.openpi.wire import (
+    FULL,
     OBSERVATION,
     SERVER_TIMING,
     ClientCodec,
+    difference,
+    facts_of,
+    horizon_of,
+    pack,
     require_actions,
     require_keys,
+    unpack,
 )
 from rlmesh_ray.errors import (
     AccessDeniedError,

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray.dialects.openpi.wire.metadata import difference, facts_of, horizon_of, metadata
-from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
+from rlmesh_ray.dialects.openpi.wire import difference, facts_of, horizon_of, metadata, pack, unpack
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire.policy_v1 import PolicyFacts

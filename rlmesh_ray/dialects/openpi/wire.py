@@ -1,9 +1,16 @@
-"""Maps of openpi's messages <-> columns of a space: one key for each leaf.
+"""What openpi's clients and servers send: messages in msgpack, their keys, and the metadata.
 
-A key is the leaf's path, joined by slashes: the leaf ``image`` of the Dict ``observation`` has the
-key ``observation/image``, and so has a key of a Dict that contains the slash itself. A map may have
-such keys, or nest maps. The one leaf of a space that is no Dict has the key ``observation`` or
-``actions``.
+Arrays and numbers of NumPy are maps with marked keys. What is read comes from the network: only
+dtypes of a list are accepted, and the number, length and depth of lists and maps is limited, so
+that a message takes a small multiple of its own size.
+
+A message has one key for each leaf of a space: the leaf's path, joined by slashes. The leaf
+``image`` of the Dict ``observation`` has the key ``observation/image``, and so has a key of a Dict
+that contains the slash itself. A map may have such keys, or nest maps. The one leaf of a space that
+is no Dict has the key ``observation`` or ``actions``.
+
+The metadata, which a server sends first, says what the policy takes and gives, in plain values.
+Servers of other projects put what they like there, so everything is optional for a client.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,15 +21,117 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
 from rlmesh_ray.errors import CodecError, ConfigurationError, ConformanceError
 from rlmesh_ray.spaces.batch import as_array, coerce
+from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.space_description import space_lines
-from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.spec import DTYPES, SpaceSpec
 from rlmesh_ray.spaces.validation import structure_checker
+from rlmesh_ray.wire import msgpack_values
 from rlmesh_ray.wire.batch_codec import join_each, split_each
 from rlmesh_ray.wire.msgpack_values import holds_numbers
+from rlmesh_ray.wire.policy_v1 import PolicyFacts, facts_in
+
+# --- msgpack with arrays -----------------------------------------------------------------
+
+_DTYPES = {np.dtype(name).newbyteorder("<").str: np.dtype(name) for name in DTYPES}
+"""The dtypes that are accepted, by NumPy's text, such as ``"<f4"``."""
+_ARRAY, _NUMBER = "__ndarray__", "__npgeneric__"
+
+MAX_ITEMS = 4096
+"""Most items of a list or a map."""
+MAX_VALUES = 2**16
+"""Most values in a message, lists, maps and what they hold; an array's numbers do not count."""
+MAX_DEPTH = 32
+"""Deepest nesting of lists and maps."""
+
+
+def pack(value: object) -> bytes:
+    """Return the bytes of a value: maps, sequences, text, bytes, numbers and NumPy arrays.
+
+    Raises:
+        CodecError: A part of it has no form in the protocol.
+        MissingPackageError: The package msgpack is not installed.
+    """
+    try:
+        return msgpack_values.pack(value, _marked)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CodecError(f"this has no form in openpi's protocol: {error}") from error
+
+
+def unpack(data: bytes) -> Any:
+    """Return the value in a message; arrays are read-only views of it.
+
+    Raises:
+        CodecError: It is no message of the protocol, or exceeds a limit.
+        MissingPackageError: The package msgpack is not installed.
+    """
+    value = msgpack_values.unpack(
+        data, max_items=MAX_ITEMS, max_values=MAX_VALUES, read_map=_read_map
+    )
+    _check_depth(value, 0)
+    return value
+
+
+def _read_map(found: dict[Any, Any]) -> Any:
+    """Return what a map stands for: an array, a number, or itself with text as keys."""
+    by_name: dict[str, Any] = {}
+    for key, value in found.items():
+        name = key.decode("utf-8") if isinstance(key, bytes) else key
+        if not isinstance(name, str) or name in by_name:
+            raise CodecError(f"the key {str(key)[:40]!r} of a map is no text, or comes twice")
+        by_name[name] = value
+    if _ARRAY in by_name:
+        dtype = _dtype(by_name.get("dtype"))
+        return msgpack_values.array_of(dtype, by_name.get("shape"), by_name.get("data"))
+    if _NUMBER in by_name:
+        return _number(by_name)
+    return by_name
+
+
+def _number(found: Mapping[str, Any]) -> bool | int | float:
+    _dtype(found.get("dtype"))
+    number = found.get("data")
+    if not isinstance(number, bool | int | float):
+        raise CodecError("the data of a NumPy number is no number")
+    return number
+
+
+def _dtype(text: object) -> np.dtype[Any]:
+    found = _DTYPES.get(text) if isinstance(text, str) else None
+    if found is None:
+        raise CodecError(
+            f"an array has the dtype {str(text)[:40]!r}; accepted are {', '.join(_DTYPES)}"
+        )
+    return found
+
+
+def _marked(value: object) -> object:
+    """Return the marked map for an array or a NumPy number: ``default`` of msgpack's packer."""
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.name in DTYPES:
+        if isinstance(value, np.ndarray):
+            little = value.astype(value.dtype.newbyteorder("<"), copy=False)
+            return {
+                b"__ndarray__": True,
+                b"data": little.tobytes(),
+                b"dtype": little.dtype.str,
+                b"shape": little.shape,
+            }
+        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
+    raise TypeError(f"{type(value).__name__} {getattr(value, 'dtype', '')}".rstrip())
+
+
+def _check_depth(value: object, depth: int) -> None:
+    if not isinstance(value, dict | list):
+        return
+    if depth >= MAX_DEPTH:
+        raise CodecError(f"the message is nested more than {MAX_DEPTH} deep")
+    for part in value.values() if isinstance(value, dict) else value:
+        _check_depth(part, depth + 1)
+
+
+# --- maps of a space ---------------------------------------------------------------------
 
 OBSERVATION, ACTIONS = "observation", "actions"
 SERVER_TIMING = "server_timing"
@@ -304,3 +413,80 @@ def _numbers(leaf: Leaf, value: object) -> object:
         raise ConformanceError("structure", leaf.name, f"is no array: {error}") from error
     reason = "is no array, no number and no list of numbers"
     raise ConformanceError("structure", leaf.name, reason)
+
+
+# --- metadata ----------------------------------------------------------------------------
+
+FULL = "full:"
+"""Begins the HTTP response of a server of this package that has no place for a connection."""
+
+_SPACES = (("observation_space", OBSERVATION), ("action_space", ACTIONS))
+_FACTS = ("kind", "algorithm", "version")
+_HORIZON = "action_horizon"
+
+
+def metadata(facts: PolicyFacts, contract: EnvContract) -> dict[str, Any]:
+    """Return the metadata of a served policy.
+
+    Args:
+        facts: Its description.
+        contract: Has the spaces of its openpi clients.
+    """
+    return {
+        _HORIZON: facts.horizon,
+        "policy": {name: getattr(facts, name) for name in _FACTS},
+        **{name: _plain(getattr(contract, name), root) for name, root in _SPACES},
+    }
+
+
+def _plain(spec: SpaceSpec, root: str) -> dict[str, dict[str, Any]]:
+    return {
+        key: {
+            "space": space_lines(leaf.spec)[0],
+            "shape": list(leaf.shape),
+            "dtype": str(leaf.dtype or "text"),
+        }
+        for key, leaf in require_keys(spec, root).items()
+    }
+
+
+def horizon_of(found: Mapping[str, Any]) -> int:
+    """Return the number of actions in a chunk; 0: the metadata does not say."""
+    horizon = found.get(_HORIZON)
+    return horizon if type(horizon) is int and horizon > 0 else 0  # True is an int
+
+
+def facts_of(found: Mapping[str, Any]) -> PolicyFacts:
+    """Return the description of the policy in a server's metadata; unknown facts are empty."""
+    policy = found.get("policy")
+    facts = {name: policy.get(name) for name in _FACTS} if isinstance(policy, dict) else {}
+    spaces = {name: _lines(found.get(name)) for name, _ in _SPACES}
+    return facts_in({**facts, **spaces, "horizon": horizon_of(found) or 1})
+
+
+def _lines(space: object) -> list[str]:
+    leaves = space.items() if isinstance(space, dict) else ()
+    return [
+        f"{key}: {leaf['space']}"
+        for key, leaf in leaves
+        if isinstance(leaf, dict) and "space" in leaf
+    ]
+
+
+def difference(found: Mapping[str, Any], contract: EnvContract) -> str:
+    """Return why an environment does not fit a server's metadata; empty: nothing speaks against it.
+
+    Only spaces in the form of ``metadata`` are compared, and of these the keys and the shapes.
+    """
+    for name, root in _SPACES:
+        offered = found.get(name)
+        if not isinstance(offered, dict) or not all(isinstance(v, dict) for v in offered.values()):
+            continue
+        own = require_keys(getattr(contract, name), root)
+        if own.keys() != offered.keys():
+            return f"its {name} has the keys {sorted(offered)}, the environment's {sorted(own)}"
+        for key, leaf in own.items():
+            shape = offered[key].get("shape")
+            if isinstance(shape, list) and shape != list(leaf.shape):
+                return f"{key} of its {name} has shape {shape}, the environment's {leaf.shape}"
+    return ""

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray.dialects.openpi.wire import space_maps
-from rlmesh_ray.dialects.openpi.wire.msgpack_arrays import pack, unpack
-from rlmesh_ray.dialects.openpi.wire.space_maps import ClientCodec
+from rlmesh_ray.dialects.openpi import wire
+from rlmesh_ray.dialects.openpi.wire import ClientCodec, pack, unpack
 from rlmesh_ray.errors import CodecError, ConfigurationError
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.leaves import Column
@@ -57,7 +56,7 @@ IMAGE, STATE = np.arange(12, dtype=np.uint8).reshape(2, 2, 3), np.array([0.5, 1.
 def test_keys_with_slashes_and_nested_maps_name_the_same_leaves(
     space: SpaceSpec, message: dict[str, Any]
 ) -> None:
-    image, state, prompt = space_maps.codec(space).decode(pack(message), 1)
+    image, state, prompt = wire.codec(space).decode(pack(message), 1)
 
     assert np.array_equal(image, IMAGE[None])
     assert isinstance(state, np.ndarray)
@@ -93,22 +92,22 @@ def test_an_observation_that_does_not_fit_is_refused_with_what_the_policy_takes(
     message = {"observation/image": IMAGE, "observation/state": STATE, "prompt": "go", **changes}
 
     with pytest.raises(CodecError, match=reason):
-        space_maps.codec(SLASHES).decode(pack(message), 1)
+        wire.codec(SLASHES).decode(pack(message), 1)
 
 
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(CodecError, match=r"lacks 'observation/image', 'prompt'; this policy takes"):
-        space_maps.codec(SLASHES).decode(pack({"observation/state": STATE}), 1)
+        wire.codec(SLASHES).decode(pack({"observation/state": STATE}), 1)
 
 
 @pytest.mark.parametrize("message", [[1], "text", 3, np.zeros(2)])
 def test_an_observation_is_a_map(message: object) -> None:
     with pytest.raises(CodecError, match="no map from names to arrays"):
-        space_maps.codec(SLASHES).decode(pack(message), 1)
+        wire.codec(SLASHES).decode(pack(message), 1)
 
 
 def test_a_space_that_is_a_leaf_has_the_key_observation_and_actions() -> None:
-    codec = space_maps.codec(from_gymnasium(box(2)))
+    codec = wire.codec(from_gymnasium(box(2)))
 
     (column,) = codec.decode(pack({"observation": STATE}), 1)
     result = unpack(codec.result([codec.encode([column], 1)], {"infer_ms": 1.5}))
@@ -118,7 +117,7 @@ def test_a_space_that_is_a_leaf_has_the_key_observation_and_actions() -> None:
 
 
 def test_several_observations_make_one_batch_and_their_actions_are_split() -> None:
-    codec = space_maps.codec(from_gymnasium(box(2)))
+    codec = wire.codec(from_gymnasium(box(2)))
     messages = [pack({"observation": STATE * factor}) for factor in (0.0, 1.0)]
 
     columns = codec.join(messages, [1, 1])
@@ -128,7 +127,7 @@ def test_several_observations_make_one_batch_and_their_actions_are_split() -> No
 
 
 def test_a_chunk_is_the_first_axis_of_the_actions() -> None:
-    codec = space_maps.codec(spec(arm=box(2), gripper=spaces.Discrete(3)))
+    codec = wire.codec(spec(arm=box(2), gripper=spaces.Discrete(3)))
     steps = [
         codec.encode([np.full((1, 2), step, np.float32), np.array([step])], 1) for step in range(3)
     ]
@@ -146,8 +145,8 @@ def test_a_client_sends_maps_as_its_space_nests_them(space: SpaceSpec) -> None:
     first, second = ClientCodec(space).encode(columns, 2)
 
     assert ("observation" in unpack(first)) is (space is NESTED)
-    assert space_maps.codec(space).decode(first, 1)[2] == ("a",)
-    assert space_maps.codec(space).decode(second, 1)[2] == ("b",)
+    assert wire.codec(space).decode(first, 1)[2] == ("a",)
+    assert wire.codec(space).decode(second, 1)[2] == ("b",)
 
 
 ARM = from_gymnasium(box(2))
@@ -189,7 +188,7 @@ def test_a_result_that_is_no_action_of_the_space_is_refused(
 def test_an_infinite_number_is_one_of_float32() -> None:
     unbounded = from_gymnasium(spaces.Box(-np.inf, np.inf, (2,), np.float32))
 
-    (column,) = space_maps.codec(unbounded).decode(pack({"observation": [np.inf, 1.0]}), 1)
+    (column,) = wire.codec(unbounded).decode(pack({"observation": [np.inf, 1.0]}), 1)
 
     assert isinstance(column, np.ndarray)
     assert column.tolist() == [[np.inf, 1.0]]
@@ -207,17 +206,17 @@ def test_the_parts_of_an_action_have_one_horizon() -> None:
 def test_spaces_without_a_form_are_refused() -> None:
     nested = spaces.Dict({"b": box(1)})
     with pytest.raises(ConfigurationError, match="'a/b' in openpi's messages; rename one"):
-        space_maps.require_keys(spec(**{"a/b": box(1), "a": nested}), "observation")
+        wire.require_keys(spec(**{"a/b": box(1), "a": nested}), "observation")
     with pytest.raises(ConfigurationError, match="the action 'say' is text"):
-        space_maps.require_actions(spec(say=spaces.Text(3)))
+        wire.require_actions(spec(say=spaces.Text(3)))
     with pytest.raises(ConfigurationError, match="key 'server_timing', which openpi's results use"):
-        space_maps.require_actions(spec(server_timing=box(1)))
-    space_maps.require_actions(ARM)
+        wire.require_actions(spec(server_timing=box(1)))
+    wire.require_actions(ARM)
 
 
 def test_the_limit_of_a_message_has_room_for_numbers_of_numpys_default_dtype() -> None:
     message = pack({"observation": np.zeros(10_000)})
 
-    assert len(message) <= space_maps.message_bytes(from_gymnasium(box(10_000))) < 2 * len(message)
+    assert len(message) <= wire.message_bytes(from_gymnasium(box(10_000))) < 2 * len(message)
     image = from_gymnasium(box(100, 100, 3, dtype=np.uint8))
-    assert 30_000 < space_maps.message_bytes(image) < 100_000
+    assert 30_000 < wire.message_bytes(image) < 100_000

@@ -1,1 +1,0 @@
-"""The port at which a ModelServer serves clients of openpi."""

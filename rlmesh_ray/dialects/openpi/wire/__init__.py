@@ -1,1 +1,0 @@
-"""Messages of openpi <-> bytes; no I/O."""
