@@ -84,9 +84,9 @@ FAULTS = (
         "a-drain-admits-sessions",
         "server",
         "A draining endpoint still admits new clients.",
-        "rlmesh_ray/server/drain.py",
-        "        if self._is_closed:\n            del data",
-        "        if False:\n            del data",
+        "rlmesh_ray/server/gate.py",
+        "if self._is_closed and method",
+        "if False and method",
         "tests/loopback/test_health.py::"
         "test_a_draining_env_endpoint_finishes_its_sessions_and_admits_no_other",
     ),

@@ -1,1 +1,1 @@
-"""Authentication for servers and clients: tokens, token files, TLS files and the interceptor."""
+"""Authentication for servers and clients: tokens, token files and TLS files."""

@@ -10,7 +10,6 @@ from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import AccessDeniedError, CodecError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.wire import health_v1 as wire
-from rlmesh_ray.wire.health_v1 import ServingStatus
 
 _NO_SERVICE = "the endpoint does not report its health (it has no grpc.health.v1)"
 
@@ -74,9 +73,9 @@ def check_health(
         status = wire.parse_response(data)
     except CodecError as error:
         return EndpointHealth(HealthStatus.UNKNOWN, str(error))
-    if status is ServingStatus.SERVING:
+    if status == wire.SERVING:
         return EndpointHealth(HealthStatus.SERVING)
-    is_reported = status is ServingStatus.NOT_SERVING
+    is_reported = status == wire.NOT_SERVING
     known = HealthStatus.NOT_SERVING if is_reported else HealthStatus.UNKNOWN
     return EndpointHealth(known, _reason(call.trailing_metadata() or ()))
 

@@ -4,29 +4,36 @@ import asyncio
 import contextlib
 import logging
 import math
+import socket
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rlmesh_ray.auth.interceptor import TokenInterceptor
 from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.grpc_setup import grpc, is_fork, require_no_fork
+from rlmesh_ray.errors import ListenError, LocalProtocolError
+from rlmesh_ray.grpc_setup import (
+    grpc,
+    is_fork,
+    keep_in_forks,
+    require_no_fork,
+    server_options,
+)
 from rlmesh_ray.protocol.address import Address
-from rlmesh_ray.protocol.capabilities import SESSION_METADATA_KEY
 from rlmesh_ray.server.bind_policy import (
+    ServerTls,
     TlsSource,
     checked_address,
+    is_wildcard,
     resolve_server_tls,
     warn_without_token,
 )
-from rlmesh_ray.server.connection_limits import MAX_CALLS
-from rlmesh_ray.server.drain import Drain, DrainInterceptor
+from rlmesh_ray.server.connection_limits import MAX_CALLS, connection_options
+from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.event_loop import in_thread, shared_loop
+from rlmesh_ray.server.gate import Gate
 from rlmesh_ray.server.health import Health, HealthService, Probe, always_serving, run_probe
-from rlmesh_ray.server.listener import Listener, ServerConfig
-from rlmesh_ray.server.log_context import enter, facts, logged_as, new_endpoint_id, short_name
+from rlmesh_ray.server.log_context import facts, logged_as, new_endpoint_id
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,34 +44,8 @@ _NAP_S = 1.0
 # How much longer than its timeout the loop may take before it counts as blocked.
 _LATE_S = 2.0
 _SILENT_S = 5.0
-
-_OPENING = frozenset({"Join", "Process"})
-
-
-class LoggingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Lets every call through, and names it.
-
-    A call has a task of its own, in which interceptors and handler run: so nothing needs to be
-    undone at its end.
-
-    Args:
-        endpoint_id: The endpoint's name.
-    """
-
-    def __init__(self, endpoint_id: str) -> None:
-        self._endpoint_id = endpoint_id
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        """Name the call, by the session that it opens or belongs to."""
-        metadata = dict(details.invocation_metadata or ())
-        session_id = str(metadata.get(SESSION_METADATA_KEY, ""))
-        is_session = bool(session_id) or details.method.rpartition("/")[2] in _OPENING
-        enter(self._endpoint_id, short_name(session_id) if is_session else "")
-        return await continuation(details)
+_LOOK_S = 0.2
+_FOR_EVER_S = 1e6
 
 
 class FurtherPort(Protocol):
@@ -124,12 +105,9 @@ class Endpoint:
         """Its name in the log."""
         self._wanted = checked_address(address, token, no_token=no_token)
         self._has_token = token is not None
-        self.sessions = DrainInterceptor()
+        self.sessions = Gate(self.endpoint_id, token, kind)
         """Counts the sessions, and refuses new ones once it drains."""
         self._further_ports: list[FurtherPort] = []
-        # The first one is the outermost: strangers do not learn that an endpoint drains.
-        gate = [] if token is None else [TokenInterceptor(token, kind)]
-        self._interceptors = [LoggingInterceptor(self.endpoint_id), *gate, self.sessions]
         # Before anything starts: gRPC would report a bad file as an address that cannot be bound.
         self._listener = Listener(self._wanted, resolve_server_tls(tls))
         self._is_serving = False
@@ -306,8 +284,19 @@ class Endpoint:
         names = [service.service_name() for service in services]
         self._health = HealthService(self._current_health, names)
         every_service = (*services, self._health.handlers())
-        dispatch = ServerConfig(self._interceptors, every_service, max_receive_bytes, max_calls)
-        bound = await self._listener.open(dispatch)
+
+        def make_server() -> grpc.aio.Server:
+            server = keep_in_forks(
+                grpc.aio.server(
+                    interceptors=[self.sessions],
+                    options=[*server_options(max_receive_bytes), *connection_options()],
+                    maximum_concurrent_rpcs=max_calls,
+                )
+            )
+            server.add_generic_rpc_handlers(every_service)
+            return server
+
+        bound = await self._listener.open(make_server)
         try:
             for port in self._further_ports:
                 await port.open()
@@ -321,3 +310,131 @@ class Endpoint:
 def _within_s(given_s: float) -> float:
     """Return how long to wait for work that the loop has ``given_s`` for."""
     return min(given_s + _LATE_S, threading.TIMEOUT_MAX)
+
+
+class Listener:
+    """Keeps a port open: by gRPC's server, and by another one when that has crashed.
+
+    grpc.aio closes its port for good when its accept loop raises. Some of its versions do so for a
+    call whose path is not UTF-8, which any client can send. The open calls continue then, so that
+    sessions need not end. For the serving loop.
+
+    Args:
+        address: Where to listen; port 0 lets the system choose.
+        tls: Files for TLS; None for plain text.
+
+    Raises:
+        ConfigurationError: A file cannot be used; the message names it and the remedy.
+    """
+
+    def __init__(self, address: Address, tls: ServerTls | None) -> None:
+        self.is_open = False
+        """Whether calls are accepted."""
+        self._address = address
+        # Read once: the port opens again also if the files have changed.
+        self._credentials = None if tls is None else tls.credentials()
+        # The last one accepts calls; those before it, which have crashed, have calls that go on.
+        self._servers: list[grpc.aio.Server] = []
+        self._watching: asyncio.Task[None] | None = None
+        self._endings: set[asyncio.Task[None]] = set()
+
+    async def open(self, make_server: Callable[[], grpc.aio.Server]) -> Address:
+        """Bind and serve; return the address that clients dial.
+
+        Args:
+            make_server: Makes the server that is opened, and another one after a crash.
+
+        Raises:
+            ListenError: The address is in use or not this machine's.
+        """
+        if self._address.path and _is_served(self._address.path):
+            raise ListenError(
+                f"cannot listen on {self._address}: another server does; choose another path"
+            )
+        port = await self._serve(make_server)
+        self._address = Address(self._address.host, port, self._address.path)
+        self._watching = asyncio.ensure_future(self._keep_open(make_server))
+        # A wildcard cannot be dialed: name this machine instead.
+        host = "127.0.0.1" if is_wildcard(self._address) else self._address.host
+        return Address(host, port, self._address.path)
+
+    async def close(self, grace_s: float | None) -> None:
+        """Accept nothing new, and wait until all calls have ended. Idempotent.
+
+        Args:
+            grace_s: After how many seconds calls are cut off; None: at once.
+        """
+        if self._watching is not None:
+            self._watching.cancel()
+        self.is_open = False
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+
+    async def _serve(self, make_server: Callable[[], grpc.aio.Server]) -> int:
+        server = make_server()
+        target = str(self._address)
+        try:
+            if self._credentials is not None:
+                port = server.add_secure_port(target, self._credentials)
+            else:
+                port = server.add_insecure_port(target)
+        except RuntimeError as error:
+            raise ListenError(f"cannot listen on {target}: {_obstacle(self._address)}") from error
+        # First, so that a ``close`` meanwhile stops it, too.
+        self._servers.append(server)
+        await server.start()
+        self.is_open = True
+        return 0 if self._address.path else int(port)
+
+    async def _keep_open(self, make_server: Callable[[], grpc.aio.Server]) -> None:
+        while True:
+            server = self._servers[-1]
+            try:
+                while True:
+                    await server.wait_for_termination(_LOOK_S)
+            except Exception as error:  # noqa: BLE001  # in any case no call is accepted any more
+                self.is_open = False
+                _LOG.error(
+                    "%s opens again: gRPC has closed it (%r), which a malformed call can bring "
+                    "about; open sessions go on",
+                    self._address,
+                    error,
+                )
+            # First gRPC's own way of ending it, which would cut off its calls if it came later.
+            await asyncio.sleep(0)
+            ending = asyncio.ensure_future(self._outlive(server))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+            await self._open_again(make_server)
+
+    async def _open_again(self, make_server: Callable[[], grpc.aio.Server]) -> None:
+        while True:
+            try:
+                await self._serve(make_server)
+            except ListenError as error:  # perhaps the port is not free yet
+                _LOG.error("%s is still closed: %s", self._address, error)
+                await asyncio.sleep(_LOOK_S)
+            else:
+                return
+
+    async def _outlive(self, server: grpc.aio.Server) -> None:
+        """Keep a server that accepts nothing any more until its last call has ended."""
+        await server.stop(_FOR_EVER_S)
+        self._servers.remove(server)
+
+
+def _is_served(path: str) -> bool:
+    """Return whether a server listens on a unix socket; gRPC would take its path away."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _obstacle(address: Address) -> str:
+    if address.path:
+        return "its folder does not exist or is not writable, or the path is longer than 100 bytes"
+    return (
+        "it is in use or not an address of this machine; choose another port, or 0 for a free one"
+    )

@@ -450,7 +450,7 @@ class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no t
             return f"{error.code().name}: {error.details()}"
         except (CodecError, ConfigurationError) as error:
             return str(error)
-        return "it says so" if status is health_v1.ServingStatus.NOT_SERVING else ""
+        return "it says so" if status == health_v1.NOT_SERVING else ""
 
     async def _close_idle(self) -> None:
         """Close upstreams that have had no call for a while; their clients may come again."""

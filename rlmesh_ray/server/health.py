@@ -14,7 +14,6 @@ from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.handshake import quoted
 from rlmesh_ray.server.error_text import parsed, text_of
 from rlmesh_ray.wire import health_v1 as wire
-from rlmesh_ray.wire.health_v1 import ServingStatus
 
 WATCH_PERIOD_S = 1.0
 """How often a Watch calls the probe."""
@@ -103,12 +102,12 @@ class HealthService:
         del data
         await _require_readable(service, context)
         is_known = service in self._services
-        sent: ServingStatus | None = None
+        sent: int | None = None
         while True:
             # What is read first cannot be missed while a response is on its way.
             news, is_last = self._news, self._is_over
-            status = _status(run_probe(self._probe)) if is_known else ServingStatus.SERVICE_UNKNOWN
-            if status is not sent:
+            status = _status(run_probe(self._probe)) if is_known else wire.SERVICE_UNKNOWN
+            if status != sent:
                 yield wire.pack_response(status)
                 sent = status
             if is_last:
@@ -127,5 +126,5 @@ async def _require_readable(asked: object, context: grpc.aio.ServicerContext) ->
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(asked))
 
 
-def _status(health: Health) -> ServingStatus:
-    return ServingStatus.SERVING if health.is_serving else ServingStatus.NOT_SERVING
+def _status(health: Health) -> int:
+    return wire.SERVING if health.is_serving else wire.NOT_SERVING

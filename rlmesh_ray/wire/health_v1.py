@@ -1,7 +1,5 @@
 """The frames of grpc.health.v1, gRPC's standard health checking protocol."""
 
-import enum
-
 from grpc_health.v1 import health_pb2
 
 from rlmesh_ray.wire.protobuf import as_utf8, parse
@@ -15,14 +13,10 @@ REASON_METADATA_KEY = "rlmesh-ray-health-reason-bin"
 """Key in a Check's trailing metadata: why the endpoint does not serve, in UTF-8."""
 
 
-class ServingStatus(enum.Enum):
-    """HealthCheckResponse.ServingStatus."""
-
-    UNKNOWN = health_pb2.HealthCheckResponse.UNKNOWN
-    SERVING = health_pb2.HealthCheckResponse.SERVING
-    NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-    SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-    """For Watch only; a Check fails with NOT_FOUND."""
+SERVING: int = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING: int = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN: int = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+"""For Watch only; a Check fails with NOT_FOUND."""
 
 
 def pack_request(service: str = WHOLE_ENDPOINT) -> bytes:
@@ -37,18 +31,17 @@ def parse_request(data: bytes) -> str:
     return service
 
 
-def pack_response(status: ServingStatus) -> bytes:
+def pack_response(status: int) -> bytes:
     """Return the HealthCheckResponse with ``status``."""
-    data: bytes = health_pb2.HealthCheckResponse(status=status.value).SerializeToString()
+    data: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
     return data
 
 
-def parse_response(data: bytes) -> ServingStatus:
-    """Return the status in a HealthCheckResponse; UNKNOWN for an unknown number.
+def parse_response(data: bytes) -> int:
+    """Return the status in a HealthCheckResponse; other versions may send other numbers.
 
     Raises:
         CodecError: ``data`` is none.
     """
-    number = parse(health_pb2.HealthCheckResponse, data).status
-    known = {status.value: status for status in ServingStatus}
-    return known.get(number, ServingStatus.UNKNOWN)
+    status: int = parse(health_pb2.HealthCheckResponse, data).status
+    return status

@@ -6,7 +6,6 @@ import pytest
 
 from rlmesh_ray.server.health import Health, HealthService, run_probe
 from rlmesh_ray.wire import health_v1 as wire
-from rlmesh_ray.wire.health_v1 import ServingStatus
 
 NAME = "some.v1.Service"
 
@@ -21,7 +20,7 @@ class Changing:
         return self.health
 
 
-async def next_status(watch: AsyncIterator[bytes]) -> ServingStatus:
+async def next_status(watch: AsyncIterator[bytes]) -> int:
     return wire.parse_response(await anext(watch))
 
 
@@ -47,7 +46,7 @@ def test_a_refreshed_watch_sends_the_health_at_once(
 ) -> None:
     monkeypatch.setattr("rlmesh_ray.server.health.WATCH_PERIOD_S", 1000.0)
 
-    async def scenario() -> list[ServingStatus]:
+    async def scenario() -> list[int]:
         probe = Changing()
         service = HealthService(probe, [NAME])
         responses = watch(service, name)
@@ -58,7 +57,7 @@ def test_a_refreshed_watch_sends_the_health_at_once(
         service.refresh()
         return [first, await waiting]
 
-    assert asyncio.run(scenario()) == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
+    assert asyncio.run(scenario()) == [wire.SERVING, wire.NOT_SERVING]
 
 
 def test_a_watch_sends_the_last_health_before_it_ends() -> None:
@@ -72,7 +71,7 @@ def test_a_watch_sends_the_last_health_before_it_ends() -> None:
         return [first, *[response async for response in responses]]
 
     statuses = [wire.parse_response(response) for response in asyncio.run(scenario())]
-    assert statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
+    assert statuses == [wire.SERVING, wire.NOT_SERVING]
 
 
 def test_a_refresh_without_news_tells_nothing() -> None:
@@ -88,7 +87,7 @@ def test_a_refresh_without_news_tells_nothing() -> None:
 
 
 def test_a_watch_on_an_unknown_service_stays_open() -> None:
-    async def scenario() -> tuple[ServingStatus, bool]:
+    async def scenario() -> tuple[int, bool]:
         service = HealthService(Changing(), [NAME])
         responses = watch(service, "other.v1.Service")
         first = await next_status(responses)
@@ -100,4 +99,4 @@ def test_a_watch_on_an_unknown_service_stays_open() -> None:
         await rest
         return first, is_open
 
-    assert asyncio.run(scenario()) == (ServingStatus.SERVICE_UNKNOWN, True)
+    assert asyncio.run(scenario()) == (wire.SERVICE_UNKNOWN, True)

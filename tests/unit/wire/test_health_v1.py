@@ -2,7 +2,6 @@ import pytest
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.wire import health_v1 as wire
-from rlmesh_ray.wire.health_v1 import ServingStatus
 
 
 @pytest.mark.parametrize("service", ["", "rlmesh.env.v1.EnvService"])
@@ -10,13 +9,15 @@ def test_a_question_survives_the_wire(service: str) -> None:
     assert wire.parse_request(wire.pack_request(service)) == service
 
 
-@pytest.mark.parametrize("status", ServingStatus)
-def test_a_status_survives_the_wire(status: ServingStatus) -> None:
-    assert wire.parse_response(wire.pack_response(status)) is status
+@pytest.mark.parametrize("status", [wire.SERVING, wire.NOT_SERVING, wire.SERVICE_UNKNOWN])
+def test_a_status_survives_the_wire(status: int) -> None:
+    assert wire.parse_response(wire.pack_response(status)) == status
 
 
-def test_a_status_of_a_later_version_is_unknown() -> None:
-    assert wire.parse_response(b"\x08\x63") is ServingStatus.UNKNOWN
+def test_a_status_of_a_later_version_is_none_of_those_here() -> None:
+    known = {wire.SERVING, wire.NOT_SERVING, wire.SERVICE_UNKNOWN}
+
+    assert wire.parse_response(b"\x08\x63") not in known
 
 
 def test_garbage_is_refused() -> None:
