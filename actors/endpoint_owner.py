@@ -6,18 +6,50 @@ at the request of a runner, so their owner cannot be the driver; the manager end
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlmesh_ray.actors.actor_restart import MAX_INLINE_BYTES
-from rlmesh_ray.actors.endpoint_moves import EndpointMover, EndpointSpec, ManagedEndpoint
-from rlmesh_ray.actors.env_actor import EnvServiceActor
+from rlmesh_ray.actors.env_actor import EnvServiceActor, SerializedEnv
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
-from rlmesh_ray.actors.serialized_env import SerializedEnv
+from rlmesh_ray.compat.ray import free_resources
 from rlmesh_ray.errors import RlmeshError
+
+_MOVE_TIMEOUT_S = 20.0
+_FULL_FOR_S = 60.0
+"""Pause before another attempt to move an endpoint to a node that had no room."""
+_NEEDS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+"""Resources that a movable endpoint may need: Ray's option, and Ray's name of the resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSpec:
+    """The arguments with which one endpoint starts."""
+
+    endpoint_id: str
+    options: Mapping[str, Any]
+    """Ray's options of its actor."""
+    token: str = field(repr=False)
+    address: str | None = None
+    is_movable: bool = False
+    """Whether it moves to the node of the first runner that opens a session with it."""
+
+
+@dataclass(slots=True)
+class ManagedEndpoint:
+    """An endpoint and its present actor."""
+
+    spec: EndpointSpec
+    actor: Any
+    is_placed: bool = False
+    """Whether a runner has opened a session with it: it is never moved again."""
+    moving: asyncio.Lock = field(default_factory=asyncio.Lock)
+
 
 _DRAIN_GRACE_S = 5.0
 
@@ -38,9 +70,8 @@ class EndpointOwner:
         self._endpoints: dict[str, ManagedEndpoint] = {}
         self._leaving: dict[str, ManagedEndpoint] = {}
         self._draining: set[asyncio.Task[None]] = set()
-        self._mover = EndpointMover(
-            partial(self._actor, announces=False), self._endpoints.__contains__
-        )
+        self._full_until_s: dict[str, float] = {}
+        """Until when no endpoint is moved to a node."""
         # Calls to an asynchronous actor may overtake each other: ``end`` may come before ``start``.
         self._ended: set[str] = set()
 
@@ -61,10 +92,17 @@ class EndpointOwner:
         return None if endpoint is None else endpoint.spec.token
 
     async def move_near(self, endpoint_id: str, node_id: str) -> None:
-        """Move an endpoint as ``EndpointMover.move_near`` does."""
+        """Move an endpoint to a node, if no runner has asked for it before and the node has room.
+
+        Returns when the endpoint serves at its final place.
+        """
         endpoint = self._endpoints.get(endpoint_id)
-        if endpoint is not None:
-            await self._mover.move_near(endpoint, node_id)
+        if endpoint is None or endpoint.is_placed or not endpoint.spec.is_movable:
+            return
+        async with endpoint.moving:
+            if not endpoint.is_placed:
+                await self._move_to(endpoint, node_id)
+                endpoint.is_placed = True
 
     async def retire(self, endpoint_ids: Iterable[str], timeout_s: float) -> None:
         """Give endpoints no new sessions, and end each one after its last session.
@@ -107,6 +145,44 @@ class EndpointOwner:
             fleet=self._fleet,
             announces=announces,
         )
+
+    async def _move_to(self, endpoint: ManagedEndpoint, node_id: str) -> None:
+        """Start an endpoint on a node and end its former actor; without room it stays."""
+        if not self._has_room(node_id, endpoint.spec.options):
+            return
+        actor = None
+        try:
+            async with asyncio.timeout(_MOVE_TIMEOUT_S):
+                description = await endpoint.actor.describe.remote()
+            if description["node_id"] == node_id or description["num_sessions"]:
+                return
+            # Elsewhere at once if that node is full all the same, or lost later.
+            on_node = NodeAffinitySchedulingStrategy(node_id, soft=True, _spill_on_unavailable=True)
+            changes = {"scheduling_strategy": on_node}
+            actor = self._actor(endpoint.spec, changes, announces=False)
+            async with asyncio.timeout(_MOVE_TIMEOUT_S):
+                description = await actor.describe.remote()
+            if description["node_id"] == node_id and endpoint.spec.endpoint_id in self._endpoints:
+                # The new actor counts from here on, even if the call fails: the registry may have
+                # its record already, and the former actor would then end itself.
+                actor, endpoint.actor = endpoint.actor, actor
+                async with asyncio.timeout(_MOVE_TIMEOUT_S):
+                    await endpoint.actor.announce.remote()
+                return
+            self._full_until_s[node_id] = time.monotonic() + _FULL_FOR_S
+        except (TimeoutError, RlmeshError, ray.exceptions.RayError):
+            self._full_until_s[node_id] = time.monotonic() + _FULL_FOR_S
+        finally:
+            if actor is not None:  # the one that is not kept
+                ray.kill(actor)
+
+    def _has_room(self, node_id: str, options: Mapping[str, Any]) -> bool:
+        """Return whether an endpoint may fit on a node, by what Ray knows now."""
+        if time.monotonic() < self._full_until_s.get(node_id, 0.0):
+            return False
+        free = free_resources(node_id)
+        needs = {name: options.get(option) or 0 for option, name in _NEEDS.items()}
+        return all(free.get(name, 0.0) >= amount for name, amount in needs.items())
 
     async def _drain(self, endpoint: ManagedEndpoint, timeout_s: float) -> None:
         async with endpoint.moving:  # after a move the new actor is drained

@@ -10,8 +10,7 @@ import ray
 
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet
-from rlmesh_ray.actors.endpoint_moves import EndpointSpec
-from rlmesh_ray.actors.endpoint_owner import find_endpoint_owner
+from rlmesh_ray.actors.endpoint_owner import EndpointSpec, find_endpoint_owner
 from rlmesh_ray.actors.registry.registry_actor import find_registry
 from rlmesh_ray.errors import (
     CapacityError,

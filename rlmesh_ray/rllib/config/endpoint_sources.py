@@ -7,10 +7,10 @@ from typing import Any
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from rlmesh_ray.actors.env_actor import SerializedEnv
 from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.pool import EnvPool, tokens_of
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
-from rlmesh_ray.actors.serialized_env import SerializedEnv
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.client.env_session_client import probe_endpoint
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError

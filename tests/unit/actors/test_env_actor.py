@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.actors.serialized_env import SerializedEnv
+from rlmesh_ray.actors.env_actor import SerializedEnv
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
 
 

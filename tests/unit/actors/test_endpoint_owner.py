@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import ray as real_ray
 
-from rlmesh_ray.actors import endpoint_moves, endpoint_owner
-from rlmesh_ray.actors.endpoint_moves import EndpointSpec
-from rlmesh_ray.actors.endpoint_owner import EndpointOwner
-from rlmesh_ray.actors.serialized_env import SerializedEnv
+from rlmesh_ray.actors import endpoint_owner
+from rlmesh_ray.actors.endpoint_owner import EndpointOwner, EndpointSpec
+from rlmesh_ray.actors.env_actor import SerializedEnv
 from rlmesh_ray.errors import RlmeshError
 
 HERE, THERE = "1" * 56, "2" * 56
@@ -74,7 +73,6 @@ class MovableFleet:
         monkeypatch.setattr(endpoint_owner, "shared_registry", FakeRegistry)
         ray = SimpleNamespace(kill=kill, exceptions=real_ray.exceptions)
         monkeypatch.setattr(endpoint_owner, "ray", ray)
-        monkeypatch.setattr(endpoint_moves, "ray", ray)
         monkeypatch.setattr("ray._private.state.available_resources_per_node", dict)
         self.manager = Owner("fleet", SerializedEnv(b""))
 
