@@ -8,8 +8,7 @@ import ray
 
 from rlmesh_ray.actors.actor_restart import start_server
 from rlmesh_ray.actors.ray_calls import get_result
-from rlmesh_ray.actors.ray_metrics_exporter import EndpointMetrics
-from rlmesh_ray.actors.registry.heartbeat import PERIOD_S
+from rlmesh_ray.actors.registry.heartbeat import PERIOD_S, EndpointMetrics
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.auth.client_tls import ClientTlsSource

@@ -1,17 +1,26 @@
 """Heartbeat: the thread that renews an endpoint's lease in the registry."""
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import ray
+from ray.util.metrics import Counter, Gauge
 
-from rlmesh_ray.actors.ray_metrics_exporter import EndpointMetrics
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.registry.registry_actor import find_registry, shared_registry
-from rlmesh_ray.server.statistics import Statistics, StatisticsPair
+from rlmesh_ray.server.statistics import (
+    RESTARTS,
+    TAGS,
+    Metric,
+    MetricKind,
+    Statistics,
+    StatisticsPair,
+    series_of,
+)
 
 PERIOD_S = 3.0
 """Several fit into a lease, so that one may be late on a busy machine."""
@@ -123,3 +132,49 @@ class Heartbeat:
             self._registry = shared_registry()
         except (ValueError, ray.exceptions.RayError):
             return
+
+
+class EndpointMetrics:
+    """The Ray metrics of one endpoint. For one thread.
+
+    Args:
+        record: Record of the endpoint.
+        since: Statistics that the metrics do not count; None: they count everything.
+    """
+
+    def __init__(self, record: EndpointRecord, since: Statistics | None = None) -> None:
+        self._tags = dict(zip(TAGS, (record.endpoint_id, record.fleet), strict=True))
+        self._before = since
+        # Sums added to Ray's counters so far, by metric and label.
+        self._given: dict[tuple[str, str], float] = {}
+        self._num_restarts = record.incarnation - 1
+        for metric, label, value in series_of(since) if since is not None else ():
+            self._given[metric.name, label] = value
+
+    def feed(self, now: Statistics) -> StatisticsPair:
+        """Add the difference to the last statistics to the metrics; return both statistics."""
+        _instrument(RESTARTS).set(self._num_restarts, self._tags)
+        for metric, label, value in series_of(now):
+            self._feed(metric, label, value)
+        before, self._before = self._before, now
+        return StatisticsPair(now, before)
+
+    def _feed(self, metric: Metric, value_of_label: str, value: float) -> None:
+        instrument = _instrument(metric)
+        tags = {**self._tags, metric.label: value_of_label} if metric.label else self._tags
+        if metric.kind is MetricKind.GAUGE:
+            instrument.set(value, tags)
+            return
+        key = metric.name, value_of_label
+        grown = value - self._given.get(key, 0.0)
+        if grown > 0:  # Ray refuses other values
+            instrument.inc(grown, tags)
+            self._given[key] = value
+
+
+@functools.cache
+def _instrument(metric: Metric) -> Any:
+    """Return Ray's instrument of a metric, one for the process."""
+    make: Any = Gauge if metric.kind is MetricKind.GAUGE else Counter
+    labels = (metric.label,) if metric.label else ()
+    return make(metric.name, metric.description, tag_keys=(*TAGS, *labels))

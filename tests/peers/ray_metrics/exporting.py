@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.ray_metrics_exporter import EndpointMetrics
+from rlmesh_ray.actors.registry.heartbeat import EndpointMetrics
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.server.batch_queue import BatchQueueStatistics
 from rlmesh_ray.server.counters import EnvCounters, ModelCounters
