@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import ray
 
@@ -18,6 +18,10 @@ from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.log_format import configure_logging_from_environment
 from rlmesh_ray.server.statistics import Statistics
+
+if TYPE_CHECKING:  # an actor loads only the server that it hosts
+    from rlmesh_ray.server.env_server import EnvServer
+    from rlmesh_ray.server.model_server import ModelServer
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,30 +44,7 @@ NOT_OF_ACTORS = frozenset({"allow_shutdown", "tls"})
 it, and its TLS is Ray's."""
 
 
-class HostedServer(Protocol):
-    """The methods that ``EnvServer`` and ``ModelServer`` share."""
-
-    @property
-    def address(self) -> str:
-        """The address that clients dial."""
-
-    def start(self) -> Self:
-        """Start listening."""
-
-    def statistics(self) -> Statistics:
-        """Return counts since the start."""
-
-    def health(self) -> Health:
-        """Return whether a new client would be served."""
-
-    def drain(self, timeout_s: float) -> bool:
-        """Accept no new sessions; return whether the open ones have ended in time."""
-
-    def stop(self, grace_s: float = 1.0) -> None:
-        """End the sessions and stop listening."""
-
-
-ServerT = TypeVar("ServerT", bound=HostedServer)
+ServerT = TypeVar("ServerT", bound="EnvServer | ModelServer")
 
 
 class ServerActor(Generic[ServerT]):

@@ -35,7 +35,6 @@ ALLOWED_PROTOCOLS = {
     "ExportablePolicy": "TorchPolicy, RecurrentTorchPolicy, RllibPolicy",
     "FurtherPort": "keeps the server from the dialect openpi, which has OpenpiPort",
     "HandshakeFrames": "the modules env and model: wire, released",
-    "HostedServer": "EnvServer, ModelServer",
     "LaneVector": "LaneVectorEnv, VectorEnvAdapter",
     "ModelClientDialect": "EditionModelClientDialect, ReleasedModelClientDialect",
     "ModelServerDialect": "EditionModelServerDialect, ReleasedModelServerDialect",
