@@ -22,7 +22,6 @@ ServerT = TypeVar("ServerT")
 
 
 def is_restarted() -> bool:
-    """Return whether this is the process of an actor that Ray has restarted."""
     if not ray.is_initialized():
         return False
     context = ray.get_runtime_context()

@@ -15,7 +15,6 @@ _ROUNDING = 1e-4  # Ray counts ten-thousandths
 
 
 def needs_of(options: Mapping[str, Any]) -> dict[str, float]:
-    """Return the resources that an actor with these options of Ray's needs."""
     named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
     needs = {name: float(options.get(option) or 0.0) for name, option in named.items()}
     needs |= {name: float(amount) for name, amount in (options.get("resources") or {}).items()}
@@ -23,12 +22,10 @@ def needs_of(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def fits(needs: Resources, node: Resources) -> bool:
-    """Return whether a node with these resources has what an actor needs."""
     return all(node.get(name, 0.0) + _ROUNDING >= amount for name, amount in needs.items())
 
 
 def node_resources() -> list[dict[str, float]]:
-    """Return the total resources of each live node."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 

@@ -83,7 +83,6 @@ class EndpointOwner:
         return [self._endpoints[spec.endpoint_id].actor for spec in starting]
 
     async def actors(self, endpoint_ids: Sequence[str]) -> list[Any]:
-        """Return the present actors of endpoints."""
         return [self._endpoints[each].actor for each in endpoint_ids if each in self._endpoints]
 
     async def token(self, endpoint_id: str) -> str | None:
@@ -177,7 +176,6 @@ class EndpointOwner:
                 ray.kill(actor)
 
     def _has_room(self, node_id: str, options: Mapping[str, Any]) -> bool:
-        """Return whether an endpoint may fit on a node, by what Ray knows now."""
         if time.monotonic() < self._full_until_s.get(node_id, 0.0):
             return False
         free = free_resources(node_id)

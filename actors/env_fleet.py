@@ -353,7 +353,6 @@ def serves(starting: Any) -> bool:
 
 
 def _further_needs(options: Mapping[str, Any]) -> str:
-    """Return what an actor needs besides resources, as text."""
     needs = []
     if options.get("label_selector"):
         needs.append(f"a node with labels {dict(options['label_selector'])}")
@@ -363,7 +362,6 @@ def _further_needs(options: Mapping[str, Any]) -> str:
 
 
 def _raise_failed_creation(starting: Sequence[Any]) -> None:
-    """Raise the cause, if an actor could not be created at all."""
     for reference in ray.wait(list(starting), num_returns=len(starting), timeout=0)[0]:
         try:
             ray.get(reference)

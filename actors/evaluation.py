@@ -154,7 +154,6 @@ class FleetEndpoint:
 
     @property
     def resolver(self) -> EndpointDirectory:
-        """Resolver of this one endpoint."""
         return self
 
     def __len__(self) -> int:
@@ -180,7 +179,6 @@ class EvaluationWorker:
         self._has_worked = False
 
     def ready(self) -> bool:
-        """Return True, once the actor runs."""
         return True
 
     def run(self, indices: Sequence[int]) -> Iterator[list[EpisodeResult | Loss] | EndpointError]:
@@ -308,7 +306,6 @@ class _EvaluationCoordinator:
                 self._options.on_episode(one)
 
     def _lose(self, chunk: "_Chunk", error: Exception) -> None:
-        """Reschedule the episodes of a worker that died."""
         self._schedule.lose(chunk.key)
         self._losses[chunk.worker] += 1
         if self._losses[chunk.worker] > _MOST_LOSSES:

@@ -276,7 +276,6 @@ class GatewayActor:
         return str(replace(own, host=ray.util.get_node_ip_address()))
 
     def health(self) -> Health:
-        """Return whether one of the endpoints would serve a new client."""
         return self._running().health()
 
     @ray.method(max_task_retries=-1)  # during a restart the call would fail

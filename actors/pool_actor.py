@@ -110,7 +110,6 @@ class PoolMembership:
         self._reported = ReportedStatistics()
 
     def check(self, endpoint_id: str, address: str) -> EnvContract:
-        """Return the contract of an endpoint; see ``PoolRegistry``."""
         token = self._secret and endpoint_token(self._secret, self._pool, endpoint_id)
         try:
             contract = shake_hands(
@@ -131,7 +130,6 @@ class PoolMembership:
         return contract
 
     def enter(self, endpoint_id: str, address: str, found: EnvContract) -> int:
-        """Announce an endpoint to the registry; see ``PoolRegistry``."""
         with self._lock:
             for other_id, (_, contract) in self._present.items():
                 if other_id != endpoint_id:
@@ -147,7 +145,6 @@ class PoolMembership:
             return record.incarnation
 
     def remove(self, endpoint_id: str) -> None:
-        """Withdraw an endpoint from the registry; see ``PoolRegistry``."""
         with self._lock:
             self._withdraw(endpoint_id)
 
@@ -156,7 +153,6 @@ class PoolMembership:
         self._reported.note(endpoint_id, statistics)
 
     def clear(self) -> None:
-        """Withdraw all endpoints from the registry."""
         with self._lock:
             for endpoint_id in list(self._present):
                 self._withdraw(endpoint_id)
@@ -232,7 +228,6 @@ class PoolActor:
         return self._info
 
     def stop(self) -> None:
-        """Accept no more endpoints, and withdraw the registered ones."""
         if self._failure is None:
             self._stopping.set()
             self._registrar.stop()

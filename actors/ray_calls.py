@@ -37,7 +37,6 @@ def get_result(reference: Any, timeout_s: float | None = None) -> Any:
 
 
 def get_results(references: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
-    """Wait for the answers to several actor calls; see ``get_result``."""
     found = get_outcomes(references, timeout_s)
     for outcome in found:
         if isinstance(outcome, Exception):

@@ -51,7 +51,6 @@ class WeightStore:
         self._last_version = 0
 
     def record(self) -> FleetRecord | None:
-        """Return the record of the fleet; None for a single actor."""
         return self._record
 
     def accepted_version(self) -> int:
@@ -96,7 +95,6 @@ class WeightStore:
             self._accepted, self._offered = self._offered, None
 
     def reject(self, version: int) -> None:
-        """Drop an offer."""
         if self._offered is not None and self._offered.version == version:
             self._offered = None
 

@@ -57,7 +57,6 @@ class AssignmentTable:
 
     @property
     def session_counts(self) -> Counter[str]:
-        """Number of sessions assigned to each endpoint, by endpoint id."""
         return Counter(assigned.endpoint_id for assigned in self._assigned.values())
 
     def is_forgotten(self, now_s: float) -> bool:
@@ -67,7 +66,6 @@ class AssignmentTable:
         )
 
     def runners(self, fleet: str, now_s: float) -> list[RunnerStatus]:
-        """Return the env runners whose sessions are assigned, with the ids of their nodes."""
         gone_s = now_s - _FORGET_AFTER_S
         sessions: dict[tuple[str, int, str], list[_AssignedSession]] = {}
         for name, assigned in self._assigned.items():
@@ -170,7 +168,6 @@ class AssignmentTable:
         return tuple(each for each in sessions if self._assigned[each].endpoint_id != placed[each])
 
     def release(self, sessions: Iterable[str]) -> None:
-        """End the assignments of closed sessions."""
         for session in sessions:
             self._assigned.pop(session, None)
 

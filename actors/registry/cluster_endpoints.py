@@ -84,7 +84,6 @@ class ClusterEndpoints:
         self._known: dict[str, ConnectOptions] = {}
 
     def endpoints(self) -> list[EndpointStatus]:
-        """Return the present endpoints; see ``cluster_endpoints``."""
         found = cluster_endpoints()
         present = {each.endpoint_id for each in found}
         self._known = {name: each for name, each in self._known.items() if name in present}

@@ -81,7 +81,6 @@ class FleetResolver:
         return Assignment(record.address, record.endpoint_id, record.incarnation, token)
 
     def _move_near(self, endpoint_id: str, node_id: str) -> None:
-        """Ask the fleet manager to move an endpoint to a node."""
         # A failure costs nothing: the endpoint can be used where it is.
         with contextlib.suppress(ValueError, EndpointError, ray.exceptions.RayError):
             get_result(

@@ -174,7 +174,6 @@ class EndpointMetrics:
 
 @functools.cache
 def _instrument(metric: Metric) -> Any:
-    """Return Ray's instrument of a metric, one for the process."""
     make: Any = Gauge if metric.kind is MetricKind.GAUGE else Counter
     labels = (metric.label,) if metric.label else ()
     return make(metric.name, metric.description, tag_keys=(*TAGS, *labels))

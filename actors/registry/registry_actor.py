@@ -69,23 +69,18 @@ class EndpointRegistry:
         return self._leases.renew(endpoint_id, incarnation, time.monotonic(), statistics)
 
     def lookup(self, endpoint_id: str) -> EndpointRecord | None:
-        """Return the newest record of an endpoint; None if it is stale or suspended."""
         return self._leases.lookup(endpoint_id, time.monotonic())
 
     def members(self, fleet: str) -> tuple[EndpointRecord, ...]:
-        """Return a fleet's endpoints that accept sessions, in a stable order."""
         return self._leases.members(fleet, time.monotonic())
 
     def retire(self, endpoint_id: str) -> None:
-        """Give an endpoint no new sessions, and have runners move the open ones."""
         self._leases.retire(endpoint_id)
 
     def suspend(self, endpoint_id: str) -> None:
-        """Exclude an endpoint from look-ups until it is announced again."""
         self._leases.suspend(endpoint_id)
 
     def withdraw(self, endpoint_id: str, incarnation: int | None = None) -> None:
-        """Remove an endpoint that has ended for good; see ``LeaseTable.withdraw``."""
         self._leases.withdraw(endpoint_id, time.monotonic(), incarnation)
 
     def assign(
@@ -96,7 +91,6 @@ class EndpointRegistry:
         node_id: str = "",
         reserved: Collection[str] = (),
     ) -> EndpointRecord | None:
-        """Assign a session to an endpoint of a fleet; see ``AssignmentTable.assign``."""
         now_s = time.monotonic()
         table = self._assignments.setdefault(fleet, AssignmentTable())
         members = self._leases.members(fleet, now_s)
@@ -105,14 +99,12 @@ class EndpointRegistry:
     def rebalance(
         self, fleet: str, placed: Mapping[str, str], reserved: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """Return which of a runner's sessions have to move; see ``AssignmentTable.rebalance``."""
         now_s = time.monotonic()
         table = self._assignments.setdefault(fleet, AssignmentTable())
         members = self._leases.members(fleet, now_s) if now_s >= self._rebalances_from_s else ()
         return table.rebalance(placed, members, reserved, now_s)
 
     def release(self, fleet: str, sessions: Iterable[str]) -> None:
-        """End the assignments of closed sessions."""
         table = self._assignments.get(fleet)
         if table is None:
             return
@@ -121,7 +113,6 @@ class EndpointRegistry:
             del self._assignments[fleet]
 
     def overview(self) -> tuple[EndpointOverview, ...]:
-        """Return an overview of every endpoint, also of stale ones."""
         session_counts = {fleet: table.session_counts for fleet, table in self._assignments.items()}
         return tuple(
             replace(each, num_assigned=session_counts[each.record.fleet][each.record.endpoint_id])

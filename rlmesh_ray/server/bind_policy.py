@@ -95,7 +95,6 @@ def check_exposure(address: Address, token: TokenSource | None, what: str = "") 
 
 
 def warn_without_token(address: Address) -> None:
-    """Tell the log that an endpoint without a token listens, if others can reach it."""
     if not address.is_local:
         _LOG.warning(
             "%s can be reached from other machines and has no token: any client may open sessions, "
@@ -106,7 +105,6 @@ def warn_without_token(address: Address) -> None:
 
 
 def listen_arguments(address: Address) -> dict[str, Any]:
-    """Return the arguments of ``loop.create_server`` for ``address``, of a host."""
     host, port = address.host, address.port
     if host != "::" or not socket.has_dualstack_ipv6():
         return {"host": host, "port": port}

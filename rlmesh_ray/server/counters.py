@@ -34,12 +34,10 @@ class SessionCounters:
 
     @property
     def uptime_s(self) -> float:
-        """Seconds since this was made."""
         return time.monotonic() - self._started_s
 
     @property
     def num_open(self) -> int:
-        """Sessions that have begun and not ended."""
         return self._open
 
     def note_opened(self) -> None:
@@ -58,14 +56,12 @@ class SessionCounters:
         self._lost += 1
 
     def note_error(self, code: str) -> None:
-        """Count an error that a request was answered with."""
         self._errors[code] += 1
 
     def sessions(self) -> SessionStatistics:
         return SessionStatistics(self._open, self._opened, self._refused, self._lost)
 
     def errors(self) -> dict[str, int]:
-        """Return the counts of errors by code."""
         return dict(self._errors)
 
 
@@ -85,7 +81,6 @@ class LaneTotals:
 
     @property
     def num_steps(self) -> int:
-        """Vector steps."""
         return sum(self.durations[:-1])
 
     def __add__(self, other: "LaneTotals") -> "LaneTotals":
@@ -112,7 +107,6 @@ class LaneCounters:
 
     @property
     def num_steps(self) -> int:
-        """Vector steps up to now."""
         return self.read().num_steps
 
     def attach(self, progress: SessionProgress | None) -> None:
@@ -124,7 +118,6 @@ class LaneCounters:
         self._of_former_workers, self._progress = self._of_workers(), progress
 
     def read(self) -> LaneTotals:
-        """Return the counts up to now."""
         return replace(self._of_workers(), resets=self.resets)
 
     def _of_workers(self) -> LaneTotals:
@@ -151,7 +144,6 @@ class EnvCounters:
         self._worker_restarts = 0
 
     def open(self) -> LaneCounters:
-        """Return the counters of a new session."""
         lanes = LaneCounters()
         with self._lock:
             self._running.add(lanes)
@@ -167,7 +159,6 @@ class EnvCounters:
             self.sessions.note_ended()
 
     def attach(self, lanes: LaneCounters, progress: SessionProgress) -> None:
-        """See ``LaneCounters.attach``."""
         with self._lock:
             lanes.attach(progress)
 
@@ -212,7 +203,6 @@ class ModelCounters:
         self._queue.add(queue_ns)
 
     def note_batch(self, num_rows: int, forward_ns: int) -> None:
-        """Count a batch that has run."""
         self._batch_rows.add(num_rows)
         self._forward.add(forward_ns)
 

@@ -31,7 +31,6 @@ class Drain:
         return self._is_draining
 
     def begin_request(self) -> None:
-        """Note that a request was taken."""
         self._num_pending += 1
 
     def end_request(self, count: int = 1) -> None:
@@ -42,7 +41,6 @@ class Drain:
 
     @contextlib.contextmanager
     def request_in_progress(self) -> Iterator[None]:
-        """Count one pending request within the context."""
         self.begin_request()
         try:
             yield

@@ -57,7 +57,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
 
     @property
     def is_closed(self) -> bool:
-        """Whether new sessions are refused."""
         return self._is_closed
 
     def close(self) -> None:
@@ -79,7 +78,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """Return the call's handler, or one that refuses the call."""
         metadata = details.invocation_metadata or ()
         method = details.method.rpartition("/")[2]
         session_id = str(dict(metadata).get(SESSION_METADATA_KEY, ""))
@@ -103,7 +101,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
     def _unauthorized(
         self, store: TokenStore, details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
-        """Return the refusal of a call whose token does not allow it."""
         tokens = [
             value
             for key, value in details.invocation_metadata or ()
@@ -141,7 +138,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
         self._empty.clear()
 
     def note_ended(self) -> None:
-        """Count a session that has ended."""
         self._num_sessions -= 1
         if not self._num_sessions:
             self._empty.set()

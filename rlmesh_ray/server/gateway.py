@@ -149,7 +149,6 @@ class GatewayServer:
         return self
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the gateway has stopped; return whether it has."""
         return self._endpoint.wait(timeout_s)
 
     def health(self) -> Health:
@@ -192,7 +191,6 @@ class _Upstream:
     channel: grpc.aio.Channel
 
     async def connect(self) -> bool:
-        """Wait for the connection; return whether it is there."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 while True:
@@ -250,7 +248,6 @@ class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no t
     # --- calls -----------------------------------------------------------------------------
 
     def service_name(self) -> str:
-        """Return the service that the endpoints have."""
         return self._service
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
@@ -293,7 +290,6 @@ class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no t
     async def _client_status(
         self, connection: str, upstream: _Upstream, code: grpc.StatusCode, details: str
     ) -> tuple[grpc.StatusCode, str]:
-        """Return the status of a call for the client."""
         if code is grpc.StatusCode.UNAUTHENTICATED:  # the client's token is not to blame
             self._note_lost(connection, upstream)
             return grpc.StatusCode.UNAVAILABLE, _REFUSED
@@ -462,7 +458,6 @@ class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no t
                 await upstream.channel.close()
 
     async def close(self) -> None:
-        """Close all connections to endpoints."""
         upstreams = [*self._upstreams.values(), *self._checks.values()]
         self._upstreams, self._checks = {}, {}
         for upstream in upstreams:
@@ -470,7 +465,6 @@ class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no t
 
 
 def _passed_on(metadata: Metadata) -> tuple[tuple[str, str | bytes], ...]:
-    """Return the metadata of a call that are forwarded."""
     return tuple(
         (key, value)
         for key, value in metadata

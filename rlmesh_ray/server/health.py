@@ -37,7 +37,6 @@ must not block."""
 
 
 def always_serving() -> Health:
-    """Return that it serves: for an endpoint that serves until it ends."""
     return Health(is_serving=True)
 
 
@@ -64,7 +63,6 @@ class HealthService:
         self._is_over = False
 
     def handlers(self) -> grpc.ServiceRpcHandler:
-        """Return the handlers for a gRPC server."""
         return grpc.method_handlers_generic_handler(
             wire.SERVICE,
             {

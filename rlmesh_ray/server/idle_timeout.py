@@ -37,7 +37,6 @@ class IdleTimeout:
         return _IdleWatchedFrames(frames, self)
 
     async def abort_if_expired(self, context: grpc.aio.ServicerContext) -> None:
-        """Abort the call if its messages have ended for the client's silence."""
         if self.has_expired:
             reason = (
                 f"no request came for {self._timeout_s:g} s, which ends a session here; the "
@@ -46,7 +45,6 @@ class IdleTimeout:
             await context.abort(grpc.StatusCode.ABORTED, reason)
 
     def stop(self) -> None:
-        """Stop the timer. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -21,7 +21,6 @@ _SESSION: ContextVar[str] = ContextVar("rlmesh_ray_session", default="")
 
 
 def new_endpoint_id() -> str:
-    """Return a random name for an endpoint."""
     return secrets.token_hex(_NAME_CHARACTERS // 2)
 
 
@@ -75,7 +74,6 @@ class ContextFilter(logging.Filter):
     """Gives each record ``endpoint_id`` and ``session``, empty where it belongs to none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record through."""
         record.endpoint_id = _ENDPOINT.get()
         record.session = _SESSION.get()
         return True

@@ -89,7 +89,6 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # generic for 
 
     @property
     def stream(self) -> TextIO:
-        """Standard error."""
         return sys.stderr
 
     @stream.setter
@@ -108,7 +107,6 @@ class TextFormatter(logging.Formatter):
         return printable(super().format(record)).replace("\n", "\n  ")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line, without what follows it."""
         line = super().formatMessage(record)
         endpoint_id = getattr(record, "endpoint_id", "")
         session = getattr(record, "session", "")

@@ -32,7 +32,6 @@ class StatisticsCollector:
         self._measured = measured
 
     def collect(self) -> Iterable[Any]:
-        """Return each metric, with its values for all endpoints."""
         from prometheus_client import Metric as Family
 
         families: dict[str, Family] = {}
@@ -116,7 +115,6 @@ class _MetricsPort:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Close the port and every connection."""
         self._server.close()
         connections = list(self._connections)
         for connection in connections:
@@ -148,7 +146,6 @@ class _MetricsPort:
 
 
 def _answer(app: Any, head: bytes) -> bytes:
-    """Return the whole answer to a request."""
     line, *fields = head.decode("latin-1").split("\r\n")
     method, target, *_ = [*line.split(" "), "", ""]
     path, _, query = target.partition("?")

@@ -147,7 +147,6 @@ class Registrar:
 
     @property
     def num_endpoints(self) -> int:
-        """How many endpoints are registered."""
         return len(self._id_table)
 
     @property
@@ -175,7 +174,6 @@ class Registrar:
         return self._endpoint.health()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until it has stopped; return whether it has."""
         return self._endpoint.wait(timeout_s)
 
     def stop(self, grace_s: float = 0.0) -> None:

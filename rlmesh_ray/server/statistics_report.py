@@ -34,7 +34,6 @@ StatisticsT = TypeVar("StatisticsT", EnvStatistics, ModelStatistics, Statistics)
 
 
 def observed_statistics(statistics: Statistics) -> EndpointStatistics:
-    """Return ``statistics`` as observers receive them."""
     service = "env" if isinstance(statistics, EnvStatistics) else "model"
     return EndpointStatistics(service, asdict(statistics))
 
@@ -50,7 +49,6 @@ def statistics_of(observed: EndpointStatistics) -> Statistics | None:
 
 
 def pack_report(statistics: EnvStatistics) -> bytes:
-    """Return the request with ``statistics``."""
     values = snapshot(statistics)
     steps: Histogram = values.pop("step_s")
     values["version"] = as_utf8(statistics.version)
