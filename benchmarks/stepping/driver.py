@@ -19,7 +19,7 @@ from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.evaluation import evaluate
 from rlmesh_ray.protocol import messages
-from rlmesh_ray.wire.rlmesh_v1.fast_step_codec import pack_step
+from rlmesh_ray.wire.rlmesh_v1.env import pack_step
 
 _SEED = 0
 _NUM_ACTIONS = 256

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
+from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_pb
-from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2 as model_pb
 from rlmesh_ray.wire.protobuf import as_utf8, parse
+from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
 from rlmesh_ray.wire.validation import few
-
-AnyRequest = env_pb.HandshakeRequest | model_pb.HandshakeRequest
-AnyResponse = env_pb.HandshakeResponse | model_pb.HandshakeResponse
-
 
 MAX_CAPABILITIES = 1024
 """Most capabilities, and most editions, of either side."""
@@ -39,8 +36,17 @@ def editions_of(message: Any) -> tuple[str, ...]:
     return few(message.supported_workflow_editions, "editions", MAX_CAPABILITIES)
 
 
-def request_from_proto(message: AnyRequest) -> HandshakeRequest:
-    """Return the client's offer. Raises CodecError if it has too many capabilities or editions."""
+def parse_request(service: Any, data: bytes) -> HandshakeRequest:
+    """Return the client's offer.
+
+    Args:
+        service: Generated module with the messages of the service, as for the other functions.
+        data: The frame.
+
+    Raises:
+        CodecError: ``data`` is no HandshakeRequest, or has too many capabilities or editions.
+    """
+    message = parse(service.HandshakeRequest, data)
     return HandshakeRequest(
         generation=message.protocol_generation,
         client_name=message.client_name,
@@ -52,27 +58,34 @@ def request_from_proto(message: AnyRequest) -> HandshakeRequest:
     )
 
 
-def fill_request(message: AnyRequest, offer: HandshakeRequest) -> None:
-    """Put ``offer`` into an empty message."""
-    message.protocol_generation = offer.generation
-    message.client_name = offer.client_name
-    message.client_version = offer.client_version
-    message.supported_workflow_editions.extend(offer.editions)
-    message.capabilities.update(offer.capabilities)
-    message.offered_edition_spec_sha256 = offer.spec_sha256
-    message.offered_edition_status = offer.status
+def pack_request(service: Any, offer: HandshakeRequest) -> bytes:
+    """Return the frame of ``offer``."""
+    message = service.HandshakeRequest(
+        protocol_generation=offer.generation,
+        client_name=offer.client_name,
+        client_version=offer.client_version,
+        supported_workflow_editions=offer.editions,
+        capabilities=offer.capabilities,
+        offered_edition_spec_sha256=offer.spec_sha256,
+        offered_edition_status=offer.status,
+    )
+    return bytes(message.SerializeToString())
 
 
-def response_from_proto(message: AnyResponse, contract: object) -> HandshakeResponse:
-    """Return the server's answer.
+def parse_response(service: Any, data: bytes) -> HandshakeResponse:
+    """Return the server's answer, with its ``EnvContract`` if it is compatible and has one.
 
-    Args:
-        message: The response message.
-        contract: Its decoded contract; None where it has none.
+    Only a compatible answer has a contract (edition 2026.06, "Session Establishment"); an invalid
+    one in a refusal must not hide the reason.
 
     Raises:
-        CodecError: It has too many capabilities or editions.
+        CodecError: ``data`` is no HandshakeResponse, has too many capabilities or editions, or its
+            contract is invalid.
     """
+    message = parse(service.HandshakeResponse, data)
+    contract = None
+    if service is env_pb and message.compatible and message.HasField("env_contract"):
+        contract = contract_from_proto(message.env_contract)
     return HandshakeResponse(
         compatible=message.compatible,
         generation=message.server_protocol_generation,
@@ -88,18 +101,23 @@ def response_from_proto(message: AnyResponse, contract: object) -> HandshakeResp
     )
 
 
-def fill_response(message: AnyResponse, answer: HandshakeResponse) -> None:
-    """Put ``answer`` without its contract into an empty message."""
-    message.compatible = answer.compatible
-    message.server_protocol_generation = answer.generation
-    message.min_supported_protocol_generation = answer.min_generation
-    message.server_version = answer.server_version
-    message.supported_workflow_editions.extend(answer.editions)
-    message.capabilities.update(answer.capabilities)
-    message.selected_workflow_edition = answer.selected_edition
-    message.selected_edition_spec_sha256 = answer.spec_sha256
-    message.selected_edition_status = answer.status
-    message.error_message = as_utf8(answer.error_message)
+def pack_response(service: Any, answer: HandshakeResponse) -> bytes:
+    """Return the frame of ``answer``, with its contract where the service is EnvService."""
+    message = service.HandshakeResponse(
+        compatible=answer.compatible,
+        server_protocol_generation=answer.generation,
+        min_supported_protocol_generation=answer.min_generation,
+        server_version=answer.server_version,
+        supported_workflow_editions=answer.editions,
+        capabilities=answer.capabilities,
+        selected_workflow_edition=answer.selected_edition,
+        selected_edition_spec_sha256=answer.spec_sha256,
+        selected_edition_status=answer.status,
+        error_message=as_utf8(answer.error_message),
+    )
+    if service is env_pb and isinstance(answer.contract, EnvContract):
+        message.env_contract.CopyFrom(contract_to_proto(answer.contract))
+    return bytes(message.SerializeToString())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,17 @@
 """The frames of ModelService: conversion between bytes and the messages of ``protocol``."""
 
 import functools
+import struct
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from operator import attrgetter
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS
-from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.protocol.messages import (
+    BatchRun,
     CloseModel,
     CloseRoute,
     ConfigureRoute,
@@ -28,16 +30,16 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire import envelope
+from rlmesh_ray.wire._pb.rlmesh.core.v1.telemetry_pb2 import OperationMetric, OperationTelemetry
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2
-from rlmesh_ray.wire.protobuf import as_utf8, field, parse, value_head, varint
+from rlmesh_ray.wire.protobuf import as_utf8, field, value_head, varint
 from rlmesh_ray.wire.rlmesh_v1 import handshake
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
 from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_request as pack_shutdown_request
 from rlmesh_ray.wire.rlmesh_v1.handshake import pack_shutdown_response as pack_shutdown_response
 from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_request as parse_shutdown_request
 from rlmesh_ray.wire.rlmesh_v1.handshake import parse_shutdown_response as parse_shutdown_response
-from rlmesh_ray.wire.rlmesh_v1.telemetry import pack_telemetry, read_telemetry
 
 MAX_SLOTS = 2**16
 """Most slots of one request: as many as a session may have lanes."""
@@ -267,26 +269,77 @@ def _context_message(context: PredictContext) -> pb.PredictContext:
 
 # --- Handshake ------------------------------------------------------------
 
-
-def parse_handshake_request(data: bytes) -> HandshakeRequest:
-    """Return the client's offer. Raises CodecError where ``data`` is no HandshakeRequest."""
-    return handshake.request_from_proto(parse(service_pb2.HandshakeRequest, data))
-
-
-def pack_handshake_request(offer: HandshakeRequest) -> bytes:
-    """Return the frame of ``offer``."""
-    message = service_pb2.HandshakeRequest()
-    handshake.fill_request(message, offer)
-    return message.SerializeToString()
+parse_handshake_request = partial(handshake.parse_request, service_pb2)
+pack_handshake_request = partial(handshake.pack_request, service_pb2)
+parse_handshake_response = partial(handshake.parse_response, service_pb2)
+pack_handshake_response = partial(handshake.pack_response, service_pb2)
 
 
-def parse_handshake_response(data: bytes) -> HandshakeResponse:
-    """Return the server's answer. Raises CodecError where ``data`` is no HandshakeResponse."""
-    return handshake.response_from_proto(parse(service_pb2.HandshakeResponse, data), None)
+OPERATION = "predict"
+POLICY_VERSION = "policy.version"
+BATCH_ROWS = "predict.batch_rows"
+FORWARD = "predict.forward"
+QUEUE = "predict.queue"
 
 
-def pack_handshake_response(answer: HandshakeResponse) -> bytes:
-    """Return the frame of ``answer``; a model's answer carries no contract."""
-    message = service_pb2.HandshakeResponse()
-    handshake.fill_response(message, answer)
-    return message.SerializeToString()
+def pack_telemetry(run: BatchRun, queue_ns: int) -> bytes:
+    """Return the bytes of an ``OperationTelemetry`` about a prediction.
+
+    Hand-written, as the frame around it; a test compares it with the generated code.
+    """
+    forward, waited = varint(run.forward_ns), varint(queue_ns)
+    # The metrics are a repeated field; those of the cached part come first.
+    return b"%b\x1a%c%b\x18%b\x1a%c%b\x18%b" % (
+        _of_policy(run.component_id, run.policy_version, run.num_rows),
+        len(_FORWARD) + 1 + len(forward),
+        _FORWARD,
+        forward,
+        len(_QUEUE) + 1 + len(waited),
+        _QUEUE,
+        waited,
+    )
+
+
+def read_telemetry(message: OperationTelemetry) -> tuple[BatchRun | None, int]:
+    """Return the batch of a prediction, and the time in ns that the request had waited.
+
+    The batch is None where the message has no policy version: another implementation sent it.
+    """
+    metrics = {metric.name: metric for metric in message.metrics}
+    version = metrics.get(POLICY_VERSION)
+    if version is None or version.WhichOneof("value") != "number":
+        return None, 0
+    run = BatchRun(
+        policy_version=_whole(version.number),
+        num_rows=_whole(metrics[BATCH_ROWS].number) if BATCH_ROWS in metrics else 0,
+        forward_ns=_duration_ns(metrics.get(FORWARD)),
+        component_id=message.component_id,
+    )
+    return run, _duration_ns(metrics.get(QUEUE))
+
+
+# Equal for all requests of a batch, and for most predictions of a single client.
+@functools.lru_cache(maxsize=256)
+def _of_policy(component_id: str, policy_version: int, num_rows: int) -> bytes:
+    head = OperationTelemetry(operation=OPERATION, component_id=component_id).SerializeToString()
+    return head + _number(_VERSION, policy_version) + _number(_ROWS, num_rows)
+
+
+_VERSION, _ROWS, _FORWARD, _QUEUE = (
+    OperationMetric(name=name).SerializeToString()
+    for name in (POLICY_VERSION, BATCH_ROWS, FORWARD, QUEUE)
+)
+
+
+def _number(name: bytes, value: float) -> bytes:
+    body = name + b"\x29" + struct.pack("<d", value)  # OperationMetric.number
+    return b"\x1a%c%b" % (len(body), body)  # OperationTelemetry.metrics
+
+
+def _whole(number: float) -> int:
+    # A peer may send NaN or infinity, which are no integers.
+    return int(number) if number == number and abs(number) < 2**63 else 0
+
+
+def _duration_ns(metric: OperationMetric | None) -> int:
+    return 0 if metric is None else metric.duration_ns

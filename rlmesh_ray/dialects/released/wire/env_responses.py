@@ -22,12 +22,12 @@ from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire.envelope import read_response
 from rlmesh_ray.wire.protobuf import as_utf8, field, varint
 from rlmesh_ray.wire.rlmesh_v1.env import (
+    as_flags,
     closed_from_proto,
     failed_from_proto,
     infos_budget,
     records_from_proto,
 )
-from rlmesh_ray.wire.rlmesh_v1.fast_step_codec import as_flags
 from rlmesh_ray.wire.rlmesh_v1.meta import MetaBudget, decode_meta, encode_meta
 
 
