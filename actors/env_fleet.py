@@ -20,7 +20,7 @@ from rlmesh_ray.actors.placement_options import (
 from rlmesh_ray.actors.ray_calls import await_start, get_result
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
-from rlmesh_ray.auth.tokens import derive_token
+from rlmesh_ray.auth.token_file import derive_token
 from rlmesh_ray.envs.env_source import EnvLike
 from rlmesh_ray.errors import (
     CapacityError,

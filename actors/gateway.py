@@ -18,8 +18,7 @@ from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.registry.registry_actor import find_registry
 from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.ray_credentials import RayTls
-from rlmesh_ray.auth.token_file import TokenSource, TokenStore, client_token_of
-from rlmesh_ray.auth.tokens import derive_token
+from rlmesh_ray.auth.token_file import TokenSource, TokenStore, client_token_of, derive_token
 from rlmesh_ray.errors import (
     AddressError,
     CapacityError,

@@ -13,8 +13,7 @@ from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver, call_reg
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.auth.client_tls import ClientTlsSource
-from rlmesh_ray.auth.token_file import TokenSource, client_token_of
-from rlmesh_ray.auth.tokens import derive_token
+from rlmesh_ray.auth.token_file import TokenSource, client_token_of, derive_token
 from rlmesh_ray.errors import ConfigurationError, EndpointTimeoutError, EndpointUnreachableError
 from rlmesh_ray.protocol.pool_membership import checked_name, fleet_name_of_pool
 from rlmesh_ray.server.bind_policy import TlsSource

@@ -12,7 +12,7 @@ from rlmesh_ray.actors.registry.heartbeat import PERIOD_S, EndpointMetrics
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.auth.client_tls import ClientTlsSource
-from rlmesh_ray.auth.pool_tokens import client_secret, endpoint_token
+from rlmesh_ray.auth.token_file import client_secret, endpoint_token
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import shake_hands
 from rlmesh_ray.errors import (

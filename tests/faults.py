@@ -401,7 +401,7 @@ FAULTS = (
         "a-probe-opens-sessions",
         "auth",
         "The token of a probe opens sessions.",
-        "rlmesh_ray/auth/tokens.py",
+        "rlmesh_ray/auth/token_file.py",
         'return _OWN_ROLES.get(method.rpartition("/")[2], TokenRole.CLIENT)',
         'return _OWN_ROLES.get(method.rpartition("/")[2], TokenRole.PROBE)',
         "tests/loopback/test_access.py::"
@@ -430,7 +430,7 @@ FAULTS = (
         "one-token-opens-all-endpoints",
         "auth",
         "All endpoints of a fleet or a pool have the same token.",
-        "rlmesh_ray/auth/tokens.py",
+        "rlmesh_ray/auth/token_file.py",
         '"\\0".join((_PURPOSE, endpoint_id, role))',
         '"\\0".join((_PURPOSE, role))',
         "tests/loopback/test_registration.py::test_the_token_of_one_endpoint_opens_no_other",

@@ -13,7 +13,7 @@ from rlmesh_ray.actors.endpoint_owner import find_endpoint_owner
 from rlmesh_ray.actors.ray_calls import get_result
 from rlmesh_ray.actors.registry.assignment_table import Assignment
 from rlmesh_ray.actors.registry.registry_actor import find_registry
-from rlmesh_ray.auth.tokens import derive_token
+from rlmesh_ray.auth.token_file import derive_token
 from rlmesh_ray.errors import EndpointError, EndpointTimeoutError, EndpointUnreachableError
 
 _TIMEOUT_S = 30.0

@@ -1,5 +1,7 @@
 """Token files, which can be replaced while servers and clients run, and their reload by servers."""
 
+import base64
+import enum
 import hashlib
 import hmac
 import logging
@@ -7,14 +9,138 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlmesh_ray.auth.pem import file_path
 from rlmesh_ray.auth.ray_credentials import ray_tokens
-from rlmesh_ray.auth.tokens import TokenEntry, TokenRole, bearer_value, parse_tokens
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.files import open_file
+from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool, full_id
+
+_PURPOSE = "rlmesh_ray.token.v1"
+_REMEDY = "make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+
+
+class TokenRole(enum.IntEnum):
+    """Permissions of a token; each role includes those before it."""
+
+    PROBE = 1
+    """Health checks, Handshake, and observing sessions."""
+    CLIENT = 2
+    """Sessions, too."""
+    OPERATOR = 3
+    """All calls: also Shutdown, where the endpoint allows it."""
+
+    @property
+    def label(self) -> str:
+        """The role's name in a token file."""
+        return self.name.lower()
+
+
+_ROLES = {role.label: role for role in TokenRole}
+_OWN_ROLES = {"Handshake": TokenRole.PROBE, "Shutdown": TokenRole.OPERATOR}
+_PROBED = ("/grpc.health.v1.Health/", "/rlmesh_ray.observe.v1.ObserverService/")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """A token and its role."""
+
+    token: str = field(repr=False)
+    role: TokenRole = TokenRole.OPERATOR
+
+
+def bearer_value(token: str) -> str:
+    """Return the value of the metadata entry ``authorization``.
+
+    Raises:
+        ConfigurationError: ``token`` is empty, or has characters that gRPC metadata cannot carry.
+    """
+    if not isinstance(token, str):  # a caller may pass anything
+        raise ConfigurationError(
+            f"the token is of type {type(token).__name__}; give a str or a TokenFile"
+        )
+    if not (token and token.isascii() and token.isprintable() and token.strip() == token):
+        raise ConfigurationError(
+            "the token must be printable ASCII characters, without a space at either end; "
+            f"{_REMEDY}"
+        )
+    return f"Bearer {token}"
+
+
+def required_role(method: str) -> TokenRole:
+    """Return the role that a call requires.
+
+    Args:
+        method: Full path of the call, such as ``/rlmesh.env.v1.EnvService/Join``.
+    """
+    if method.startswith(_PROBED):
+        return TokenRole.PROBE
+    return _OWN_ROLES.get(method.rpartition("/")[2], TokenRole.CLIENT)
+
+
+def parse_tokens(data: bytes, source: str) -> tuple[TokenEntry, ...]:
+    """Return the entries of a token file: on each line ``TOKEN`` or ``TOKEN ROLE``.
+
+    A token without a role allows everything. Empty lines and lines that begin with ``#`` are
+    ignored.
+
+    Args:
+        data: Content of the file.
+        source: Name of the file in error messages.
+
+    Raises:
+        ConfigurationError: A line is malformed, or there is none. The message names the line and
+            never quotes it: it may contain a token.
+    """
+    entries: dict[str, TokenEntry] = {}
+    # Not splitlines, which also splits at form feeds and the like.
+    for number, line in enumerate(data.decode("latin-1").split("\n"), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        entry = _entry(words, f"{source}, line {number}")
+        if entries.setdefault(entry.token, entry) != entry:
+            raise ConfigurationError(
+                f"{source}, line {number}: an earlier line has this token with another role; keep "
+                "one of the lines"
+            )
+    if not entries:
+        raise ConfigurationError(f"{source} is empty: it holds no token; {_REMEDY}")
+    return tuple(entries.values())
+
+
+def _entry(words: list[str], where: str) -> TokenEntry:
+    token, *roles = words
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigurationError(f"{where}: the token is not printable ASCII; {_REMEDY}")
+    if not roles:
+        return TokenEntry(token)
+    if len(roles) > 1 or roles[0] not in _ROLES:
+        raise ConfigurationError(
+            f"{where}: a line is a token without spaces, and may be followed by its role: "
+            f"{', '.join(_ROLES)}"
+        )
+    return TokenEntry(token, _ROLES[roles[0]])
+
+
+def derive_token(secret: str, endpoint_id: str, role: str = "client") -> str:
+    """Return the token of one endpoint and role, by HMAC-SHA256 with ``secret`` as the key.
+
+    Each party that has the secret derives the tokens itself; a token reveals neither the secret nor
+    another token.
+
+    Args:
+        secret: Secret of a fleet; never Ray's token.
+        endpoint_id: Endpoint that accepts the token.
+        role: Role of the token there.
+    """
+    # None of the parts can contain the separator, so different parts give different texts.
+    text = "\0".join((_PURPOSE, endpoint_id, role))
+    digest = hmac.digest(secret.encode(), text.encode(), hashlib.sha256)
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -198,3 +324,46 @@ def _checked(entries: Iterable[TokenEntry], source: str) -> tuple[_StoredToken, 
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTokenFile(TokenFile):
+    """A token file, and the token of the pool's clients."""
+
+    pool_token: str = field(repr=False)
+
+    def __init__(self, path: str | os.PathLike[str], pool_token: str) -> None:
+        TokenFile.__init__(self, path)
+        object.__setattr__(self, "pool_token", pool_token)
+
+    def read(self) -> tuple[tuple[TokenEntry, ...], FileStamp]:
+        """Return the file's tokens and the pool's; see ``TokenFile``."""
+        entries, stamp = TokenFile.read(self)
+        return (*entries, TokenEntry(self.pool_token, TokenRole.CLIENT)), stamp
+
+
+def registration_token(secret: str) -> str:
+    """Return the token that a pool's registrar requires.
+
+    It does not depend on the pool's name, so that an endpoint with the right secret and the wrong
+    name gets an error message about the name.
+
+    Raises:
+        ConfigurationError: The secret is no valid token, such as an empty one.
+    """
+    bearer_value(secret)
+    return derive_token(secret, "pool", "register")
+
+
+def client_secret(secret: str, pool: str) -> str:
+    """Return the secret for the clients of a pool, which allows no registration.
+
+    ``derive_token`` makes the token of each endpoint from it, by its full id. Training configs, and
+    so checkpoints, contain it instead of the pool's secret.
+    """
+    return derive_token(secret, fleet_name_of_pool(pool), "clients")
+
+
+def endpoint_token(secret: str, pool: str, endpoint_id: str) -> str:
+    """Return the token for the clients of one endpoint of a pool."""
+    return derive_token(client_secret(secret, pool), full_id(pool, endpoint_id))

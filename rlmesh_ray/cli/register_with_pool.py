@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlmesh_ray import __version__
-from rlmesh_ray.auth.pool_tokens import PoolTokenFile, endpoint_token
-from rlmesh_ray.auth.token_file import TokenFile, TokenSource
+from rlmesh_ray.auth.token_file import PoolTokenFile, TokenFile, TokenSource, endpoint_token
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import POOL, at_most_a_day_s, file_option
 from rlmesh_ray.errors import ConfigurationError

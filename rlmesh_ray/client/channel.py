@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rlmesh_ray.auth.client_tls import ClientTls, ClientTlsSource, resolve_client_tls
-from rlmesh_ray.auth.token_file import TokenFile, TokenSource, client_token_of
-from rlmesh_ray.auth.tokens import bearer_value
+from rlmesh_ray.auth.token_file import TokenFile, TokenSource, bearer_value, client_token_of
 from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import (
     AccessDeniedError,

@@ -5,14 +5,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlmesh_ray.compliance.checks import CheckRegistry, ClauseNotObservable, require
-from rlmesh_ray.compliance.env_subject import MOST_STEPS, EnvSubject, RawEnvSession, ended_lanes
+from rlmesh_ray.compliance.checks import ClauseNotObservable, require
+from rlmesh_ray.compliance.env_subject import (
+    ENV,
+    MOST_STEPS,
+    EnvSubject,
+    RawEnvSession,
+    ended_lanes,
+)
 from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.protocol.messages import EpisodeRecord, StepDone
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.wire._pb.rlmesh.env.v1.interaction_pb2 import JoinResponse
-
-ENV: CheckRegistry[EnvSubject] = CheckRegistry()
 
 _STEPS_AFTER_AN_END = 3
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.compliance.action_cases import commands, is_probe, packed_rest
-from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.checks import CheckRegistry, ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.compliance.raw_session import RawSession, Subject, joined
 from rlmesh_ray.errors import CodecError
@@ -112,6 +112,10 @@ class EnvSubject(Subject):
                 # Also after a failure: the server may have one place only. Only the checks of
                 # Close look at the response.
                 session.leave(Close(session.new_id()))
+
+
+ENV: CheckRegistry[EnvSubject] = CheckRegistry()
+"""The checks of the service, which the modules of checks fill."""
 
 
 class RawEnvSession(RawSession[EnvRequest, EnvResponse]):

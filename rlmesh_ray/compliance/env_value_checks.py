@@ -6,15 +6,13 @@ from typing import Any
 import numpy as np
 
 from rlmesh_ray.compliance import action_cases
-from rlmesh_ray.compliance.checks import CheckRegistry, ClauseBroken, ClauseNotObservable, require
-from rlmesh_ray.compliance.env_subject import EnvSubject, RawEnvSession, ended_lanes
+from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.env_subject import ENV, EnvSubject, RawEnvSession, ended_lanes
 from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.errors import EndpointLostError
 from rlmesh_ray.protocol.messages import EnvFailed, EnvResponse, Reset, ResetDone, StepDone
 from rlmesh_ray.spaces.spec import BoxSpec, MultiBinarySpec, MultiDiscreteSpec
 from rlmesh_ray.spaces.validation import ValidationMode
-
-ENV: CheckRegistry[EnvSubject] = CheckRegistry()
 
 WARNING_KEY = "rlmesh.conformance.warning"
 

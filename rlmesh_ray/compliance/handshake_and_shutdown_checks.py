@@ -3,17 +3,14 @@
 import re
 from collections.abc import Callable
 
-from rlmesh_ray.compliance.checks import Check, CheckRegistry, ClauseNotObservable, require
-from rlmesh_ray.compliance.env_subject import EnvSubject
-from rlmesh_ray.compliance.model_subject import END_REMEDY, ModelSubject
+from rlmesh_ray.compliance.checks import Check, ClauseNotObservable, require
+from rlmesh_ray.compliance.env_subject import ENV, EnvSubject
+from rlmesh_ray.compliance.model_subject import END_REMEDY, MODEL, ModelSubject
 from rlmesh_ray.compliance.raw_session import Subject
 from rlmesh_ray.errors import AccessDeniedError, EndpointError, EndpointUnreachableError
 from rlmesh_ray.protocol.handshake import EDITION_2026_06
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_to_proto
-
-ENV: CheckRegistry[EnvSubject] = CheckRegistry()
-MODEL: CheckRegistry[ModelSubject] = CheckRegistry()
 
 _NO_GENERATION = "rlmesh.protocol.v0.check"
 _TOO_OLD, _TOO_NEW = "2000.01", "2999.12"

@@ -4,18 +4,20 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from rlmesh_ray.compliance.checks import CheckRegistry, ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.action_cases import conforming
+from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.model_subject import (
     END_REMEDY,
+    MODEL,
     ROUTE,
     ModelSubject,
     RawModelSession,
     slot,
 )
-from rlmesh_ray.compliance.observation_cases import rows, varied
 from rlmesh_ray.protocol.messages import (
     ModelClosed,
     ModelErrorCode,
@@ -27,9 +29,16 @@ from rlmesh_ray.protocol.messages import (
     RouteClosed,
     RouteConfigured,
 )
-from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.batch import Column, Leaf, leaves
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.spec import TupleSpec
+from rlmesh_ray.spaces.spec import (
+    BoxSpec,
+    DiscreteSpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+    TextSpec,
+    TupleSpec,
+)
 
 _NUM_CANDIDATES = 16
 # A stochastic policy must not be mistaken for a wrong order: with two equally likely actions that
@@ -41,7 +50,6 @@ _UNSEEN = "so that the order of its actions cannot be seen"
 
 Actions = list[Column]
 
-MODEL: CheckRegistry[ModelSubject] = CheckRegistry()
 
 _OTHER_ROUTE = "check-route-2"
 _PIPELINED = 20
@@ -368,3 +376,66 @@ def _shown(actions: Actions) -> str:
     parts = [list(part) if isinstance(part, tuple) else part.tolist() for part in actions]
     text = str(parts[0] if len(parts) == 1 else parts)
     return text if len(text) < 80 else text[:80] + "…"
+
+
+# Largest offset of a Box's integers: the range of a pixel.
+_MOST_STEPS_UP = 255
+# Largest offset of a Text's length from its minimum.
+_MOST_LETTERS = 8
+
+
+def varied(spec: SpaceSpec, num_rows: int, seed: int) -> list[Column]:
+    """Return columns of ``num_rows`` random observations within ``spec``.
+
+    Numbers stay near zero also where bounds are at the end of the dtype, since a policy may
+    overflow for values that no environment has.
+    """
+    rng = np.random.default_rng(seed)
+    rest = conforming(spec, num_rows)
+    return [_drawn(leaf, column, rng) for leaf, column in zip(leaves(spec), rest, strict=True)]
+
+
+def rows(columns: list[Column], *chosen: int) -> list[Column]:
+    """Return the ``chosen`` rows of a batch, in that order."""
+    return [
+        tuple(column[row] for row in chosen) if isinstance(column, tuple) else column[list(chosen)]
+        for column in columns
+    ]
+
+
+def _drawn(leaf: Leaf, rest: Column, rng: np.random.Generator) -> Column:
+    spec = leaf.spec
+    if isinstance(spec, TextSpec):
+        return tuple(_text(spec, rng) for _ in rest)
+    assert not isinstance(rest, tuple)
+    if isinstance(spec, BoxSpec):
+        return _in_box(spec, rest, rng)
+    if isinstance(spec, DiscreteSpec):
+        return (spec.start + rng.integers(0, spec.n, rest.shape)).astype(rest.dtype)
+    if isinstance(spec, MultiDiscreteSpec):
+        domain = np.array(spec.nvec, np.int64).reshape(spec.shape)
+        return rng.integers(0, domain, rest.shape).astype(rest.dtype)
+    return rng.integers(0, 2, rest.shape).astype(rest.dtype)
+
+
+def _in_box(spec: BoxSpec, rest: Any, rng: np.random.Generator) -> Column:
+    low: Any
+    high: Any
+    drawn: Column
+    low, high = spec.bounds()
+    if rest.dtype.kind == "b":
+        drawn = np.clip(rng.integers(0, 2, rest.shape).astype(rest.dtype), low, high)
+    elif rest.dtype.kind in "iu":
+        steps = np.minimum(high - rest, _MOST_STEPS_UP).astype(np.int64)
+        drawn = rest + rng.integers(0, steps + 1).astype(rest.dtype)
+    else:
+        noise = rng.uniform(-1.0, 1.0, rest.shape).astype(rest.dtype)
+        drawn = np.clip(rest + noise, low, high)
+    return drawn
+
+
+def _text(spec: TextSpec, rng: np.random.Generator) -> str:
+    letters = spec.charset or "abcdefgh"
+    longest = min(spec.max_length, spec.min_length + _MOST_LETTERS)
+    length = int(rng.integers(spec.min_length, longest + 1))
+    return "".join(letters[int(rng.integers(len(letters)))] for _ in range(length))

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.compliance.action_cases import conforming
-from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.checks import CheckRegistry, ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.raw_session import RawSession, Subject, joined
 from rlmesh_ray.errors import CodecError, ConformanceError
 from rlmesh_ray.protocol import capabilities
@@ -119,6 +119,10 @@ class ModelSubject(Subject):
             self.connect_options, self.service, wire.pack_handshake_request(self.offer()), parse
         ) as stream:
             yield RawModelSession(self, stream, session_id or uuid4().hex)
+
+
+MODEL: CheckRegistry[ModelSubject] = CheckRegistry()
+"""The checks of the service, which the modules of checks fill."""
 
 
 class RawModelSession(RawSession[ModelRequest, ModelResponse]):

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from rlmesh_ray.compliance import (
-    env_close_and_error_checks,
+from rlmesh_ray.compliance import (  # noqa: F401  # they fill the registries
     env_episode_checks,
     env_request_checks,
     env_value_checks,
@@ -15,15 +14,14 @@ from rlmesh_ray.compliance import (
 )
 from rlmesh_ray.compliance.checks import (
     Check,
-    CheckRegistry,
     ClauseBroken,
     ClauseNotObservable,
     Finding,
     Verdict,
 )
 from rlmesh_ray.compliance.clauses import CLAUSES
-from rlmesh_ray.compliance.env_subject import EnvSubject
-from rlmesh_ray.compliance.model_subject import ModelSubject
+from rlmesh_ray.compliance.env_subject import ENV, EnvSubject
+from rlmesh_ray.compliance.model_subject import MODEL, ModelSubject
 from rlmesh_ray.errors import CapacityError, RlmeshError
 
 SubjectT = TypeVar("SubjectT")
@@ -34,25 +32,16 @@ _MOST_RETRIES, _RETRY_S = 10, 0.5
 _LAST = ("shutdown.refusal", "model.close-drains")
 
 
-def _gathered(parts: list[CheckRegistry[SubjectT]]) -> Mapping[str, Check[SubjectT]]:
-    found: dict[str, Check[SubjectT]] = {}
-    for part in parts:
-        found.update(part.checks)
+def _ordered(found: Mapping[str, Check[SubjectT]]) -> Mapping[str, Check[SubjectT]]:
+    """Return checks in the order of the clauses, but for those that run last."""
     order = [key for key in CLAUSES if key not in _LAST]
     return {key: found[key] for key in (*order, *_LAST) if key in found}
 
 
-ENV_CHECKS = _gathered(
-    [
-        handshake_and_shutdown_checks.ENV,
-        env_request_checks.ENV,
-        env_episode_checks.ENV,
-        env_close_and_error_checks.ENV,
-        env_value_checks.ENV,
-    ]
-)
+# The modules of checks fill the registries when they are imported.
+ENV_CHECKS = _ordered(ENV.checks)
 """Checks of an EnvService by clause, in the order in which they run."""
-MODEL_CHECKS = _gathered([handshake_and_shutdown_checks.MODEL, model_checks.MODEL])
+MODEL_CHECKS = _ordered(MODEL.checks)
 """Checks of a ModelService by clause, in the order in which they run."""
 
 

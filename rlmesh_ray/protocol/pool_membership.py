@@ -4,7 +4,7 @@
   former holder is refused, at once and when it registers again.
 * The end of a stream removes the endpoint from the pool only if the stream still holds the id.
 
-The tokens of a pool are in ``auth/pool_tokens.py``.
+The tokens of a pool are in ``auth/token_file.py``.
 """
 
 import enum

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from rlmesh_ray.auth.token_file import TokenSource, TokenStore
-from rlmesh_ray.auth.tokens import required_role
+from rlmesh_ray.auth.token_file import TokenSource, TokenStore, required_role
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY, SESSION_METADATA_KEY
 from rlmesh_ray.server.drain import DRAINING

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.auth.tokens import bearer_value
+from rlmesh_ray.auth.token_file import TokenSource, bearer_value
 from rlmesh_ray.compat.grpc import message_writer
 from rlmesh_ray.errors import AddressError, CodecError, ConfigurationError
 from rlmesh_ray.grpc_setup import channel_options, grpc, keep_in_forks

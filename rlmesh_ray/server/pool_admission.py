@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar
 
-from rlmesh_ray.auth.pool_tokens import registration_token
-from rlmesh_ray.auth.token_file import TokenStore
+from rlmesh_ray.auth.token_file import TokenStore, registration_token
 from rlmesh_ray.errors import CodecError, ConfigurationError, RlmeshError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import pool_membership

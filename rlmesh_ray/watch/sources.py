@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from rlmesh_ray.auth.pool_tokens import endpoint_token, registration_token
+from rlmesh_ray.auth.token_file import endpoint_token, registration_token
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.observer import EndpointObserver, EndpointStatistics
 from rlmesh_ray.errors import EndpointLostError, RlmeshError

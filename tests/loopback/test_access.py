@@ -15,7 +15,7 @@ import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, TokenFile
 from rlmesh_ray.auth import token_file
-from rlmesh_ray.auth.tokens import derive_token
+from rlmesh_ray.auth.token_file import derive_token
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.health import check_health

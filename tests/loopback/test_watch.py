@@ -28,7 +28,7 @@ from gymnasium.vector import SyncVectorEnv
 from PIL import Image
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv
-from rlmesh_ray.auth.pool_tokens import endpoint_token
+from rlmesh_ray.auth.token_file import endpoint_token
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.endpoint_registration import RegistrarOptions, Registration

@@ -18,7 +18,7 @@ from benchmarks.watching.cart_pole import DrawnCartPole
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet, EnvPool
 from rlmesh_ray.actors.registry.cluster_endpoints import ClusterEndpoints
-from rlmesh_ray.auth.pool_tokens import endpoint_token
+from rlmesh_ray.auth.token_file import endpoint_token
 from rlmesh_ray.watch.live import LiveView
 from tests.loopback.eventually import eventually
 from tests.ray.test_pools import SECRET, simulator

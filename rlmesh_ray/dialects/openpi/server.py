@@ -18,8 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
-from rlmesh_ray.auth.token_file import TokenStore
-from rlmesh_ray.auth.tokens import TokenRole
+from rlmesh_ray.auth.token_file import TokenRole, TokenStore
 from rlmesh_ray.dialects.openpi import wire
 from rlmesh_ray.dialects.openpi.wire import (
     FULL,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlmesh_ray import TokenFile
-from rlmesh_ray.auth.tokens import TokenEntry, TokenRole, required_role
+from rlmesh_ray.auth.token_file import TokenEntry, TokenRole, required_role
 from rlmesh_ray.errors import ConfigurationError
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.auth import token_file
-from rlmesh_ray.auth.token_file import FileStamp, TokenFile, TokenStore
-from rlmesh_ray.auth.tokens import TokenRole
+from rlmesh_ray.auth.token_file import FileStamp, TokenFile, TokenRole, TokenStore
 from rlmesh_ray.errors import ConfigurationError
 
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmesh_ray.auth.pool_tokens import PoolTokenFile, endpoint_token
-from rlmesh_ray.auth.token_file import TokenFile
+from rlmesh_ray.auth.token_file import PoolTokenFile, TokenFile, endpoint_token
 from rlmesh_ray.cli.register_with_pool import (
     POOL_TOKEN_VARIABLE,
     RegistrationConfig,

@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.auth.pool_tokens import client_secret, endpoint_token, registration_token
-from rlmesh_ray.auth.tokens import derive_token
+from rlmesh_ray.auth.token_file import (
+    client_secret,
+    derive_token,
+    endpoint_token,
+    registration_token,
+)
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.protocol.pool_membership import (

@@ -8,8 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlmesh_ray.auth.token_file import TokenStore
-from rlmesh_ray.auth.tokens import TokenRole
+from rlmesh_ray.auth.token_file import TokenRole, TokenStore
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.dialects.rllink.wire.encodings import (
     HEADER_BYTES,

@@ -3,9 +3,7 @@
 import pickle
 from pathlib import Path
 
-from rlmesh_ray.auth.pool_tokens import PoolTokenFile
-from rlmesh_ray.auth.token_file import TokenStore
-from rlmesh_ray.auth.tokens import TokenRole
+from rlmesh_ray.auth.token_file import PoolTokenFile, TokenRole, TokenStore
 
 
 def test_the_tokens_of_the_file_and_of_the_pool_count(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.auth.tokens import bearer_value, derive_token
+from rlmesh_ray.auth.token_file import bearer_value, derive_token
 from rlmesh_ray.errors import ConfigurationError
 
 NAMES = st.text(max_size=8)
