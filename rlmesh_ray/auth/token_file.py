@@ -34,7 +34,6 @@ class TokenRole(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The role's name in a token file."""
         return self.name.lower()
 
 
@@ -365,5 +364,4 @@ def client_secret(secret: str, pool: str) -> str:
 
 
 def endpoint_token(secret: str, pool: str, endpoint_id: str) -> str:
-    """Return the token for the clients of one endpoint of a pool."""
     return derive_token(client_secret(secret, pool), full_id(pool, endpoint_id))

@@ -293,7 +293,6 @@ def _rows_of(column: Column, lanes: list[int]) -> Column:
 
 
 def _autoreset_mode(env: Any) -> str:
-    """Return when lanes are reset by themselves, in the words that gymnasium and we share."""
     mode = getattr(env, "autoreset_mode", None)  # of a contract, or a RemoteVectorEnv
     if mode is None and isinstance(env, gymnasium.vector.VectorEnv):
         mode = env.metadata.get("autoreset_mode")

@@ -64,7 +64,6 @@ class RegistrarOptions:
             )
 
     def connect_options(self) -> ConnectOptions:
-        """Return how to reach the registrar."""
         token = None if self.secret is None else registration_token(self.secret)
         return ConnectOptions(self.address, token, self.tls)
 

@@ -290,7 +290,6 @@ class EnvClient:
 
     @property
     def address(self) -> str:
-        """The address of the endpoint."""
         return self._connect_options.address
 
     def reset(
@@ -342,7 +341,6 @@ class EnvClient:
         return request.request_id
 
     def receive_reset(self, request_id: str) -> ResetResult:
-        """Wait for the result of the oldest request that was sent, a reset."""
         done = self._receive(request_id, ResetDone, self.reset_limit)
         self.direct_connector.on_lanes_reset()
         try:
@@ -353,7 +351,6 @@ class EnvClient:
         return result
 
     def step(self, action: Sequence[Column]) -> StepResult:
-        """Apply one action per lane and wait for the result."""
         return self.receive_step(self.send_step(action))
 
     def send_step(self, action: Sequence[Column], *, is_last: bool = True) -> str:
@@ -472,7 +469,6 @@ class EnvClient:
             raise
 
     def _read(self, frame: bytes, request_id: str, kind: type[ResponseT]) -> ResponseT:
-        """Return the answer in ``frame``, from the stream or a direct connection."""
         try:
             response = self.dialect.frames.parse_response(frame)
         except CodecError as error:
@@ -480,7 +476,6 @@ class EnvClient:
         return self.session.accept(response, request_id, kind)
 
     def _reporting_resets(self) -> CallDeadline:
-        """Return a context in which a long wait for resets is logged."""
         began_s = time.monotonic()
         return CallDeadline(_SLOW_RESET_S, lambda _: self._report_resets(began_s))
 
@@ -645,7 +640,6 @@ class EnvClient:
         return results
 
     def _when_started(self, ask: Callable[[], T]) -> T:
-        """Return the result of ``ask``, repeated while the environment is still starting."""
         end_s = time.monotonic() + self._start_timeout_s
         while True:
             try:
@@ -734,7 +728,6 @@ class EnvClient:
         return ((capabilities.SESSION_METADATA_KEY, self.session_id),) if self.session_id else ()
 
     def _configure(self) -> None:
-        """Send Configure with the edition, where the dialect requires it as the first request."""
         if not self.dialect.edition:
             return
         request = Configure(self._next_id, self.dialect.edition)

@@ -134,17 +134,14 @@ class EditionEnvClientDialect:
         return Reset(request_id, tuple(seeds), options, timeout_ms, tuple(lanes))
 
     def step(self, request_id: str, action: Sequence[Column], timeout_ms: int) -> Step:
-        """Return the request to step all lanes."""
         data = values.encode_batch(self._action_space, action, self._width)
         return Step(request_id, data, timeout_ms)
 
     def reset_result(self, done: ResetDone) -> ResetResult:
-        """Return the result in ``done``."""
         columns = self._observations.decode(done.observation, self._width)
         return ResetResult(owned(columns), done.infos, done.episode_ids)
 
     def step_result(self, done: StepDone) -> StepResult:
-        """Return the result in ``done``."""
         columns = self._observations.decode(done.observation, self._width)
         return StepResult(
             observation=owned(columns),

@@ -122,7 +122,6 @@ def _connection(
 
 
 def _contract(answer: HandshakeResponse, address: str) -> EnvContract:
-    """Return the contract of a compatible answer, if it allows a session."""
     contract = answer.contract
     if not isinstance(contract, EnvContract):
         raise HandshakeRefusedError(

@@ -31,7 +31,6 @@ class ForkGuard:
 
     @property
     def is_owner(self) -> bool:
-        """Whether the session may be used here."""
         return os.getpid() == self._pid
 
     def require(self) -> None:

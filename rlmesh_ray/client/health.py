@@ -37,7 +37,6 @@ class EndpointHealth:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it would serve a new session now."""
         return self.status is HealthStatus.SERVING
 
 

@@ -79,11 +79,9 @@ class QueuedCall:
         self._reader: threading.Thread | None = None
 
     def write(self, message: bytes) -> None:
-        """Send ``message`` after those before it, without waiting."""
         self._outbox.put(message)
 
     def __next__(self) -> bytes:
-        """Wait for the next message."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             message: bytes = next(self._call)
@@ -93,7 +91,6 @@ class QueuedCall:
         return message
 
     def poll(self) -> bool:
-        """Return whether a message is here, without waiting."""
         if self._reader is None:
             self._reader = threading.Thread(target=self._read_ahead, daemon=True)
             self._reader.start()
@@ -106,11 +103,9 @@ class QueuedCall:
         return ahead
 
     def has_ended(self) -> bool:
-        """Return whether the server has ended it."""
         return not self._call.is_active()
 
     def cancel(self) -> bool:
-        """End it at once."""
         return bool(self._call.cancel())
 
     def close(self) -> None:

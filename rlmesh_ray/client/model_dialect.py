@@ -210,7 +210,6 @@ class EditionModelClientDialect:
     def configure(
         self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
     ) -> EncodedRequest:
-        """Return the request to open a route."""
         request_id = next(ids)
         request = ConfigureRoute(request_id, self._context(route_id, request_id), contract, horizon)
         return EncodedRequest(request_id, wire.pack_request(request))
@@ -222,7 +221,6 @@ class EditionModelClientDialect:
         rows: Sequence[PredictSlot],
         observation: bytes,
     ) -> list[EncodedRequest]:
-        """Return the request for a prediction."""
         request_id = next(ids)
         context = self._context(route_id, request_id, rows)
         return [
@@ -237,18 +235,15 @@ class EditionModelClientDialect:
         return self.predict(ids, route_id, batch.rows, data)
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
-        """Return the request to close a route."""
         request_id = next(ids)
         request = CloseRoute(request_id, self._context(route_id, request_id))
         return EncodedRequest(request_id, wire.pack_request(request))
 
     def close(self, ids: Iterator[str]) -> EncodedRequest:
-        """Return the request to end the session."""
         request_id = next(ids)
         return EncodedRequest(request_id, wire.pack_request(CloseModel(request_id)))
 
     def read(self, frame: bytes) -> ModelReply:
-        """Return the answer in ``frame``."""
         response = wire.parse_response(frame)
         if isinstance(response, ModelFailed):
             return ModelReply(response.request_id, response)
@@ -257,13 +252,11 @@ class EditionModelClientDialect:
         return ModelReply(response.request_id)
 
     def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
-        """Return the bytes of observations."""
         return image_codec_v1.observation_codec(contract).encode(columns, num_rows)
 
     def actions(
         self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1
     ) -> list[Column]:
-        """Return the actions of a prediction."""
         return values.decode_batch(contract.action_space, action_of(reply), num_rows * horizon)
 
     def _context(

@@ -99,7 +99,6 @@ class ModelSessionStream:
 
     @property
     def num_unanswered(self) -> int:
-        """How many requests wait for their answers."""
         return len(self._awaited)
 
     def ask(self, make: Make, timeout_s: float) -> ModelReply:
@@ -185,7 +184,6 @@ class ModelSessionStream:
 
 
 def _read(stream: JoinStream, session: "weakref.ref[ModelSessionStream]") -> None:
-    """Hand on the answers, until the stream or the session has ended."""
     try:
         for frame in stream.frames():
             if (own := session()) is None:
@@ -568,7 +566,6 @@ def _mapped(
     observation: Any,
     num_rows: int,
 ) -> list[Column]:
-    """Return the columns to send of an environment's observations, in its own space."""
     columns = coerce_batch(space, observation, num_rows)
     return to_columns(mapping.apply(unflatten(space, columns)), num_rows)
 

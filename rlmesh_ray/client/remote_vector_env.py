@@ -447,14 +447,12 @@ def same_step(env: RemoteVectorEnv) -> SameStepResult:
 
 
 def _rows(env: RemoteVectorEnv, observations: Any, lanes: Sequence[int]) -> dict[int, Any]:
-    """Return the observations of ``lanes`` out of batched ones."""
     spec = env.contract.observation_space
     columns = flatten(spec, observations)
     return {lane: unflatten(spec, [column[lane] for column in columns]) for lane in lanes}
 
 
 def _last_observation(env: RemoteVectorEnv, info: dict[str, Any], lane: int) -> Any:
-    """Take the last observation of an episode out of the info that came with it."""
     if "final_obs" not in info:
         raise RemoteProtocolError(
             f"{env.address}: lane {lane} ended under autoreset mode SAME_STEP, but its infos hold "

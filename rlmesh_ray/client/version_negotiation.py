@@ -74,7 +74,6 @@ class ServiceHandshake(Generic[MakeT]):
     """The module of a generation's package that has its variant."""
 
     def variants(self, connect_options: ConnectOptions) -> tuple[HandshakeVariant[MakeT], ...]:
-        """Return the handshakes with an endpoint, the edition's generation first."""
         offer = make_handshake_request(
             CLIENT_NAME,
             __version__,

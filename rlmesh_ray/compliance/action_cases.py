@@ -28,7 +28,6 @@ Edit = Callable[[pb.SpaceValueNode], None]
 
 
 def is_probe(contract: EnvContract) -> bool:
-    """Return whether the environment is the probe of ``compliance.probe``."""
     return contract.metadata.get(METADATA_KEY) == 1 and contract.action_space == ACTION_SPACE
 
 
@@ -53,17 +52,14 @@ def commands(*by_lane: ProbeCommand, **parts: Any) -> list[Column]:
 
 
 def leaves_of(spec: SpaceSpec, kind: type) -> list[tuple[int, Leaf]]:
-    """Return the leaves of one kind, each with its position among the columns."""
     return [(index, leaf) for index, leaf in enumerate(leaves(spec)) if type(leaf.spec) is kind]
 
 
 def with_column(columns: list[Column], index: int, column: Column) -> list[Column]:
-    """Return a copy of ``columns`` with one of them replaced."""
     return [*columns[:index], column, *columns[index + 1 :]]
 
 
 def with_nan(contract: EnvContract) -> list[bytes]:
-    """Return an action in which one element is NaN and, if it has more, another out of bounds."""
     spec = contract.action_space
     for index, leaf in leaves_of(spec, BoxSpec):
         if leaf.dtype is not None and leaf.dtype.kind == "f" and leaf.lane_bytes:
@@ -76,7 +72,6 @@ def with_nan(contract: EnvContract) -> list[bytes]:
 
 
 def outside_discrete(contract: EnvContract) -> list[bytes]:
-    """Return actions in which a Discrete is one above and one below its domain."""
     for index, leaf in leaves_of(contract.action_space, DiscreteSpec):
         assert isinstance(leaf.spec, DiscreteSpec)
         start, n = leaf.spec.start, leaf.spec.n
@@ -119,7 +114,6 @@ def out_of_range(contract: EnvContract) -> list[bytes]:
 
 
 def odd_texts(contract: EnvContract) -> list[bytes]:
-    """Return actions in which a Text of the first lane is too long, or too short."""
     for index, leaf in leaves_of(contract.action_space, TextSpec):
         spec = leaf.spec
         assert isinstance(spec, TextSpec)
@@ -135,7 +129,6 @@ def odd_texts(contract: EnvContract) -> list[bytes]:
 
 
 def resized(contract: EnvContract, kind: type) -> list[bytes]:
-    """Return actions in which a leaf of ``kind`` has an element too many, or too few."""
     return [
         *_with_bytes(contract, kind, lambda data, leaf: data + bytes(leaf.dtype.itemsize)),
         *_with_bytes(contract, kind, lambda data, leaf: data[: -leaf.dtype.itemsize]),
@@ -148,8 +141,6 @@ def widened(contract: EnvContract) -> list[bytes]:
 
 
 def without_key(contract: EnvContract) -> list[bytes]:
-    """Return an action in which the first lane's first Dict lacks a key."""
-
     def drop(node: pb.SpaceValueNode) -> None:
         del node.dict.entries[min(node.dict.entries)]
 
@@ -157,8 +148,6 @@ def without_key(contract: EnvContract) -> list[bytes]:
 
 
 def of_another_arity(contract: EnvContract) -> list[bytes]:
-    """Return actions in which the first lane's first Tuple has a part less, or one more."""
-
     def drop(node: pb.SpaceValueNode) -> None:
         del node.tuple.items[-1]
 
@@ -172,7 +161,6 @@ def of_another_arity(contract: EnvContract) -> list[bytes]:
 
 
 def packed_rest(contract: EnvContract, num_lanes: int | None = None) -> bytes:
-    """Return a conforming action, also of another width than the contract's."""
     width = contract.num_envs if num_lanes is None else num_lanes
     return values.encode_batch(
         contract.action_space, conforming(contract.action_space, width), width
@@ -186,7 +174,6 @@ def _packed(contract: EnvContract, columns: list[Column]) -> bytes:
 def _with_firsts(
     contract: EnvContract, index: int, leaf: Leaf, outside: list[int], element: int = 0
 ) -> list[bytes]:
-    """Return one action for each of ``outside`` that the leaf's dtype can hold."""
     assert leaf.dtype is not None
     info = np.iinfo(leaf.dtype)
     return [
@@ -197,7 +184,6 @@ def _with_firsts(
 
 
 def _with_first(contract: EnvContract, index: int, value: Any, element: int = 0) -> bytes:
-    """Return a conforming action but for one element of the first lane."""
     columns = conforming(contract.action_space, contract.num_envs)
     column = np.array(columns[index])
     column.reshape(-1)[element] = value
@@ -207,7 +193,6 @@ def _with_first(contract: EnvContract, index: int, value: Any, element: int = 0)
 def _with_bytes(
     contract: EnvContract, kind: type, change: Callable[[bytes, Any], bytes]
 ) -> list[bytes]:
-    """Return a conforming action but for the bytes of the first leaf of ``kind``, if any."""
     data = packed_rest(contract)
     for _, leaf in leaves_of(contract.action_space, kind):
         if not leaf.path:  # the batch is the raw column
@@ -233,7 +218,6 @@ def _with_container(contract: EnvContract, kind: type, edit: Edit) -> list[bytes
 def _containers(
     spec: SpaceSpec, kind: type, path: tuple[str | int, ...]
 ) -> Iterator[tuple[str | int, ...]]:
-    """Yield the paths of all Dicts or Tuples that have parts."""
     parts: Mapping[str | int, SpaceSpec] = {}
     if isinstance(spec, DictSpec):
         parts = dict(spec.items)
@@ -246,7 +230,6 @@ def _containers(
 
 
 def _edited(data: bytes, path: tuple[str | int, ...], edit: Edit) -> bytes:
-    """Return a batch of nodes with the node at ``path`` of the first lane changed."""
     batch = pb.ValueList.FromString(data)
     node = batch.items[0]
     for key in path:

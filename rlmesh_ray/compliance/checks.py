@@ -22,7 +22,6 @@ class CheckRegistry(Generic[SubjectT]):
         """The checks by clause key."""
 
     def holds(self, clause: str) -> Callable[[Check[SubjectT]], Check[SubjectT]]:
-        """Mark a function as the check of ``clause``."""
         assert clause in CLAUSES, clause
 
         def keep(check: Check[SubjectT]) -> Check[SubjectT]:
@@ -63,6 +62,5 @@ class Finding:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ClauseBroken with ``message`` unless ``condition`` holds."""
     if not condition:
         raise ClauseBroken(message)

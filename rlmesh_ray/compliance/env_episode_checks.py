@@ -164,7 +164,6 @@ def _require_sums(session: RawEnvSession, subject: EnvSubject) -> None:
 
 
 def _step_towards_end(session: RawEnvSession, subject: EnvSubject, count: int) -> StepDone:
-    """Take step number ``count`` of an episode that is to end."""
     if subject.is_probe:
         box = np.array([0.25 * count, 0.0], np.float32)
         return session.obey(ProbeCommand.TERMINATE if count == 3 else ProbeCommand.GO_ON, box=box)
@@ -180,7 +179,6 @@ def _check_records(
     ids: Sequence[str],
     seeds: Sequence[int],
 ) -> None:
-    """Check the records in the last received StepResponse."""
     messages = JoinResponse.FromString(session.last_frame).step.completed_episodes
     for record, message in zip(done.completed_episodes, messages, strict=True):
         lane = record.env_index

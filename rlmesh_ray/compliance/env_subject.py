@@ -66,12 +66,10 @@ class EnvSubject(Subject):
 
     @property
     def is_probe(self) -> bool:
-        """Whether the environment is the probe."""
         return is_probe(self.contract)
 
     @property
     def may_step_after_end(self) -> bool:
-        """Whether a Step after the end of an episode is known to succeed."""
         return self.is_probe or self.contract.autoreset_mode is AutoresetMode.NEXT_STEP
 
     def probe(self) -> EnvContract:
@@ -85,7 +83,6 @@ class EnvSubject(Subject):
         return self.contract
 
     def raw_session(self) -> None:
-        """Open a session, step once, close it."""
         with self.session() as session:
             session.reset()
             session.step()
@@ -132,7 +129,6 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
         self._contract = subject.contract
 
     def reset(self, **fields: Any) -> ResetDone:
-        """Reset with the request's ``fields``."""
         return _expect(self.ask(Reset(self.new_id(), **fields)), ResetDone, "Reset")
 
     def step(self, action: bytes | None = None) -> StepDone:
@@ -152,7 +148,6 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
         return done
 
     def step_request(self, action: bytes | None = None) -> Step:
-        """Return a Step that has not been sent."""
         return Step(self.new_id(), packed_rest(self._contract) if action is None else action)
 
     def step_on(self) -> StepDone:
@@ -171,7 +166,6 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
         return self.step(self.command(*by_lane, **parts))
 
     def command(self, *by_lane: ProbeCommand, **parts: Any) -> bytes:
-        """Return an action of the probe."""
         idle = [ProbeCommand.GO_ON] * (self._contract.num_envs - len(by_lane))
         columns = commands(*by_lane, *idle, **parts)
         return values.encode_batch(self._contract.action_space, columns, self._contract.num_envs)
@@ -218,25 +212,21 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
             raise ClauseBroken(f"an observation does not decode: {error}") from error
 
     def steps_of(self, done: ResetDone | StepDone) -> list[int]:
-        """Return the step count of each lane of the probe."""
         counts: list[int] = np.ravel(np.asarray(self.part(done.observation, "steps"))).tolist()
         return counts
 
     def part(self, data: bytes, *path: str | int) -> Column:
-        """Return one column of an observation of the probe."""
         spec = self._contract.observation_space
         positions = [leaf.path for leaf in leaves(spec)]
         return self.observation(data)[positions.index(path)]
 
 
 def ended_lanes(done: StepDone) -> list[int]:
-    """Return the lanes whose episodes ``done`` reports as ended."""
     flags = zip(done.terminated, done.truncated, strict=True)
     return [lane for lane, (one, other) in enumerate(flags) if one or other]
 
 
 def is_same(left: list[Column], right: list[Column]) -> bool:
-    """Return whether two batches have the same values."""
     return all(np.array_equal(one, other) for one, other in zip(left, right, strict=True))
 
 

@@ -279,7 +279,6 @@ def a_warning_leaves_value_and_session_as_they_are(subject: EnvSubject) -> None:
 
 
 def _warned(subject: EnvSubject) -> AbstractContextManager[RawEnvSession]:
-    """Open a session with the probe on a server that warns."""
     subject.probe()
     if subject.validation is not ValidationMode.WARN:
         raise ClauseNotObservable(f"the server's policy is {subject.validation.value}")
@@ -287,7 +286,6 @@ def _warned(subject: EnvSubject) -> AbstractContextManager[RawEnvSession]:
 
 
 def _require_rejected(subject: EnvSubject, found: list[bytes], what: str) -> None:
-    """Require an error for each of these actions, each in its own session."""
     for action in _needed(found, what):
         with subject.session() as session:
             session.reset()
@@ -299,7 +297,6 @@ def _require_fatal(error: EnvFailed, command: ProbeCommand) -> None:
 
 
 def _require_policy(subject: EnvSubject, action: bytes, what: str) -> None:
-    """Require that a Step with ``action`` is treated as the policy says."""
     with subject.session() as session:
         session.reset()
         response = session.ask(session.step_request(action))

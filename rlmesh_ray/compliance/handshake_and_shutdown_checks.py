@@ -17,8 +17,6 @@ _TOO_OLD, _TOO_NEW = "2000.01", "2999.12"
 
 
 def _both(clause: str) -> Callable[[Check[Subject]], Check[Subject]]:
-    """Mark a function as the check of ``clause`` for both services."""
-
     def keep(check: Check[Subject]) -> Check[Subject]:
         ENV.holds(clause)(check)
         MODEL.holds(clause)(check)

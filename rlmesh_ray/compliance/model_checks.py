@@ -286,7 +286,6 @@ def close_is_answered_after_everything_else(subject: ModelSubject) -> None:
 
 
 def _misshapen(session: RawModelSession) -> Predict:
-    """Return a Predict whose observation has a byte too many."""
     valid = session.predict_request()
     return replace(valid, observation=valid.observation + b"\xff")
 
@@ -352,7 +351,6 @@ class ActionOrderCheck:
         )
 
     def _ask(self, *rows_and_lanes: tuple[int, int]) -> Actions:
-        """Return the actions for some rows, each the first of an episode in its lane."""
         slots = [slot(lane, 0, self._session.new_id()) for _, lane in rows_and_lanes]
         chosen = rows(self._columns, *(row for row, _ in rows_and_lanes))
         request = self._session.predict_request(ROUTE, slots=slots, columns=chosen)
@@ -396,7 +394,6 @@ def varied(spec: SpaceSpec, num_rows: int, seed: int) -> list[Column]:
 
 
 def rows(columns: list[Column], *chosen: int) -> list[Column]:
-    """Return the ``chosen`` rows of a batch, in that order."""
     return [
         tuple(column[row] for row in chosen) if isinstance(column, tuple) else column[list(chosen)]
         for column in columns

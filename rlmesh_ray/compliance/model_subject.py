@@ -51,7 +51,6 @@ class ModelSubject(Subject):
 
     @property
     def is_concurrent(self) -> bool:
-        """Whether the server has the capability CONCURRENT_PREDICT."""
         return capabilities.CONCURRENT_PREDICT in self.shake_hands().capabilities
 
     @cached_property
@@ -84,7 +83,6 @@ class ModelSubject(Subject):
         return replace(self.contract, num_envs=max(self.contract.num_envs, 2))
 
     def raw_session(self) -> None:
-        """Open a session, predict once, leave."""
         with self.acting() as session:
             session.configure()
             session.predict()
@@ -182,12 +180,10 @@ class RawModelSession(RawSession[ModelRequest, ModelResponse]):
         return Predict(request_id, self._context(route_id, request_id, tuple(slots)), data)
 
     def close_route_request(self, route_id: str = ROUTE) -> CloseRoute:
-        """Return a CloseRoute that has not been sent."""
         request_id = self.new_id()
         return CloseRoute(request_id, self._context(route_id, request_id))
 
     def close_request(self) -> CloseModel:
-        """Return a Close that has not been sent."""
         return CloseModel(self.new_id())
 
     def configure(self, route_id: str = ROUTE, contract: EnvContract | None = None) -> None:

@@ -62,7 +62,6 @@ class Subject:
     """Module with the frames of the service."""
 
     def shake_hands(self, **changes: Any) -> HandshakeResponse:
-        """Return the answer to the package's offer with ``changes``."""
         answer: HandshakeResponse = self.wire.parse_handshake_response(self._handshake(changes))
         return answer
 
@@ -75,7 +74,6 @@ class Subject:
         return reply.HasField("env_contract")
 
     def offer(self, **changes: Any) -> HandshakeRequest:
-        """Return the package's offer with ``changes``."""
         own = make_handshake_request(
             "rlmesh-ray check", __version__, self.offered, text=self.connect_options.text_sha256
         )
@@ -90,7 +88,6 @@ class Subject:
         return response.accepted, response.message
 
     def raw_session(self) -> None:
-        """Open a session, send a request, close it."""
         raise NotImplementedError
 
     def _handshake(self, changes: Mapping[str, Any]) -> bytes:
@@ -166,7 +163,6 @@ class RawSession(Generic[RequestT, ResponseT]):
         """The last received frame."""
 
     def new_id(self) -> str:
-        """Return a new request id."""
         return next(self._ids)
 
     def send(self, request: RequestT) -> None:
@@ -174,7 +170,6 @@ class RawSession(Generic[RequestT, ResponseT]):
         self._stream.send(self._pack(request))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send any bytes."""
         self._stream.send(frame)
 
     def receive(self) -> ResponseT:
@@ -199,7 +194,6 @@ class RawSession(Generic[RequestT, ResponseT]):
                 self.until_end()
 
     def until_end(self) -> list[ResponseT]:
-        """Return the responses up to the end of the stream."""
         responses = []
         try:
             while True:

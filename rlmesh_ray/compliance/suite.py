@@ -33,7 +33,6 @@ _LAST = ("shutdown.refusal", "model.close-drains")
 
 
 def _ordered(found: Mapping[str, Check[SubjectT]]) -> Mapping[str, Check[SubjectT]]:
-    """Return checks in the order of the clauses, but for those that run last."""
     order = [key for key in CLAUSES if key not in _LAST]
     return {key: found[key] for key in (*order, *_LAST) if key in found}
 
@@ -56,12 +55,10 @@ def check_model(subject: ModelSubject) -> Iterator[Finding]:
 
 
 def check_env_clause(subject: EnvSubject, clause: str) -> Finding:
-    """Run the check of one clause of an EnvService."""
     return _run(clause, "env", partial(ENV_CHECKS[clause], subject))
 
 
 def check_model_clause(subject: ModelSubject, clause: str) -> Finding:
-    """Run the check of one clause of a ModelService."""
     return _run(clause, "model", partial(MODEL_CHECKS[clause], subject))
 
 

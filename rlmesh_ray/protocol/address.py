@@ -40,7 +40,6 @@ class Address:
 
 
 def looks_like_address(text: str) -> bool:
-    """Tell whether ``text`` is meant as an address, rather than as a Gymnasium id or a path."""
     if text.startswith((*_schemes(), "unix:")):
         return True
     host, _, port = text.rpartition(":")

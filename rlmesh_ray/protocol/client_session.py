@@ -94,7 +94,6 @@ _NO_ANSWER = "no answer within"
 
 
 def timeout_error(timeout_s: float, address: str) -> EndpointTimeoutError:
-    """Return the error of a request that was not answered in time."""
     return EndpointTimeoutError(f"{_NO_ANSWER} {timeout_s:g} s", address)
 
 
@@ -114,7 +113,6 @@ class _ClientSession:
 
     @property
     def has_failed(self) -> bool:
-        """Whether an error has ended it."""
         return self._end is not None
 
     def require_open(self) -> None:
@@ -137,7 +135,6 @@ class _ClientSession:
         self.is_closed = True
 
     def closed(self) -> EndpointClosedError:
-        """Return the error of a request after ``close``."""
         return EndpointClosedError("the session is closed", self.address)
 
     def fail(self, error: RlmeshError) -> None:
@@ -166,7 +163,6 @@ class EnvClientSession(_ClientSession):
 
     @property
     def has_unanswered(self) -> bool:
-        """Whether the reply to a request on the Join stream is still to come."""
         return self.num_sent > self.num_received
 
     def lanes_to_reset(self, lanes: Sequence[int]) -> tuple[int, ...]:
@@ -266,12 +262,10 @@ class EnvClientSession(_ClientSession):
 
 
 def is_still_starting(error: RemoteEnvError) -> bool:
-    """Tell whether the request was refused because the environment has not started yet."""
     return error.code == "TIMEOUT" and error.message.startswith(NOT_STARTED)
 
 
 def never_started(timeout_s: float) -> str:
-    """Return the message of an environment that has not started within ``start_timeout_s``."""
     return f"{NOT_STARTED} {timeout_s:g} s; mend what is slow there, or raise start_timeout_s"
 
 

@@ -205,7 +205,6 @@ class EnvSession:
 
     @property
     def state(self) -> SessionState:
-        """State of the stream."""
         return self._state
 
     @property
@@ -215,7 +214,6 @@ class EnvSession:
 
     @property
     def autoreset_lanes(self) -> tuple[int, ...]:
-        """Lanes in which the pending step begins a tracked episode by autoreset."""
         return self._autoreset_lanes
 
     @property
@@ -388,7 +386,6 @@ class EnvSession:
         return EnvFailed(request.request_id, code, message, is_recoverable)
 
     def _invalid_request(self, request: EnvRequest) -> InvalidRequest | None:
-        """Return why ``request``, of a legal kind, is invalid, or None."""
         if isinstance(request, Step):
             is_plain = not request.env_indices and len(self.begun_lanes) == self._num_lanes
             return None if is_plain else self._check_step(request)
@@ -479,7 +476,6 @@ class EnvSession:
         )
 
     def _spread(self, reset: Reset) -> Reset:
-        """Return the Reset with one seed for each lane, if it has a single one for all."""
         if len(reset.seeds) != 1 or reset.env_indices:
             return reset
         return replace(reset, seeds=tuple(reset.seeds[0] + lane for lane in self._all_lanes))
@@ -500,7 +496,6 @@ class EnvSession:
         return ""
 
     def _due(self, lanes: Sequence[int]) -> tuple[int, ...]:
-        """Return the lanes among ``lanes`` whose episode has ended."""
         tracked = self.tracker.episode_ids
         return tuple(lane for lane in lanes if not tracked[lane])
 

@@ -219,11 +219,9 @@ class SupersededEpisodes:
         self._records: deque[EpisodeRecord] = deque(maxlen=max_records)
 
     def add(self, records: Iterable[EpisodeRecord]) -> None:
-        """Append ``records``, in the order of the Resets."""
         self._records.extend(records)
 
     def take(self, lanes: Collection[int]) -> tuple[EpisodeRecord, ...]:
-        """Remove and return the records of ``lanes``, in order."""
         if not self._records:
             return ()
         own = set(lanes)

@@ -50,7 +50,6 @@ class GatewayBalancer:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """The known endpoints for new connections."""
         return self._targets
 
     def renew(self, targets: Sequence[Target]) -> None:
@@ -118,12 +117,10 @@ class GatewayBalancer:
         state.used_s = now_s
 
     def fail(self, target: Target, now_s: float) -> None:
-        """Note that an endpoint does not serve, or reports that it does not."""
         if target in self._targets:
             self._failed_s[target] = now_s
 
     def is_avoided(self, target: Target, now_s: float) -> bool:
-        """Return whether an endpoint failed within the last ``AVOIDED_S``."""
         return now_s - self._failed_s.get(target, -math.inf) < AVOIDED_S
 
     def leave(self, connection: str, target: Target) -> None:
@@ -133,7 +130,6 @@ class GatewayBalancer:
             del self._connections[connection]
 
     def forget_idle(self, now_s: float) -> None:
-        """Forget the connections that had no call for ``KEPT_S``."""
         self._connections = {
             name: state
             for name, state in self._connections.items()
@@ -148,7 +144,6 @@ class GatewayBalancer:
         return 0.0 if state.num_calls else now_s - state.used_s
 
     def _loads(self, connection: str, now_s: float) -> dict[Target, int]:
-        """Return the number of other connections at each endpoint."""
         self._counting = {
             name: state
             for name, state in self._counting.items()

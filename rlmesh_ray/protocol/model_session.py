@@ -142,21 +142,17 @@ class ModelSession:
 
     @property
     def is_closed(self) -> bool:
-        """Whether Close has been answered."""
         return self._is_closed
 
     @property
     def num_outstanding(self) -> int:
-        """Number of route requests that have not been answered."""
         return len(self._outstanding)
 
     @property
     def num_routes(self) -> int:
-        """Number of routes that are configured or have unanswered requests."""
         return len(self._routes)
 
     def receive(self, request: SessionRequest | MalformedRequest) -> ModelSessionOutput:
-        """Process the next message of the stream, in arrival order."""
         output = ModelSessionOutput()
         refusal = self._refusal(request)
         if refusal is not None:
@@ -302,7 +298,6 @@ class ContractLanes:
         self.num_reserved = num_envs
 
     def assign_lanes(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
-        """Return ``slots`` unchanged after checking that they are distinct lanes of the route."""
         num_envs = self.num_reserved
         check_id_lengths([slot.episode_id for slot in slots])
         if len(slots) == 1 and 0 <= slots[0].env_index < num_envs:

@@ -89,12 +89,10 @@ def checked_name(name: str, what: str) -> str:
 
 
 def fleet_name_of_pool(pool: str) -> str:
-    """Return the fleet name of a pool's members in the cluster's registry."""
     return f"pool/{pool}"
 
 
 def full_id(pool: str, endpoint_id: str) -> str:
-    """Return the id of a pool's endpoint that is unique in the cluster."""
     return f"{fleet_name_of_pool(pool)}/{endpoint_id}"
 
 
@@ -172,11 +170,9 @@ class EndpointIdTable(Generic[ConnectionT]):
         return len(self._holders)
 
     def connections(self) -> tuple[ConnectionT, ...]:
-        """Return the streams that hold an id, in the order of their first registration."""
         return tuple(holder.connection for holder in self._holders.values())
 
     def conflict(self, request: RegistrationRequest) -> RegistrationRefused | None:
-        """Return the refusal where an endpoint cannot have its id now, else None."""
         holder = self._holders.get(request.endpoint_id)
         if holder is None:
             return self._full() if len(self._holders) >= self._max_endpoints else None

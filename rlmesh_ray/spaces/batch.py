@@ -123,7 +123,6 @@ def _may_have_lost_integers(leaf: Leaf, array: NDArray[Any], value: Any) -> bool
 
 
 def _exact_integers(leaf: Leaf, value: Any, array: NDArray[Any]) -> NDArray[Any]:
-    """Return ``value`` as an integer array if it holds nothing but integers, else ``array``."""
     objects = np.asarray(value, dtype=object)
     if not all(isinstance(item, (int, np.integer)) for item in objects.flat):
         return array

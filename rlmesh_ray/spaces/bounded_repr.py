@@ -12,7 +12,6 @@ CONTAINERS = (Mapping, list, tuple, set, frozenset, np.ndarray)
 
 
 def bounded_repr(value: object) -> str:
-    """Return a text of at most some thousand characters that shows the first parts of a value."""
     return _BOUNDED_REPR.repr(value)
 
 
@@ -22,7 +21,6 @@ def type_repr(value: object) -> str:
 
 
 def left_out_notice(num_entries: int) -> str:
-    """Return the text under ``LEFT_OUT_KEY``."""
     return (
         f"{num_entries} entries of the infos were left out or made text, for one message cannot "
         "carry so many: give fewer, or numeric numpy arrays, which count as one each"

@@ -124,7 +124,6 @@ def obstacle(leaf: Leaf) -> str:
 
 
 def image_leaves(spec: SpaceSpec) -> list[Leaf]:
-    """Return the image leaves of a space, in the order of ``leaves``."""
     return [leaf for leaf in leaves(spec) if not obstacle(leaf)]
 
 
@@ -195,7 +194,6 @@ def as_sizes(resize: object, spec: SpaceSpec) -> dict[str, Size]:
 
 
 def resized_space(spec: SpaceSpec, sizes: Mapping[str, Size]) -> SpaceSpec:
-    """Return a space whose image leaves have the given sizes, by their names."""
     return with_leaves(
         spec,
         [
@@ -266,12 +264,10 @@ def decode_images(
 
 
 def max_file_bytes(shape: Sequence[int]) -> int:
-    """Return the size of the largest file that is accepted for an image of ``shape``."""
     return int(math.prod(shape) * _FILE_SHARE) + _FILE_BYTES
 
 
 def _decode(format_: str, data: bytes, frame: NDArray[np.uint8]) -> None:
-    """Write the pixels of a checked file into ``frame``."""
     from PIL import Image, UnidentifiedImageError
 
     height, width, channels = frame.shape
@@ -354,5 +350,4 @@ def _as_size(size: Any) -> Size:
 
 
 def named(leaf: Leaf) -> str:
-    """Return an image leaf's name for messages."""
     return repr(leaf.name) if leaf.path else "the observation"

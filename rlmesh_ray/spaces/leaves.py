@@ -53,18 +53,15 @@ class Leaf:
 
 
 def path_name(path: Path) -> str:
-    """Return ``path`` with dots, such as ``"camera.depth.0"``."""
     return ".".join(map(str, path))
 
 
 @lru_cache(maxsize=256)
 def leaves(spec: SpaceSpec) -> tuple[Leaf, ...]:
-    """Return the leaves of ``spec``, in depth-first order."""
     return tuple(_leaves(spec, ()))
 
 
 def with_leaves(spec: SpaceSpec, specs: Iterable[LeafSpec]) -> SpaceSpec:
-    """Return the Dicts and Tuples of ``spec`` with other leaves, in depth-first order."""
     left = iter(specs)
     if isinstance(spec, DictSpec):
         return DictSpec(tuple((key, with_leaves(part, left)) for key, part in spec.items))

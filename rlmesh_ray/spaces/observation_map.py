@@ -58,7 +58,6 @@ def _parts(path: Sequence[str | int]) -> _Parts:
 
 
 def _name(parts: _Parts) -> str:
-    """Return a path as an entry spells it."""
     return "/".join(part if _PLAIN_KEY.fullmatch(part) else f'"{part}"' for part in parts)
 
 
@@ -122,7 +121,6 @@ class _ClientLeaf:
         return column
 
     def leaves(self) -> "Iterator[_ClientLeaf]":
-        """Yield the leaves that it reads."""
         yield self
 
 
@@ -168,7 +166,6 @@ class _AppliedVerb:
         return self._verb.column(self.text, self._argument, *columns)
 
     def leaves(self) -> Iterator[_ClientLeaf]:
-        """Yield the leaves that it reads."""
         for source in self._sources:
             yield from source.leaves()
 
@@ -183,7 +180,6 @@ def _refuse(text: str, problem: str) -> NoReturn:
 def _bounded(
     text: str, shape: tuple[int, ...], dtype: np.dtype[Any], low: _Bounds, high: _Bounds
 ) -> BoxSpec:
-    """Return a Box whose bounds broadcast to its shape."""
     if math.prod(shape) * dtype.itemsize > MAX_LANE_BYTES:
         _refuse(text, f"{dtype} {shape} has more than {MAX_LANE_BYTES} bytes; map a smaller one")
     ends = (end if end.size == 1 else np.broadcast_to(end, shape) for end in (low, high))
@@ -443,7 +439,6 @@ class _Parser:
 
 
 def _outline(paths: Sequence[_Parts]) -> SpaceSpec:
-    """Return nested Dicts with these leaves."""
     if () in paths:
         return _ANY_LEAF
     keys = dict.fromkeys(path[0] for path in paths)

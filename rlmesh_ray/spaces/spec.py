@@ -71,7 +71,6 @@ class BoxSpec:
 
 
 def _bounds_text(bounds: bytes, dtype: str) -> str:
-    """Return bounds as numbers, abbreviated."""
     values = np.frombuffer(bounds, np.dtype(dtype).newbyteorder("<"))
     if len(values) == 1:
         return str(values[0].item())

@@ -178,7 +178,6 @@ def _rejected(found: Violation) -> ConformanceError:
 
 @lru_cache(maxsize=256)
 def structure_checker(spec: SpaceSpec) -> Checker:
-    """Return the cached checker of a space's structural rules alone."""
     return Checker(leaves(spec), ValidationMode.OFF)
 
 
@@ -327,7 +326,6 @@ def _greatest(column: NDArray[Any]) -> Any:
 
 
 def has_nan(column: NDArray[Any]) -> bool:
-    """Return whether an array of a float dtype contains NaN."""
     if column.size <= _FEW:
         square = np.vdot(column, column)  # a sum of squares is NaN only if an element is
         return bool(square != square)
@@ -363,12 +361,10 @@ class ConformanceWarning:
 
     @classmethod
     def of(cls, side: str, violation: Violation) -> "ConformanceWarning":
-        """Return the warning about ``violation``."""
         return cls(side, violation.kind, violation.path, violation.message, violation.lane)
 
     @property
     def text(self) -> str:
-        """The warning as one line of text."""
         place = f"{self.side}.{self.path}" if self.path else self.side
         return f"{place}: {self.detail}"
 
@@ -389,7 +385,6 @@ class WarningCounter:
 
     @property
     def num_reported(self) -> int:
-        """Number of warnings that ``unreported`` has returned."""
         return len(self._reported)
 
     def unreported(self, found: Sequence[ConformanceWarning]) -> list[ConformanceWarning]:

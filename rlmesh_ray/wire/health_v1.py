@@ -20,7 +20,6 @@ SERVICE_UNKNOWN: int = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 def pack_request(service: str = WHOLE_ENDPOINT) -> bytes:
-    """Return the HealthCheckRequest for ``service``."""
     data: bytes = health_pb2.HealthCheckRequest(service=as_utf8(service)).SerializeToString()
     return data
 
@@ -32,7 +31,6 @@ def parse_request(data: bytes) -> str:
 
 
 def pack_response(status: int) -> bytes:
-    """Return the HealthCheckResponse with ``status``."""
     data: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
     return data
 

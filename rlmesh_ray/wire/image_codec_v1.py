@@ -124,7 +124,6 @@ class ImageBatchCodec:
         self._is_root = not isinstance(spec, (DictSpec, TupleSpec))
 
     def encode(self, columns: Sequence[Column], num_lanes: int) -> bytes:
-        """Return the bytes of a batch."""
         by_leaf = []
         for leaf, column in zip(self._leaves, columns, strict=True):
             check_column(leaf, column, num_lanes)
@@ -135,7 +134,6 @@ class ImageBatchCodec:
         return values.encode_nodes(self._spec, by_leaf, num_lanes)
 
     def decode(self, data: bytes, num_lanes: int) -> list[Column]:
-        """Return the columns of a batch."""
         if self._is_root:
             return [self._pixels(self._leaves[0], [data], num_lanes)]
         parts = values.decode_nodes(self._spec, data, num_lanes)
@@ -147,7 +145,6 @@ class ImageBatchCodec:
         ]
 
     def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
-        """Decode several batches into the columns of one."""
         if len(counts) > 1:
             try:
                 require_room(self._spec, sum(counts))
@@ -156,11 +153,9 @@ class ImageBatchCodec:
         return join_each([self] * len(batches), batches, counts)
 
     def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
-        """Encode one batch as several."""
         return split_each([self] * len(counts), columns, counts)
 
     def _files(self, leaf: Leaf, column: Column) -> list[bytes]:
-        """Return the images of each lane as files."""
         assert not isinstance(column, tuple)
         files = self._codec.encode(column.reshape(-1, *leaf.shape[-3:]))
         sized = [part for file in files for part in (_SIZE.pack(len(file)), file)]
@@ -215,7 +210,6 @@ class CompressedObservations:
         self._codec = ImageCodec(format_)
 
     def codec(self, spec: SpaceSpec) -> BatchCodec:
-        """Return the codec for the batches of a space."""
         return _ReadingCodec(spec, self._codec) if image_leaves(spec) else values.codec(spec)
 
 
@@ -281,7 +275,6 @@ class SentImages:
             self.format, self.values = found.format, ImageBatchCodec(self.space, found)
 
     def resized(self, columns: Iterable[Column]) -> list[Column]:
-        """Return a batch of the environment's observations with the images as they are sent."""
         return [
             column if size is None or isinstance(column, tuple) else resize_images(column, size)
             for column, size in zip(columns, self._sizes, strict=True)
@@ -308,7 +301,6 @@ def session_images(contract: EnvContract, codec: object, sizes: Mapping[str, Siz
 def session_metadata(
     spec: SpaceSpec, codec: str | None, sizes: Mapping[str, Size]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a Join that ask for ``session_images``."""
     found = () if codec is None else ((IMAGE_CODEC_METADATA_KEY, codec),)
     if not sizes:
         return found

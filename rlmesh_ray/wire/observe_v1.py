@@ -68,12 +68,10 @@ _COLUMNS = ("episode_ids", "step_counts", "cumulative_rewards")
 
 
 def pack_list_request() -> bytes:
-    """Return the ListRequest."""
     return pb.ListRequest().SerializeToString()
 
 
 def pack_sessions(sessions: Iterable[ObservedSession]) -> bytes:
-    """Return the ListResponse with ``sessions``."""
     messages = [
         pb.Session(**{name: getattr(session, name) for name in _FIELDS}) for session in sessions
     ]
@@ -120,7 +118,6 @@ def parse_render_request(data: bytes) -> tuple[str, int]:
 
 
 def pack_png(png: bytes) -> bytes:
-    """Return the RenderResponse with a PNG."""
     return pb.RenderResponse(png=png).SerializeToString()
 
 
@@ -134,7 +131,6 @@ def parse_png(data: bytes) -> bytes:
 
 
 def pack_statistics(endpoints: Iterable[EndpointStatistics]) -> bytes:
-    """Return the StatisticsResponse with ``endpoints``."""
     messages = [
         pb.EndpointStatistics(
             endpoint_id=each.endpoint_id,

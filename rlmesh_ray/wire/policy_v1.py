@@ -34,7 +34,6 @@ class PolicyFacts:
 
 
 def pack(facts: PolicyFacts) -> str:
-    """Return the value of the capability."""
     shortened = {
         name: _shortened(value) if isinstance(value, tuple) else value
         for name, value in asdict(facts).items()

@@ -115,7 +115,6 @@ class FastCodecMiss(Exception):
 
 
 def varint(number: int) -> bytes:
-    """Return ``number`` (at least 0) as a protobuf varint."""
     if number < 0x80:
         return _SMALL[number]
     if number < 0x4000:

@@ -57,7 +57,6 @@ def parse_registration(data: bytes) -> RegistrationRequest:
 
 
 def pack_registration_reply(answer: RegistrationAccepted | RegistrationRefused) -> bytes:
-    """Return the AttendResponse of a registrar."""
     message = pb.AttendResponse()
     if isinstance(answer, RegistrationAccepted):
         message.registered.incarnation = answer.incarnation

@@ -23,7 +23,6 @@ def parse_request(data: bytes) -> int:
 
 
 def pack_response(ticket_id: bytes, key: bytes, endpoint: str) -> bytes:
-    """Return the OpenTcpResponse with a ticket."""
     message = pb.OpenTcpResponse(ticket_id=ticket_id, key=key, endpoint=endpoint)
     return message.SerializeToString()
 

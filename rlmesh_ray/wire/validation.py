@@ -218,7 +218,6 @@ def require_integer(dtype: str) -> str:
 
 
 def extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """Return the bounds of an unbounded Box."""
     if dtype.kind == "f":
         return -np.inf, np.inf
     if dtype.kind == "b":

@@ -139,7 +139,6 @@ def _extras(response: StepDone, tag_arrays: bool) -> bytes:
 
 
 def infos_budget(response: ResetDone | StepDone) -> MetaBudget:
-    """Return how much the infos of a response may take."""
     return MetaBudget(2 * len(response.observation) + MAX_BYTES)
 
 
@@ -473,7 +472,6 @@ def parse_step_done(data: bytes) -> StepDone:
 
 
 def _bytes_at(data: bytes, at: int, end: int, tag: int) -> tuple[bytes, int]:
-    """Return the bytes of the field ``tag`` if it is at ``at``, and the position after it."""
     if at >= end or data[at] != tag:
         return b"", at
     size, at = length_at(data, at + 1)

@@ -59,7 +59,6 @@ def parse_request(service: Any, data: bytes) -> HandshakeRequest:
 
 
 def pack_request(service: Any, offer: HandshakeRequest) -> bytes:
-    """Return the frame of ``offer``."""
     message = service.HandshakeRequest(
         protocol_generation=offer.generation,
         client_name=offer.client_name,
@@ -102,7 +101,6 @@ def parse_response(service: Any, data: bytes) -> HandshakeResponse:
 
 
 def pack_response(service: Any, answer: HandshakeResponse) -> bytes:
-    """Return the frame of ``answer``, with its contract where the service is EnvService."""
     message = service.HandshakeResponse(
         compatible=answer.compatible,
         server_protocol_generation=answer.generation,
@@ -141,7 +139,6 @@ def parse_shutdown_request(data: bytes) -> ShutdownRequest:
 
 
 def pack_shutdown_request(reason: str = "") -> bytes:
-    """Return the frame of a ShutdownRequest."""
     return env_pb.ShutdownRequest(reason=as_utf8(reason)).SerializeToString()
 
 
@@ -152,6 +149,5 @@ def parse_shutdown_response(data: bytes) -> ShutdownResponse:
 
 
 def pack_shutdown_response(*, accepted: bool, message: str = "") -> bytes:
-    """Return the frame of a ShutdownResponse."""
     response = env_pb.ShutdownResponse(accepted=accepted, message=as_utf8(message))
     return response.SerializeToString()

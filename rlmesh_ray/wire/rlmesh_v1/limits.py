@@ -76,7 +76,6 @@ def max_batch_bytes(spec: SpaceSpec, num_lanes: int) -> int:
 
 
 def _node(spec: SpaceSpec) -> int:
-    """Return the largest size of one lane's ``SpaceValueNode``."""
     match spec:
         case DictSpec(items):
             entries = (_field(len(key.encode())) + _field(_node(part)) for key, part in items)

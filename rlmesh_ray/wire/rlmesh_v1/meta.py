@@ -86,7 +86,6 @@ class MetaBudget:
 
     @contextlib.contextmanager
     def halved(self) -> Iterator[None]:
-        """Limit the budget within the context to half of the rest."""
         kept_bytes, kept_nodes = self.bytes_left // 2, self.nodes_left // 2
         self.bytes_left -= kept_bytes
         self.nodes_left -= kept_nodes
@@ -399,7 +398,6 @@ def _is_taggable(array: NDArray[Any]) -> bool:
 
 
 def _fill_tagged(message: pb.MetaValue, array: NDArray[Any]) -> None:
-    """Set ``message`` to the map that stands for a numeric array."""
     name, dtype = _named(array.dtype)
     entries = message.map.entries[ARRAY_KEY].map.entries
     entries["dtype"].str = name

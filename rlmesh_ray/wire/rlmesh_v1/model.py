@@ -53,7 +53,6 @@ def parse_request(data: bytes) -> ModelRequest | MalformedRequest:
 
 
 def pack_response(response: ModelResponse) -> bytes:
-    """Return the frame of ``response``."""
     if isinstance(response, Predicted):
         return _pack_predicted(response)
     message = pb.JoinResponse(request_id=response.request_id)

@@ -35,7 +35,6 @@ _DTYPE_NAMES = {number: name for name, number in _DTYPE_NUMBERS.items()}
 
 
 def spec_to_proto(spec: SpaceSpec) -> pb.SpaceSpec:
-    """Return the message that describes ``spec``."""
     message = pb.SpaceSpec()
     _fill(message, spec)
     return message
@@ -261,7 +260,6 @@ def _cast(bounds: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _nvec(message: pb.MultiDiscreteSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the counts in C order, and the shape of their field."""
     kind = message.WhichOneof("nvec")
     if kind is None:
         raise CodecError("MultiDiscrete has neither flat nor shaped")

@@ -213,7 +213,6 @@ def decode_nodes(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[list[Any]
 
 
 def _collect(spec: SpaceSpec, node: pb.SpaceValueNode, parts: Iterator[list[Any]]) -> None:
-    """Append the values in ``node`` to the lanes of each leaf."""
     if isinstance(spec, DictSpec):
         entries = _part(node, "dict").entries
         for key, part in spec.items:
