@@ -115,7 +115,7 @@ FAULTS = (
         "server",
         "A reset of some lanes succeeds on a new worker, although the other lanes "
         "died with the old one.",
-        "rlmesh_ray/server/env_executor.py",
+        "rlmesh_ray/server/lane_session.py",
         "if is_another and self._is_running and 0 < len(lanes) < len(self._all_lanes):",
         "if False:",
         "tests/loopback/test_env_endpoint.py::"
@@ -214,8 +214,8 @@ FAULTS = (
         "transport",
         "A step that is sent again on the stream, after its answer was lost, is executed twice.",
         "rlmesh_ray/transport/exactly_once.py",
-        "            ExecutionDecision.RESEND_ANSWER\n            if number == self.numbers.begun",
-        "            ExecutionDecision.EXECUTE\n            if number == self.numbers.begun",
+        "            ExecutionDecision.RESEND_ANSWER\n            if number == self.progress.begun",
+        "            ExecutionDecision.EXECUTE\n            if number == self.progress.begun",
         "tests/loopback/test_direct_connection.py::"
         "test_a_step_that_was_executed_is_answered_again_for_who_repeats_it[shared_memory]",
     ),

@@ -206,12 +206,12 @@ class EnvWorker:
             message = f"request {number} is out of order: the last one was {last}"
             return encode_reply(Failure(FailureKind.OUT_OF_ORDER, message))
         if decision is ExecutionDecision.EXECUTE:
-            self._requests.begin(number)
+            self._progress.begin(number, 0)
             self._kept = self._execute(command)
             frame = self._encoded(self._kept)
             if isinstance(self._kept, Failure) and isinstance(command, (ResetCommand, StepCommand)):
                 self._requests.refuse_direct()
-            self._requests.end()
+            self._progress.end()
             return frame
         return self._encoded(self._kept)
 
@@ -284,7 +284,7 @@ class EnvWorker:
         """Execute a step of the direct connection (``DirectStepServer``'s ``step``)."""
         if not self._requests.executes_direct(number):
             return None
-        self._requests.begin(number, timeout_ms)
+        self._progress.begin(number, timeout_ms)
         load()
         self._kept = self._execute(_STEP)
         body = None
@@ -297,7 +297,7 @@ class EnvWorker:
                 self._kept = failure(error)
         if body is None:
             self._requests.refuse_direct()
-        self._requests.end()
+        self._progress.end()
         return body
 
     def _draw_directly(self, number: int, timeout_ms: int) -> _Frames:
@@ -307,13 +307,13 @@ class EnvWorker:
 
         if not self._requests.executes_direct(number):
             return []
-        self._requests.begin(number, timeout_ms)
+        self._progress.begin(number, timeout_ms)
         frames: _Frames = []
         try:
             self._kept = frames = self._host.draw()
         except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
             self._kept = failure(error)
-        self._requests.end()
+        self._progress.end()
         shapes = {frame.shape for frame in frames}
         are_alike = len(frames) == self.contract.num_envs and len(shapes) == 1
         if not (are_alike and frames[0].ndim == 3 and frames[0].shape[2] == 3):

@@ -61,28 +61,23 @@ class WorkerChannel:
     def __init__(
         self, connection: socket.socket, decode: Callable[[memoryview], Any] = pickle.loads
     ) -> None:
-        self._connection = connection
+        self.connection = connection
+        """The socket."""
+        self.has_message = False
+        """Whether a whole message has arrived."""
         self._decode = decode
         self._unsent = memoryview(b"")
         # The first _num_arrived bytes are received; the rest is room for a large message.
         self._data = bytearray()
         self._num_arrived = 0
+        self._size_bytes = 0
+        """Size of the arriving message with its header; 0 while it is unknown."""
         self._is_over = False
-
-    @property
-    def connection(self) -> socket.socket:
-        """The socket."""
-        return self._connection
 
     @property
     def is_sending(self) -> bool:
         """Whether part of a frame is still unsent."""
         return bool(self._unsent)
-
-    @property
-    def has_message(self) -> bool:
-        """Whether a whole message has arrived."""
-        return 0 < self._size_bytes <= self._num_arrived
 
     def send(self, frame: bytes) -> None:
         """Send a frame from ``encode``; blocks.
@@ -90,7 +85,7 @@ class WorkerChannel:
         Raises:
             OSError: The other end is gone.
         """
-        self._connection.sendall(frame)
+        self.connection.sendall(frame)
 
     def queue_frame(self, frame: bytes) -> None:
         """Send as much of ``frame`` as possible without blocking; ``try_send`` sends the rest."""
@@ -101,7 +96,7 @@ class WorkerChannel:
         """Send as much of the unsent bytes as possible without blocking."""
         try:
             while self._unsent:
-                count = self._connection.send(self._unsent, socket.MSG_DONTWAIT)
+                count = self.connection.send(self._unsent, socket.MSG_DONTWAIT)
                 self._unsent = self._unsent[count:]
         except BlockingIOError:
             pass
@@ -128,7 +123,7 @@ class WorkerChannel:
             # Not select: it fails for descriptors above 1023.
             poller = select.poll()
             poller.register(
-                self._connection, select.POLLIN | (select.POLLOUT if self.is_sending else 0)
+                self.connection, select.POLLIN | (select.POLLOUT if self.is_sending else 0)
             )
             if not poller.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
                 return False
@@ -142,7 +137,7 @@ class WorkerChannel:
             CodecError: It does not decode; the next one can be received.
         """
         if self._unsent:
-            self._connection.sendall(self._unsent)
+            self.connection.sendall(self._unsent)
             self._unsent = memoryview(b"")
         while not self.has_message:
             if self._is_over:
@@ -152,6 +147,7 @@ class WorkerChannel:
         # Taken before it is decoded: the next message can be received even if that fails.
         self._data = data[size : self._num_arrived]
         self._num_arrived = len(self._data)
+        self._look()
         try:
             return self._decode(memoryview(data)[_HEADER.size : size])
         except Exception as error:  # what a pickle raises may be of any kind
@@ -160,16 +156,16 @@ class WorkerChannel:
     def close(self) -> None:
         """Close this end and wake the threads that wait on it. Idempotent."""
         with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
 
-    @property
-    def _size_bytes(self) -> int:
-        """Size of the arriving message with its header; 0 while it is unknown."""
-        if self._num_arrived < _HEADER.size:
-            return 0
-        (size,) = _HEADER.unpack_from(self._data)
-        return int(size) + _HEADER.size
+    def _look(self) -> None:
+        """Read the size of the message whose beginning has arrived."""
+        size = 0
+        if self._num_arrived >= _HEADER.size:
+            size = _HEADER.unpack_from(self._data)[0] + _HEADER.size
+        self._size_bytes = size
+        self.has_message = 0 < size <= self._num_arrived
 
     def _take(self, flags: int) -> None:
         """Receive once into ``_data``."""
@@ -178,9 +174,9 @@ class WorkerChannel:
             if size:
                 self._data.extend(bytes(size - len(self._data)))
                 with memoryview(self._data) as whole:
-                    count = self._connection.recv_into(whole[self._num_arrived :], 0, flags)
+                    count = self.connection.recv_into(whole[self._num_arrived :], 0, flags)
             else:
-                received = self._connection.recv(_RECEIVE_BYTES, flags)
+                received = self.connection.recv(_RECEIVE_BYTES, flags)
                 self._data += received
                 count = len(received)
         except BlockingIOError:
@@ -188,6 +184,7 @@ class WorkerChannel:
         except OSError:
             count = 0
         self._num_arrived += count
+        self._look()
         self._is_over = not count
 
 

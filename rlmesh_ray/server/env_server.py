@@ -25,16 +25,14 @@ from rlmesh_ray.server.env_options import (
     EnvServerOptions,
     checked_names,
 )
-from rlmesh_ray.server.env_service import EnvService, SessionServices
+from rlmesh_ray.server.env_service import EnvService
 from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.lane_call_service import LaneCallService
 from rlmesh_ray.server.log_context import logged_as, new_endpoint_id
-from rlmesh_ray.server.observer_service import ObserverService, StatisticsService
+from rlmesh_ray.server.observer_service import StatisticsService
 from rlmesh_ray.server.statistics import EnvStatistics
 from rlmesh_ray.server.statistics_report import observed_statistics
-from rlmesh_ray.server.ticket_service import TicketService
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
@@ -143,10 +141,6 @@ class EnvServer:
         broker: ConnectionBroker | None = None
         try:
             drain = self._endpoint.drain
-            calls = LaneCallService(
-                checked_names(self._options["allow_calls"]), self._contract.num_envs, drain
-            )
-            observers = ObserverService(self._contract)
             broker = self._broker(self._contract)
             drain.add_preparation(broker.stop)
             service = EnvService(
@@ -155,7 +149,8 @@ class EnvServer:
                 self._options["step_grace_s"],
                 self._service_options,
                 drain,
-                SessionServices(observers, calls, broker),
+                broker,
+                checked_names(self._options["allow_calls"]),
             )
             added = [
                 make(
@@ -167,15 +162,12 @@ class EnvServer:
                 )
                 for make in load_dialect_services(self._service_options.dialects)
             ]
-            handlers = [
-                service.handlers(),
-                *calls.handlers(),
-                *TicketService(broker).handlers(),
-                *(each.handlers() for each in added),
-            ]
-            if self._options["observers"]:
+            has_observers = self._options["observers"]
+            handlers = service.handlers(has_observers=has_observers)
+            handlers += [each.handlers() for each in added]
+            if has_observers:
                 statistics = StatisticsService(lambda: [observed_statistics(self.statistics())])
-                handlers += [observers.handlers(), statistics.handlers()]
+                handlers.append(statistics.handlers())
             limits = [each.max_request_bytes for each in added]
             num_streams = max([1, *(each.streams_per_session for each in added)])
             self._endpoint.start(

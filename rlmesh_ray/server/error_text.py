@@ -1,9 +1,10 @@
-"""Texts of errors that foreign code raised, whose ``__str__`` may raise as well."""
+"""Texts of errors that foreign code raised, whose ``__str__`` may raise as well; refusals."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.grpc_setup import grpc
 
 T = TypeVar("T")
 
@@ -39,3 +40,11 @@ def parsed(parse: Callable[[bytes], T], data: bytes) -> T | CodecError:
         return parse(data)
     except CodecError as error:
         return CodecError(str(error))  # the other one has frames with the message, too
+
+
+async def refuse(
+    context: "grpc.aio.ServicerContext", code: "grpc.StatusCode", message: str
+) -> NoReturn:
+    """End a call with an error; ``abort`` raises, which gRPC's types do not say."""
+    await context.abort(code, message)
+    raise AssertionError("abort raises")

@@ -1,9 +1,10 @@
-"""Handshake and the first message of a Join, in every generation; Shutdown calls are passed on.
+"""Handshake, Shutdown and the first message of a Join, in every generation.
 
 EnvService and ModelService each keep a ``HandshakeService`` with the dialects that they serve.
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,9 +20,15 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, answer_handshake
 from rlmesh_ray.server.connection_limits import FIRST_MESSAGE_TIMEOUT_S
-from rlmesh_ray.server.error_text import parsed
-from rlmesh_ray.server.shutdown import answer_shutdown
+from rlmesh_ray.server.error_text import parsed, refuse
 from rlmesh_ray.wire.rlmesh_v1.handshake import ShutdownRequest
+
+_LOG = logging.getLogger(__name__)
+
+_SHUTDOWN_REFUSAL = (
+    "clients may not shut this endpoint down; its operator can allow it with allow_shutdown=True "
+    "(--allow-shutdown)"
+)
 
 
 class FirstMessage(NamedTuple):
@@ -240,17 +247,28 @@ class HandshakeService:
         return frames.pack_handshake_response(answer)
 
     async def shutdown(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Answer a Shutdown (``server.shutdown``), and stop the endpoint if that is allowed."""
+        """Answer a Shutdown; stop the endpoint after the outstanding requests, if that is allowed.
+
+        Only a client of a server with ``allow_shutdown=True`` may.
+        """
         generation = self._generation(attrgetter("is_shutdown"), data)
         frames = self._frames[generation]
         request = parsed(frames.parse_shutdown_request, data)
         del data
         if isinstance(request, CodecError):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(request))
-            raise AssertionError("abort raises")
-        obstacle = self._disabled.get(generation, "")
-        answer = answer_shutdown(request, context, self._options.shutdown, obstacle)
-        return frames.pack_shutdown_response(accepted=answer.accepted, message=answer.message)
+            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(request))
+        stop, obstacle = self._options.shutdown, self._disabled.get(generation, "")
+        reason = request.reason
+        if stop is None or obstacle:
+            _LOG.info("a client's Shutdown was refused (reason given: %.200r)", reason)
+            message = obstacle or _SHUTDOWN_REFUSAL
+            return frames.pack_shutdown_response(accepted=False, message=message)
+        _LOG.warning(
+            "a client's Shutdown stops the endpoint (reason given: %.200r)", request.reason
+        )
+        context.add_done_callback(lambda _: stop())
+        message = "stopping after the outstanding requests"
+        return frames.pack_shutdown_response(accepted=True, message=message)
 
     def capabilities_of(self, context: grpc.aio.ServicerContext) -> frozenset[str]:
         """Return the capabilities of the client of a Join; none if it has not shaken hands."""

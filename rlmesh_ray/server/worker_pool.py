@@ -8,7 +8,7 @@ from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, EnvStartError
 from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.event_loop import in_thread
-from rlmesh_ray.server.session_limit import RAISE_LIMITS, SessionLimit, require_descriptors
+from rlmesh_ray.server.session_limit import RAISE_LIMITS, require_descriptors
 from rlmesh_ray.server.session_log import FailureLog
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
@@ -60,16 +60,13 @@ class WorkerPool:
         self._contract: EnvContract | None = None
         self.counts = EnvCounters()
         """Counters of the sessions."""
-        self._limit = SessionLimit(max_sessions, self.counts.sessions.note_refused)
+        self._max_sessions = max_sessions
+        self.num_sessions = 0
+        """Open sessions, with and without a worker."""
         self.failures = FailureLog()
         """Logs the failures of the environments."""
         self.steps_subsets = False
         """Whether the workers can step some of their lanes; only after ``start``."""
-
-    @property
-    def num_sessions(self) -> int:
-        """Open sessions, with and without a worker."""
-        return self._limit.num_sessions
 
     def start(self) -> EnvContract:
         """Start the first worker; blocks until its environment exists.
@@ -90,13 +87,25 @@ class WorkerPool:
         Raises:
             CapacityError: All sessions are taken, or the process has too few file descriptors.
         """
-        await self._limit.reserve(self._leaving, _PLACE_TIMEOUT_S)
-        num_to_start = self._limit.num_sessions - len(self._out) - (self._spare is not None)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _PLACE_TIMEOUT_S
+        while self.num_sessions >= self._max_sessions and self._leaving:
+            left_s = deadline_s - loop.time()
+            if left_s <= 0:
+                break
+            await asyncio.wait(self._leaving, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         try:
+            if self.num_sessions >= self._max_sessions:
+                raise CapacityError(
+                    f"all {self._max_sessions} sessions are taken; close one, or serve the "
+                    "environment from a factory or id with a larger max_sessions"
+                )
+            num_to_start = self.num_sessions + 1 - len(self._out) - (self._spare is not None)
             require_descriptors(max(0, num_to_start) * _WORKER_DESCRIPTORS)
         except CapacityError:
-            self._limit.refuse()
+            self.counts.sessions.note_refused()
             raise
+        self.num_sessions += 1
 
     async def discard(self, worker: WorkerProcess | None) -> None:
         """Kill the worker that a session has lost, and count its restart; None: it had none."""
@@ -135,7 +144,7 @@ class WorkerPool:
             is_idle: Whether it has replied to every command; if not, it is killed at once.
         """
         if worker is None:
-            self._limit.release()
+            self.num_sessions -= 1
             return
         leaving = asyncio.ensure_future(self._retire(worker, is_idle))
         self._leaving.add(leaving)
@@ -235,7 +244,7 @@ class WorkerPool:
                 await in_thread(worker.kill, spares_others=True)
         finally:
             self._out.discard(worker)
-            self._limit.release()
+            self.num_sessions -= 1
         # Not before: two environments at a time may want the same device.
         is_wanted = self._spare is None and not self._orphans and not self._is_closed
         if is_wanted and self._source.can_recreate:

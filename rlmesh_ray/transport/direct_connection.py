@@ -228,7 +228,7 @@ class DirectConnection:
     @property
     def is_open(self) -> bool:
         """Whether this end is open."""
-        return self.worker_socket.is_open
+        return self.worker_socket.wakeup is not None
 
     def close(self) -> None:
         """Close the connection; a thread that waits for an answer gets none. Idempotent."""

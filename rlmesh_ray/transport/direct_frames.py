@@ -25,6 +25,8 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 
+from rlmesh_ray.polling import WakeupDescriptors
+
 DONE, FALL_BACK = 0, 1
 RENDER = 2**64 - 1
 
@@ -52,15 +54,21 @@ class DirectSocket:
 
     Args:
         connection: Connected, blocking socket; owned.
+        eventfd: Readable when the peer has sent something; None: the socket itself is.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, eventfd: int | None = None) -> None:
         self.connection = connection
+        descriptor = connection.fileno()
+        self.wakeup: WakeupDescriptors | None = WakeupDescriptors(
+            descriptor if eventfd is None else eventfd, descriptor
+        )
+        """Descriptors to poll for data; None: this end is closed."""
 
-    @property
-    def is_open(self) -> bool:
-        """Whether this end is open."""
-        return self.connection.fileno() >= 0
+    def close(self) -> None:
+        """Close this end. Idempotent."""
+        self.wakeup = None
+        self.connection.close()
 
     def limit_sending(self, timeout_s: float) -> None:
         """Make ``send`` fail when the peer receives nothing for ``timeout_s``."""

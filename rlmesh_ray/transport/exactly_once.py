@@ -14,36 +14,19 @@ the three parties has its class (docs/concepts/exactly_once.md explains the whol
 * ``ClientSide`` has one request at a time on the direct connection. After FALL_BACK, or when the
   connection ends, the client sends the same number on the Join stream.
 
-The worker alone writes which request it has begun and which are done (``RequestNumbers``), in
+The worker alone writes which request it has begun and which are done (``SessionProgress``), in
 memory that the endpoint can read, also after the worker's death.
 """
 
 import enum
 from collections.abc import Sequence
-from typing import Protocol
 
 from rlmesh_ray.errors import LocalProtocolError
+from rlmesh_ray.transport.session_progress import EpisodeCounts, SessionProgress
 
 _MOST_AHEAD = 1024
 """Largest distance of a number to skip from the last one that the worker has; memory is limited."""
-
-
-class RequestNumbers(Protocol):
-    """Numbers of the begun and done requests; written by the worker alone."""
-
-    @property
-    def begun(self) -> int:
-        """Number of the last request that the worker has begun."""
-
-    @property
-    def done(self) -> int:
-        """Number of the last request that it has finished; equal to ``begun`` between requests."""
-
-    def begin(self, number: int, timeout_ms: int) -> None:
-        """Note a request as begun, before its execution."""
-
-    def end(self) -> None:
-        """Note the request as done, before its answer is sent."""
+_MOST_COPY_ATTEMPTS = 10
 
 
 class ExecutionDecision(enum.Enum):
@@ -60,40 +43,32 @@ class WorkerSide:
     """The worker's decisions about the requests of one session.
 
     Args:
-        numbers: The worker's numbers; at first the number before the session's first request.
+        progress: The worker's; at first it has the number before the session's first request.
     """
 
-    def __init__(self, numbers: RequestNumbers) -> None:
-        self.numbers = numbers
+    def __init__(self, progress: SessionProgress) -> None:
+        self.progress = progress
         self.is_direct_open = False
 
     def decide(self, number: int) -> ExecutionDecision:
         """Return what to do with a request that the endpoint has forwarded."""
-        if number == self.numbers.begun + 1:
+        if number == self.progress.begun + 1:
             return ExecutionDecision.EXECUTE
         return (
             ExecutionDecision.RESEND_ANSWER
-            if number == self.numbers.begun
+            if number == self.progress.begun
             else ExecutionDecision.REFUSE
         )
 
     def executes_direct(self, number: int) -> bool:
         """Return whether to execute a step from the direct connection; else answer FALL_BACK."""
-        return self.is_direct_open and number == self.numbers.begun + 1
-
-    def begin(self, number: int, timeout_ms: int = 0) -> None:
-        """Note the request with this number as begun."""
-        self.numbers.begin(number, timeout_ms)
-
-    def end(self) -> None:
-        """Note the begun request as done."""
-        self.numbers.end()
+        return self.is_direct_open and number == self.progress.begun + 1
 
     def skip(self, number: int) -> None:
         """Note a request that the endpoint has answered itself as done, without execution."""
-        if number == self.numbers.begun + 1:
-            self.numbers.begin(number, 0)
-            self.numbers.end()
+        if number == self.progress.begun + 1:
+            self.progress.begin(number, 0)
+            self.progress.end()
 
     def accept_direct(self) -> None:
         """Execute steps from the direct connection from now on."""
@@ -105,44 +80,47 @@ class WorkerSide:
 
 
 class EndpointSide:
-    """The endpoint's decisions about the requests of one session.
+    """The endpoint's decisions about the requests of one session, and the counts of its episodes.
+
+    It is the ``EpisodeCounterSource`` of the session, over all its workers.
 
     Args:
-        numbers: Numbers before the first worker: nothing has begun.
+        progress: Progress before the first worker: nothing has begun.
     """
 
-    def __init__(self, numbers: RequestNumbers) -> None:
-        self.numbers = numbers
-        self._last_forwarded = self._last_skipped = self._failed = self._overdue = 0
+    def __init__(self, progress: SessionProgress) -> None:
+        self.progress = progress
+        self.last_forwarded = 0
+        """Number of the last request that was sent to a worker on its channel."""
+        self.is_idle = True
+        """Whether no reply of the worker is pending."""
+        self.is_at_rest = True
+        """Whether no overdue request may still be running; else nothing is forwarded."""
+        self._last_skipped = self._failed = self._overdue = 0
         # Numbers that the worker has to skip, before the skip is sent.
         self._skipped: frozenset[int] = frozenset()
-        self._is_idle = self._is_at_rest = True
 
     # --- forwarded and skipped numbers ----------------------------------------------------
 
     @property
-    def last_forwarded(self) -> int:
-        """Number of the last request that was sent to a worker on its channel."""
-        return self._last_forwarded
-
-    @property
     def _reached(self) -> int:
         """The last number that a worker has, over either transport."""
-        return max(self._last_forwarded, self.numbers.begun)
+        return max(self.last_forwarded, self.progress.begun)
 
     def may_start(self, number: int) -> bool:
         """Return whether a new worker may start with this number, beyond all former ones."""
         return number > self._reached
 
-    def start(self, number: int, numbers: RequestNumbers) -> None:
-        """Note that a new worker, with these ``numbers``, starts with request ``number``."""
-        self.numbers = numbers
+    def start(self, number: int, progress: SessionProgress) -> None:
+        """Let a new worker, with this ``progress``, start with request ``number``."""
+        progress.start(number - 1, self.after(number - 1))
+        self.progress = progress
         self._last_skipped = self._failed = 0
         self._skipped = frozenset(one for one in self._skipped if one >= number)
 
     def forward(self, number: int) -> None:
         """Note that the request with this number is sent to the worker."""
-        self._last_forwarded, self._failed = number, 0
+        self.last_forwarded, self._failed = number, 0
 
     def skip(self, number: int, *, has_failed: bool = False) -> None:
         """Note a request that the endpoint answers itself; ``take_skips`` returns it later.
@@ -161,9 +139,9 @@ class EndpointSide:
 
         Empty while a reply is pending: a later number would make the counts of that request final.
         """
-        if not self._skipped or not self._is_idle:
+        if not self._skipped or not self.is_idle:
             return ()
-        first = last = max(self.numbers.done, self._last_skipped)
+        first = last = max(self.progress.done, self._last_skipped)
         while last + 1 in self._skipped:
             last += 1
         if last > first:
@@ -181,36 +159,55 @@ class EndpointSide:
         """Note that a request has failed for the client: its effects do not count."""
         self._failed = number
 
-    def last_counted(self, number: int) -> int:
-        """Return the last request up to ``number`` that is done and has not failed."""
-        done = self.numbers.done
+    # --- counts of the episodes -----------------------------------------------------------
+
+    @property
+    def now(self) -> EpisodeCounts:
+        """After the last request that has succeeded."""
+        progress = self.progress
+        done = progress.done
+        has_failed = self._failed and done <= self._failed
+        return progress.counts_after(self._failed - 1 if has_failed else done)
+
+    @property
+    def before(self) -> EpisodeCounts:
+        """Before the last request."""
+        return self.progress.counts_after(self.progress.done - 1)
+
+    def copied_counts(self) -> EpisodeCounts:
+        """Return a copy of the counts ``now``, all of one moment although the worker goes on."""
+        for _ in range(_MOST_COPY_ATTEMPTS):
+            number = self.progress.done
+            counts = self.now
+            own = EpisodeCounts(
+                counts.is_tracked.copy(),
+                counts.step_counts.copy(),
+                counts.cumulative_rewards.copy(),
+            )
+            if self.progress.done == number:  # else what was copied may be written to again
+                break
+        return own
+
+    def after(self, number: int) -> EpisodeCounts:
+        """Return the counts after the last request up to ``number`` that has not failed."""
+        done = self.progress.done
         if self._failed and done <= self._failed:
             number = min(number, self._failed - 1)
-        return min(number, done)
+        return self.progress.counts_after(min(number, done))
 
     # --- replies and deadlines ------------------------------------------------------------
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no reply of the worker is pending."""
-        return self._is_idle
-
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether no overdue request may still be running; else nothing is forwarded."""
-        return self._is_at_rest
-
     def command_sent(self) -> None:
         """Note that a reply of the worker is pending."""
-        self._is_idle = False
+        self.is_idle = False
 
     def reply_received(self) -> None:
         """Note that the worker has replied, after any overdue request, or is dead."""
-        self._is_idle = self._is_at_rest = True
+        self.is_idle = self.is_at_rest = True
 
     def missed_deadline(self) -> None:
         """Note that a forwarded request is overdue: it has been answered with TIMEOUT."""
-        self._is_at_rest = False
+        self.is_at_rest = False
 
     def disconnect_overdue(self, number: int) -> bool:
         """Note that the direct connection was disconnected since its request is overdue.
@@ -224,8 +221,8 @@ class EndpointSide:
             Whether it is overdue, finally, and does not count. If not, the worker had finished it
             before, and answers it again when the client sends it on the Join stream.
         """
-        self._is_at_rest = False
-        if self.numbers.done >= number:
+        self.is_at_rest = False
+        if self.progress.done >= number:
             return False
         self._overdue = self._failed = number
         return True

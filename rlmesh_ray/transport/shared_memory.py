@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Self
 
 from rlmesh_ray.options import SHARED_MEMORY
-from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.transport.direct_frames import DirectSocket
 
 SESSION_ID_BYTES = 32
@@ -73,17 +72,12 @@ class EventfdSocket(DirectSocket):
     transport = SHARED_MEMORY
 
     def __init__(self, connection: socket.socket, eventfd: int, peer_eventfd: int) -> None:
-        super().__init__(connection)
+        super().__init__(connection, eventfd)
         self._eventfd = eventfd
         self._peer_eventfd = peer_eventfd
         # An unclosed socket closes itself; plain descriptors need a finalizer.
         self._let_go = weakref.finalize(self, _close_all, eventfd, peer_eventfd)
         self._let_go.atexit = False
-
-    @property
-    def wakeup(self) -> WakeupDescriptors | None:
-        """Descriptors to poll for data; None: this end is closed."""
-        return WakeupDescriptors(self._eventfd, self.connection.fileno()) if self.is_open else None
 
     def send(self, *parts: bytes | memoryview) -> None:
         """Send ``parts`` in order, and wake the other end.
@@ -107,7 +101,7 @@ class EventfdSocket(DirectSocket):
 
     def close(self) -> None:
         """Close this end. Idempotent."""
-        self.connection.close()
+        super().close()
         self._let_go()
 
 

@@ -22,7 +22,6 @@ import time
 from typing import Any
 
 from rlmesh_ray.options import KEEPALIVE_TIME_S, KEEPALIVE_TIMEOUT_S, TCP
-from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.transport.direct_frames import DirectSocket, send_all
 from rlmesh_ray.transport.tickets import PROOF_BYTES, PROTOCOL, TICKET_ID_BYTES, Ticket
 
@@ -92,12 +91,6 @@ class TcpSocket(DirectSocket):
             limit_ms = (KEEPALIVE_TIME_S + KEEPALIVE_TIMEOUT_S) * 1000
             connection.setsockopt(socket.IPPROTO_TCP, option, limit_ms)
 
-    @property
-    def wakeup(self) -> WakeupDescriptors | None:
-        """Descriptors to poll for data; None: this end is closed."""
-        descriptor = self.connection.fileno()
-        return WakeupDescriptors(descriptor, descriptor) if self.is_open else None
-
     def send(self, *parts: bytes | memoryview) -> None:
         """Send ``parts`` in order.
 
@@ -108,10 +101,6 @@ class TcpSocket(DirectSocket):
 
     def clear(self) -> None:
         """Do nothing: the socket stays readable until its data is read."""
-
-    def close(self) -> None:
-        """Close this end. Idempotent."""
-        self.connection.close()
 
 
 def connect(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket:

@@ -1,6 +1,6 @@
 """Tickets: what lets a client attach to a direct TCP connection, once and within 30 seconds.
 
-The client of an open session requests a ticket by gRPC (``server.ticket_service``). Both sides then
+The client of an open session requests a ticket by gRPC (``server.env_service``). Both sides then
 prove that they have its key (``tcp``). Shared memory needs no ticket, only the session's id.
 """
 

@@ -33,7 +33,7 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
 )
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server import observer_service
+from rlmesh_ray.server import env_service, observer_service
 from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.testing.envs import EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
@@ -142,7 +142,8 @@ def echo() -> EchoEnv:
 def _without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let observers ask as often as they like."""
     monkeypatch.setattr(observer_service, "MAX_A_SECOND", 10**6)
-    monkeypatch.setattr(observer_service, "MOST_SHARE", 1.0)
+    monkeypatch.setattr(env_service, "MAX_A_SECOND", 10**6)
+    monkeypatch.setattr(env_service, "MOST_SHARE", 1.0)
 
 
 @pytest.mark.usefixtures("_without_limits")

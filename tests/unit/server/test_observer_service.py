@@ -11,15 +11,14 @@ import pytest
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.env_session import RenderOutcome
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.env_service import EnvService
+from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.log_context import logged_as
-from rlmesh_ray.server.observer_service import (
-    MAX_A_SECOND,
-    ObserverService,
-    StatisticsService,
-    TokenBucket,
-)
-from rlmesh_ray.server.session_scheduler import SessionScheduler
+from rlmesh_ray.server.observer_service import MAX_A_SECOND, StatisticsService, TokenBucket
+from rlmesh_ray.transport.connection_broker import ConnectionBroker
 from rlmesh_ray.wire import observe_v1 as wire
+from tests.unit.server.slow_session import SlowSession, contract
 
 
 class Clock:
@@ -52,34 +51,25 @@ class Context:
         raise Refused(code.name, details)
 
 
-class Host:
-    """Of an environment that is drawn as soon as ``gate`` is open."""
-
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.outcome: RenderOutcome | Failure = RenderOutcome(b"png")
-        self.drawn: list[int] = []
-
-    async def observe(self, lane: int) -> RenderOutcome | Failure:
-        self.drawn.append(lane)
-        await self.gate.wait()
-        return self.outcome
-
-
 class Endpoint:
-    """A service with one session of two lanes."""
+    """A service with one session of two lanes, whose pictures wait for its ``gate``."""
 
     def __init__(self, render_mode: str = "rgb_array") -> None:
         self.clock = Clock()
-        contract: Any = SimpleNamespace(num_envs=2, render_mode=render_mode)
-        self.service = ObserverService(contract, self.clock)
-        self.executor = Host()
-        executor: Any = self.executor
-        handler: Any = SimpleNamespace(executor=executor)
-        self.turns = SessionScheduler(executor)
+        pool: Any = SimpleNamespace(steps_subsets=True)
+        self.service = EnvService(
+            pool,
+            contract(render_mode),
+            0.0,
+            ServiceOptions(),
+            Drain(),
+            ConnectionBroker(has_shared_memory=False),
+            clock=self.clock,
+        )
+        self.session = SlowSession()
         self.name = "session"
         with logged_as("endpoint", self.name):
-            self.end = self.service.open("peer", "dialect", handler, self.turns)
+            self.end = self.service.add(self.session, "peer", "")
 
     async def render(self, lane: int = 0, name: str = "") -> bytes:
         context: Any = Context()
@@ -104,14 +94,14 @@ async def settle() -> None:
 
 def test_a_session_is_drawn_so_many_times_a_second() -> None:
     async def scenario(endpoint: Endpoint) -> None:
-        endpoint.executor.gate.set()
+        endpoint.session.gate.set()
         for _ in range(MAX_A_SECOND):
             assert await endpoint.render(1) == b"png"
         with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED.*10 pictures a second.*less often"):
             await endpoint.render(1)
         endpoint.clock.now_s += 1 / MAX_A_SECOND + 1e-6
         assert await endpoint.render(1) == b"png"
-        assert endpoint.executor.drawn == [1] * (MAX_A_SECOND + 1)
+        assert endpoint.session.drawn == [1] * (MAX_A_SECOND + 1)
 
     play(scenario)
 
@@ -155,7 +145,7 @@ def test_a_session_renders_one_picture_at_a_time_also_for_a_caller_that_left() -
             await drawing
         with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED.*is being rendered"):
             await endpoint.render()
-        endpoint.executor.gate.set()
+        endpoint.session.gate.set()
         await settle()
         assert await endpoint.render() == b"png"
 
@@ -164,17 +154,14 @@ def test_a_session_renders_one_picture_at_a_time_also_for_a_caller_that_left() -
 
 def test_a_request_waits_for_the_picture_before_it_and_a_picture_is_no_sign_of_life() -> None:
     async def scenario(endpoint: Endpoint) -> None:
-        async def answer(waited_s: float) -> str:
-            return "answer"
-
         drawing = asyncio.ensure_future(endpoint.render())
         await settle()
-        asking = asyncio.ensure_future(endpoint.turns.run_request(answer))
+        asking = asyncio.ensure_future(endpoint.session.answer(b"step"))
         await settle()
         assert not asking.done()
-        assert not endpoint.turns.is_called
-        endpoint.executor.gate.set()
-        assert await asking == "answer"
+        assert not endpoint.session.is_called
+        endpoint.session.gate.set()
+        assert await asking == b"step"
         assert await drawing == b"png"
 
     play(scenario)
@@ -182,15 +169,16 @@ def test_a_request_waits_for_the_picture_before_it_and_a_picture_is_no_sign_of_l
 
 def test_a_caller_that_leaves_before_its_turn_costs_the_session_nothing() -> None:
     async def scenario(endpoint: Endpoint) -> None:
-        async def answer(waited_s: float) -> None:
-            drawing = asyncio.ensure_future(endpoint.render())
-            await settle()
-            drawing.cancel()
-            await settle()
-
-        await endpoint.turns.run_request(answer)
+        asking = asyncio.ensure_future(endpoint.session.answer(b"step"))
         await settle()
-        assert endpoint.executor.drawn == []
+        drawing = asyncio.ensure_future(endpoint.render())
+        await settle()
+        drawing.cancel()
+        await settle()
+        endpoint.session.gate.set()
+        await asking
+        await settle()
+        assert endpoint.session.drawn == []
 
     play(scenario)
 
@@ -200,7 +188,6 @@ def test_the_end_of_a_session_ends_its_pictures() -> None:
         drawing = asyncio.ensure_future(endpoint.render())
         await settle()
         endpoint.end()
-        endpoint.turns.close()
         for asked in (drawing, endpoint.render()):
             with pytest.raises(Refused, match="NOT_FOUND"):
                 await asked
@@ -217,8 +204,8 @@ def test_the_end_of_a_session_ends_its_pictures() -> None:
 )
 def test_a_refusal_gives_the_reason_why_there_is_no_picture(outcome: Any, why: str) -> None:
     async def scenario(endpoint: Endpoint) -> None:
-        endpoint.executor.outcome = outcome
-        endpoint.executor.gate.set()
+        endpoint.session.picture = outcome
+        endpoint.session.gate.set()
         with pytest.raises(Refused, match=f"FAILED_PRECONDITION.*{why}"):
             await endpoint.render()
 
@@ -234,7 +221,7 @@ def test_what_cannot_be_drawn_is_refused_before_the_session_hears_of_it() -> Non
         context: Any = Context()
         with pytest.raises(Refused, match="INVALID_ARGUMENT"):
             await endpoint.service.render(b"\xff", context)
-        assert endpoint.executor.drawn == []
+        assert endpoint.session.drawn == []
 
     play(scenario)
 
@@ -247,6 +234,6 @@ def test_an_environment_without_pictures_is_refused(mode: str, shown: str) -> No
             match=f"FAILED_PRECONDITION.*render mode {shown}, which gives no pictures; serve",
         ):
             await endpoint.render()
-        assert endpoint.executor.drawn == []
+        assert endpoint.session.drawn == []
 
     play(scenario, render_mode=mode)

@@ -15,6 +15,7 @@ from tests.unit.transport.session_model import World
 from tests.unit.transport.worker_model import (
     CALL,
     CRASHED,
+    NUM_LANES,
     PASS_OVER,
     STEP,
     Doing,
@@ -172,12 +173,12 @@ class TakesActionsEarly(World):
         return number
 
 
-class ForgetsToStart(EndpointModel):
+class ForgetsToStart(EndpointSide):
     """A new worker does not learn with which request the session continues there."""
 
-    def _start(self, progress: SessionProgress, number: int) -> None:
-        self.started, self.counting.progress = self.process, progress
-        self.side.start(number, progress)
+    def start(self, number: int, progress: SessionProgress) -> None:
+        super().start(number, SessionProgress.local(NUM_LANES))
+        self.progress = progress
 
 
 class BeginsAnywhere(EndpointSide):
@@ -207,9 +208,9 @@ class SendsSkipsDuringRequests(EndpointSide):
     """As it was: a skip that is sent during a request makes the counts of that final."""
 
     def take_skips(self) -> Sequence[int]:
-        is_idle, self._is_idle = self._is_idle, True
+        is_idle, self.is_idle = self.is_idle, True
         skips = super().take_skips()
-        self._is_idle = is_idle
+        self.is_idle = is_idle
         return skips
 
 

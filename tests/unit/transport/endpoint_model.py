@@ -1,8 +1,8 @@
 """The endpoint's side of one session in ``session_model``.
 
-``EndpointSide``, ``EnvSession`` and ``SessionEpisodeCounters`` are production's. The shells round
-them are modelled after ``WorkerSupervisor``, ``DirectSupervisor``, ``EnvHost``, ``EnvExchange`` and
-``OpenSession``, method by method; what they do between two points where they wait is one move.
+``EndpointSide`` and ``EnvSession`` are production's. The shells round them are modelled after
+``SessionWorker`` and ``LaneSession``, method by method; what they do between two points where they
+wait is one move.
 """
 
 from collections.abc import Hashable, Iterator
@@ -29,7 +29,6 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     Step,
 )
-from rlmesh_ray.server.worker_supervisor import SessionEpisodeCounters
 from rlmesh_ray.transport.session_progress import SessionProgress
 from tests.unit.transport.explorer import Move, shallow_copy
 from tests.unit.transport.worker_model import (
@@ -91,7 +90,7 @@ class Result(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What holds ``OpenSession``'s lock."""
+    """What holds ``LaneSession``'s lock."""
 
     task: str
     """A request's kind, ``OPEN_DIRECT``, ``DRAIN`` or ``OBSERVE``."""
@@ -113,18 +112,17 @@ class EndpointModel:
         self.world = world
         progress = SessionProgress.local(NUM_LANES)
         self.side = world.side_class(progress)
-        self.counting = SessionEpisodeCounters(progress, self.side)
-        self.session = EnvSession(NUM_LANES, _same_id, self.counting)
+        self.session = EnvSession(NUM_LANES, _same_id, self.side)
         self.turn: Turn | None = None
         self.at_once: tuple[str, int] | None = None
         """What the loop does next, before anything else of the endpoint: a method and a number."""
-        # WorkerSupervisor.
+        # SessionWorker.
         self.process = self.started = 0
         # WorkerProcess.
         self.buffers = self.direct_block = 0
-        # EnvHost.
+        # LaneSession.
         self.is_running = self.is_released = False
-        # DirectSupervisor.
+        # SessionWorker.
         self.direct = 0
         """The direct connection that it has opened; 0: none."""
         self.is_watched = False
@@ -134,20 +132,18 @@ class EndpointModel:
         other = shallow_copy(self)
         other.world = world
         other.side = shallow_copy(self.side)
-        other.counting = shallow_copy(self.counting)
-        other.counting.endpoint = other.side
         other.session = session = shallow_copy(self.session)
         session.begun_lanes = set(session.begun_lanes)
         session.tracker = tracker = shallow_copy(session.tracker)
         tracker.set_episodes(tracker.episodes)
-        tracker.counters = other.counting
+        tracker.counters = other.side
         return other
 
     @property
     def key(self) -> Hashable:
         session = self.session
         return (
-            *(value for name, value in vars(self.side).items() if name != "numbers"),
+            *(value for name, value in vars(self.side).items() if name != "progress"),
             self._counted,
             session.state,
             frozenset(session.begun_lanes),
@@ -175,12 +171,12 @@ class EndpointModel:
 
     @property
     def progress(self) -> SessionProgress:
-        """``WorkerSupervisor.progress``."""
-        return self.counting.progress
+        """``SessionWorker.progress``."""
+        return self.side.progress
 
     @progress.setter
     def progress(self, progress: SessionProgress) -> None:
-        self.counting.progress = self.side.numbers = progress
+        self.side.progress = progress
 
     # --- what can happen ------------------------------------------------------------------
 
@@ -238,7 +234,7 @@ class EndpointModel:
                 yield Move(f"the {turn.task} is late", "endpoint", name)
         elif turn is not None and not self.side.is_at_rest:
             yield Move(f"the {turn.task} waits too long", "endpoint", "wait_too_long")
-        # DirectDeadlineWatch._look, and the first lines of DirectSupervisor._end_overdue.
+        # SessionWorker._watch_direct, and the first lines of ._end_overdue.
         is_busy = progress.is_busy and world.worker.is_alive
         if self.is_watched and is_busy and self.side.is_idle:
             yield Move("a direct step is late", "endpoint", "miss_direct")
@@ -248,10 +244,10 @@ class EndpointModel:
         (method, number), self.at_once = self.at_once, None
         getattr(self, method)(number)
 
-    # --- EnvExchange and EnvHost ----------------------------------------------------------
+    # --- LaneSession ----------------------------------------------------------------------
 
     def take_request(self) -> None:
-        """``EnvExchange.answer``."""
+        """``LaneSession._answer``."""
         (number, kind), *rest = self.world.requests
         self.world.requests = tuple(rest)
         self.turn = Turn(kind, number)
@@ -264,8 +260,7 @@ class EndpointModel:
         self._respond(response)
 
     def _run(self) -> None:
-        """``EnvHost.run``, as far as the request waits for the worker."""
-        self._settle_numbers()
+        """``LaneSession._run``, as far as the request waits for the worker."""
         assert self.turn is not None
         if self.side.is_overdue(self.turn.number):
             self._complete(TIMEOUT)
@@ -274,14 +269,14 @@ class EndpointModel:
             self.go_on()
 
     def go_on(self) -> None:
-        """The worker is at rest: ``EnvHost._reset``, ``._step``, ``._render``, ``.call``."""
+        """The worker is at rest: ``LaneSession._reset``, ``._step``, ``._render``, ``.call``."""
         world, worker, turn = self.world, self.world.worker, self.turn
         assert turn is not None
         number, kind = turn.number, turn.task
         is_dead = not worker.is_alive or self.process != worker.process
         if kind in (RESET, PARTIAL):
             is_another = is_dead
-            if is_dead:  # WorkerSupervisor.make_ready
+            if is_dead:  # SessionWorker.make_ready
                 self.cut()
                 self._take_worker()
             if is_another and self.is_running and kind == PARTIAL:
@@ -293,7 +288,6 @@ class EndpointModel:
         elif kind == CALL:
             if not self.process:
                 self._take_worker()
-            self._settle_numbers()
         elif kind in (STEP, PUSHED):
             kind = STEP
             world.write_block(self.buffers, action=world.name_of(number))
@@ -306,7 +300,7 @@ class EndpointModel:
         self.buffers = self.direct_block = self.world.worker.own_block
 
     def _complete(self, outcome: Reply | str) -> None:
-        """The rest of ``EnvHost.run`` and of ``EnvExchange.answer``."""
+        """The rest of ``LaneSession._run`` and of ``._answer``."""
         assert self.turn is not None
         number, kind = self.turn.number, self.turn.task
         failure = outcome if isinstance(outcome, str) else outcome.failure
@@ -323,14 +317,14 @@ class EndpointModel:
             result, chain = self._success(kind, outcome)
         response = self.session.complete(result, 0)
         if self.session.state is not SessionState.READY:
-            self.is_running = False  # EnvHost.stop_tracking
+            self.is_running = False  # LaneSession._answer
             self._notify(UNTRACK)
         elif isinstance(response, ResetDone):
             self._track()
         self._respond(response, chain)
 
     def _track(self) -> None:
-        """``EnvHost.set_episodes``."""
+        """``LaneSession._answer``."""
         self.is_running = True
         self._notify(TRACK)
 
@@ -366,12 +360,12 @@ class EndpointModel:
             world.responses += (result,)
 
     def release(self) -> None:
-        """``EnvHost.release``, after the doors were closed."""
+        """``LaneSession.release``, after the doors were closed."""
         world, turn = self.world, self.turn
         self.is_released = True
         self.session.interrupt(0)
         self.cut()
-        if turn is not None and turn.task == OPEN_DIRECT:  # EnvExecutor.open_direct, afterwards
+        if turn is not None and turn.task == OPEN_DIRECT:  # LaneSession.open_direct, afterwards
             world.change_connection(turn.direct, is_cut=True)
         self.turn = None
         world.call, world.asks = 0, ()
@@ -379,30 +373,25 @@ class EndpointModel:
             world.worker.end()
             world.worker.replies = ()
 
-    # --- WorkerSupervisor --------------------------------------------------------------------
+    # --- SessionWorker -----------------------------------------------------------------------
 
     def _request(self, order: Order) -> None:
-        """``WorkerSupervisor.request``, until its reply arrives."""
+        """``SessionWorker.request``, until its reply arrives."""
         worker, number = self.world.worker, order.number
         assert self.turn is not None
         if self.started != self.process:
             if not self.side.may_start(number):
                 self._answered(self.turn, Reply(order.kind, OUT_OF_ORDER))
                 return
-            self._start(worker.writable_progress(), number)
+            self.side.start(number, worker.writable_progress())
+            self.started = self.process
         else:
             self._settle_numbers()
         self.side.forward(number)
         self._ask(order)
 
-    def _start(self, progress: SessionProgress, number: int) -> None:
-        """``WorkerSupervisor._start``."""
-        progress.start(number - 1, self.counting.after(number - 1))
-        self.started, self.counting.progress = self.process, progress
-        self.side.start(number, progress)
-
     def _ask(self, order: Order) -> None:
-        """The first lines of ``WorkerSupervisor.call`` and ``.call_aside``."""
+        """The first lines of ``SessionWorker.call`` and ``.call_after_step``."""
         assert self.turn is not None
         self.side.command_sent()
         self._submit(order)
@@ -414,18 +403,18 @@ class EndpointModel:
             worker.orders += (order,)
 
     def _skip(self, number: int, *, has_failed: bool = False) -> None:
-        """``WorkerSupervisor.skip``."""
+        """``SessionWorker.skip``."""
         self.side.skip(number, has_failed=has_failed)
         self._settle_numbers()
 
     def _settle_numbers(self) -> None:
-        """``WorkerSupervisor.settle_numbers``."""
+        """``SessionWorker.settle_numbers``."""
         if self.started == self.process > 0:
             for number in self.side.take_skips():
                 self._submit(Order(PASS_OVER, number))
 
     def take(self) -> None:
-        """``WorkerSupervisor.call``, ``.call_aside`` or ``._finish``, when the reply is there."""
+        """``SessionWorker.call``, ``.call_after_step`` or ``._finish``, when the reply is there."""
         worker, turn = self.world.worker, self.turn
         reply = Reply("", CRASHED)
         if worker.replies:
@@ -443,7 +432,7 @@ class EndpointModel:
         assert turn is not None
         if turn.task == OPEN_DIRECT:
             self._direct_opened(turn, reply)
-        elif turn.task == DRAIN:  # DirectSupervisor.close
+        elif turn.task == DRAIN:  # SessionWorker.close_direct
             self.turn = None
             self.cut()
         elif turn.task == OBSERVE:
@@ -452,7 +441,7 @@ class EndpointModel:
             self._answered(turn, reply)
 
     def _answered(self, turn: Turn, reply: Reply) -> None:
-        """The last lines of ``WorkerSupervisor.request``."""
+        """The last lines of ``SessionWorker.request``."""
         if reply.failure:
             self.side.failed(turn.number)
         if turn.task == CALL:
@@ -461,14 +450,14 @@ class EndpointModel:
             self._complete(reply)
 
     def miss_deadline(self) -> None:
-        """``WorkerSupervisor._late``, of a request."""
+        """``SessionWorker._late``, of a request."""
         self.world.spend("deadlines")
         self.side.missed_deadline()
         assert self.turn is not None
         self._answered(self.turn, Reply("", TIMEOUT))
 
     def wait_too_long(self) -> None:
-        """``WorkerSupervisor.make_idle`` and ``.make_ready``, when the time is over."""
+        """``SessionWorker.make_idle`` and ``.make_ready``, when the time is over."""
         self.world.spend("deadlines")
         assert self.turn is not None
         if self.turn.task != CALL:
@@ -480,20 +469,20 @@ class EndpointModel:
     # --- calls ----------------------------------------------------------------------------
 
     def begin_call(self) -> None:
-        """``OpenSession._call`` and ``EnvHost.call``."""
+        """``LaneSession._call_in_turn`` and ``._call``."""
         self.turn = Turn(CALL, self.world.call)
         if self.side.is_at_rest:
             self.go_on()
 
     def refuse_call(self) -> None:
-        """``OpenSession._call``, when its turn has not come in time."""
+        """``LaneSession._call_in_turn``, when its turn has not come in time."""
         self.world.spend("deadlines")
         number, self.world.call = self.world.call, 0
         self._skip(number)
         self._answer_call(Result(number, code=BUSY))
 
     def _called(self, reply: Reply) -> None:
-        """The last lines of ``EnvHost.call``."""
+        """The last lines of ``LaneSession._call``."""
         failure = reply.failure or (reply.kind != CALL and CRASHED)
         if not failure:
             self._end_call("", reply.chain)
@@ -512,10 +501,10 @@ class EndpointModel:
         if self.world.client.hears:
             self.world.called = result
 
-    # --- DirectSupervisor --------------------------------------------------------------------
+    # --- direct connections ------------------------------------------------------------------
 
     def open_direct(self) -> None:
-        """``EnvExchange.open_direct``, ``DirectSupervisor.open``, until the worker is asked."""
+        """``LaneSession.open_direct``, ``SessionWorker.open_direct``, until the worker is asked."""
         world = self.world
         client, *rest = world.asks
         world.asks = tuple(rest)
@@ -544,7 +533,7 @@ class EndpointModel:
         self.world.client.direct_comes(turn.number, turn.direct)
 
     def _notify(self, kind: str) -> None:
-        """``DirectSupervisor.set_episodes`` and ``.shut``."""
+        """``SessionWorker.set_episodes`` and ``.clear_episodes``."""
         if self.direct:
             self._submit(Order(kind))
 
@@ -553,23 +542,23 @@ class EndpointModel:
         self.is_draining = True
 
     def take_back(self) -> None:
-        """``DirectSupervisor.close``."""
+        """``SessionWorker.close_direct``."""
         self.is_draining = False
         if self.direct and self.side.is_at_rest:
             self.turn = Turn(DRAIN)
             self._ask(Order(DETACH))
 
     def observe(self) -> None:
-        """``EnvHost.observe``."""
+        """``LaneSession.observe``."""
         self.world.spend("observers")
         if self.side.is_at_rest and self.is_running:
             self.turn = Turn(OBSERVE)
             self._ask(Order(OBSERVE))
 
     def miss_aside(self) -> None:
-        """``call_aside`` of ``WorkerSupervisor`` and ``DirectSupervisor``, when time is over."""
+        """``SessionWorker.call_after_step``, when time is over."""
         self.world.spend("deadlines")
-        self.side.missed_deadline()  # WorkerSupervisor._late
+        self.side.missed_deadline()  # SessionWorker._late
         self.at_once = "cut_aside", self.progress.begun
 
     def cut_aside(self, number: int) -> None:
@@ -589,14 +578,14 @@ class EndpointModel:
             self.world.given_up += (self.world.name_of(number),)
 
     def cut(self) -> None:
-        """``DirectSupervisor.cut``: what lies unread on either side can still be read."""
+        """``SessionWorker.disconnect``: what lies unread on either side can still be read."""
         self.is_watched = False
         if self.direct:
             self.world.change_connection(self.direct, is_cut=True)
             self.direct = 0
 
     def miss_direct(self) -> None:
-        """``DirectSupervisor._end_overdue``; its worker goes on between what it does."""
+        """``SessionWorker._end_overdue``; its worker goes on between what it does."""
         self.world.spend("deadlines")
         self.at_once = "cut_overdue", self.progress.begun
 
@@ -606,7 +595,7 @@ class EndpointModel:
 
     def judge_overdue(self, number: int) -> None:
         self._cut_late(number)
-        self.side.command_sent()  # WorkerSupervisor.call_in_vain
+        self.side.command_sent()  # SessionWorker._end_overdue
         self._submit(Order(DETACH))
 
 

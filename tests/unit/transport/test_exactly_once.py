@@ -187,7 +187,7 @@ COUNTED = "a failure reports the steps that counted"
             once(RESET, STEP, STEP, STEP, cuts=1, medium=TCP),
             "the action that was sent",
         ),
-        (with_parts(endpoint=broken.ForgetsToStart), once(RESET, STEP, STEP, kills=1), KEPT),
+        (with_parts(side=broken.ForgetsToStart), once(RESET, STEP, STEP, kills=1), KEPT),
         (with_parts(side=broken.BeginsAnywhere), twice(RESET, STEP, lies=1, kills=1), TWICE),
         (
             with_parts(worker=broken.KeepsTheDirectBuffers),

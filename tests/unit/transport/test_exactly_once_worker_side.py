@@ -29,10 +29,10 @@ def test_a_worker_begins_where_the_session_stands() -> None:
 
 
 def test_a_number_is_executed_once_over_either_transport() -> None:
-    worker, _ = worker_at(0)
+    worker, progress = worker_at(0)
     worker.accept_direct()
-    worker.begin(1)
-    worker.end()
+    progress.begin(1, 0)
+    progress.end()
 
     assert not worker.executes_direct(1)
     assert worker.decide(1) is ExecutionDecision.RESEND_ANSWER
@@ -40,12 +40,12 @@ def test_a_number_is_executed_once_over_either_transport() -> None:
 
 
 def test_direct_steps_are_executed_only_while_they_are_accepted() -> None:
-    worker, _ = worker_at(0)
+    worker, progress = worker_at(0)
     assert not worker.executes_direct(1)
     worker.accept_direct()
-    worker.begin(1)
+    progress.begin(1, 0)
     worker.refuse_direct()
-    worker.end()
+    progress.end()
 
     assert not worker.executes_direct(2)
     assert worker.decide(2) is ExecutionDecision.EXECUTE
@@ -63,11 +63,11 @@ def test_what_the_endpoint_answers_itself_is_passed_over_in_its_turn() -> None:
 
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_late_step_is_overdue_unless_it_was_done_before_the_disconnect(is_done: bool) -> None:
-    worker, progress = worker_at(0)
+    progress = SessionProgress.local(1)
     endpoint = EndpointSide(progress)
-    worker.begin(1)
+    progress.begin(1, 0)
     if is_done:
-        worker.end()
+        progress.end()
 
     assert endpoint.disconnect_overdue(1) is not is_done
     assert endpoint.is_overdue(1) is not is_done

@@ -72,3 +72,17 @@ def test_a_request_in_progress_is_known_with_its_deadline() -> None:
     assert not progress.is_busy
     progress.begin(3, 0)
     assert progress.remaining_s is None
+
+
+def test_a_step_that_begins_during_the_check_of_the_one_before_it_is_not_overdue() -> None:
+    class Overtaken(SessionProgress):
+        @property
+        def remaining_s(self) -> float | None:
+            self.end()
+            self.begin(2, 60_000)
+            return -0.001
+
+    progress = Overtaken.local(1)
+    progress.begin(1, 1)
+
+    assert progress.overdue_number == 0

@@ -140,7 +140,7 @@ class WorkerModel:
         mine.memory[:] = self.progress.memory
         if self.world.endpoint.progress is self.progress:
             self.world.endpoint.progress = mine
-        self.progress = self.side.numbers = mine
+        self.progress = self.side.progress = mine
         return mine
 
     # --- what it does ---------------------------------------------------------------------
@@ -238,7 +238,7 @@ class WorkerModel:
 
     def _begin(self, doing: Doing) -> None:
         self.writable_progress()
-        self.side.begin(doing.number)
+        self.progress.begin(doing.number, 0)
         self.doing = doing
 
     def work(self) -> None:
@@ -248,7 +248,7 @@ class WorkerModel:
             self._execute(doing)
         elif doing.phase == 1:
             self.writable_progress()
-            self.side.end()
+            self.progress.end()
         else:
             self.doing = None
             if doing.is_direct:

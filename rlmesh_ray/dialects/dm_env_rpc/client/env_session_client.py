@@ -56,10 +56,12 @@ from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
-from rlmesh_ray.spaces.validation import Checker, ValidationMode, check_rewards
-from rlmesh_ray.spaces.validation_warnings import (
+from rlmesh_ray.spaces.validation import (
+    Checker,
     ConformanceWarning,
+    ValidationMode,
     WarningCounter,
+    check_rewards,
     warnings_as_texts,
     warnings_info,
 )

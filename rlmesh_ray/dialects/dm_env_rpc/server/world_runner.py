@@ -34,10 +34,9 @@ from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, CodecError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server.event_loop import in_thread
-from rlmesh_ray.server.request_deadline import Deadline
 from rlmesh_ray.server.session_log import SessionLog
+from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
 from rlmesh_ray.server.worker_pool import WorkerPool
-from rlmesh_ray.server.worker_supervisor import WorkerSupervisor, as_failure
 from rlmesh_ray.spaces.batch import empty_columns
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
@@ -383,7 +382,7 @@ class EnvDriver:
     def __init__(
         self, pool: WorkerPool, contract: EnvContract, grace_s: float, timeout_ms: int
     ) -> None:
-        self._worker = WorkerSupervisor(pool, grace_s, contract.num_envs)
+        self._worker = SessionWorker(pool, grace_s, contract.num_envs)
         self._timeout_ms = timeout_ms
         self._num_lanes = contract.num_envs
         zeros = np.zeros(contract.num_envs)
@@ -414,7 +413,7 @@ class EnvDriver:
             self._ending = None
         former = self._worker.process
         # A world has no direct connection to close.
-        obstacle = await self._worker.make_ready(deadline, lambda: None)
+        obstacle = await self._worker.make_ready(deadline)
         if obstacle is not None:
             raise self._failed(obstacle)
         is_another = former is not None and self._worker.process is not former
@@ -463,7 +462,7 @@ class EnvDriver:
 
     def release(self) -> None:
         """Give the worker back; one that is still busy is killed."""
-        self._worker.release(is_idle=True)
+        self._worker.release()
 
     def _failed(self, failure: Failure) -> WorldError:
         code = _CODES.get(failure.kind, Code.INTERNAL)

@@ -11,53 +11,21 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.protocol.messages import EnvErrorCode
 from rlmesh_ray.server.env_options import checked_names
-from rlmesh_ray.server.session_scheduler import SessionScheduler
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
+from tests.unit.server.slow_session import SlowSession
 
-
-class SlowHost:
-    """Logs calls; each ends when ``gate`` is open. Its client has no numbers."""
-
-    is_numbered = False
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.gate = asyncio.Event()
-        self.outcome: tuple[object, ...] | Failure = (1,)
-
-    async def call(self, call: LaneCall, deadline: object) -> tuple[object, ...] | Failure:
-        self.log.append(f"{call.name} begins")
-        await self.gate.wait()
-        self.log.append(f"{call.name} ends")
-        return self.outcome
-
-    def skip(self, call: LaneCall) -> None:
-        """Numbers are not counted."""
-
-
-Scenario = Callable[[SessionScheduler, SlowHost], Coroutine[Any, Any, None]]
+Scenario = Callable[[SlowSession], Coroutine[Any, Any, None]]
 
 
 def play(scenario: Scenario) -> list[str]:
     """Return the log of ``scenario``."""
 
     async def run() -> list[str]:
-        executor = SlowHost()
-        session = SessionScheduler(executor)  # type: ignore[arg-type]  # has what it needs
-        await scenario(session, executor)
-        return executor.log
+        session = SlowSession()
+        await scenario(session)
+        return session.log
 
     return asyncio.run(run())
-
-
-def request(executor: SlowHost, name: str, gate: asyncio.Event) -> Callable[[float], Any]:
-    async def answer(waited_s: float) -> str:
-        executor.log.append(f"{name} begins")
-        await gate.wait()
-        executor.log.append(f"{name} ends")
-        return name
-
-    return answer
 
 
 async def settle() -> None:
@@ -66,18 +34,12 @@ async def settle() -> None:
 
 
 def test_a_call_waits_for_the_requests_before_it_that_have_not_even_arrived() -> None:
-    async def scenario(session: SessionScheduler, executor: SlowHost) -> None:
-        executor.gate.set()
-        step_gate = asyncio.Event()
+    async def scenario(session: SlowSession) -> None:
+        session.gate.set()
         calling = asyncio.ensure_future(session.call(LaneCall("f", num_requests=2)))
         await settle()
-        for name in ("reset", "step"):
-            stepping = asyncio.ensure_future(
-                session.run_request(request(executor, name, step_gate))
-            )
-            await settle()
-            step_gate.set()
-            assert await stepping == name
+        for name in (b"reset", b"step"):
+            assert await session.answer(name) == name
         assert await calling == (1,)
 
     log = play(scenario)
@@ -88,26 +50,24 @@ def test_a_call_waits_for_the_requests_before_it_that_have_not_even_arrived() ->
 
 
 def test_a_request_waits_for_the_call_before_it() -> None:
-    async def scenario(session: SessionScheduler, executor: SlowHost) -> None:
+    async def scenario(session: SlowSession) -> None:
         calling = asyncio.ensure_future(session.call(LaneCall("f")))
         await settle()
-        stepping = asyncio.ensure_future(
-            session.run_request(request(executor, "step", executor.gate))
-        )
+        stepping = asyncio.ensure_future(session.answer(b"step"))
         await settle()
-        executor.gate.set()
+        session.gate.set()
         await asyncio.gather(calling, stepping)
 
     assert play(scenario) == ["f begins", "f ends", "step begins", "step ends"]
 
 
 def test_a_call_that_waits_too_long_is_not_done() -> None:
-    async def scenario(session: SessionScheduler, executor: SlowHost) -> None:
+    async def scenario(session: SlowSession) -> None:
         outcome = await session.call(LaneCall("f", num_requests=1, timeout_ms=1))
         assert isinstance(outcome, CallFailed)
         assert outcome.code is EnvErrorCode.BUSY
         assert "not called: still at the requests before it after 1 ms" in outcome.message
-        executor.gate.set()
+        session.gate.set()
         assert await session.call(LaneCall("g")) == (1,)
 
     assert play(scenario) == ["g begins", "g ends"]
@@ -121,30 +81,28 @@ async def hung_up(calling: "asyncio.Task[Any]") -> None:
 
 
 def test_a_caller_that_hangs_up_while_it_waits_is_forgotten() -> None:
-    async def scenario(session: SessionScheduler, executor: SlowHost) -> None:
-        executor.gate.set()
+    async def scenario(session: SlowSession) -> None:
+        session.gate.set()
         await hung_up(asyncio.ensure_future(session.call(LaneCall("f", num_requests=1))))
-        await session.run_request(request(executor, "step", executor.gate))
+        await session.answer(b"step")
         await settle()
 
     assert play(scenario) == ["step begins", "step ends"]
 
 
 def test_a_call_that_has_begun_ends_although_its_caller_hangs_up() -> None:
-    async def scenario(session: SessionScheduler, executor: SlowHost) -> None:
+    async def scenario(session: SlowSession) -> None:
         await hung_up(asyncio.ensure_future(session.call(LaneCall("f"))))
-        stepping = asyncio.ensure_future(
-            session.run_request(request(executor, "step", executor.gate))
-        )
+        stepping = asyncio.ensure_future(session.answer(b"step"))
         await settle()
-        executor.gate.set()
+        session.gate.set()
         await stepping
 
     assert play(scenario) == ["f begins", "f ends", "step begins", "step ends"]
 
 
 def test_the_end_of_a_session_ends_its_calls() -> None:
-    async def scenario(session: SessionScheduler, executor: SlowHost) -> None:
+    async def scenario(session: SlowSession) -> None:
         running = asyncio.ensure_future(session.call(LaneCall("f")))
         waiting = asyncio.ensure_future(session.call(LaneCall("g")))
         await settle()
@@ -157,9 +115,9 @@ def test_the_end_of_a_session_ends_its_calls() -> None:
 
 
 def test_what_goes_wrong_has_the_code_that_a_step_would_have() -> None:
-    async def scenario(session: SessionScheduler, executor: SlowHost) -> None:
-        executor.gate.set()
-        executor.outcome = Failure(FailureKind.RAISED, "ValueError", "Traceback")
+    async def scenario(session: SlowSession) -> None:
+        session.gate.set()
+        session.outcome = Failure(FailureKind.RAISED, "ValueError", "Traceback")
         expected = CallFailed(EnvErrorCode.INTERNAL, "ValueError", "Traceback")
         assert await session.call(LaneCall("f")) == expected
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from rlmesh_ray.protocol.messages import EnvTimings
-from rlmesh_ray.server import env_session_handler
-from rlmesh_ray.server.env_session_handler import RequestTimer
+from rlmesh_ray.server import lane_session
+from rlmesh_ray.server.lane_session import RequestTimer
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> RequestTimer:
     """Return one whose clock reads 1, 2, 4, 8, ..."""
     readings = (2**number for number in itertools.count())
     clock = SimpleNamespace(perf_counter_ns=lambda: next(readings))
-    monkeypatch.setattr(env_session_handler, "time", clock)
+    monkeypatch.setattr(lane_session, "time", clock)
     return RequestTimer()
 
 
