@@ -28,7 +28,7 @@ from rlmesh_ray.envs.commands import (
     TextColumns,
 )
 from rlmesh_ray.envs.env_source import OWN_CODE
-from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv, MissingAttributeError
+from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv, MissingAttributeError, NoteResets
 from rlmesh_ray.envs.multi_agent import MultiAgentLane
 from rlmesh_ray.envs.truncate_on_bad_value import TruncateOnBadValue
 from rlmesh_ray.envs.vector_adapter import VectorEnvAdapter, autoreset_mode, id_of
@@ -245,6 +245,11 @@ class VectorHost:
         self._actions = buffers.actions
         self._lanes.bind_buffers(buffers.observations, buffers.results)
 
+    def note_resets_by(self, note: NoteResets) -> None:
+        """Call ``note`` before the first reset of a request, and after each."""
+        if isinstance(self._lanes, LaneVectorEnv):
+            self._lanes.note_resets = note
+
     def reset(self, command: ResetCommand) -> ResetReply | Failure:
         """Start new episodes, in all lanes or in some."""
         lanes = command.lanes or self._all_lanes
@@ -274,8 +279,10 @@ class VectorHost:
             found = self._validators[0].check(actions, lanes)
         except ConformanceError as error:
             return Failure(FailureKind.BAD_ACTION, str(error.about("action")))
-        self._count_step(lanes)
+        self._num_steps += 1
         if lanes:
+            for lane in set(self._all_lanes).difference(lanes):
+                self._began[lane] += 1
             infos = self._lanes.step_subset(lanes, actions)
         else:
             infos = self._lanes.step_columns(actions)
@@ -338,12 +345,6 @@ class VectorHost:
             for lane in infos:
                 self._began[lane] = self._num_steps + is_next
         return infos
-
-    def _count_step(self, lanes: Sequence[int]) -> None:
-        self._num_steps += 1
-        if lanes:
-            for lane in set(self._all_lanes).difference(lanes):
-                self._began[lane] += 1
 
     def _own_actions(self, text_columns: TextColumns, lanes: Sequence[int]) -> list[Column]:
         """Return copies: an environment may keep its action, and the buffers are overwritten."""
@@ -462,7 +463,7 @@ class VectorHost:
         return f", at step {max(self._num_steps - self._began[lane], 0)} of its episode"
 
     def _texts(self) -> TextColumns:
-        return tuple(column for column in self._lanes.observations if isinstance(column, tuple))
+        return tuple([column for column in self._lanes.observations if isinstance(column, tuple)])
 
 
 def _delivered(warning: ConformanceWarning) -> str:

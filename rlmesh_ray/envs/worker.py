@@ -45,7 +45,6 @@ from rlmesh_ray.envs.commands import (
 )
 from rlmesh_ray.envs.compact_frames import compact_reply_frame, decode_command
 from rlmesh_ray.envs.env_source import build, explain_start_error
-from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.reply_limits import MAX_BYTES, encode_reply, limit_reply
 from rlmesh_ray.envs.vector_host import StepObserver, VectorHost, describe, encode_png
 from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
@@ -72,93 +71,67 @@ _REFUSED = Failure(FailureKind.BAD_REQUEST, "the endpoint has answered it")
 
 
 class EnvWorker:
-    """The environment of a worker, its session state, and its direct connection.
+    """The environment of one session, its state, and its direct connection.
 
     Args:
-        start: The environment to create.
-
-    Raises:
-        BaseException: Also any exception of the environment's code.
+        host: The environment; owned.
+        observer: Gets its resets and steps; owned.
+        buffers: The worker's own step buffers, unless a direct connection brings others.
+        progress: Progress of the session, which the endpoint reads.
+        descriptors: Socket for the descriptors of direct connections; owned.
     """
 
-    def __init__(self, start: Start) -> None:
-        vector = build(
-            start.payload,
-            start.num_envs,
-            autoresets=start.autoresets,
-            truncates_at=start.validation if start.truncates else None,
-            reset_threads=start.reset_threads,
-        )
-        if isinstance(vector, LaneVectorEnv):
-            vector.note_resets = lambda *resets: self._progress.note_resets(*resets)
-        self._observer: StepObserver | None = None
-        if start.observer is not None:
-            self._observer = pickle.loads(start.observer)(describe(vector, start.description))
-        self._host = VectorHost(vector, start.validation, start.description, self._observer)
-        # The worker's own, and the present ones, which a shared-memory connection replaces.
-        self._own_buffers: StepBuffers | None = None
-        self._buffers: StepBuffers | None = None
+    def __init__(
+        self,
+        host: VectorHost,
+        observer: StepObserver | None,
+        buffers: StepBuffers,
+        progress: SessionProgress,
+        descriptors: socket.socket,
+    ) -> None:
+        self._host = host
+        self._observer = observer
+        self._num_lanes = host.contract.num_envs
+        self._own_buffers = self._buffers = buffers
+        host.bind_buffers(buffers)
+        host.note_resets_by(progress.note_resets)
+        self._progress = progress
+        self._requests = WorkerSide(progress)
+        self._descriptors = descriptors
+        columns = (column for column in buffers.observations if not isinstance(column, tuple))
+        self._max_info_bytes = MAX_BYTES + 2 * sum(column.nbytes for column in columns)
         self._direct: DirectStepServer | None = None
-        self._descriptors: socket.socket | None = None
-        self._max_info_bytes = MAX_BYTES
-        self._progress = SessionProgress.local(self.contract.num_envs)
-        self._requests = WorkerSide(self._progress)
         self._kept: Outcome | _Frames = _REFUSED
         """Reply to the last request."""
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
             ResetCommand: self._reset,
             StepCommand: self._step,
             RenderCommand: self._render,
-            CallCommand: lambda command: self._host.call(command),
+            CallCommand: host.call,
             OpenDirectCommand: self._open_direct,
             CloseDirectCommand: lambda _: self._close_direct(),
         }
 
     @property
-    def contract(self) -> EnvContract:
-        """The environment's contract."""
-        return self._host.contract
+    def wakeup(self) -> WakeupDescriptors | None:
+        """Descriptors to poll for a direct step; None: no direct connection is open."""
+        return None if self._direct is None else self._direct.client.wakeup
 
-    @property
-    def steps_subsets(self) -> bool:
-        """See ``Started``."""
-        return self._host.steps_subsets
-
-    @property
-    def direct(self) -> "DirectStepServer | None":
-        """The direct connection, if one is open."""
-        return None if self._direct is None or self._direct.wakeup is None else self._direct
-
-    def attach_memory(
-        self, buffers: StepBuffers, progress: SessionProgress, descriptors: socket.socket
-    ) -> None:
-        """Use the memory and the socket that the endpoint has created for this process.
-
-        Args:
-            buffers: Step buffers, unless a direct connection brings others.
-            progress: Progress of the session.
-            descriptors: Socket for the descriptors of direct connections.
-        """
-        self._progress = progress
-        self._requests = WorkerSide(progress)
-        self._descriptors = descriptors
-        columns = (column for column in buffers.observations if not isinstance(column, tuple))
-        self._max_info_bytes = MAX_BYTES + 2 * sum(column.nbytes for column in columns)
-        self._own_buffers = buffers
-        self._bind_buffers(buffers)
+    def serve_direct(self) -> None:
+        """Serve the open direct connection."""
+        assert self._direct is not None, "wakeup says so"
+        self._direct.serve()
 
     def _open_direct(self, command: OpenDirectCommand) -> Outcome:
         # Late: it imports protobuf, which nothing else here needs.
         from rlmesh_ray.transport.direct_step_server import DirectStepServer
 
-        assert self._descriptors is not None, "attach_memory was called"
-        assert self._own_buffers is not None, "attach_memory was called"
         # The endpoint has disconnected the former one; its descriptors may be short.
         self.close_direct()
         self._requests.refuse_direct()
         try:
             descriptors = _received_descriptors(self._descriptors, command.num_descriptors)
-            client, shared = _opened(descriptors, self.contract)
+            client, shared = _opened(descriptors, self._host.contract)
         except OSError as error:
             return OpenDirectRefused(str(error))
         buffers = shared or self._own_buffers
@@ -173,31 +146,26 @@ class EnvWorker:
         )
         return OpenDirectReply()
 
-    def set_episodes(self, episodes: Sequence[EpisodeStart | None]) -> None:
-        """Accept direct steps of these episodes; refuse all of them where there are none."""
-        if self._direct is not None and episodes:
-            self._direct.set_episodes(episodes)
-            self._requests.accept_direct()
-        else:
-            self._requests.refuse_direct()
-
-    def skip_request(self, number: int) -> None:
-        """Skip a request that the endpoint has answered itself."""
-        self._requests.skip(number)
-        self._kept = _REFUSED if self._progress.begun == number else self._kept
-
     def close_direct(self) -> None:
         """Close the direct connection, if there is one."""
         if self._direct is not None:
             self._direct.close()
 
-    def answer(self, number: int, command: Command) -> bytes:
-        """Return the encoded reply to ``command``.
+    def answer(self, number: int, command: Command) -> bytes | None:
+        """Return the encoded reply to ``command``; None: it has no reply.
 
         Args:
             number: Number of the request; 0 for a command of the endpoint itself.
             command: The command.
         """
+        if isinstance(command, SetEpisodesCommand):
+            self._set_episodes(command.episodes)
+            return None
+        if isinstance(command, SkipRequestCommand):
+            self._requests.skip(command.number)
+            if self._progress.begun == command.number:
+                self._kept = _REFUSED
+            return None
         if not number:
             return self._encoded(self._execute(command))
         decision = self._requests.decide(number)
@@ -214,6 +182,13 @@ class EnvWorker:
             self._progress.end()
             return frame
         return self._encoded(self._kept)
+
+    def _set_episodes(self, episodes: Sequence[EpisodeStart | None]) -> None:
+        if self._direct is not None and episodes:
+            self._direct.set_episodes(episodes)
+            self._requests.accept_direct()
+        else:
+            self._requests.refuse_direct()
 
     def _execute(self, command: Command) -> Outcome:
         """Execute ``command``; any exception becomes a Failure."""
@@ -232,18 +207,20 @@ class EnvWorker:
             return encode_reply(failure(error))
 
     def close(self) -> None:
-        """Close the environment and the observer."""
-        if self._observer is not None:  # first: the environment may end the process, or hang
-            self._observer.hand_over()
+        """Close environment and observer. An error of theirs must not end the other workers."""
         try:
-            self._host.close()
-        finally:
-            if self._observer is not None:
-                self._observer.close()
+            if self._observer is not None:  # first: the environment may end the process, or hang
+                self._observer.hand_over()
+            try:
+                self._host.close()
+            finally:
+                if self._observer is not None:
+                    self._observer.close()
+        except BaseException:  # noqa: BLE001  # user code
+            traceback.print_exc()
 
     def _reset(self, command: ResetCommand) -> Outcome:
-        num_lanes = self.contract.num_envs
-        self._progress.note_resets(0, len(command.lanes) or num_lanes)
+        self._progress.note_resets(0, len(command.lanes) or self._num_lanes)
         reply = self._host.reset(command)
         if isinstance(reply, ResetReply):
             self._progress.count_reset(command.lanes)
@@ -259,7 +236,6 @@ class EnvWorker:
     def _step(self, command: StepCommand) -> Outcome:
         reply = self._host.step(command)
         if isinstance(reply, StepReply):
-            assert self._buffers is not None, "attach_memory was called"
             results = self._buffers.results
             self._progress.count_step(
                 results.rewards, results.terminated, results.truncated, command.lanes
@@ -268,7 +244,7 @@ class EnvWorker:
                 self._progress.count_reset(command.autoreset_lanes)
             self._progress.count_vector_step(
                 self._progress.elapsed_ns,
-                len(command.lanes) or self.contract.num_envs,
+                len(command.lanes) or self._num_lanes,
                 len(reply.final_infos),
                 self._host.take_num_deviations(),
             )
@@ -315,32 +291,27 @@ class EnvWorker:
             self._kept = failure(error)
         self._progress.end()
         shapes = {frame.shape for frame in frames}
-        are_alike = len(frames) == self.contract.num_envs and len(shapes) == 1
+        are_alike = len(frames) == self._num_lanes and len(shapes) == 1
         if not (are_alike and frames[0].ndim == 3 and frames[0].shape[2] == 3):
             return []
         num_bytes = PICTURE_SIZE_BYTES + sum(frame.nbytes for frame in frames)
-        return frames if num_bytes <= max_response_bytes(self.contract) else []
+        return frames if num_bytes <= max_response_bytes(self._host.contract) else []
 
     def _close_direct(self) -> Outcome:
         self.close_direct()
-        if self._own_buffers is not None:
-            self._switch_buffers(self._own_buffers)
+        self._switch_buffers(self._own_buffers)
         return CloseDirectReply()
-
-    def _bind_buffers(self, buffers: StepBuffers) -> None:
-        self._buffers = buffers
-        self._host.bind_buffers(buffers)
 
     def _switch_buffers(self, buffers: StepBuffers) -> None:
         """Use ``buffers`` from now on, with the present observations and results."""
-        assert self._buffers is not None, "attach_memory was called"
         for new, old in zip(buffers.observations, self._buffers.observations, strict=True):
             if not isinstance(new, tuple):
                 new[...] = old
         own, former = buffers.results, self._buffers.results
         own.rewards[:], own.terminated[:] = former.rewards, former.terminated
         own.truncated[:] = former.truncated
-        self._bind_buffers(buffers)
+        self._buffers = buffers
+        self._host.bind_buffers(buffers)
 
 
 def failure(error: BaseException, place: str = "") -> Failure:
@@ -357,89 +328,40 @@ def failure(error: BaseException, place: str = "") -> Failure:
     return Failure(FailureKind.RAISED, message, "".join(report.format()))
 
 
-class _HostedWorker:
-    """A worker with its channel; it begins with the channel's first message."""
-
-    def __init__(self, channel: WorkerChannel) -> None:
-        self.channel = channel
-        self._worker: EnvWorker | None = None
-
-    @property
-    def wakeup(self) -> WakeupDescriptors | None:
-        """Descriptors to poll for a direct step; None: no direct connection is open."""
-        direct = None if self._worker is None else self._worker.direct
-        return None if direct is None else direct.wakeup
-
-    def serve_direct(self) -> None:
-        """Serve the open direct connection."""
-        assert self._worker is not None
-        assert self._worker.direct is not None, "wakeup says so"
-        self._worker.direct.serve()
-
-    def handle_message(self) -> bool:
-        """Handle the channel's next message; return whether it was the last.
-
-        Raises:
-            EOFError: The endpoint is gone.
-            OSError: The endpoint is gone.
-        """
-        message = self.channel.receive()
-        return not (self._start(message) if self._worker is None else self._handle(*message))
-
-    def close_descriptors(self) -> None:
-        """Close the descriptors, as a process does that the environment forks."""
-        self.channel.connection.close()
-        if self._worker is not None:
-            self._worker.close_direct()
-
-    def close(self) -> None:
-        """Close all that remains; the endpoint is told first, since this may take seconds."""
-        self.close_descriptors()
-        if self._worker is not None:
-            try:
-                self._worker.close()
-            except BaseException:  # noqa: BLE001  # user code, whose failure must not end the others
-                traceback.print_exc()
-
-    def _start(self, start: Start) -> bool:
-        """Create the environment; return whether there is one."""
-        _adopt(start)
-        channel = self.channel
-        try:
-            worker = EnvWorker(start)
-            started = encode(Started(worker.contract, worker.steps_subsets, os.getpid()))
-        except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
-            message = f"cannot create {start.description}: {explain_start_error(error)}"
-            # Its subclasses are about what an environment turns out to have.
-            is_wrong_usage = type(error) is ConfigurationError
-            channel.send(encode(StartFailed(message, traceback.format_exc(), is_wrong_usage)))
-            return False
-        channel.send(started)
-        buffers, memory, descriptor_socket = _received_descriptors(channel.connection, 3)
-        worker.attach_memory(
-            StepBuffers(buffers, worker.contract),
-            map_progress(memory, worker.contract.num_envs),
-            socket.socket(fileno=descriptor_socket),
+def _started(channel: WorkerChannel, start: Start) -> EnvWorker | None:
+    """Create the environment of a new worker, and tell the endpoint; None: it cannot be created."""
+    _adopt(start)
+    try:
+        vector = build(
+            start.payload,
+            start.num_envs,
+            autoresets=start.autoresets,
+            truncates_at=start.validation if start.truncates else None,
+            reset_threads=start.reset_threads,
         )
-        os.close(buffers)
-        os.close(memory)
-        self._worker = worker
-        return True
-
-    def _handle(self, number: int, command: Command) -> bool:
-        """Execute a command; return whether the worker goes on."""
-        worker = self._worker
-        assert worker is not None, "it has started"
-        match command:
-            case StopCommand():
-                return False
-            case SetEpisodesCommand():
-                worker.set_episodes(command.episodes)
-            case SkipRequestCommand():
-                worker.skip_request(command.number)
-            case _:
-                self.channel.send(worker.answer(number, command))
-        return True
+        observer: StepObserver | None = None
+        if start.observer is not None:
+            observer = pickle.loads(start.observer)(describe(vector, start.description))
+        host = VectorHost(vector, start.validation, start.description, observer)
+        started = encode(Started(host.contract, host.steps_subsets, os.getpid()))
+    except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
+        message = f"cannot create {start.description}: {explain_start_error(error)}"
+        # Its subclasses are about what an environment turns out to have.
+        is_wrong_usage = type(error) is ConfigurationError
+        channel.send(encode(StartFailed(message, traceback.format_exc(), is_wrong_usage)))
+        return None
+    channel.send(started)
+    buffers, memory, descriptor_socket = _received_descriptors(channel.connection, 3)
+    worker = EnvWorker(
+        host,
+        observer,
+        StepBuffers(buffers, host.contract),
+        map_progress(memory, host.contract.num_envs),
+        socket.socket(fileno=descriptor_socket),
+    )
+    os.close(buffers)
+    os.close(memory)
+    return worker
 
 
 class WorkerLoop:
@@ -451,7 +373,8 @@ class WorkerLoop:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._hosted: list[_HostedWorker] = []
+        self._workers: dict[WorkerChannel, EnvWorker | None] = {}
+        """The workers by their channels; None: its first message, ``Start``, has not come."""
         # Between two steps a client computes, perhaps on this processor; an endpoint hardly does.
         self._direct_poller = AdaptivePoller(0.2e-3)
         self._channel_poller = AdaptivePoller(1.5e-3)
@@ -459,27 +382,30 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Serve until the endpoint has closed ``control`` and no worker is left."""
-        while self._control.fileno() >= 0 or self._hosted:
+        while self._control.fileno() >= 0 or self._workers:
             ready = self._wait()
             if self._control.fileno() in ready:
                 self._accept()
-            for hosted in tuple(self._hosted):
-                self._serve(hosted, ready)
+            for channel, worker in tuple(self._workers.items()):
+                self._serve(channel, worker, ready)
 
     def _close_descriptors(self) -> None:
         self._control.close()
-        for hosted in self._hosted:
-            hosted.close_descriptors()
+        for channel, worker in self._workers.items():
+            channel.connection.close()
+            if worker is not None:
+                worker.close_direct()
 
     def _wait(self) -> Sequence[int]:
         """Wait until a worker has something to do; return the descriptors that are ready."""
         descriptors = [self._control.fileno()] if self._control.fileno() >= 0 else []
         peers: list[int] = []
-        for hosted in self._hosted:
-            if hosted.channel.has_message:
+        for channel, worker in self._workers.items():
+            if channel.has_message:
                 return ()
-            descriptors.append(hosted.channel.connection.fileno())
-            if (wakeup := hosted.wakeup) is not None:
+            descriptors.append(channel.connection.fileno())
+            wakeup = None if worker is None else worker.wakeup
+            if wakeup is not None:
                 descriptors.append(wakeup.eventfd)
                 peers.append(wakeup.peer)
         poller = self._direct_poller if peers else self._channel_poller
@@ -494,26 +420,46 @@ class WorkerLoop:
             sys.stderr.write(f"{error}\n")  # the endpoint sees that the channel has ended
         else:
             channel = WorkerChannel(socket.socket(fileno=descriptor), decode_command)
-            self._hosted.append(_HostedWorker(channel))
+            self._workers[channel] = None
 
-    def _serve(self, hosted: _HostedWorker, ready: Sequence[int]) -> None:
-        channel = hosted.channel
+    def _serve(
+        self, channel: WorkerChannel, worker: EnvWorker | None, ready: Sequence[int]
+    ) -> None:
         # The channel first: the client may send a step because of a command's effect.
         if channel.has_message or channel.connection.fileno() in ready:
-            self._handle_message(hosted)
-        elif (wakeup := hosted.wakeup) and (wakeup.eventfd in ready or wakeup.peer in ready):
-            hosted.serve_direct()
+            try:
+                is_over = not self._handle_message(channel, worker)
+            except (EOFError, OSError) as error:  # the endpoint is gone
+                if not isinstance(error, (EOFError, ConnectionError)):
+                    sys.stderr.write(f"{error}\n")
+                is_over = True
+            if is_over:
+                del self._workers[channel]
+                # The endpoint is told first, since the rest may take seconds.
+                channel.connection.close()
+                if worker is not None:
+                    worker.close_direct()
+                    worker.close()
+        elif (
+            worker is not None
+            and (wakeup := worker.wakeup) is not None
+            and (wakeup.eventfd in ready or wakeup.peer in ready)
+        ):
+            worker.serve_direct()
 
-    def _handle_message(self, hosted: _HostedWorker) -> None:
-        try:
-            is_over = hosted.handle_message()
-        except (EOFError, OSError) as error:
-            if not isinstance(error, (EOFError, ConnectionError)):
-                sys.stderr.write(f"{error}\n")
-            is_over = True
-        if is_over:
-            self._hosted.remove(hosted)
-            hosted.close()
+    def _handle_message(self, channel: WorkerChannel, worker: EnvWorker | None) -> bool:
+        """Handle the channel's next message; return whether the worker goes on."""
+        message = channel.receive()
+        if worker is None:
+            self._workers[channel] = _started(channel, message)
+            return self._workers[channel] is not None
+        number, command = message
+        if isinstance(command, StopCommand):
+            return False
+        reply = worker.answer(number, command)
+        if reply is not None:
+            channel.send(reply)
+        return True
 
 
 def _received_descriptors(connection: socket.socket, count: int) -> list[int]:

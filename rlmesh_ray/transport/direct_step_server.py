@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol.episodes import EpisodeStart, EpisodeTracker
 from rlmesh_ray.protocol.messages import EpisodeRecord, Infos, StepDone
 from rlmesh_ray.spaces.validation import warnings_as_texts
@@ -75,7 +74,8 @@ class DirectStepServer:
         *,
         tag_arrays: bool,
     ) -> None:
-        self._client = client
+        self.client = client
+        """The connected socket."""
         self._results = buffers.results
         # Without shared memory the arrays are sent after the headers.
         is_shared = isinstance(client, EventfdSocket)
@@ -93,30 +93,25 @@ class DirectStepServer:
         # The endpoint creates the ids.
         self._tracker = EpisodeTracker(len(buffers.results.rewards), str, progress)
 
-    @property
-    def wakeup(self) -> WakeupDescriptors | None:
-        """Descriptors to poll for a request; None: the connection has ended."""
-        return self._client.wakeup
-
     def set_episodes(self, episodes: Sequence[EpisodeStart | None]) -> None:
         """Set the latest episode of each lane."""
         self._tracker.set_episodes(episodes)
 
     def close(self) -> None:
         """Close the descriptors of this process only, as a forked process does. Idempotent."""
-        self._client.close()
+        self.client.close()
 
     def _end(self) -> None:
         # Closing alone would not hang up: the endpoint has the same connection open.
-        self._client.hang_up()
+        self.client.hang_up()
         self.close()
 
     def serve(self) -> None:
         """Receive a request, or a part of one, and answer it; close a connection that has ended."""
         try:
-            self._client.clear()
+            self.client.clear()
             try:
-                self._request.receive(self._client.connection)
+                self._request.receive(self.client.connection)
             except BlockingIOError:
                 return  # nothing has arrived
             if not self._request.is_complete:
@@ -127,7 +122,7 @@ class DirectStepServer:
             if num_bytes == frames.RENDER and self._draw is not None:
                 self._send_pictures(number, self._draw(number, timeout_ms))
             elif num_bytes == self._actions.nbytes:
-                self._client.send(*self._answer(number, timeout_ms))
+                self.client.send(*self._answer(number, timeout_ms))
             else:
                 _LOG.warning(
                     "a direct connection is closed: step %d has %d bytes of actions, not %d",
@@ -144,14 +139,14 @@ class DirectStepServer:
 
     def _send_pictures(self, number: int, pictures: Sequence[NDArray[np.uint8]]) -> None:
         if not pictures:
-            self._client.send(frames.pack_answer(number, frames.FALL_BACK, 0, 0))
+            self.client.send(frames.pack_answer(number, frames.FALL_BACK, 0, 0))
             return
         height, width, _ = pictures[0].shape
         size = frames.PICTURE_SIZE_BYTES + sum(picture.nbytes for picture in pictures)
         header = frames.pack_answer(number, frames.DONE, size, 0)
-        self._client.send(header, frames.pack_picture_size(height, width))
+        self.client.send(header, frames.pack_picture_size(height, width))
         for picture in pictures:  # one after the other: together they would be copied once more
-            self._client.connection.sendall(np.ascontiguousarray(picture).data)
+            self.client.connection.sendall(np.ascontiguousarray(picture).data)
 
     def _answer(self, number: int, timeout_ms: int) -> tuple[bytes | memoryview, ...]:
         body = self._step(number, timeout_ms, self._load, lambda reply: self._body(number, reply))

@@ -185,7 +185,7 @@ def test_a_client_that_takes_no_pictures_does_not_block_the_worker(rig: Rig) -> 
 
     rig.end.serve()
 
-    assert rig.end.wakeup is None
+    assert rig.end.client.wakeup is None
 
 
 def test_lanes_without_such_pictures_are_handed_over(rig: Rig) -> None:
@@ -205,13 +205,13 @@ def test_a_client_that_hangs_up_ends_the_connection(rig: Rig, said: bytes) -> No
     rig.end.serve()
     rig.end.serve()
 
-    assert rig.end.wakeup is None
+    assert rig.end.client.wakeup is None
     assert rig.num_steps == 0
 
 
 def test_a_client_that_wakes_the_worker_without_data_does_not_block_it(rig: Rig) -> None:
-    assert rig.end.wakeup is not None
-    os.eventfd_write(rig.end.wakeup.eventfd, 1)
+    assert rig.end.client.wakeup is not None
+    os.eventfd_write(rig.end.client.wakeup.eventfd, 1)
 
     rig.end.serve()
 
@@ -247,7 +247,7 @@ def test_a_client_hears_that_the_worker_has_ended_the_connection(
     rig.end.serve()
 
     assert rig.client.recv(1) == b""
-    assert rig.end.wakeup is None
+    assert rig.end.client.wakeup is None
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert ("5 bytes of actions, not 0" if num_bytes else "No buffer space") in record.message
