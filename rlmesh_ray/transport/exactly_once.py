@@ -166,8 +166,7 @@ class EndpointSide:
         """After the last request that has succeeded."""
         progress = self.progress
         done = progress.done
-        has_failed = self._failed and done <= self._failed
-        return progress.counts_after(self._failed - 1 if has_failed else done)
+        return progress.counts_after(done - 1 if done == self._failed > 0 else done)
 
     @property
     def before(self) -> EpisodeCounts:
