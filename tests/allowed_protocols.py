@@ -42,7 +42,6 @@ ALLOWED_PROTOCOLS = {
     "PerLane": "a list, an array",
     "Policy": "TorchPolicy, RllibPolicy and others, also those of users",
     "PoolRegistry": "keeps the server from actors, which have PoolMembership",
-    "QueuedItem": "leaves: one implementation (PredictionRequest)",
     "RllibInference": "ArrayInference, EpisodeInference",
     "RouteLanes": "ContractLanes, EpisodeLanes",
     "RouteRequests": "EditionModelClientDialect, OpenpiSession",

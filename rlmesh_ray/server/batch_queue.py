@@ -11,32 +11,15 @@ route.
 """
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from rlmesh_ray.errors import ConfigurationError
 
+if TYPE_CHECKING:  # endpoints of environments, which import the statistics, need no policies
+    from rlmesh_ray.server.batch_schema import PredictionRequest
+
 DEFAULT_MAX_ROWS = 1024
-
-
-class QueuedItem(Protocol):
-    """One prediction that waits. Items are compared by identity."""
-
-    @property
-    def group(self) -> Hashable:
-        """Items of one group can run in one batch."""
-
-    @property
-    def route_key(self) -> str:
-        """Names the item's route."""
-
-    @property
-    def num_rows(self) -> int:
-        """At least 1. More than ``max_rows`` is a batch of its own: items are not split."""
-
-
-ItemT = TypeVar("ItemT", bound=QueuedItem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +43,11 @@ class BatchQueueStatistics:
     """Total time of finished batches."""
 
 
-class BatchQueue(Generic[ItemT]):
-    """Queues items while the device is busy, and hands them out in batches when it is free.
+class BatchQueue:
+    """Queues requests while the device is busy, and hands them out in batches when it is free.
+
+    An item is a request, compared by identity. One with more than ``max_rows`` rows is a batch of
+    its own: items are not split.
 
     Args:
         max_rows: Most rows in a batch of more than one item.
@@ -76,32 +62,28 @@ class BatchQueue(Generic[ItemT]):
             raise ConfigurationError(f"max_rows is {max_rows}; a batch needs at least one row")
         self._max_rows = max_rows
         self._max_delay_s = max_delay_s
-        self._waiting: dict[ItemT, float] = {}
+        self.waiting: dict[PredictionRequest, float] = {}
+        """The items that wait, in order, with the time of their arrival."""
         self._busy_since_s: float | None = None
         self._free_since_s = -math.inf
         self._batches = self._items = self._rows = self._cancelled = 0
         self._waited_s = self._longest_wait_s = self._busy_s = 0.0
 
-    @property
-    def num_waiting(self) -> int:
-        """How many items wait."""
-        return len(self._waiting)
-
-    def offer(self, item: ItemT, now_s: float) -> None:
+    def offer(self, item: "PredictionRequest", now_s: float) -> None:
         """Add an item at the end of the queue.
 
         Raises:
             ValueError: It has no rows, or waits already.
         """
-        if item.num_rows < 1:
-            raise ValueError(f"an item of {item.num_rows} rows cannot be run")
-        if item in self._waiting:
+        if not item.slots:
+            raise ValueError("an item of 0 rows cannot be run")
+        if item in self.waiting:
             raise ValueError("the item waits already")
-        self._waiting[item] = now_s
+        self.waiting[item] = now_s
 
-    def cancel(self, item: ItemT) -> bool:
+    def cancel(self, item: "PredictionRequest") -> bool:
         """Remove an item from the queue; False: it does not wait (it runs, or is done)."""
-        if self._waiting.pop(item, None) is None:
+        if self.waiting.pop(item, None) is None:
             return False
         self._cancelled += 1
         return True
@@ -115,31 +97,31 @@ class BatchQueue(Generic[ItemT]):
             now_s: The present time.
             num_routes: How many routes could have an item.
         """
-        if self._busy_since_s is not None or not self._waiting:
+        if self._busy_since_s is not None or not self.waiting:
             return 0.0
-        could_run_since_s = max(next(iter(self._waiting.values())), self._free_since_s)
+        could_run_since_s = max(next(iter(self.waiting.values())), self._free_since_s)
         left_s = could_run_since_s + self._max_delay_s - now_s
         if left_s <= 0.0:
             return 0.0
         _, num_rows, routes = self._gather()
         return left_s if num_rows < self._max_rows and len(routes) < num_routes else 0.0
 
-    def next_batch(self, now_s: float, num_routes: int = 0) -> tuple[ItemT, ...]:
+    def next_batch(self, now_s: float, num_routes: int = 0) -> "tuple[PredictionRequest, ...]":
         """Return the batch to run now; empty while one is running, or when no item waits.
 
         It is empty, too, while the batch waits for more items; see ``delay_left_s``. The device
         counts as busy until ``done``.
         """
-        if self._busy_since_s is not None or not self._waiting:
+        if self._busy_since_s is not None or not self.waiting:
             return ()
         if self._max_delay_s and self.delay_left_s(now_s, num_routes):
             return ()
         batch, _, _ = self._gather()
         for item in batch:
-            wait_s = now_s - self._waiting.pop(item)
+            wait_s = now_s - self.waiting.pop(item)
             self._waited_s += wait_s
             self._longest_wait_s = max(self._longest_wait_s, wait_s)
-            self._rows += item.num_rows
+            self._rows += len(item.slots)
         self._batches += 1
         self._items += len(batch)
         self._busy_since_s = now_s
@@ -172,8 +154,8 @@ class BatchQueue(Generic[ItemT]):
     def statistics(self) -> BatchQueueStatistics:
         """Return a snapshot of the counters."""
         return BatchQueueStatistics(
-            items_waiting=len(self._waiting),
-            rows_waiting=sum(item.num_rows for item in self._waiting),
+            items_waiting=len(self.waiting),
+            rows_waiting=sum(len(item.slots) for item in self.waiting),
             is_busy=self._busy_since_s is not None,
             batches=self._batches,
             items=self._items,
@@ -184,22 +166,23 @@ class BatchQueue(Generic[ItemT]):
             busy_s=self._busy_s,
         )
 
-    def _gather(self) -> tuple[list[ItemT], int, set[str]]:
+    def _gather(self) -> "tuple[list[PredictionRequest], int, set[str]]":
         """Return the next batch, its rows and those of the item that did not fit, and the routes.
 
         The routes are those of the items up to that one.
         """
-        queue = iter(self._waiting)
+        queue = iter(self.waiting)
         first = next(queue)
-        batch, group, num_rows, routes = [first], first.group, first.num_rows, {first.route_key}
+        batch, routes = [first], {first.route_key}
+        group, num_rows = first.schema.group, len(first.slots)
         for item in queue:
             if item.route_key in routes:
                 continue
             # Also for an item that is not taken: later items of its route must not overtake it.
             routes.add(item.route_key)
-            if item.group != group:
+            if item.schema.group != group:
                 continue
-            num_rows += item.num_rows
+            num_rows += len(item.slots)
             if num_rows > self._max_rows:
                 break
             batch.append(item)

@@ -286,16 +286,6 @@ class PredictionRequest:
     arrived_ns: int = 0
     """When it was given to its engine, by ``time.monotonic_ns``."""
 
-    @property
-    def group(self) -> tuple[SpaceSpec, SpaceSpec]:
-        """See ``BatchSchema.group``."""
-        return self.schema.group
-
-    @property
-    def num_rows(self) -> int:
-        """Rows in a batch."""
-        return len(self.slots)
-
 
 Requests = Sequence[PredictionRequest]
 """The requests of a batch."""

@@ -8,7 +8,7 @@ from rlmesh_ray.errors import ConfigurationError, EndpointClosedError, EndpointT
 from rlmesh_ray.models.chunk_replay import KeptChunks
 from rlmesh_ray.models.policy import Policy, UpdatablePolicy, traits_of
 from rlmesh_ray.options import FIRST, KEPT, require_seconds
-from rlmesh_ray.server.batch_collector import BatchCollector
+from rlmesh_ray.server.batcher import Batcher
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_options import checked_version, version_after
 from rlmesh_ray.server.policy_executor import PolicyExecutor
@@ -29,7 +29,7 @@ class ModelHost:
         engine: Runs the policy's predictions.
     """
 
-    def __init__(self, policy: Policy, engine: BatchCollector) -> None:
+    def __init__(self, policy: Policy, engine: Batcher) -> None:
         self._policy = policy
         self._engine = engine
         self._executor = self._check_executor = engine.executor
@@ -44,11 +44,11 @@ class ModelHost:
         """Environments that the policy need not be asked about again, the newest last."""
         # Every request passes these three: a method here would add a call to each.
         self.submit = engine.submit
-        """See ``BatchCollector.submit``."""
+        """See ``Batcher.submit``."""
         self.predict = engine.predict
-        """See ``BatchCollector.predict``."""
+        """See ``Batcher.predict``."""
         self.cancel = engine.cancel
-        """See ``BatchCollector.cancel``."""
+        """See ``Batcher.cancel``."""
         self.sessions = engine.counts.sessions
         """Counts the sessions, as those who open and end them note it."""
         self.horizon = traits_of(policy).horizon

@@ -11,7 +11,7 @@ from rlmesh_ray.models.mapped_policy import MappedPolicy
 from rlmesh_ray.models.policy import Policy, traits_of
 from rlmesh_ray.options import completed, takes_options
 from rlmesh_ray.polling import should_spin
-from rlmesh_ray.server.batch_collector import BatchCollector
+from rlmesh_ray.server.batcher import Batcher
 from rlmesh_ray.server.bind_policy import checked_address
 from rlmesh_ray.server.endpoint import Endpoint, FurtherPort
 from rlmesh_ray.server.endpoint_options import edition_texts
@@ -76,7 +76,7 @@ class ModelServer:
         if mapping is not None:
             served = MappedPolicy(served, mapping)
         served = with_replay(served, given["chunk_replay"])
-        self._engine = BatchCollector(
+        self._engine = Batcher(
             served,
             given["max_batch_rows"],
             max_delay_s=given["max_delay_s"],

@@ -23,13 +23,14 @@ from typing import Any, TypeVar
 
 from rlmesh_ray.errors import PolicyError, RlmeshError
 from rlmesh_ray.models.torch.threads import limit_torch_threads
-from rlmesh_ray.options import require_count
+from rlmesh_ray.options import require_count, require_seconds
 from rlmesh_ray.server.error_text import text_of
-from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.health import WATCH_PERIOD_S, Health
 from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S
-from rlmesh_ray.server.policy_health import PolicyHealth
 
 _LOG = logging.getLogger(__name__)
+
+_BLOCKED_REPORT_S = 2 * WATCH_PERIOD_S  # long enough for every Watch to see it
 
 ResultT = TypeVar("ResultT")
 Work = Callable[[], None]
@@ -90,8 +91,9 @@ class PolicyExecutor:
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         torch_threads: int = 1,
     ) -> None:
-        self._health = PolicyHealth(stuck_after_s)
+        require_seconds("stuck_after_s", stuck_after_s, allow_infinite=True)
         self.stuck_after_s = stuck_after_s
+        self._blocked_for_s = self._blocked_report_until_s = 0.0
         require_count("torch_threads", torch_threads)
         self.torch_threads = torch_threads
         self._next_batch = next_batch
@@ -122,7 +124,14 @@ class PolicyExecutor:
 
     def health(self) -> Health:
         """Return whether the policy makes progress. From any thread."""
-        return self._health.of(self.busy_for_s)
+        busy_for_s = self.busy_for_s
+        if busy_for_s > self.stuck_after_s:
+            return Health(False, f"the policy has not come back for {busy_for_s:.0f} s")
+        if time.monotonic() < self._blocked_report_until_s:
+            return Health(
+                False, f"the policy has just held all sessions for {self._blocked_for_s:.0f} s"
+            )
+        return Health(is_serving=True)
 
     def submit(self, function: Callable[..., ResultT], *arguments: object) -> Future[ResultT]:
         """Run ``function`` in the policy's thread; the future can be cancelled until it begins.
@@ -166,7 +175,9 @@ class PolicyExecutor:
         """
         busy_for_s, self._busy_since_s = self.busy_for_s, None
         self._lock.release()
-        self._health.note_inline_run(busy_for_s)
+        if busy_for_s > self.stuck_after_s:
+            self._blocked_for_s = busy_for_s
+            self._blocked_report_until_s = time.monotonic() + _BLOCKED_REPORT_S
 
     def close(self) -> None:
         """End the thread after its present work; waiting and later calls are cancelled.

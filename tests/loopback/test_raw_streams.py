@@ -34,7 +34,7 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     Step,
 )
-from rlmesh_ray.server.batch_collector import BatchCollector
+from rlmesh_ray.server.batcher import Batcher
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.model_host import ModelHost
@@ -337,7 +337,7 @@ def test_a_client_that_only_sends_is_made_to_wait() -> None:
 
     async def converse() -> tuple[int, int]:
         policy, reported = as_policy(slow), Audience()
-        host = ModelHost(policy, BatchCollector(policy, 64))
+        host = ModelHost(policy, Batcher(policy, 64))
         service = ModelService(host, ServiceOptions(), Drain())
         serving = asyncio.ensure_future(service.join(requests(), reported))
         await reported.is_configured.wait()  # the route is there, the first Predict is stuck

@@ -41,7 +41,7 @@ from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.models.torch.recurrent import RecurrentTorchPolicy
 from rlmesh_ray.protocol.messages import CloseRoute, Predict
 from rlmesh_ray.protocol.model_session import ModelSession
-from rlmesh_ray.server import batch_collector, endpoint, model_routes, policy_health
+from rlmesh_ray.server import batcher, endpoint, model_routes, policy_executor
 from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.model_stream import ModelStream
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -685,8 +685,8 @@ class Recording:
 @pytest.fixture
 def _always_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take policies for quick, however slow the machine is that runs them."""
-    monkeypatch.setattr(batch_collector, "_FAST_S", PATIENCE_S)
-    monkeypatch.setattr(batch_collector, "_SLOW_S", PATIENCE_S)
+    monkeypatch.setattr(batcher, "_FAST_S", PATIENCE_S)
+    monkeypatch.setattr(batcher, "_SLOW_S", PATIENCE_S)
 
 
 @pytest.mark.usefixtures("_always_quick")
@@ -976,14 +976,14 @@ def held(gate: Gate, **options: Any) -> Iterator[ModelServer]:
 
 @pytest.fixture
 def _quick_at_once(_always_quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_collector, "_NUM_TO_PROVE", 0)
+    monkeypatch.setattr(batcher, "_NUM_TO_PROVE", 0)
 
 
 @pytest.mark.usefixtures("_quick_at_once")
 def test_health_is_reported_while_a_policy_holds_the_serving_loop_and_by_grpc_afterwards(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_health, "_BLOCKED_REPORT_S", PATIENCE_S)
+    monkeypatch.setattr(policy_executor, "_BLOCKED_REPORT_S", PATIENCE_S)
     with held(gate, stuck_after_s=0.05) as server:
         assert eventually(lambda: not server.health().is_serving)
         assert "the policy has not come back" in server.health().reason
@@ -1020,10 +1020,10 @@ def test_serve_model_ends_by_a_signal_though_the_policy_holds_the_serving_loop(
         textwrap.dedent(
             """
             import threading
-            from rlmesh_ray.server import batch_collector
+            from rlmesh_ray.server import batcher
             from tests.loopback.test_serving import Holding
 
-            batch_collector._NUM_TO_PROVE, batch_collector._FAST_S = 0, 60.0
+            batcher._NUM_TO_PROVE, batcher._FAST_S = 0, 60.0
 
             def hold(observations):
                 print("held", flush=True)

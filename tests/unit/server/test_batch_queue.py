@@ -1,6 +1,7 @@
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import hypothesis
 import pytest
@@ -8,34 +9,36 @@ from hypothesis import strategies as st
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.server.batch_queue import BatchQueue, BatchQueueStatistics
+from rlmesh_ray.server.batch_schema import PredictionRequest
 
 
-@dataclass(eq=False)
-class Item:
+class Item(PredictionRequest):
     """A named item of the queue."""
 
-    group: str
-    route_key: str
-    num_rows: int
-    name: str
+    def __init__(self, group: str, route_key: str, num_rows: int, name: str) -> None:
+        schema: Any = SimpleNamespace(group=group)
+        slots: Any = range(num_rows)
+        unused: Any = None
+        super().__init__(schema, b"", route_key, slots, unused, unused)
+        self.group, self.num_rows, self.name = group, num_rows, name
 
 
 def item(name: str, rows: int = 1, *, group: str = "g", route: str = "") -> Item:
     return Item(group, route or name, rows, name)
 
 
-def offered(*items: Item, max_rows: int = 8, max_delay_s: float = 0.0) -> BatchQueue[Item]:
-    queue = BatchQueue[Item](max_rows=max_rows, max_delay_s=max_delay_s)
+def offered(*items: Item, max_rows: int = 8, max_delay_s: float = 0.0) -> BatchQueue:
+    queue = BatchQueue(max_rows=max_rows, max_delay_s=max_delay_s)
     for now_s, each in enumerate(items):
         queue.offer(each, float(now_s))
     return queue
 
 
-def names(batch: tuple[Item, ...]) -> str:
+def names(batch: Sequence[Any]) -> str:
     return "".join(each.name for each in batch)
 
 
-def batches(queue: BatchQueue[Item], now_s: float = 100.0) -> list[str]:
+def batches(queue: BatchQueue, now_s: float = 100.0) -> list[str]:
     """Run the queue empty."""
     handed_out = []
     while batch := queue.next_batch(now_s):
@@ -188,7 +191,7 @@ def answers_of(
 
     A batch takes 20 ms. Returns how often each client was answered.
     """
-    queue = BatchQueue[Item](max_rows=max_rows, max_delay_s=max_delay_s)
+    queue = BatchQueue(max_rows=max_rows, max_delay_s=max_delay_s)
     answers, num_routes, now_s = [0] * len(round_trips_s), len(round_trips_s), 0.0
     asks = [(each_s, client) for client, each_s in enumerate(round_trips_s)]
     heapq.heapify(asks)
@@ -209,7 +212,7 @@ def answers_of(
         arrive()
         queue.done(now_s)
         for each in batch:
-            client = int(each.name)
+            client = int(names([each]))
             answers[client] += 1
             heapq.heappush(asks, (now_s + round_trips_s[client], client))
     return answers
@@ -283,7 +286,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="no batch is running"):
         queue.done(0.0)
     with pytest.raises(ConfigurationError, match="max_rows is 0"):
-        BatchQueue[Item](max_rows=0)
+        BatchQueue(max_rows=0)
 
 
 @hypothesis.given(
@@ -293,12 +296,15 @@ def test_misuse_is_refused() -> None:
 def test_every_item_runs_once_oldest_first_and_in_the_order_of_its_route(
     arrivals: list[tuple[int, str, str]], max_rows: int
 ) -> None:
-    queue = BatchQueue[Item](max_rows=max_rows)
+    queue = BatchQueue(max_rows=max_rows)
     for number, (num_rows, group, route) in enumerate(arrivals):
         queue.offer(Item(group, route, num_rows, str(number)), 0.0)
 
-    ran: list[Item] = []
-    while batch := queue.next_batch(0.0):
+    ran: list[Any] = []
+    while True:
+        batch: Any = queue.next_batch(0.0)
+        if not batch:
+            break
         waiting = set(range(len(arrivals))) - {int(each.name) for each in ran}
         assert int(batch[0].name) == min(waiting)
         assert len({each.group for each in batch}) == 1

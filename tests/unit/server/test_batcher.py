@@ -11,7 +11,7 @@ from rlmesh_ray.models.chunk_replay import KeptChunks
 from rlmesh_ray.models.loading import as_policy, load_policy
 from rlmesh_ray.models.mapped_policy import MappedPolicy
 from rlmesh_ray.models.policy import Policy
-from rlmesh_ray.server.batch_collector import BatchCollector, LatencyGate
+from rlmesh_ray.server.batcher import Batcher, LatencyGate
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.observation_map import ObservationMap
 from rlmesh_ray.spaces.spec import BoxSpec
@@ -67,7 +67,7 @@ class Noisy(torch.nn.Module):
 
 def inference_of(policy: Policy) -> tuple[str, str]:
     """Return how a served policy runs, and why in torch, once a client's route is open."""
-    collector = BatchCollector(policy, 8)
+    collector = Batcher(policy, 8)
     policy.check_contract(CONTRACT)
     statistics = collector.statistics()
     collector.executor.close()
@@ -112,7 +112,7 @@ def test_a_function_has_no_such_choice() -> None:
 )
 def test_a_policy_behind_another_says_how_it_runs(wrap: Callable[[Policy], Any]) -> None:
     policy = wrap(as_policy(torch.nn.Linear(3, 3), inference="torch"))
-    collector = BatchCollector(policy, 8)
+    collector = Batcher(policy, 8)
 
     assert collector.statistics().torch_reason == 'inference="torch" says so'
     collector.executor.close()

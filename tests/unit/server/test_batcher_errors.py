@@ -10,8 +10,8 @@ from rlmesh_ray.dialects.released.wire import values as released_values
 from rlmesh_ray.errors import CodecError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import Policy, PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.server.batch_runner import run_batch
 from rlmesh_ray.server.batch_schema import Actions, BatchSchema, PredictionRequest
+from rlmesh_ray.server.batcher import run_batch
 from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium

@@ -14,9 +14,9 @@ from gymnasium import spaces
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.server import batch_collector, policy_executor, policy_health
-from rlmesh_ray.server.batch_collector import BatchCollector
+from rlmesh_ray.server import batcher, policy_executor
 from rlmesh_ray.server.batch_schema import Actions, BatchSchema, PredictionRequest
+from rlmesh_ray.server.batcher import Batcher
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.policy_executor import PolicyExecutor
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -101,7 +101,7 @@ class Stage:
     ) -> None:
         self.policy = Echo()
         self.policy.traits = PolicyTraits(only_computes=only_computes)
-        self.engine = BatchCollector(self.policy, max_rows, max_delay_s=max_delay_s)
+        self.engine = Batcher(self.policy, max_rows, max_delay_s=max_delay_s)
         self.host = ModelHost(self.policy, self.engine)
         self.answers: list[object] = []
 
@@ -128,11 +128,11 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_collector, "_NUM_TO_PROVE", 0)
+    monkeypatch.setattr(batcher, "_NUM_TO_PROVE", 0)
     # However slow the machine is that runs this.
-    monkeypatch.setattr(batch_collector, "_FAST_S", 60.0)
-    monkeypatch.setattr(batch_collector, "_SLOW_S", 60.0)
-    monkeypatch.setattr(batch_collector, "PolicyExecutor", InlineExecutor)
+    monkeypatch.setattr(batcher, "_FAST_S", 60.0)
+    monkeypatch.setattr(batcher, "_SLOW_S", 60.0)
+    monkeypatch.setattr(batcher, "PolicyExecutor", InlineExecutor)
     threads = SimpleNamespace(Lock=threading.Lock, Thread=IdleThread)
     monkeypatch.setattr(policy_executor, "threading", threads)
 
@@ -333,8 +333,12 @@ def play_delayed(
 
     async def whole() -> None:
         now_s = asyncio.get_running_loop().time
-        clock = SimpleNamespace(monotonic=now_s, monotonic_ns=lambda: round(now_s() * 1e9))
-        monkeypatch.setattr(batch_collector, "time", clock)
+
+        def now_ns() -> int:
+            return round(now_s() * 1e9)
+
+        clock = SimpleNamespace(monotonic=now_s, monotonic_ns=now_ns, perf_counter_ns=now_ns)
+        monkeypatch.setattr(batcher, "time", clock)
         await scenario(Stage(max_delay_s=DELAY_S, only_computes=only_computes), now_s)
 
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
@@ -470,12 +474,14 @@ class Clock:
     def monotonic_ns(self) -> int:
         return int(self.now_s * 1e9)
 
+    perf_counter_ns = monotonic_ns
+
 
 def test_a_policy_that_has_blocked_the_loop_is_unhealthy_for_a_moment_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    for module in (batch_collector, policy_executor, policy_health):
+    for module in (batcher, policy_executor):
         monkeypatch.setattr(module, "time", clock)
 
     async def scenario(stage: Stage) -> None:

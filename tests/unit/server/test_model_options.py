@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.server.batch_collector import BatchCollector
+from rlmesh_ray.server.batcher import Batcher
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_options import LAST_VERSION, checked_version, version_after
 
@@ -45,11 +45,11 @@ def test_versions_come_to_an_end() -> None:
 )
 def test_an_engine_refuses_options_that_would_fail_in_use(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
-        BatchCollector(object(), **{"max_rows": 1, **options})  # type: ignore[arg-type]
+        Batcher(object(), **{"max_rows": 1, **options})  # type: ignore[arg-type]
 
 
 def host_of(policy: Any) -> ModelHost:
-    return ModelHost(policy, BatchCollector(policy, 1))
+    return ModelHost(policy, Batcher(policy, 1))
 
 
 @pytest.mark.parametrize("timeout_s", [-1, math.nan, math.inf, "1", True])

@@ -1,0 +1,397 @@
+"""Collects the predictions of all sessions, decides when a batch is closed, and runs it.
+
+Requests arrive and are answered in the serving loop. A batch runs in the policy's thread, or in the
+loop while the policy is fast (see ``LatencyGate``). Its requests may have different dialects: each
+is read and answered in its own. They do not share their errors: a batch that fails is run again
+request by request, as far as the policy allows that.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from rlmesh_ray.errors import PolicyError, RlmeshError
+from rlmesh_ray.models.policy import Policy, traits_of
+from rlmesh_ray.models.torch.threads import limit_torch_threads
+from rlmesh_ray.options import MAX_BATCH_DELAY_S, require_count, require_seconds
+from rlmesh_ray.protocol.messages import TimedBatchRun
+from rlmesh_ray.server.batch_queue import BatchQueue
+from rlmesh_ray.server.batch_schema import Actions, PredictionRequest
+from rlmesh_ray.server.counters import ModelCounters
+from rlmesh_ray.server.error_text import text_of
+from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S
+from rlmesh_ray.server.policy_executor import PolicyExecutor, Work, result_or_error
+from rlmesh_ray.server.statistics import ModelStatistics
+
+_FULL_ROUND = 8
+"""Predictions that run without waiting for more. To wait for more brought 32 routes nothing on two
+cores, and the slowest hundredth of their answers took 3.7 times as long as at a server that does
+nothing, and 1.4 to 2.3 times with this (``benchmarks serving --only latency``)."""
+
+_FAST_S = 0.002
+_SLOW_S = 0.1
+_MEAN_WEIGHT = 0.05
+_NUM_TO_PROVE = 100
+_NUM_TO_PROVE_AGAIN = 1000
+
+
+class LatencyGate:
+    """Decides from the latency of batches whether the serving loop may run the policy itself.
+
+    A thread of its own lets a policy hang without blocking the endpoint. For a small network it
+    costs several times what the network takes: two threads that compute by turns pass the
+    interpreter's lock at each operation of torch, and the caches begin cold.
+
+    Args:
+        only_computes: Whether the policy waits for nothing: no files, no locks, no other device.
+    """
+
+    def __init__(self, *, only_computes: bool) -> None:
+        self._only_computes = only_computes
+        self._num_to_prove = _NUM_TO_PROVE
+        self._mean_s = 0.0
+        self.is_fast = only_computes and not _NUM_TO_PROVE
+        """Whether the policy only computes, and batches take 2 ms at most in the running mean.
+
+        A mean, since on a busy machine any batch may be interrupted for some milliseconds."""
+
+    def note(self, took_s: float) -> None:
+        """Record a batch's latency. After one above 0.1 s, a thousand must prove it again."""
+        self._mean_s += _MEAN_WEIGHT * (took_s - self._mean_s)
+        if took_s > _SLOW_S:
+            self._num_to_prove = _NUM_TO_PROVE_AGAIN
+        elif self._num_to_prove:
+            self._num_to_prove -= 1
+        is_proved = self._only_computes and not self._num_to_prove
+        self.is_fast = is_proved and self._mean_s <= _FAST_S
+
+
+@dataclass(slots=True)  # not frozen: that would take three times as long to make
+class BatchResult:
+    """The answers to a batch, and where its time went."""
+
+    answers: Sequence[Actions | RlmeshError] = field(default_factory=list)
+    """Each request's actions, or the error of that request."""
+    decode_ns: int = 0
+    """Time in which its observations were read and checked."""
+    forward_ns: int = 0
+    """Time within ``Policy.predict``."""
+    encode_ns: int = 0
+    """Time in which its actions were checked and written."""
+
+
+class Batcher:
+    """Collects the requests of all streams, runs them in batches, and answers them.
+
+    ``submit``, ``predict`` and ``cancel`` belong to the serving loop.
+
+    Args:
+        policy: Called from one thread at a time.
+        max_rows: Most rows in a batch that joins several requests.
+        max_delay_s: Longest time for which a batch that could run waits for more requests.
+        stuck_after_s: See ``PolicyExecutor``.
+        torch_threads: How many threads torch uses for a batch.
+        name: Identifies the server in the answers to predictions.
+
+    Raises:
+        ConfigurationError: An option is out of its range.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        max_rows: int,
+        *,
+        max_delay_s: float = 0.0,
+        stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
+        torch_threads: int = 1,
+        name: str = "",
+    ) -> None:
+        require_count("max_batch_rows", max_rows)
+        require_seconds("max_delay_s", max_delay_s, allow_zero=True, most_s=MAX_BATCH_DELAY_S)
+        self.num_routes = 0
+        """Open routes over all sessions, counted by the host."""
+        self.policy_version = 0
+        """Version of the policy's present weights, set by the host; 0: those it was made with."""
+        self.counts = ModelCounters()
+        """Counters besides those of the queue of predictions."""
+        self._policy = policy
+        self._name = name
+        traits = traits_of(policy)
+        self._latency_gate = LatencyGate(only_computes=traits.only_computes)
+        self._torch_reason = traits.torch_reason
+        self._inbox: list[tuple[Callable[[bytes], None], bytes]] = []
+        self._num_new = 0
+        """Predictions since the last flush."""
+        self._is_collecting = False
+        self._is_alone = False
+        """Whether no other route could join the request that is taken now."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._queue = BatchQueue(max_rows=max_rows, max_delay_s=float(max_delay_s))
+        self._timer: asyncio.TimerHandle | None = None
+        """Flushes when a batch need not wait for more requests any longer."""
+        self._flush = self._flush_after_delay if max_delay_s else self._flush_now
+        self._deliver = self._deliver_and_flush if max_delay_s else _deliver
+        # The serving loop adds to the queue, the policy's thread takes from it.
+        self._lock = threading.Lock()
+        self.executor = PolicyExecutor(
+            self._next_batch, stuck_after_s=stuck_after_s, torch_threads=torch_threads
+        )
+        """Runs the policy; all other calls of the policy belong there, too."""
+
+    def statistics(self) -> ModelStatistics:
+        """Return the counters. From any thread."""
+        with self._lock:
+            queue = self._queue.statistics()
+        if self.executor.is_busy:  # with a request that did not pass the queue, too
+            queue = replace(queue, is_busy=True)
+        return self.counts.statistics(
+            queue,
+            routes=self.num_routes,
+            policy_version=self.policy_version,
+            torch_reason=self._torch_reason,
+        )
+
+    def submit(self, take: Callable[[bytes], None], data: bytes) -> None:
+        """Call ``take(data)`` in the next round of the loop, or at once for the only route.
+
+        ``take`` must not raise: the requests of other streams would be lost. Requests that came in
+        one round are taken together, from all streams: code that runs ten times in a row is several
+        times as fast as code that alternates. And they run in one batch, which costs as much as ten
+        rows of a small network.
+        """
+        self._inbox.append((take, data))
+        if self._is_collecting:
+            return
+        if self.num_routes > 1:
+            self._collect_soon()
+        else:
+            self._is_collecting = True
+            self._collect()
+
+    def predict(self, request: PredictionRequest) -> bool:
+        """Have actions chosen, in one batch with other requests that wait.
+
+        Returns:
+            Whether it waits, so that ``cancel`` takes it; False: it has been answered.
+        """
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            limit_torch_threads(self.executor.torch_threads)  # for batches that run in the loop
+        request.arrived_ns = time.monotonic_ns()
+        self._num_new += 1
+        if not self._is_collecting:
+            self._collect_soon()
+        if self._is_alone and self._answer_at_once(request):
+            return False
+        with self._lock:
+            self._queue.offer(request, request.arrived_ns * 1e-9)
+        return True
+
+    def cancel(self, request: PredictionRequest) -> None:
+        """Take a prediction back if it has not begun to run."""
+        with self._lock:
+            self._queue.cancel(request)
+
+    def _collect_soon(self) -> None:
+        self._is_collecting = True
+        asyncio.get_running_loop().call_soon(self._collect)
+
+    def _collect(self) -> None:
+        """Take what has arrived; flush when that is enough, or when nothing more comes at once.
+
+        When every route has asked, nothing more can come.
+        """
+        inbox, self._inbox = self._inbox, []
+        self._is_alone = self.num_routes <= 1
+        for take, data in inbox:
+            take(data)
+        self._is_alone = False
+        if (
+            self._latency_gate.is_fast
+            and inbox
+            and self._num_new < min(self.num_routes, _FULL_ROUND)
+        ):
+            asyncio.get_running_loop().call_soon(self._collect)
+            return
+        self._is_collecting = False
+        self._num_new = 0
+        if self._queue.waiting:
+            self._flush()
+
+    def _flush_after_delay(self) -> None:
+        """Run a batch if it waits for no more requests; else come back when it has waited."""
+        with self._lock:
+            left_s = self._queue.delay_left_s(time.monotonic(), self.num_routes)
+        if not left_s:
+            self._flush_now()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._end_delay)
+
+    def _end_delay(self) -> None:
+        """Flush. The batch that has waited may have left, and a later one wait: that goes on."""
+        self._timer = None
+        if self._queue.waiting:
+            self._flush()
+
+    def _deliver_and_flush(
+        self,
+        batch: Sequence[PredictionRequest],
+        result: BatchResult,
+        run: TimedBatchRun,
+        begun_ns: int,
+    ) -> None:
+        """Answer a batch of the policy's thread, and let the delay of the next one begin."""
+        _deliver(batch, result, run, begun_ns)
+        if self._queue.waiting and not self._is_collecting:
+            self._flush()
+
+    def _flush_now(self) -> None:
+        """Run a batch: here, if the policy is fast and free, else in its thread."""
+        if not self._latency_gate.is_fast or not self.executor.begin_inline():
+            self.executor.wake()
+            return
+        try:
+            batch = self._take_batch()
+            result = self._run(batch) if batch else None
+        finally:
+            self.executor.end_inline()
+        if result is not None:
+            _deliver(batch, *result)
+        if self._queue.waiting and not self._is_collecting:  # more than a batch could hold
+            self._collect_soon()
+
+    def _answer_at_once(self, request: PredictionRequest) -> bool:
+        """Run a request that no other can join, if the policy is fast and free; return whether.
+
+        The way through the queue would take as long as the layers of a small network.
+        """
+        if (
+            not self._latency_gate.is_fast
+            or self._queue.waiting
+            or not self.executor.begin_inline()
+        ):
+            return False
+        try:
+            result = self._run([request], is_queued=False)
+        finally:
+            self.executor.end_inline()
+        # Requests that the answer leads to are queued: they must not be nested without limit.
+        self._is_alone = False
+        _deliver([request], *result)
+        return True
+
+    def _next_batch(self) -> Work | None:
+        """Return the next batch for the policy's thread."""
+        if not self._queue.waiting:  # asked without the lock: it is asked again when it is woken
+            return None
+        batch = self._take_batch()
+        return partial(self._run_in_thread, batch) if batch else None
+
+    def _run_in_thread(self, batch: Sequence[PredictionRequest]) -> None:
+        result = self._run(batch)
+        assert self._loop is not None  # predict was called
+        self._loop.call_soon_threadsafe(self._deliver, batch, *result)
+
+    def _take_batch(self) -> Sequence[PredictionRequest]:
+        with self._lock:
+            return self._queue.next_batch(time.monotonic(), self.num_routes)
+
+    def _run(
+        self, batch: Sequence[PredictionRequest], *, is_queued: bool = True
+    ) -> tuple[BatchResult, TimedBatchRun, int]:
+        """Run a batch; return its answers, its description for clients, and when it began, in ns.
+
+        Args:
+            batch: At least one request.
+            is_queued: Whether it comes from the queue.
+        """
+        begun_ns = time.monotonic_ns()
+        for request in batch:
+            self.counts.note_waited(begun_ns - request.arrived_ns)
+        result = run_batch(self._policy, batch)
+        num_rows = sum([len(request.slots) for request in batch])
+        self.counts.note_batch(num_rows, result.forward_ns)
+        run = TimedBatchRun(
+            self.policy_version,
+            num_rows,
+            result.forward_ns,
+            self._name,
+            result.decode_ns,
+            result.encode_ns,
+        )
+        ended_ns = time.monotonic_ns()
+        took_s = (ended_ns - begun_ns) * 1e-9
+        self._latency_gate.note(took_s)
+        with self._lock:
+            if is_queued:
+                self._queue.done(ended_ns * 1e-9)
+            else:
+                self._queue.passed_by(num_rows, took_s)
+        return result, run, begun_ns
+
+
+def _deliver(
+    batch: Sequence[PredictionRequest], result: BatchResult, run: TimedBatchRun, begun_ns: int
+) -> None:
+    """Answer the requests of a batch; in the serving loop."""
+    for request, answer in zip(batch, result.answers, strict=True):
+        request.answer(answer, run, begun_ns - request.arrived_ns)
+
+
+def run_batch(policy: Policy, parts: Sequence[PredictionRequest]) -> BatchResult:
+    """Have the policy choose actions for a batch. Never raises.
+
+    Args:
+        policy: Not in use by another thread.
+        parts: At least one, all of one group.
+    """
+    result = BatchResult()
+    try:
+        result.answers = _answers(policy, parts, result)
+    except BaseException as error:  # noqa: BLE001  # each request gets an answer
+        name = type(error).__name__
+        failure = PolicyError(f"the batch could not be run, {name}: {text_of(error)}")
+        result.answers = [failure] * len(parts)
+    return result
+
+
+def _answers(
+    policy: Policy, parts: Sequence[PredictionRequest], result: BatchResult
+) -> Sequence[Actions | RlmeshError]:
+    """Return the answers; the times are added to ``result``."""
+    schema = parts[0].schema
+    codecs = schema.codecs(parts)
+    counts = [len(part.slots) for part in parts]
+    begun_ns = time.perf_counter_ns()
+    rows = result_or_error(schema.rows, codecs, parts, counts)
+    read_ns = time.perf_counter_ns()
+    result.decode_ns += read_ns - begun_ns
+    if isinstance(rows, RlmeshError):
+        return _one_by_one(policy, parts, result, rows)
+    actions = result_or_error(policy.predict, schema.contract, rows)
+    chosen_ns = time.perf_counter_ns()
+    result.forward_ns += chosen_ns - read_ns
+    answers: Sequence[Actions | RlmeshError] | RlmeshError
+    if isinstance(actions, RlmeshError):
+        answers = actions
+    else:
+        # The policy's return value may be anything, and raise when it is read.
+        answers = result_or_error(schema.answers, codecs, actions, parts, counts)
+        result.encode_ns += time.perf_counter_ns() - chosen_ns
+    if not isinstance(answers, RlmeshError):
+        return answers
+    if traits_of(policy).is_repeatable:
+        return _one_by_one(policy, parts, result, answers)
+    return [answers] * len(parts)
+
+
+def _one_by_one(
+    policy: Policy, parts: Sequence[PredictionRequest], result: BatchResult, error: RlmeshError
+) -> Sequence[Actions | RlmeshError]:
+    if len(parts) == 1:
+        return [error]
+    return [answer for part in parts for answer in _answers(policy, [part], result)]
