@@ -48,7 +48,6 @@ ALLOWED_PROTOCOLS = {
     "ServedDialect": "EnvServerDialect, EditionModelServerDialect",
     "ServerLifecycle": "EnvServer, ModelServer, RegisteredServer",
     "SessionSource": "NewSessionSource, OpenSessionSource",
-    "StepInfos": "keeps transport from envs, which have StepReply",
     "StepObserver": "keeps envs from recording, which has SessionObserver",
     "UpdatablePolicy": "TorchPolicy, RllibPolicy",
     "WeightSink": "ModelServer, ModelFleet",

@@ -119,8 +119,16 @@ class EnvWorker:
 
     def serve_direct(self) -> None:
         """Serve the open direct connection."""
-        assert self._direct is not None, "wakeup says so"
-        self._direct.serve()
+        direct = self._direct
+        assert direct is not None, "wakeup says so"
+        request = direct.receive()
+        if request is None:
+            return
+        number, timeout_ms, is_render = request
+        if is_render:
+            direct.send_pictures(number, self._draw_directly(number, timeout_ms))
+        else:
+            direct.answer(number, self._step_directly(direct, number, timeout_ms))
 
     def _open_direct(self, command: OpenDirectCommand) -> Outcome:
         # Late: it imports protobuf, which nothing else here needs.
@@ -140,8 +148,6 @@ class EnvWorker:
             client,
             self._progress,
             buffers,
-            self._step_directly,
-            self._draw_directly,
             tag_arrays=command.tag_arrays,
         )
         return OpenDirectReply()
@@ -251,24 +257,21 @@ class EnvWorker:
         return reply
 
     def _step_directly(
-        self,
-        number: int,
-        timeout_ms: int,
-        load: Callable[[], None],
-        pack: Callable[[StepReply], bytes],
+        self, direct: "DirectStepServer", number: int, timeout_ms: int
     ) -> bytes | None:
-        """Execute a step of the direct connection (``DirectStepServer``'s ``step``)."""
+        """Execute a step of the direct connection; return its answer's body, None: FALL_BACK."""
         if not self._requests.executes_direct(number):
             return None
         self._progress.begin(number, timeout_ms)
-        load()
+        direct.load()
         self._kept = self._execute(_STEP)
         body = None
         if isinstance(self._kept, StepReply):
             try:
                 plain = limit_reply(self._kept, self._max_info_bytes)
                 assert isinstance(plain, StepReply), "limit_reply keeps the type"
-                self._kept, body = plain, pack(plain)
+                self._kept = plain
+                body = direct.body(number, plain.infos, plain.final_infos)
             except BaseException as error:  # noqa: BLE001  # encoding runs code of the user's infos
                 self._kept = failure(error)
         if body is None:
@@ -277,7 +280,7 @@ class EnvWorker:
         return body
 
     def _draw_directly(self, number: int, timeout_ms: int) -> _Frames:
-        """Execute a Render of the direct connection (``DirectStepServer``'s ``draw``)."""
+        """Execute a Render of the direct connection; return no pictures for FALL_BACK."""
         # Late, as in _open_direct.
         from rlmesh_ray.wire.rlmesh_v1.limits import max_response_bytes
 

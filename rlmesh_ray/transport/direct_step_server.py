@@ -7,8 +7,7 @@ with its number.
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,36 +30,13 @@ LARGEST = 2**63 - 1
 """Largest number or timeout: an int64 field of the progress."""
 
 
-class StepInfos(Protocol):
-    """The parts of a step's result that are not in the step buffers."""
-
-    @property
-    def infos(self) -> Infos:
-        """Infos of all lanes."""
-
-    @property
-    def final_infos(self) -> Mapping[int, Infos]:
-        """Last infos of each ended episode, by lane."""
-
-
-Step = Callable[[int, int, Callable[[], None], Callable[[StepInfos], bytes]], bytes | None]
-"""Executes the step with this number and timeout, if it is the next: calls the first callable
-before it, and the second one, which makes the answer's body, after its success. Returns the body;
-None: answer FALL_BACK."""
-Draw = Callable[[int, int], Sequence[NDArray[np.uint8]]]
-"""Executes the Render with this number and timeout, if it is the next. Returns one picture per
-lane, ``(height, width, 3)``, all of one size; empty: answer FALL_BACK."""
-
-
 class DirectStepServer:
-    """Serves the steps of one session.
+    """Receives the requests of one session's client, and sends the worker's answers.
 
     Args:
         client: The connected socket; owned.
         progress: The session's progress.
-        buffers: The step buffers that ``step`` reads and writes.
-        step: Executes a step on the step buffers.
-        draw: Draws all lanes.
+        buffers: The step buffers of the worker.
         tag_arrays: Whether the client has the capability NDARRAY.
     """
 
@@ -69,8 +45,6 @@ class DirectStepServer:
         client: EventfdSocket | TcpSocket,
         progress: SessionProgress,
         buffers: StepBuffers,
-        step: Step,
-        draw: Draw,
         *,
         tag_arrays: bool,
     ) -> None:
@@ -80,14 +54,13 @@ class DirectStepServer:
         # Without shared memory the arrays are sent after the headers.
         is_shared = isinstance(client, EventfdSocket)
         self._targets, self._answers = (_NOTHING, _NOTHING) if is_shared else buffers.sent_parts
-        self._draw = draw if is_shared else None
+        self._is_shared = is_shared
         if is_shared:  # a stopped client must not hold the process of other sessions
             client.limit_sending(_SEND_TIMEOUT_S)
         # Not into the step buffers: the endpoint may have written another step's actions there.
         self._actions = memoryview(bytearray(self._targets.nbytes))
         self._header = memoryview(bytearray(frames.REQUEST_BYTES))
         self._request = frames.FrameReader(self._header, self._actions)
-        self._step = step
         self._progress = progress
         self._tag_arrays = tag_arrays
         # The endpoint creates the ids.
@@ -101,74 +74,102 @@ class DirectStepServer:
         """Close the descriptors of this process only, as a forked process does. Idempotent."""
         self.client.close()
 
-    def _end(self) -> None:
+    def _end(self, error: OSError | None = None) -> None:
+        # Else the client is gone, or the endpoint has disconnected.
+        if error is not None and not isinstance(error, ConnectionError):
+            _LOG.warning("a direct connection is closed: %s", error)
         # Closing alone would not hang up: the endpoint has the same connection open.
         self.client.hang_up()
         self.close()
 
-    def serve(self) -> None:
-        """Receive a request, or a part of one, and answer it; close a connection that has ended."""
+    def receive(self) -> tuple[int, int, bool] | None:
+        """Receive a request, or a part of one; close a connection that has ended.
+
+        Returns:
+            Number, timeout in ms, and whether it is a Render instead of a Step; None: there is no
+            whole request.
+        """
         try:
             self.client.clear()
-            try:
-                self._request.receive(self.client.connection)
-            except BlockingIOError:
-                return  # nothing has arrived
-            if not self._request.is_complete:
-                return
-            self._request.num_received = 0
-            number, timeout_ms, num_bytes = frames.unpack_request(self._header)
-            timeout_ms = min(timeout_ms, LARGEST)
-            if num_bytes == frames.RENDER and self._draw is not None:
-                self._send_pictures(number, self._draw(number, timeout_ms))
-            elif num_bytes == self._actions.nbytes:
-                self.client.send(*self._answer(number, timeout_ms))
-            else:
-                _LOG.warning(
-                    "a direct connection is closed: step %d has %d bytes of actions, not %d",
-                    number,
-                    num_bytes,
-                    self._actions.nbytes,
-                )
-                self._end()
-        except ConnectionError:  # the client is gone, or the endpoint has disconnected
+            self._request.receive(self.client.connection)
+        except BlockingIOError:
+            return None  # nothing has arrived
+        except OSError as error:
+            self._end(error)
+            return None
+        if not self._request.is_complete:
+            return None
+        self._request.num_received = 0
+        number, timeout_ms, num_bytes = frames.unpack_request(self._header)
+        is_render = num_bytes == frames.RENDER and self._is_shared
+        if not is_render and num_bytes != self._actions.nbytes:
+            _LOG.warning(
+                "a direct connection is closed: step %d has %d bytes of actions, not %d",
+                number,
+                num_bytes,
+                self._actions.nbytes,
+            )
             self._end()
-        except OSError as error:  # or BlockingIOError: the client does not take the answer
-            _LOG.warning("a direct connection is closed: %s", error)
-            self._end()
+            return None
+        return number, min(timeout_ms, LARGEST), is_render
 
-    def _send_pictures(self, number: int, pictures: Sequence[NDArray[np.uint8]]) -> None:
+    def load(self) -> None:
+        """Copy the received actions into the step buffers."""
+        self._targets[:] = self._actions
+
+    def answer(self, number: int, body: bytes | None) -> None:
+        """Answer a step.
+
+        Args:
+            number: Its number.
+            body: From ``body``; None: the answer is FALL_BACK.
+        """
+        try:
+            if body is None:
+                self.client.send(frames.pack_answer(number, frames.FALL_BACK, 0, 0))
+                return
+            header = frames.pack_answer(number, frames.DONE, len(body), self._answers.nbytes)
+            self.client.send(header, self._answers, body)
+        except OSError as error:  # also BlockingIOError: the client does not take the answer
+            self._end(error)
+
+    def send_pictures(self, number: int, pictures: Sequence[NDArray[np.uint8]]) -> None:
+        """Answer a Render.
+
+        Args:
+            number: Its number.
+            pictures: One per lane, ``(height, width, 3)``, all of one size; empty: the answer is
+                FALL_BACK.
+        """
         if not pictures:
-            self.client.send(frames.pack_answer(number, frames.FALL_BACK, 0, 0))
+            self.answer(number, None)
             return
         height, width, _ = pictures[0].shape
         size = frames.PICTURE_SIZE_BYTES + sum(picture.nbytes for picture in pictures)
         header = frames.pack_answer(number, frames.DONE, size, 0)
-        self.client.send(header, frames.pack_picture_size(height, width))
-        for picture in pictures:  # one after the other: together they would be copied once more
-            self.client.connection.sendall(np.ascontiguousarray(picture).data)
+        try:
+            self.client.send(header, frames.pack_picture_size(height, width))
+            for picture in pictures:  # one after the other: together they would be copied once more
+                self.client.connection.sendall(np.ascontiguousarray(picture).data)
+        except OSError as error:
+            self._end(error)
 
-    def _answer(self, number: int, timeout_ms: int) -> tuple[bytes | memoryview, ...]:
-        body = self._step(number, timeout_ms, self._load, lambda reply: self._body(number, reply))
-        if body is None:
-            return (frames.pack_answer(number, frames.FALL_BACK, 0, 0),)
-        header = frames.pack_answer(number, frames.DONE, len(body), self._answers.nbytes)
-        return header, self._answers, body
+    def body(self, number: int, infos: Infos, final_infos: Mapping[int, Infos]) -> bytes:
+        """Return the JoinResponse with infos and records of a step; empty without any.
 
-    def _load(self) -> None:
-        """Copy the received actions into the step buffers."""
-        self._targets[:] = self._actions
-
-    def _body(self, number: int, reply: StepInfos) -> bytes:
-        """Return the JoinResponse with infos and records; empty without any."""
+        Args:
+            number: Number of the step.
+            infos: Infos of all lanes.
+            final_infos: Last infos of each episode that has ended, by lane.
+        """
         completed: tuple[EpisodeRecord, ...] = ()
         # Most ended episodes were begun by an autoreset and are not tracked.
-        if reply.final_infos and 1 in self._progress.before.is_tracked.tobytes():
+        if final_infos and 1 in self._progress.before.is_tracked.tobytes():
             terminated, truncated = self._results.terminated, self._results.truncated
             completed = self._tracker.completed(
-                terminated.tobytes(), truncated.tobytes(), reply.final_infos, time.time_ns()
+                terminated.tobytes(), truncated.tobytes(), final_infos, time.time_ns()
             )
-        if not (reply.infos or completed):
+        if not (infos or completed):
             return b""
         done = StepDone(
             str(number),
@@ -176,7 +177,7 @@ class DirectStepServer:
             (),
             b"",
             b"",
-            warnings_as_texts(reply.infos),
+            warnings_as_texts(infos),
             completed,
             self._tracker.episode_ids,
         )

@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,27 +61,33 @@ class Rig:
     def ask(self, number: int) -> tuple[int, int, bytes]:
         """Return number, kind and body of the answer."""
         self.client.sendall(frames.pack_request(number, 1000, 0))
-        self.end.serve()
+        self.serve()
         answered, kind, size, _ = frames.unpack_answer(self.client.recv(frames.ANSWER_BYTES))
         return answered, kind, self.client.recv(size) if size else b""
 
-    def step(
-        self,
-        number: int,
-        timeout_ms: int,
-        load: Callable[[], None],
-        pack: Callable[[StepReply], bytes],
-    ) -> bytes | None:
+    def serve(self) -> None:
+        """Do what a worker does when it is woken."""
+        request = self.end.receive()
+        if request is None:
+            return
+        number, timeout_ms, is_render = request
+        if is_render:
+            self.end.send_pictures(number, self.drawn)
+        else:
+            self.end.answer(number, self.step(number, timeout_ms))
+
+    def step(self, number: int, timeout_ms: int) -> bytes | None:
         """Do what a worker does for a step whose turn has come."""
         if not self.is_open:
             return None
         self.num_steps += 1
         self.progress.begin(number, timeout_ms)
-        load()
+        self.end.load()
         self.progress.count_step(
             self.results.rewards, self.results.terminated, self.results.truncated
         )
-        body = pack(self.outcomes.pop(0) if self.outcomes else StepReply({}))
+        reply = self.outcomes.pop(0) if self.outcomes else StepReply({})
+        body = self.end.body(number, reply.infos, reply.final_infos)
         self.progress.end()
         return body
 
@@ -96,14 +102,7 @@ def _rig() -> Iterator[Rig]:
     buffers = StepBuffers(-1, CONTRACT)
     results = buffers.results
     results.rewards[:] = 1.0
-    end = DirectStepServer(
-        EventfdSocket(worker, *eventfds),
-        progress,
-        buffers,
-        lambda *step: rig.step(*step),
-        lambda *_: rig.drawn,
-        tag_arrays=True,
-    )
+    end = DirectStepServer(EventfdSocket(worker, *eventfds), progress, buffers, tag_arrays=True)
     end.set_episodes(EPISODES)
     rig = Rig(client, end, progress, results, eventfds[1], worker.dup())
     yield rig
@@ -150,7 +149,7 @@ def test_an_answer_larger_than_the_kernel_s_buffer_is_rung_for_before_it_has_lef
 ) -> None:
     rig.outcomes = [StepReply({"text": "x" * 4_000_000})]
     rig.client.sendall(frames.pack_request(1, 0, 0))
-    serving = threading.Thread(target=rig.end.serve)
+    serving = threading.Thread(target=rig.serve)
     serving.start()
 
     AdaptivePoller(0.0).wait_readable(rig.client_eventfd)
@@ -170,7 +169,7 @@ def test_pictures_are_sent_as_their_pixels(rig: Rig) -> None:
     rig.drawn = [noise[0], noise[1].transpose(1, 0, 2).copy().transpose(1, 0, 2)]
     rig.client.sendall(frames.pack_request(1, 1000, frames.RENDER))
 
-    rig.end.serve()
+    rig.serve()
 
     answered, kind, size, num_bytes = frames.unpack_answer(rig.client.recv(frames.ANSWER_BYTES))
     assert (answered, kind, num_bytes) == (1, frames.DONE, 0)
@@ -183,7 +182,7 @@ def test_a_client_that_takes_no_pictures_does_not_block_the_worker(rig: Rig) -> 
     rig.drawn = [np.zeros((2000, 2000, 3), np.uint8)] * NUM_LANES  # more than a socket holds
     rig.client.sendall(frames.pack_request(1, 1000, frames.RENDER))
 
-    rig.end.serve()
+    rig.serve()
 
     assert rig.end.client.wakeup is None
 
@@ -191,7 +190,7 @@ def test_a_client_that_takes_no_pictures_does_not_block_the_worker(rig: Rig) -> 
 def test_lanes_without_such_pictures_are_handed_over(rig: Rig) -> None:
     rig.client.sendall(frames.pack_request(7, 1000, frames.RENDER))
 
-    rig.end.serve()
+    rig.serve()
 
     answer = frames.unpack_answer(rig.client.recv(frames.ANSWER_BYTES))
     assert answer == (7, frames.FALL_BACK, 0, 0)
@@ -202,8 +201,8 @@ def test_a_client_that_hangs_up_ends_the_connection(rig: Rig, said: bytes) -> No
     rig.client.sendall(said)
     rig.client.shutdown(socket.SHUT_WR)
 
-    rig.end.serve()
-    rig.end.serve()
+    rig.serve()
+    rig.serve()
 
     assert rig.end.client.wakeup is None
     assert rig.num_steps == 0
@@ -213,14 +212,14 @@ def test_a_client_that_wakes_the_worker_without_data_does_not_block_it(rig: Rig)
     assert rig.end.client.wakeup is not None
     os.eventfd_write(rig.end.client.wakeup.eventfd, 1)
 
-    rig.end.serve()
+    rig.serve()
 
     assert rig.ask(1)[1] == frames.DONE
 
 
 def test_a_timeout_beyond_every_clock_is_one_for_ever(rig: Rig) -> None:
     rig.client.sendall(frames.pack_request(1, 2**64 - 1, 0))
-    rig.end.serve()
+    rig.serve()
 
     assert (rig.progress.done, rig.progress.timeout_ms) == (1, 2**63 - 1)
 
@@ -244,7 +243,7 @@ def test_a_client_hears_that_the_worker_has_ended_the_connection(
         monkeypatch.setattr(socket.socket, "send", fail)
     rig.client.sendall(frames.pack_request(1, 1000, num_bytes))
 
-    rig.end.serve()
+    rig.serve()
 
     assert rig.client.recv(1) == b""
     assert rig.end.client.wakeup is None
