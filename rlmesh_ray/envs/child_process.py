@@ -11,8 +11,7 @@ import threading
 from typing import Self
 
 from rlmesh_ray.envs import fault_log
-from rlmesh_ray.envs.compact_frames import decode_reply
-from rlmesh_ray.envs.worker_channel import WorkerChannel
+from rlmesh_ray.envs.worker_channel import WorkerChannel, decode_reply
 
 _REAP_TIMEOUT_S = 1.0
 _KILL_TIMEOUT_S = 10.0  # a process that is not reaped stays; busy machines took more than a second

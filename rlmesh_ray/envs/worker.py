@@ -43,11 +43,15 @@ from rlmesh_ray.envs.commands import (
     StepReply,
     StopCommand,
 )
-from rlmesh_ray.envs.compact_frames import compact_reply_frame, decode_command
 from rlmesh_ray.envs.env_source import build, explain_start_error
 from rlmesh_ray.envs.reply_limits import MAX_BYTES, encode_reply, limit_reply
 from rlmesh_ray.envs.vector_host import StepObserver, VectorHost, describe, encode_png
-from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
+from rlmesh_ray.envs.worker_channel import (
+    WorkerChannel,
+    compact_reply_frame,
+    decode_command,
+    encode,
+)
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.polling import AdaptivePoller, WakeupDescriptors, use_batch_scheduling
 from rlmesh_ray.protocol.episodes import EpisodeStart

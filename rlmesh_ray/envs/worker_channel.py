@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from rlmesh_ray.envs.commands import Command, Outcome, StepCommand, StepReply
 from rlmesh_ray.errors import CodecError
 
 _HEADER = struct.Struct("!Q")
@@ -248,3 +249,46 @@ def _text(obj: object) -> str:
         return repr(obj)
     except Exception:  # noqa: BLE001  # user code, whose failure must not fail the step
         return f"<{type(obj).__name__}>"
+
+
+# --- compact frames ---------------------------------------------------------------------
+# Nearly all steps are plain: of all lanes, without text, and their replies without infos. Their
+# data are in the step buffers: the command is the number of its request, and the reply a constant.
+
+_STEP = StepCommand()
+_NUMBER = struct.Struct("!cQ")
+_STEP_TAG = b"s"  # no pickle of protocol 2 and later begins with it
+_REPLY = StepReply({})
+_REPLY_BODY = b"r"
+_REPLY_FRAME = frame_of(_REPLY_BODY)
+
+NumberedCommand = tuple[int, Command]
+"""A command and the number of its request; 0 for a command without a request."""
+
+
+def command_frame(command: Command, number: int = 0) -> bytes:
+    """Return the frame of ``command`` for the request with this number."""
+    is_plain = type(command) is StepCommand and not (
+        command.text_columns or command.lanes or command.autoreset_lanes
+    )
+    return frame_of(_NUMBER.pack(_STEP_TAG, number)) if is_plain else encode((number, command))
+
+
+def decode_command(body: memoryview) -> NumberedCommand:
+    """Return the command in the body of a frame; it may be a shared object, not to be changed."""
+    if len(body) == _NUMBER.size and body[:1] == _STEP_TAG:
+        return _NUMBER.unpack(body)[1], _STEP
+    command: NumberedCommand = pickle.loads(body)
+    return command
+
+
+def compact_reply_frame(reply: Outcome) -> bytes | None:
+    """Return the compact frame of ``reply``; None where it has none."""
+    if type(reply) is not StepReply or reply.text_columns or reply.infos:
+        return None
+    return None if any(reply.final_infos.values()) else _REPLY_FRAME
+
+
+def decode_reply(body: memoryview) -> Any:
+    """Return the reply in the body of a frame; it may be a shared object, not to be changed."""
+    return _REPLY if body == _REPLY_BODY else pickle.loads(body)

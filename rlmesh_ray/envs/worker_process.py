@@ -21,9 +21,8 @@ from rlmesh_ray.envs.commands import (
     StartFailed,
     StopCommand,
 )
-from rlmesh_ray.envs.compact_frames import command_frame
 from rlmesh_ray.envs.env_source import EnvSource
-from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
+from rlmesh_ray.envs.worker_channel import WorkerChannel, command_frame, encode
 from rlmesh_ray.errors import CodecError, ConfigurationError, EnvStartError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column

@@ -13,13 +13,14 @@ from rlmesh_ray.envs.commands import (
     StepCommand,
     StepReply,
 )
-from rlmesh_ray.envs.compact_frames import (
+from rlmesh_ray.envs.worker_channel import (
+    WorkerChannel,
     command_frame,
     compact_reply_frame,
     decode_command,
     decode_reply,
+    encode,
 )
-from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 
 HEADER_BYTES = 8
 
