@@ -51,8 +51,8 @@ _BUILTINS: frozenset[object] = frozenset(
 class WorkerChannel:
     """One end of the channel; messages alternate, so at most one is in flight in each direction.
 
-    ``send`` and ``receive`` block. ``queue_frame``, ``try_send`` and ``try_receive`` never do: the
-    next call continues where they stopped, so that an event loop can wait in between.
+    ``send`` and ``receive`` block. ``queue_frame``, ``advance``, ``try_send`` and ``try_receive``
+    never do: the next call continues where they stopped, so that an event loop can wait in between.
 
     Args:
         connection: A connected, blocking stream socket; owned.
@@ -114,12 +114,16 @@ class WorkerChannel:
             return False
         return True
 
+    def advance(self) -> bool:
+        """Send and receive without blocking; return whether ``receive`` would not block."""
+        self.try_send()
+        return self.try_receive()
+
     def wait(self, timeout_s: float) -> bool:
         """Send and receive until ``receive`` would not block; return False after ``timeout_s``."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            self.try_send()
-            if self.try_receive():
+            if self.advance():
                 return True
             # Not select: it fails for descriptors above 1023.
             poller = select.poll()

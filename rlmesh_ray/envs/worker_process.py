@@ -1,6 +1,6 @@
 """WorkerProcess: the endpoint's handle on an env worker.
 
-It has no thread and no event loop: callers wait on ``fileno()``. One command at a time; another
+It has no thread and no event loop: callers wait on its channel. One command at a time; another
 thread may call ``kill`` meanwhile.
 """
 
@@ -49,7 +49,8 @@ class WorkerProcess:
     ) -> None:
         self.process = process
         """The operating system's process; ``end`` does not wait for the environment."""
-        self._channel = process.channel
+        self.channel = process.channel
+        """Its commands and replies; the descriptor is negative when the worker has ended."""
         self._own_buffers = self._direct_buffers = buffers
         self._descriptors = descriptors
         self.contract = started.contract
@@ -110,31 +111,14 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         """Whether the process runs and its channel is open."""
         try:
-            return bool(self._channel.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            return bool(self.channel.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
             return True
         except OSError:
             return False
 
-    @property
-    def is_sending(self) -> bool:
-        """Whether part of a command is still unsent."""
-        return self._channel.is_sending
-
-    @property
-    def has_reply(self) -> bool:
-        """Whether a whole reply has arrived."""
-        return self._channel.has_message
-
-    def fileno(self) -> int:
-        """Return the descriptor to poll before ``advance``; negative when the worker has ended.
-
-        Poll it for reading, and while ``is_sending`` also for writing.
-        """
-        return self._channel.connection.fileno()
-
     def submit(self, command: Command, number: int = 0) -> None:
-        """Send as much of ``command`` as possible without blocking; ``advance`` sends the rest.
+        """Send as much of ``command`` as possible without blocking; the channel sends the rest.
 
         If the worker is gone, ``receive`` reports it.
 
@@ -142,12 +126,7 @@ class WorkerProcess:
             command: The command.
             number: Number of its request; 0 for a command of the endpoint itself.
         """
-        self._channel.queue_frame(command_frame(command, number))
-
-    def advance(self) -> bool:
-        """Send and receive without blocking; return whether ``receive`` would not block."""
-        self._channel.try_send()
-        return self._channel.try_receive()
+        self.channel.queue_frame(command_frame(command, number))
 
     def open_direct_tcp(self, connection: socket.socket) -> DirectHandle:
         """Send a client's TCP connection to the worker. An OpenDirectCommand has to follow.
@@ -198,10 +177,6 @@ class WorkerProcess:
     def _send_descriptors(self, descriptors: list[int]) -> None:
         socket.send_fds(self._descriptors, [b"\0"], descriptors, socket.MSG_DONTWAIT)
 
-    def poll(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s``; return whether ``receive`` would not block."""
-        return self.fileno() < 0 or self._channel.wait(timeout_s)
-
     def receive(self) -> Outcome:
         """Return the reply to the last command; blocks.
 
@@ -210,7 +185,7 @@ class WorkerProcess:
             RAISED if the reply does not decode.
         """
         try:
-            reply: Outcome = self._channel.receive()
+            reply: Outcome = self.channel.receive()
         except (EOFError, OSError):
             self._descriptors.close()
             status = self.process.end()

@@ -102,19 +102,20 @@ async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> boo
     Returns:
         False if the loop's time passed ``deadline_s`` first.
     """
-    if worker.has_reply:  # read already: the socket does not become readable for it again
+    channel = worker.channel
+    if channel.has_message:  # read already: the socket does not become readable for it again
         return True
     loop = asyncio.get_running_loop()
     arrival: asyncio.Future[bool] = loop.create_future()
-    descriptor = worker.fileno()
+    descriptor = channel.connection.fileno()
 
     def advance() -> None:
-        if worker.advance():
+        if channel.advance():
             _set_result(arrival, True)
-        elif is_sending and not worker.is_sending:
+        elif is_sending and not channel.is_sending:
             loop.remove_writer(descriptor)
 
-    is_sending = worker.is_sending
+    is_sending = channel.is_sending
     timer = (
         loop.call_at(deadline_s, _set_result, arrival, False) if deadline_s is not None else None
     )
@@ -133,7 +134,7 @@ async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> boo
 
 async def take_reply(worker: WorkerProcess) -> Outcome:
     """Return the reply that has arrived, or the failure of a worker that has ended."""
-    if worker.has_reply:
+    if worker.channel.has_message:
         return worker.receive()
     # The system may take a moment to end a large process.
     return await in_thread(worker.receive)
@@ -230,22 +231,23 @@ class SessionWorker:
     def settle_numbers(self) -> None:
         """Send the worker the numbers that it must skip; see ``EndpointSide.take_skips``."""
         worker = self._started
-        if worker is not None and worker.fileno() >= 0:
+        if worker is not None and worker.channel.connection.fileno() >= 0:
             for number in self.endpoint.take_skips():
                 worker.submit(SkipRequestCommand(number))
 
     async def call(self, command: Command, deadline: Deadline, number: int = 0) -> Outcome:
         """Have ``command`` executed by an idle worker; with a number, it is a request."""
         worker = self.require()
-        if worker.fileno() < 0:
+        channel = worker.channel
+        if channel.connection.fileno() < 0:
             return Failure(FailureKind.CRASHED, _GONE)
         self.endpoint.command_sent()
         with self._timer:
             worker.submit(command, number)
             is_alone = self._pool.num_sessions == 1  # else other sessions would wait for the loop
             if is_alone:
-                self._spin.spin(worker.advance)
-            if not worker.has_reply and not await self._wait_for_reply(worker, deadline.at_s):
+                self._spin.spin(channel.advance)
+            if not channel.has_message and not await self._wait_for_reply(worker, deadline.at_s):
                 return self._late(worker, deadline.timeout_ms)
             if is_alone:
                 self._spin.learn()
@@ -292,7 +294,7 @@ class SessionWorker:
             timeout_ms: Timeout after the step, which keeps its own deadline; 0: none.
         """
         worker = self.require()
-        if worker.fileno() < 0:
+        if worker.channel.connection.fileno() < 0:
             return Failure(FailureKind.CRASHED, _GONE)
         self.endpoint.command_sent()
         worker.submit(command)
@@ -328,7 +330,7 @@ class SessionWorker:
         return failure
 
     async def _received_reply(self, worker: WorkerProcess) -> Outcome:
-        reply = worker.receive() if worker.has_reply else await take_reply(worker)
+        reply = worker.receive() if worker.channel.has_message else await take_reply(worker)
         self.endpoint.reply_received()
         if isinstance(reply, Failure) and reply.kind in _REPORTED_KINDS:
             self._report(reply)
@@ -357,7 +359,7 @@ class SessionWorker:
 
     async def _finish(self, worker: WorkerProcess, observer_grace_s: float) -> None:
         try:
-            if worker.fileno() < 0:  # it has died meanwhile
+            if worker.channel.connection.fileno() < 0:  # it has died meanwhile
                 return
             loop = asyncio.get_running_loop()
             has_finished = await wait_for_reply(worker, loop.time() + self._grace_s)
@@ -379,13 +381,13 @@ class SessionWorker:
         """
         worker, loop = self.require(), asyncio.get_running_loop()
         worker.submit(command)
-        until_s = loop.time() + _LONGEST_SENDING_S
+        channel, until_s = worker.channel, loop.time() + _LONGEST_SENDING_S
         # A command larger than the socket's buffer is sent only as the worker reads.
-        while worker.is_sending and worker.fileno() >= 0:
+        while channel.is_sending and channel.connection.fileno() >= 0:
             if loop.time() >= until_s:
                 return False
             await asyncio.sleep(_SENDING_PAUSE_S)
-            worker.advance()
+            channel.advance()
         return True
 
     async def make_ready(self, deadline: Deadline) -> Failure | None:

@@ -285,7 +285,7 @@ def test_its_death_is_seen_although_a_forked_process_lives_on(start: Start) -> N
 
     os.kill(worker.pid, signal.SIGKILL)
 
-    assert worker.poll(20.0)
+    assert worker.channel.wait(20.0)
     failure = worker.receive()
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.CRASHED
@@ -297,7 +297,7 @@ def test_an_environment_that_never_pauses_can_be_killed(start: Start) -> None:
     worker = start(lambda: FaultyEnv(Fault.SPIN))
     ask(worker, ResetCommand())
     worker.submit(StepCommand())
-    has_answered = worker.poll(0.05)
+    has_answered = worker.channel.wait(0.05)
 
     worker.kill()
 
@@ -333,7 +333,7 @@ def test_a_kill_from_another_thread_ends_the_wait(start: Start) -> None:
 
 def test_the_event_loop_finds_a_reply_that_was_read_already(cart_pole: WorkerProcess) -> None:
     cart_pole.submit(ResetCommand())
-    assert cart_pole.poll(20.0)
+    assert cart_pole.channel.wait(20.0)
 
     async def wait() -> tuple[bool, Outcome]:
         now_s = asyncio.get_running_loop().time()
@@ -695,7 +695,7 @@ def test_ending_twice_is_harmless(start: Start) -> None:
         worker.kill()
 
     assert not worker.is_alive
-    assert worker.poll(0.0)
+    assert worker.channel.wait(0.0)
     assert isinstance(ask(worker, ResetCommand()), Failure)
 
 
@@ -834,7 +834,7 @@ PARENT = textwrap.dedent("""
         worker.submit(ResetCommand())
         worker.receive()
         worker.submit(StepCommand())
-        worker.poll(0.2)
+        worker.channel.wait(0.2)
         print(worker.pid, flush=True)
         workers.append(worker)
 """)

@@ -35,18 +35,16 @@ ENOUGH_S = 30.0
 class BusyWorker:
     """A worker at a step, which replies only when the test lets it."""
 
-    has_reply = False
+    has_message = False
     contract = SimpleNamespace(num_envs=1)
 
     def __init__(self, num_pieces: int = 0) -> None:
         self.num_pieces = num_pieces
         """Of the command, that have not left; one does each time that it is asked to go on."""
         self.progress = SessionProgress.local(1)
-        self._ours, self._theirs = socket.socketpair()
+        self.connection, self._theirs = socket.socketpair()
+        self.channel = self
         self.was_killed = False
-
-    def fileno(self) -> int:
-        return self._ours.fileno()
 
     def submit(self, command: object, number: int = 0) -> None:
         """Take it, and do nothing."""
@@ -57,10 +55,10 @@ class BusyWorker:
 
     def advance(self) -> bool:
         self.num_pieces = max(0, self.num_pieces - 1)
-        return self.has_reply
+        return self.has_message
 
     def reply(self) -> None:
-        self.has_reply = True
+        self.has_message = True
         self._theirs.send(b"x")
 
     def receive(self) -> RenderReply:
@@ -68,7 +66,7 @@ class BusyWorker:
 
     def kill(self) -> None:
         self.was_killed = True
-        self._ours.close()
+        self.connection.close()
         self._theirs.close()
 
 
@@ -213,7 +211,7 @@ class Lent(SessionWorker):
         self.has_ended = asyncio.Event()
         process: Any = SimpleNamespace(
             open_direct_tcp=lambda connection: DirectHandle((), connection),
-            fileno=lambda: -1,
+            channel=SimpleNamespace(connection=SimpleNamespace(fileno=lambda: -1)),
             submit=lambda command: None,
             contract=SimpleNamespace(num_envs=1),
             is_alive=True,
