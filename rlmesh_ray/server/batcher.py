@@ -133,8 +133,7 @@ class Batcher:
         self._queue = BatchQueue(max_rows=max_rows, max_delay_s=float(max_delay_s))
         self._timer: asyncio.TimerHandle | None = None
         """Flushes when a batch need not wait for more requests any longer."""
-        self._flush = self._flush_after_delay if max_delay_s else self._flush_now
-        self._deliver = self._deliver_and_flush if max_delay_s else _deliver
+        self._has_delay = max_delay_s > 0
         # The serving loop adds to the queue, the policy's thread takes from it.
         self._lock = threading.Lock()
         self.executor = PolicyExecutor(
@@ -222,15 +221,6 @@ class Batcher:
         if self._queue.waiting:
             self._flush()
 
-    def _flush_after_delay(self) -> None:
-        """Run a batch if it waits for no more requests; else come back when it has waited."""
-        with self._lock:
-            left_s = self._queue.delay_left_s(time.monotonic(), self.num_routes)
-        if not left_s:
-            self._flush_now()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._end_delay)
-
     def _end_delay(self) -> None:
         """Flush. The batch that has waited may have left, and a later one wait: that goes on."""
         self._timer = None
@@ -246,11 +236,21 @@ class Batcher:
     ) -> None:
         """Answer a batch of the policy's thread, and let the delay of the next one begin."""
         _deliver(batch, result, run, begun_ns)
-        if self._queue.waiting and not self._is_collecting:
+        if self._has_delay and self._queue.waiting and not self._is_collecting:
             self._flush()
 
-    def _flush_now(self) -> None:
-        """Run a batch: here, if the policy is fast and free, else in its thread."""
+    def _flush(self) -> None:
+        """Run a batch: here, if the policy is fast and free, else in its thread.
+
+        If it waits for more requests, come back when it has waited.
+        """
+        if self._has_delay:
+            with self._lock:
+                left_s = self._queue.delay_left_s(time.monotonic(), self.num_routes)
+            if left_s:
+                if self._timer is None:
+                    self._timer = asyncio.get_running_loop().call_later(left_s, self._end_delay)
+                return
         if not self._latency_gate.is_fast or not self.executor.begin_inline():
             self.executor.wake()
             return
@@ -294,7 +294,7 @@ class Batcher:
     def _run_in_thread(self, batch: Sequence[PredictionRequest]) -> None:
         result = self._run(batch)
         assert self._loop is not None  # predict was called
-        self._loop.call_soon_threadsafe(self._deliver, batch, *result)
+        self._loop.call_soon_threadsafe(self._deliver_and_flush, batch, *result)
 
     def _take_batch(self) -> Sequence[PredictionRequest]:
         with self._lock:

@@ -32,7 +32,7 @@ from rlmesh_ray.server.handshake_service import (
     came_through_gateway,
 )
 from rlmesh_ray.server.idle_timeout import IdleTimeout, change_detector
-from rlmesh_ray.server.lane_session import CallOutcome, LaneSession, open_session
+from rlmesh_ray.server.lane_session import CallOutcome, LaneSession
 from rlmesh_ray.server.log_context import current, short_name
 from rlmesh_ray.server.observer_service import MAX_A_SECOND, TokenBucket
 from rlmesh_ray.server.session_limit import refusing_when_full
@@ -190,7 +190,7 @@ class EnvService:
             return
         dialect, frames, images = begun
         is_numbered = capabilities.NUMBERED_REQUESTS in offered
-        session = open_session(
+        session = LaneSession(
             self._pool,
             self._contract,
             self._step_grace_s,

@@ -116,29 +116,31 @@ class LaneSession:
     """One session with the lanes of an environment; in the serving loop.
 
     Args:
-        worker: Its worker.
+        pool: Provides its worker; the session has a place in it.
         contract: Contract of the endpoint.
+        step_grace_s: As for ``EnvServer``.
         dialect: Dialect of the client.
         tag_arrays: Whether the client knows arrays in infos.
         is_numbered: Whether the client numbers its requests (``capabilities.NUMBERED_REQUESTS``).
         steps_subsets: Whether the client may reset and step any lanes alone.
         images: How images travel in observations, which are over all lanes then; None: unchanged.
-        timer: The worker's; for a dialect with timings.
     """
 
     def __init__(
         self,
-        worker: SessionWorker,
+        pool: WorkerPool,
         contract: EnvContract,
+        step_grace_s: float,
         dialect: EnvServerDialect,
         *,
         tag_arrays: bool = False,
         is_numbered: bool = False,
         steps_subsets: bool = False,
         images: SentImages | None = None,
-        timer: RequestTimer | None = None,
     ) -> None:
-        self.worker = worker
+        self._timer = None if dialect.with_timings is None else RequestTimer()
+        self.worker = SessionWorker(pool, step_grace_s, contract.num_envs, self._timer)
+        """Its worker."""
         self.dialect = dialect
         self.is_numbered = is_numbered
         """Whether the client numbers its requests."""
@@ -149,7 +151,7 @@ class LaneSession:
         self._session = EnvSession(
             contract.num_envs,
             _new_episode_id,
-            worker.endpoint,
+            self.worker.endpoint,
             dialect.rules,
             autoresets=contract.autoreset_mode is AutoresetMode.NEXT_STEP,
             steps_subsets=steps_subsets,
@@ -162,7 +164,6 @@ class LaneSession:
         self._frames = dialect.frames
         self._tag_arrays = tag_arrays
         self._images = images
-        self._timer = timer
         self._all_lanes = tuple(range(contract.num_envs))
         self._is_running = False
         """Whether episodes run: lanes have been reset, and no failure has ended them."""
@@ -552,31 +553,6 @@ class LaneSession:
         if not self._is_released:
             self._is_released = True
             self.worker.release()
-
-
-def open_session(
-    pool: WorkerPool,
-    contract: EnvContract,
-    step_grace_s: float,
-    dialect: EnvServerDialect,
-    *,
-    tag_arrays: bool,
-    is_numbered: bool,
-    steps_subsets: bool,
-    images: SentImages | None,
-) -> LaneSession:
-    """Return a new session, whose place in the pool is reserved; see ``LaneSession``."""
-    timer = None if dialect.with_timings is None else RequestTimer()
-    return LaneSession(
-        SessionWorker(pool, step_grace_s, contract.num_envs, timer),
-        contract,
-        dialect,
-        tag_arrays=tag_arrays,
-        is_numbered=is_numbered,
-        steps_subsets=steps_subsets,
-        images=images,
-        timer=timer,
-    )
 
 
 def _new_episode_id() -> str:

@@ -21,18 +21,15 @@ from rlmesh_ray.wire import image_codec_v1, policy_v1
 _LONGEST_S = 0.001
 
 
-def busy_polled(frames: AsyncIterator[bytes], is_alone: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Return the messages in ``frames``; while the next one is due, the loop does not sleep.
+class BusyPolledFrames:
+    """The messages of a stream; while the next one is due, the loop does not sleep.
+
+    Not a generator: an abandoned one is closed in a task of its own.
 
     Args:
         frames: The messages of one stream.
         is_alone: Returns whether no other client would wait for the processor meanwhile.
     """
-    return _BusyPolledFrames(frames, is_alone)
-
-
-class _BusyPolledFrames:
-    """The polled messages. Not a generator: an abandoned one is closed in a task of its own."""
 
     def __init__(self, frames: AsyncIterator[bytes], is_alone: Callable[[], bool]) -> None:
         self._frames = aiter(frames)
@@ -131,7 +128,7 @@ class ModelService:
             generation,
             lambda: {"predictions": stream.num_predicted},
         )
-        requests = busy_polled(idle_timeout.watch(requests), lambda: counts.num_open == 1)
+        requests = BusyPolledFrames(idle_timeout.watch(requests), lambda: counts.num_open == 1)
         reader = asyncio.ensure_future(stream.read(requests))
         try:
             while (frame := await stream.outbox.get()) is not None:

@@ -6,12 +6,11 @@ from typing import Any
 
 from rlmesh_ray.protocol.env_session import RenderOutcome
 from rlmesh_ray.protocol.failure_effects import Failure
+from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.env_dialects import EDITION_DIALECT
 from rlmesh_ray.server.lane_session import LaneSession
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import DiscreteSpec
-from rlmesh_ray.transport.exactly_once import EndpointSide
-from rlmesh_ray.transport.session_progress import SessionProgress
 
 
 def contract(render_mode: str = "rgb_array") -> EnvContract:
@@ -23,8 +22,8 @@ class SlowSession(LaneSession):
     """Its client has no numbers."""
 
     def __init__(self) -> None:
-        worker: Any = SimpleNamespace(endpoint=EndpointSide(SessionProgress.local(2)))
-        super().__init__(worker, contract(), EDITION_DIALECT)
+        pool: Any = SimpleNamespace(counts=EnvCounters())
+        super().__init__(pool, contract(), 0.0, EDITION_DIALECT)
         self.log: list[str] = []
         self.gate = asyncio.Event()
         self.outcome: tuple[object, ...] | Failure = (1,)

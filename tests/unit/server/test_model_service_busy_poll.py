@@ -7,7 +7,7 @@ import pytest
 
 from rlmesh_ray import polling
 from rlmesh_ray.server import model_service
-from rlmesh_ray.server.model_service import busy_polled
+from rlmesh_ray.server.model_service import BusyPolledFrames
 
 A_WHILE = 100
 """Rounds of the loop in which all that is going to happen by itself happens."""
@@ -43,7 +43,7 @@ class Client:
     def __init__(self, clock: Clock, is_alone: Callable[[], bool] = lambda: True) -> None:
         self._clock = clock
         self._sent: asyncio.Queue[bytes] = asyncio.Queue()
-        self._heard = busy_polled(self._frames(), is_alone)
+        self._heard = BusyPolledFrames(self._frames(), is_alone)
 
     async def sends_after(self, seconds: float) -> int:
         """Have the next frame come after so long; return the turns until it was heard."""
