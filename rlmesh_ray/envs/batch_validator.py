@@ -70,7 +70,6 @@ class BatchValidator:
 
 
 def rows_of(columns: Sequence[Column], lanes: Sequence[int]) -> list[Column]:
-    """Return copies of the rows of ``lanes``, in their order."""
     return [
         tuple(column[lane] for lane in lanes) if isinstance(column, tuple) else column[list(lanes)]
         for column in columns

@@ -188,7 +188,6 @@ class _HostProcess:
         os.close(descriptor)
 
     def how_it_ended(self, channel: WorkerChannel) -> str:
-        """Return how the process ended, for the worker of ``channel``, as the end of a sentence."""
         if not self.is_over:
             return "has closed the connection"
         how = _how_it_ended(self._process.returncode)
@@ -208,7 +207,6 @@ def _hangs_up(connection: socket.socket, timeout_s: float) -> bool:
 
 
 def search_path() -> tuple[str, ...]:
-    """Return the import path of this process."""
     return tuple(str(entry) for entry in sys.path)
 
 

@@ -12,7 +12,6 @@ _MAX_BYTES = 32 * 1024
 
 
 def create() -> int:
-    """Return the descriptor of new memory, for the worker to inherit."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("rlmesh-ray-fault-log", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:

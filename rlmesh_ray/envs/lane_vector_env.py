@@ -152,7 +152,6 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         return self._rewards.index(None) if None in self._rewards else None
 
     def bind_buffers(self, observations: list[Column], results: StepArrays) -> None:
-        """Write into these buffers from now on."""
         self.observations = observations
         self.results = results
 
@@ -382,15 +381,12 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         return results
 
     def render(self) -> tuple[Any, ...]:
-        """Return one frame for each lane."""
         return tuple(env.render() for env in self.envs)
 
     def render_lanes(self, lanes: Sequence[int]) -> tuple[Any, ...]:
-        """Return the frames of ``lanes``."""
         return tuple(self.envs[lane].render() for lane in lanes)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close every environment."""
         if self._threads is not None:
             self._threads.shutdown()
         for env in self.envs:

@@ -115,11 +115,9 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
         return getattr(self._env, name)
 
     def render(self) -> Any:
-        """Return what the environment renders."""
         return self._env.render()
 
     def close(self) -> None:
-        """Close the environment."""
         self._env.close()
 
     def _observed(
@@ -147,7 +145,6 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
         return np.array([bool(by_agent.get(agent)) for agent in self._keys], np.int8)
 
     def _ending(self, terminated: ByAgent, truncated: ByAgent) -> tuple[bool, bool]:
-        """Return the terminated and truncated flags of the whole environment."""
         if ALL_AGENTS in terminated:
             return bool(terminated[ALL_AGENTS]), bool(truncated.get(ALL_AGENTS))
         if not self._is_pettingzoo:

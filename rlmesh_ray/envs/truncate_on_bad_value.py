@@ -47,7 +47,6 @@ class TruncateOnBadValue(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode."""
         observation, info = self.env.reset(seed=seed, options=options)
         self._step_count = 0
         self._found.clear()
@@ -80,7 +79,6 @@ class TruncateOnBadValue(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._ending(observation), reward if is_finite else 0.0, False, True, info
 
     def take_found(self) -> list[ConformanceWarning]:
-        """Return the warnings about truncated episodes since the last call."""
         found, self._found = self._found, []
         return found
 

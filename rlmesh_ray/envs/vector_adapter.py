@@ -64,7 +64,6 @@ class VectorEnvAdapter:
         """What ``step_columns`` writes."""
 
     def bind_buffers(self, observations: list[Column], results: StepArrays) -> None:
-        """Write into these buffers from now on."""
         self.observations = observations
         self.results = results
 
@@ -231,7 +230,6 @@ class VectorEnvAdapter:
         return tuple(rendered[lane] for lane in lanes)
 
     def close(self) -> None:
-        """Close the vector."""
         self._vector.close()
 
     def _final_infos(self, infos: Mapping[str, Any]) -> dict[int, dict[str, Any]]:

@@ -251,7 +251,6 @@ class VectorHost:
             self._lanes.note_resets = note
 
     def reset(self, command: ResetCommand) -> ResetReply | Failure:
-        """Start new episodes, in all lanes or in some."""
         lanes = command.lanes or self._all_lanes
         for lane in lanes:
             self._began[lane] = self._num_steps
@@ -270,7 +269,6 @@ class VectorHost:
         return ResetReply(self._with_warnings(infos, found), self._texts())
 
     def step(self, command: StepCommand) -> StepReply | Failure:
-        """Apply the actions in the step buffers, if they conform."""
         lanes = command.lanes
         if lanes and lanes == tuple(self._all_lanes):
             lanes = ()
@@ -330,11 +328,9 @@ class VectorHost:
         return as_frames(self._lanes.render_lanes(begun)) if self._draws and begun else []
 
     def close(self) -> None:
-        """Close the environment."""
         self._lanes.close()
 
     def _final_infos(self) -> dict[int, dict[str, Any]]:
-        """Return the last infos of the episodes that have ended just now."""
         infos = self._lanes.final_infos
         if infos and self.contract.autoreset_mode is AutoresetMode.DISABLED:
             # A step after an end reports the flags again, but no further episode has ended.
@@ -357,7 +353,6 @@ class VectorHost:
         ]
 
     def _columns(self, actions: Sequence[Column], lanes: Sequence[int]) -> list[Column]:
-        """Return the columns of a step over all lanes, for the observer."""
         # An environment may have changed its own copies of the actions; texts are in no buffer.
         taken = [
             self._over_all(own, lanes) if isinstance(own, tuple) else column
@@ -423,7 +418,6 @@ class VectorHost:
             )
 
     def take_num_deviations(self) -> int:
-        """Return the number of violations since the last call."""
         num_reported, self._num_reported = self._num_reported, self._warnings.num_found
         return self._num_reported - num_reported
 

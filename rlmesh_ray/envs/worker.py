@@ -122,7 +122,6 @@ class EnvWorker:
         return None if self._direct is None else self._direct.client.wakeup
 
     def serve_direct(self) -> None:
-        """Serve the open direct connection."""
         direct = self._direct
         assert direct is not None, "wakeup says so"
         request = direct.receive()
@@ -157,7 +156,6 @@ class EnvWorker:
         return OpenDirectReply()
 
     def close_direct(self) -> None:
-        """Close the direct connection, if there is one."""
         if self._direct is not None:
             self._direct.close()
 
@@ -310,7 +308,6 @@ class EnvWorker:
         return CloseDirectReply()
 
     def _switch_buffers(self, buffers: StepBuffers) -> None:
-        """Use ``buffers`` from now on, with the present observations and results."""
         for new, old in zip(buffers.observations, self._buffers.observations, strict=True):
             if not isinstance(new, tuple):
                 new[...] = old
@@ -538,7 +535,6 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Run the worker process."""
     socket_descriptor, _, fault_log_descriptor = map(int, sys.argv[1:])
     del sys.argv[1:]  # some simulators read the command line
     os.set_inheritable(socket_descriptor, False)

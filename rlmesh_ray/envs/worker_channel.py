@@ -77,7 +77,6 @@ class WorkerChannel:
 
     @property
     def is_sending(self) -> bool:
-        """Whether part of a frame is still unsent."""
         return bool(self._unsent)
 
     def send(self, frame: bytes) -> None:
@@ -173,7 +172,6 @@ class WorkerChannel:
         self.has_message = 0 < size <= self._num_arrived
 
     def _take(self, flags: int) -> None:
-        """Receive once into ``_data``."""
         size = self._size_bytes
         try:
             if size:
@@ -208,7 +206,6 @@ def encode(message: object) -> bytes:
 
 
 def decode(frame: bytes) -> Any:
-    """Return the message in a frame from ``encode``."""
     return pickle.loads(memoryview(frame)[_HEADER.size :])
 
 
@@ -271,7 +268,6 @@ NumberedCommand = tuple[int, Command]
 
 
 def command_frame(command: Command, number: int = 0) -> bytes:
-    """Return the frame of ``command`` for the request with this number."""
     is_plain = type(command) is StepCommand and not (
         command.text_columns or command.lanes or command.autoreset_lanes
     )

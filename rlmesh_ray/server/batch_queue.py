@@ -152,7 +152,6 @@ class BatchQueue:
         self._busy_s += took_s
 
     def statistics(self) -> BatchQueueStatistics:
-        """Return a snapshot of the counters."""
         return BatchQueueStatistics(
             items_waiting=len(self.waiting),
             rows_waiting=sum(len(item.slots) for item in self.waiting),

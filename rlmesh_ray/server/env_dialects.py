@@ -113,7 +113,6 @@ class DialectService(Protocol):
 
 
 def load_dialect_services(enabled: Collection[str]) -> list[type[DialectService]]:
-    """Return the services that the enabled dialects add to the endpoint of an environment."""
     return [
         each.load("server.service").ENV_SERVICE
         for each in registry.DIALECTS

@@ -155,7 +155,6 @@ class EnvService:
         self._handshakes = HandshakeService(self._dialects, able, options, contract, obstacles)
 
     def handlers(self, *, has_observers: bool) -> list[grpc.GenericRpcHandler]:
-        """Return the gRPC handlers of the services that are offered."""
         offered: dict[str, dict[str, Callable[..., object]]] = {}
         if self._allowed_calls:
             offered[lane_calls_v1.SERVICE] = {"Call": self.call}
@@ -308,7 +307,6 @@ class EnvService:
     # --- calls into lanes, and direct connections --------------------------------------------
 
     async def call(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Answer a call into the lanes of the session that the metadata name."""
         call = parsed(lane_calls_v1.parse_call, data)
         del data
         if isinstance(call, CodecError):
@@ -328,7 +326,6 @@ class EnvService:
         return lane_calls_v1.pack_response(outcome)
 
     def _objection(self, call: LaneCall) -> CallFailed | None:
-        """Return the error of a call with invalid arguments."""
         if call.name not in self._allowed_calls:
             return CallFailed(
                 EnvErrorCode.INVALID_ACTION,
@@ -345,7 +342,6 @@ class EnvService:
         return None
 
     async def open_tcp(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Return a ticket for a direct TCP connection of the session that the metadata name."""
         timeout_ms = parsed(transport_v1.parse_request, data)
         if isinstance(timeout_ms, CodecError):
             await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(timeout_ms))
@@ -360,7 +356,6 @@ class EnvService:
     # --- observers ----------------------------------------------------------------------------
 
     async def list(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Return the open sessions, with their counters."""
         del data  # the request is empty
         if not self._lists.take():
             message = f"{MAX_A_SECOND} lists of sessions a second are allowed here; ask less often"
@@ -368,7 +363,6 @@ class EnvService:
         return observe_v1.pack_sessions(each.report(name) for name, each in self._open.items())
 
     async def render(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Return a picture of a session's lane."""
         request = parsed(observe_v1.parse_render_request, data)
         del data
         if isinstance(request, CodecError):
@@ -404,7 +398,6 @@ class EnvService:
         return observe_v1.pack_png(outcome.png)
 
     async def _limit_pictures(self, own: _OpenSession, context: grpc.aio.ServicerContext) -> None:
-        """Refuse a picture that would take too much of a session's time."""
         message = ""
         if own.session.is_observed:
             message = (
@@ -429,7 +422,6 @@ async def _refuse_picture(context: grpc.aio.ServicerContext, message: str) -> No
 
 
 def session_id_of(context: grpc.aio.ServicerContext) -> str:
-    """Return the session id in the metadata of a call; empty: none."""
     metadata = dict(context.invocation_metadata() or ())
     return str(metadata.get(capabilities.SESSION_METADATA_KEY, ""))
 

@@ -299,7 +299,6 @@ class HandshakeService:
         return FirstMessage(generation, frame)
 
     async def require_enabled(self, generation: str, context: grpc.aio.ServicerContext) -> None:
-        """Abort the call of a client whose generation is not served."""
         if generation in self._obstacles:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self._obstacles[generation])
 

@@ -76,11 +76,9 @@ class RequestTimer:
         self._replied_ns = 0
 
     def note_arrival(self) -> None:
-        """Record that a request has been taken off the stream."""
         self._arrived_ns = time.perf_counter_ns()
 
     def begin(self) -> None:
-        """Record that the request's turn has come."""
         self._begun_ns = time.perf_counter_ns()
         self._asked_ns = None
 
@@ -216,7 +214,6 @@ class LaneSession:
             self._advanced.set()
 
     async def _gets_turn(self, timeout_s: float) -> bool:
-        """Wait for the turn; return whether it has come in time."""
         try:
             async with asyncio.timeout(timeout_s or None):
                 return await self._turn.acquire()
@@ -405,7 +402,6 @@ class LaneSession:
         return await self._until_done(self._call_in_turn(call), self._calls)
 
     def refuse(self, call: LaneCall) -> None:
-        """Skip a call that is not allowed."""
         self._skip(call)
         self._advanced.set()
 
@@ -530,7 +526,6 @@ class LaneSession:
             return None if direct is None or direct.is_disconnected else direct
 
     async def close_direct(self) -> None:
-        """Close the direct connection between two requests."""
         async with self._turn:
             if not self._is_released:
                 await self.worker.close_direct()

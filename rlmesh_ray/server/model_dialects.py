@@ -74,11 +74,9 @@ class EditionModelServerDialect:
         self.frame: Callable[[Any], bytes] = edition.pack_response
 
     def receive(self, session: ModelSession, frame: bytes) -> list[ModelSessionOutput]:
-        """Pass the one request in a frame to the session."""
         return [session.receive(edition.parse_request(frame))]
 
     def lanes(self, contract: EnvContract) -> RouteLanes:
-        """Return the lanes of the contract."""
         return ContractLanes(contract.num_envs)
 
     def values(self, contract: EnvContract) -> BatchCodecs:

@@ -63,7 +63,6 @@ class BusyPolledFrames:
                 self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Let the loop poll its sockets, and run again."""
         if time.perf_counter() < self._until_s:
             os.sched_yield()
             self._loop.call_soon(self._turn)
@@ -103,7 +102,6 @@ class ModelService:
         )
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return the handlers for a gRPC server."""
         return self._handshakes.handlers(SERVICE, self.join)
 
     async def join(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:

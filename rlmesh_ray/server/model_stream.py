@@ -135,7 +135,6 @@ class ModelStream:
 
     @property
     def is_awaiting_answer(self) -> bool:
-        """Whether a request waits for its answer."""
         return self._num_pending > 0
 
     async def read(self, rest: AsyncIterator[bytes]) -> None:
@@ -179,13 +178,11 @@ class ModelStream:
             self._fail()
 
     def note_taken(self) -> None:
-        """Note that a response has been sent."""
         self._num_pending -= 1
         self._drain.end_request()
         self._taken.set()
 
     async def release(self) -> None:
-        """Drop what is unfinished and free the routes."""
         self._is_released = True
         self._drain.end_request(self._num_pending)
         for prediction in self._predicting.values():
@@ -197,7 +194,6 @@ class ModelStream:
         await self._routes.abandon()
 
     def _fail(self) -> None:
-        """End the session, in the handler of an unexpected error."""
         with logged_as(*self._names):
             _LOG.exception("a model session has failed; please report this")
         self.has_failed = True

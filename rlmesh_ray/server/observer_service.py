@@ -29,7 +29,6 @@ class TokenBucket:
         self._refilled_s = clock()
 
     def take(self) -> bool:
-        """Return whether an event is allowed now, and count it."""
         now_s = self._clock()
         grown = (now_s - self._refilled_s) * self._rate
         self._tokens, self._refilled_s = min(self._rate, self._tokens + grown), now_s
@@ -56,12 +55,10 @@ class StatisticsService:
         self._allowed = TokenBucket(MAX_A_SECOND, clock)
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return the handlers for a gRPC server."""
         calls = {"Statistics": grpc.unary_unary_rpc_method_handler(self.statistics)}
         return grpc.method_handlers_generic_handler(wire.SERVICE, calls)
 
     async def statistics(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Return the statistics."""
         del data  # the request is empty
         if not self._allowed.take():
             message = f"statistics may be asked for {MAX_A_SECOND} times a second; ask less often"

@@ -239,7 +239,6 @@ class PolicyExecutor:
             self._is_asleep = False
 
     def _take_turn(self) -> bool:
-        """Run one call and one batch; return whether there was any."""
         with self._lock:
             call = self._calls.popleft() if self._calls else None
             if call is not None:

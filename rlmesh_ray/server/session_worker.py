@@ -86,7 +86,6 @@ class Deadline:
 
     @property
     def has_passed(self) -> bool:
-        """Whether that time has come."""
         return self.at_s is not None and asyncio.get_running_loop().time() >= self.at_s
 
 
@@ -191,7 +190,6 @@ class SessionWorker:
         return self.endpoint.progress
 
     def require(self) -> WorkerProcess:
-        """Return the process, which must exist."""
         assert self.process is not None, "the session lets no Step through before a Reset is done"
         return self.process
 
@@ -224,7 +222,6 @@ class SessionWorker:
         return reply
 
     def skip(self, number: int, *, has_failed: bool = False) -> None:
-        """See ``EndpointSide.skip``."""
         self.endpoint.skip(number, has_failed=has_failed)
         self.settle_numbers()
 
@@ -422,7 +419,6 @@ class SessionWorker:
         return None
 
     async def make_idle(self, deadline: Deadline) -> Failure | None:
-        """Wait for a worker that is still busy; return the failure if it stays so."""
         try:
             with self._timer:
                 async with asyncio.timeout_at(deadline.at_s):
@@ -452,12 +448,10 @@ class SessionWorker:
 
     @property
     def is_direct_busy(self) -> bool:
-        """Whether a step is in progress over the direct connection."""
         return self._is_connected and self.progress.is_busy
 
     @property
     def overdue(self) -> Failure:
-        """The answer to the step that is overdue."""
         assert self._overdue is not None, "a step is overdue"
         return self._overdue
 
@@ -525,7 +519,6 @@ class SessionWorker:
             self.disconnect()
 
     def disconnect(self) -> None:
-        """End the direct connection at once, if there is one."""
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
@@ -580,7 +573,6 @@ class SessionWorker:
     # --- the log ----------------------------------------------------------------------------
 
     def failed(self, kind: FailureKind, message: str, debug_info: str = "") -> Failure:
-        """Log a failure of the environment, and return it."""
         failure = Failure(kind, message, debug_info)
         self._report(failure)
         return failure
@@ -612,12 +604,10 @@ class SessionWorker:
             self._pool.failures.note(failure, detail)
 
     def warn(self, message: str, *values: object) -> None:
-        """Log a warning about this session."""
         with logged_as(*self._log_names):
             _LOG.warning(message, *values)
 
     def note_error(self, code: str) -> None:
-        """Count an error that a request was answered with."""
         self._pool.counts.sessions.note_error(code)
 
 

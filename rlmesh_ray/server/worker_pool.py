@@ -213,12 +213,10 @@ class WorkerPool:
         return next(filter(None, joined), None)
 
     def _leave(self, starting: "asyncio.Future[WorkerProcess]") -> None:
-        """Let ``starting`` go on for the next session."""
         self._orphans.add(starting)
         starting.add_done_callback(self._adopt)
 
     def _adopt(self, started: "asyncio.Future[WorkerProcess]") -> None:
-        """Keep or end a worker whose caller was cancelled."""
         if started not in self._orphans:
             return  # another session has taken it over
         self._orphans.remove(started)

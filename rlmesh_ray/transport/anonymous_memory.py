@@ -18,12 +18,10 @@ def can_seal() -> bool:
 
 
 def create_step_buffers(contract: EnvContract) -> int:
-    """Return the descriptor of new memory for a ``StepBuffers``."""
     return create_memory(size_bytes(contract))
 
 
 def create_progress(num_lanes: int) -> int:
-    """Return the descriptor of new memory for a ``SessionProgress``."""
     return create_memory(SessionProgress.size_bytes(num_lanes))
 
 

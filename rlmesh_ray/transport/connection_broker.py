@@ -95,7 +95,6 @@ class ConnectionBroker:
         return offered_capabilities
 
     async def start(self) -> None:
-        """Start listening, where a direct transport is offered."""
         if self._name:
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(shared_memory.SOCKET_PREFIX + self._name.encode())

@@ -173,7 +173,6 @@ class DirectConnection:
 
     @property
     def action(self) -> list[Column]:
-        """Views of the last sent action columns."""
         return self._buffers.actions
 
     def receive(self, timeout_s: float) -> bytes | None:
@@ -227,7 +226,6 @@ class DirectConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether this end is open."""
         return self.worker_socket.wakeup is not None
 
     def close(self) -> None:
@@ -314,7 +312,6 @@ class DirectConnection:
 
 
 def is_reachable(name: str) -> bool:
-    """Return whether the socket of an endpoint's shared memory is reachable from this process."""
     where = wire.socket_address(name) if IS_SUPPORTED else None
     if where is None:
         return False

@@ -108,7 +108,6 @@ class DirectConnector:
 
     @property
     def is_open(self) -> bool:
-        """Whether the direct connection is open."""
         return self._direct is not None and self._direct.is_open
 
     @property

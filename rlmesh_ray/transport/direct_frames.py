@@ -97,7 +97,6 @@ class FrameReader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all buffers are full."""
         return self.num_received == self._num_wanted
 
     def receive(self, connection: socket.socket) -> None:

@@ -30,12 +30,10 @@ class DirectHandle:
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether ``disconnect`` was called."""
         return self._connection.fileno() < 0
 
     @property
     def has_ended(self) -> bool:
-        """Whether the client has closed the connection."""
         try:
             return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:

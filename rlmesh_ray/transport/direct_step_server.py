@@ -67,7 +67,6 @@ class DirectStepServer:
         self._tracker = EpisodeTracker(len(buffers.results.rewards), str, progress)
 
     def set_episodes(self, episodes: Sequence[EpisodeStart | None]) -> None:
-        """Set the latest episode of each lane."""
         self._tracker.set_episodes(episodes)
 
     def close(self) -> None:
@@ -114,7 +113,6 @@ class DirectStepServer:
         return number, min(timeout_ms, LARGEST), is_render
 
     def load(self) -> None:
-        """Copy the received actions into the step buffers."""
         self._targets[:] = self._actions
 
     def answer(self, number: int, body: bytes | None) -> None:

@@ -55,12 +55,10 @@ class SessionProgress:
 
     @staticmethod
     def size_bytes(num_lanes: int) -> int:
-        """Return the size of the memory for ``num_lanes`` lanes."""
         return _COUNTS_AT + 2 * _half_bytes(num_lanes)
 
     @classmethod
     def local(cls, num_lanes: int) -> Self:
-        """Return a progress in memory that is not shared."""
         return cls(memoryview(bytearray(cls.size_bytes(num_lanes))), num_lanes)
 
     # --- reading --------------------------------------------------------------------------
@@ -82,12 +80,10 @@ class SessionProgress:
 
     @property
     def num_lane_steps(self) -> int:
-        """Number of successful steps of single lanes."""
         return self._fields[_LANE_STEPS]
 
     @property
     def num_ended(self) -> int:
-        """Number of ended episodes."""
         return self._fields[_NUM_ENDED]
 
     @property
@@ -119,7 +115,6 @@ class SessionProgress:
 
     @property
     def elapsed_ns(self) -> int:
-        """Time since the request in progress has begun."""
         return time.monotonic_ns() - self._fields[_BEGUN_NS]
 
     def counts_after(self, number: int) -> EpisodeCounts:

@@ -41,12 +41,10 @@ class ClientHello:
     timeout_ms: int
 
     def pack(self) -> bytes:
-        """Return the encoded greeting."""
         return _HELLO.pack(self.session_id.encode("ascii"), self.timeout_ms)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Return the greeting in ``HELLO_BYTES`` of ``data``, which are always valid."""
         session_id, timeout_ms = _HELLO.unpack(data)
         return cls(session_id.decode("ascii", "replace"), timeout_ms)
 

@@ -75,7 +75,6 @@ def size_bytes(contract: EnvContract) -> int:
 
 
 def _request_bytes(contract: EnvContract) -> int:
-    """Return the size of the actions' part of the memory."""
     num_actions = sum(leaf.dtype is not None for leaf in leaves(contract.action_space))
     offsets = (offset for offset, _, _ in _layout(contract))
     return next(islice(offsets, num_actions, None))

@@ -40,7 +40,6 @@ class Ticket:
 
 
 def new_ticket(endpoint: str) -> Ticket:
-    """Return a ticket with a random id and key."""
     return Ticket(secrets.token_bytes(TICKET_ID_BYTES), secrets.token_bytes(KEY_BYTES), endpoint)
 
 
@@ -86,5 +85,4 @@ class TicketIssuer:
         return None if issued is None or issued.until_s < time.monotonic() else issued
 
     def clear(self) -> None:
-        """Forget all tickets."""
         self._issued.clear()
