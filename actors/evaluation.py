@@ -9,9 +9,9 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
 
 import ray
 
@@ -26,21 +26,14 @@ from rlmesh_ray.errors import (
     EvaluationInterruptedError,
     RlmeshError,
 )
-from rlmesh_ray.evaluation import (
-    EndpointCounters,
-    EpisodeResult,
-    EvaluationOptions,
-    EvaluationResult,
-    Loss,
-    Schedule,
-    check_seeds,
-    evaluate_indices,
-    warn_of_missing_reports,
-)
+from rlmesh_ray.evaluation.episode_schedule import Schedule
+from rlmesh_ray.evaluation.options import EvaluationOptions
+from rlmesh_ray.evaluation.result import EndpointCounters, EpisodeResult, EvaluationResult, Loss
+from rlmesh_ray.evaluation.run import evaluate_indices, warn_of_missing_reports
+from rlmesh_ray.evaluation.seeds import checked_seed
 from rlmesh_ray.evaluation.session_sources import EndpointDirectory, is_fleet, resolver_of, token_at
-from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S
-from rlmesh_ray.spaces.images import Resize
-from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
+from rlmesh_ray.options import completed, takes_options
+from rlmesh_ray.spaces.observation_map import as_observation_map
 
 _POLL_S = 0.5
 _END_S = 5.0
@@ -48,29 +41,17 @@ _MOST_LOSSES = 3
 """Times that a worker may die in a row, without a finished episode in between."""
 
 
-def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands alone
+@takes_options(EvaluationOptions)
+def evaluate_on_ray(
     env: Any,
     model: Any,
     *,
     episodes: int,
-    seed: int | None = None,
     num_workers: int | None = None,
     num_cpus: float = 1.0,
-    token: TokenSource | None = None,
-    model_token: TokenSource | None = None,
-    on_episode: Callable[[EpisodeResult], None] | None = None,
-    on_loss: Callable[[Loss], None] | None = None,
-    env_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
-    reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
-    model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
-    reconnect_timeout_s: float = 30.0,
-    max_interruptions: int = 5,
-    observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
-    execution_horizon: int = 1,
-    image_codec: str | None = None,
-    resize: Resize | None = None,
     actor_options: Mapping[str, Any] | None = None,
     start_timeout_s: float = 120.0,
+    **options: Unpack[EvaluationOptions],
 ) -> EvaluationResult:
     """Run episodes as ``evaluate`` does, from several processes on Ray.
 
@@ -82,25 +63,12 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         env: A fleet, an address, or a list of addresses that all nodes can reach.
         model: The same, or a function, which is pickled for the workers.
         episodes: Number of episodes, at least 1.
-        seed: See ``evaluate``.
         num_workers: Number of workers; default: one for each endpoint of the environment. With
             more, several have a session with the same endpoint.
         num_cpus: CPUs that Ray reserves for each worker.
-        token: See ``evaluate``; a ``TokenFile`` must be on the workers' nodes.
-        model_token: Likewise.
-        on_episode: Called with each episode, in the caller's thread, soon after it has ended.
-        on_loss: Called in the caller's thread when an endpoint fails, unless its error is raised.
-        env_timeout_s: See ``evaluate``.
-        reset_timeout_s: See ``evaluate``.
-        model_timeout_s: See ``evaluate``.
-        reconnect_timeout_s: See ``evaluate``; for each worker and its own endpoints.
-        max_interruptions: See ``evaluate``; for each worker.
-        observation_map: See ``evaluate``.
-        execution_horizon: See ``evaluate``.
-        image_codec: See ``evaluate``.
-        resize: See ``evaluate``.
         actor_options: Further options of each worker: ``resources``, ``scheduling_strategy``, ...
         start_timeout_s: How long to wait until all workers run.
+        **options: See ``EvaluationOptions``.
 
     Raises:
         ConfigurationError: An argument is wrong, or cannot be sent to another process.
@@ -108,26 +76,12 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         EvaluationInterruptedError: No worker is left; holds the finished episodes.
         RlmeshError: As ``evaluate`` raises it.
     """
-    check_seeds(episodes, seed)
-    options = EvaluationOptions(
-        seed=seed,
-        token=token,
-        model_token=token if model_token is None else model_token,
-        on_episode=on_episode,
-        on_loss=on_loss,
-        env_timeout_s=env_timeout_s,
-        reset_timeout_s=reset_timeout_s,
-        model_timeout_s=model_timeout_s,
-        reconnect_timeout_s=reconnect_timeout_s,
-        max_interruptions=max_interruptions,
-        observation_map=as_observation_map(observation_map),
-        execution_horizon=execution_horizon,
-        image_codec=image_codec,
-        resize=resize,
-    )
+    given = completed("evaluate_on_ray", EvaluationOptions, options)
+    given["seed"] = checked_seed(episodes, given["seed"])
+    given["observation_map"] = as_observation_map(given["observation_map"])
     shares = split_endpoints(env, model, num_workers)
     placement = {"num_cpus": num_cpus, "scheduling_strategy": "DEFAULT", **(actor_options or {})}
-    silent = replace(options, on_episode=None, on_loss=None)
+    silent = EvaluationOptions(**{**given, "on_episode": None, "on_loss": None})
     worker_class: Any = EvaluationWorker
     if callable(model):  # kept until the end: Ray restarts workers with it
         durable_policy = durable("the policy", model)
@@ -136,7 +90,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
     try:
         starting = [worker.ready.remote() for worker in workers]
         await_start(starting, "workers", {"CPU": num_cpus}, start_timeout_s)
-        result = _EvaluationCoordinator(workers, range(episodes), options).run()
+        result = _EvaluationCoordinator(workers, range(episodes), given).run()
     finally:
         for worker in workers:
             ray.kill(worker)
@@ -214,11 +168,10 @@ class EvaluationWorker:
             news.put(episode)
 
         # An endpoint may die between two chunks, and be back in a moment.
-        options = replace(
-            self._options, on_episode=note, on_loss=news.put, is_known=self._has_worked
-        )
+        are_known = self._has_worked
+        options = EvaluationOptions(**{**self._options, "on_episode": note, "on_loss": news.put})
         try:
-            evaluate_indices(self._env, self._model, indices, options)
+            evaluate_indices(self._env, self._model, indices, options, are_known=are_known)
             news.put(None)
         except BaseException as error:  # noqa: BLE001  # raised again where Ray sees it
             news.put(error)
@@ -297,13 +250,13 @@ class _EvaluationCoordinator:
         for one in news:
             self._counters.note(one)
             if isinstance(one, Loss):
-                if self._options.on_loss is not None:
-                    self._options.on_loss(one)
+                if self._options["on_loss"] is not None:
+                    self._options["on_loss"](one)
                 continue
             self._schedule.finish(chunk.key, chunk.lanes[one.index])
             self._finished.append(one)
-            if self._options.on_episode is not None:
-                self._options.on_episode(one)
+            if self._options["on_episode"] is not None:
+                self._options["on_episode"](one)
 
     def _lose(self, chunk: "_Chunk", error: Exception) -> None:
         self._schedule.lose(chunk.key)

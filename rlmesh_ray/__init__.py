@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
     from rlmesh_ray.dialects.rllink.client.agents import LocalAgent, RemoteAgent
     from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
-    from rlmesh_ray.evaluation import EvaluationResult, evaluate
+    from rlmesh_ray.evaluation.result import EvaluationResult
+    from rlmesh_ray.evaluation.run import evaluate
     from rlmesh_ray.server.env_server import EnvServer
     from rlmesh_ray.server.metrics_server import serve_metrics
     from rlmesh_ray.server.model_server import ModelServer
@@ -45,7 +46,7 @@ _HOMES = {
     "EndpointObserver": "rlmesh_ray.client.observer",
     "EnvContract": "rlmesh_ray.spaces.contract",
     "EnvServer": "rlmesh_ray.server.env_server",
-    "EvaluationResult": "rlmesh_ray.evaluation",
+    "EvaluationResult": "rlmesh_ray.evaluation.result",
     "LocalAgent": "rlmesh_ray.dialects.rllink.client.agents",
     "MeasuredEndpoint": "rlmesh_ray.server.statistics",
     "ModelServer": "rlmesh_ray.server.model_server",
@@ -59,7 +60,7 @@ _HOMES = {
     "ServerTls": "rlmesh_ray.auth.server_tls",
     "Slots": "rlmesh_ray.client.remote_model",
     "TokenFile": "rlmesh_ray.auth.token_file",
-    "evaluate": "rlmesh_ray.evaluation",
+    "evaluate": "rlmesh_ray.evaluation.run",
     "from_gymnasium": "rlmesh_ray.spaces.gym_conversion",
     "serve_metrics": "rlmesh_ray.server.metrics_server",
 }

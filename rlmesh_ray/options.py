@@ -232,6 +232,7 @@ class Group(enum.StrEnum):
 
     ENVIRONMENT = "Environment"
     POLICY = "Policy"
+    EPISODES = "Episodes"
     SERVING = "Serving"
     LIMITS = "Limits"
     CONNECTION = "Connection"
@@ -294,6 +295,10 @@ _REMOVED = {
     "data_advertise": "give both ports as data_address (--data-address) HOST:PORT/ADVERTISED",
     "model_token_file": _DIAL_OPENPI,
     "model_tls_ca": _DIAL_OPENPI,
+    "env_timeout_s": "give step_timeout_s (--step-timeout), for environments and for policies",
+    "model_timeout_s": "give step_timeout_s (--step-timeout), for environments and for policies",
+    "model_token": "give the model as a ConnectOptions(address, token)",
+    "max_interruptions": "an evaluation ends when an episode is interrupted more than 5 times",
 }
 """What to do instead of giving an option that has left, by its name in Python."""
 OptionsT = TypeVar("OptionsT", bound=Mapping[str, Any])
@@ -360,7 +365,8 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 def removed_option(name: str) -> str:
     """Return what to do instead of giving an option or flag that has left; empty: it has not."""
-    return _REMOVED.get(name.removeprefix("--").removeprefix("no-").replace("-", "_"), "")
+    name = name.removeprefix("--").removeprefix("no-").replace("-", "_")
+    return _REMOVED.get(name) or _REMOVED.get(f"{name}_s", "")
 
 
 def takes_no_more(**instead: str) -> Callable[[_TakerT], _TakerT]:

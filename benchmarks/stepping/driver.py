@@ -17,7 +17,7 @@ from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.client.remote_env import RemoteEnv
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
-from rlmesh_ray.evaluation import evaluate
+from rlmesh_ray.evaluation.run import evaluate
 from rlmesh_ray.protocol import messages
 from rlmesh_ray.wire.rlmesh_v1.env import pack_step
 

@@ -5,14 +5,10 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from rlmesh_ray.cli.options.common import OUTPUT
 from rlmesh_ray.server.log_context import ContextFilter
 from rlmesh_ray.server.log_format import (
-    FORMAT_VARIABLE,
     LogFormat,
     formatter_of,
     log_to_stderr,
@@ -20,17 +16,6 @@ from rlmesh_ray.server.log_format import (
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-
-LogFormatOption = Annotated[
-    LogFormat,
-    typer.Option(
-        "--log-format",
-        envvar=FORMAT_VARIABLE,
-        show_envvar=True,
-        rich_help_panel=OUTPUT,
-        help="Format of the log (warnings, sessions) on stderr.",
-    ),
-]
 
 
 def set_up(*, is_debug: bool) -> None:

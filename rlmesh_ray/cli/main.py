@@ -29,6 +29,7 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.error_reporting import describe, exit_code, is_reader_gone, trace
 from rlmesh_ray.cli.log_setup import set_up
 from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag
+from rlmesh_ray.cli.options.flags import as_command
 from rlmesh_ray.cli.signals import INTERRUPTED, has_interrupt, interrupt_on_sigterm
 from rlmesh_ray.options import removed_option
 
@@ -118,7 +119,7 @@ for command, examples in (
 ):
     name = command.__name__.replace("_", "-")
     lines = [f"rlmesh-ray {name} {example}" for example in examples]
-    app.command(name, cls=ReadableCommand, epilog="\n".join(lines))(command)
+    app.command(name, cls=ReadableCommand, epilog="\n".join(lines))(as_command(command))
 
 
 @app.callback(invoke_without_command=True)

@@ -6,15 +6,16 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from rlmesh_ray import __version__
 from rlmesh_ray.auth.token_file import PoolTokenFile, TokenFile, TokenSource, endpoint_token
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.options.common import POOL, at_most_a_day_s, file_option
+from rlmesh_ray.cli.options.common import POOL, client_tls, file_flag, flag
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.protocol.pool_membership import RegistrationAccepted, checked_name
 
@@ -25,66 +26,135 @@ if TYPE_CHECKING:
     from rlmesh_ray.server.statistics import Statistics
 
 POOL_TOKEN_VARIABLE = "RLMESH_RAY_POOL_TOKEN"
+_DAY_S = 86_400.0
 
-RegisterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--register",
-        metavar="POOL@HOST:PORT",
-        rich_help_panel=POOL,
-        help="Name of the pool, and its registrar's address.",
-    ),
-]
-PoolTokenOption = Annotated[
-    Path | None,
-    file_option(
-        "--pool-token-file",
+
+def _at_most_a_day(_: str, value_s: float) -> None:
+    if value_s > _DAY_S:
+        raise ConfigurationError(f"{value_s} is more than {_DAY_S:g} seconds, a day")
+    require_seconds("", value_s, allow_zero=True)
+
+
+def pool_token_flag() -> Any:
+    """Return the field for the file of a pool's token."""
+    return file_flag(
+        POOL, "The pool's token; mode 0600.", show_default=f"the token in {POOL_TOKEN_VARIABLE}"
+    )
+
+
+@dataclass(frozen=True)
+class MemberFlags:
+    """How an endpoint introduces itself to a pool's registrar."""
+
+    pool_token_file: Path | None = pool_token_flag()
+    endpoint_id: str | None = flag(
         POOL,
-        "The pool's token; mode 0600.",
-        show_default=f"the token in {POOL_TOKEN_VARIABLE}",
-    ),
-]
-EndpointIdOption = Annotated[
-    str | None,
-    typer.Option(
-        "--endpoint-id",
+        "Name of this endpoint in the pool and in the log.",
         metavar="NAME",
-        rich_help_panel=POOL,
-        help="Name of this endpoint in the pool and in the log.",
         show_default="the host's name and a number",
-    ),
-]
-AdvertiseOption = Annotated[
-    str | None,
-    typer.Option(
-        "--advertise",
-        metavar="HOST:PORT",
-        rich_help_panel=POOL,
-        help="Address that clients dial, if it is not --address; port 0: the same port.",
-    ),
-]
-PoolAuthorityOption = Annotated[
-    Path | None,
-    file_option(
-        "--pool-tls-ca",
+    )
+    pool_tls_ca: Path | None = file_flag(
         POOL,
         "Use TLS with the registrar; the authority that signed its certificate (PEM). "
         "--tls-cert, if given, is presented.",
-    ),
-]
+    )
+
+    def config(
+        self,
+        register: str,
+        address: str,
+        advertise: str | None,
+        tls: "ClientTls | None",
+        leave_time_s: float = 0.0,
+    ) -> "RegistrationConfig":
+        """Return the settings with which an endpoint registers.
+
+        Args:
+            register: ``POOL@HOST:PORT``.
+            address: Where the endpoint listens.
+            advertise: The address that clients dial; None: ``address``.
+            tls: TLS files for the registrar; None: plain text.
+            leave_time_s: How long sessions have to move when the endpoint stops.
+
+        Raises:
+            ConfigurationError: An option is malformed, or an address is a unix socket.
+        """
+        pool, separator, registrar = register.partition("@")
+        if not separator:
+            raise ConfigurationError(
+                f"{register!r} names no pool: write POOL@HOST:PORT, the pool's name and its "
+                "registrar's address"
+            )
+        listening = parse_address(address)
+        advertised = None if advertise is None else parse_address(advertise)
+        if listening.path or (advertised is not None and advertised.path):
+            raise ConfigurationError(
+                "an endpoint that registers with a pool has clients on other machines: write "
+                "HOST:PORT in place of a unix socket"
+            )
+        return RegistrationConfig(
+            checked_name(pool, "pool"),
+            str(parse_address(registrar)),
+            _default_endpoint_id()
+            if self.endpoint_id is None
+            else checked_name(self.endpoint_id, "endpoint-id"),
+            pool_secret(self.pool_token_file),
+            tls,
+            listening,
+            advertised,
+            leave_time_s,
+        )
 
 
-LeaveTimeOption = Annotated[
-    float | None,
-    typer.Option(
-        "--leave-time",
+@dataclass(frozen=True)
+class _Register:
+    register: str | None = flag(
+        POOL, "Name of the pool, and its registrar's address.", metavar="POOL@HOST:PORT"
+    )
+
+
+@dataclass(frozen=True)
+class PoolFlags(MemberFlags, _Register):
+    """Whether and how a served environment registers with a pool."""
+
+    advertise: str | None = flag(
+        POOL,
+        "Address that clients dial, if it is not --address; port 0: the same port.",
+        metavar="HOST:PORT",
+    )
+    leave_time: float | None = flag(
+        POOL,
+        "On stop, time for sessions to move away.",
+        check=_at_most_a_day,
         metavar="SECONDS",
-        rich_help_panel=POOL,
-        callback=at_most_a_day_s,
-        help="On stop, time for sessions to move away.",
         show_default="0",
-    ),
-]
+    )
+
+    def entry(
+        self, address: str, certificate: tuple[Path | None, Path | None]
+    ) -> "RegistrationConfig | None":
+        """Return the settings with which the endpoint registers; None: it does not.
+
+        Args:
+            address: Where the endpoint listens.
+            certificate: What it presents to the registrar, and the private key.
+
+        Raises:
+            typer.BadParameter: A flag for a pool is given where no pool is named.
+            ConfigurationError: An option is malformed, or an address is a unix socket.
+        """
+        if self.register is not None:
+            tls = client_tls(self.pool_tls_ca, *certificate) if self.pool_tls_ca else None
+            return self.config(self.register, address, self.advertise, tls, self.leave_time or 0.0)
+        if any(
+            each is not None
+            for each in (self.pool_token_file, self.advertise, self.pool_tls_ca, self.leave_time)
+        ):
+            raise typer.BadParameter(
+                "only for an endpoint that registers with a pool: add --register POOL@HOST:PORT",
+                param_hint=["--pool-token-file", "--advertise", "--pool-tls-ca", "--leave-time"],
+            )
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,64 +207,6 @@ class RegistrationConfig:
         if self.advertised is not None:
             return self.advertised.host, self.advertised.port or bound.port
         return "" if is_wildcard(self.listening) else bound.host, bound.port
-
-
-def require_unused(*options: object) -> None:
-    """Refuse options for a pool where no pool is named.
-
-    Raises:
-        typer.BadParameter: One of them is given.
-    """
-    if any(option is not None for option in options):
-        raise typer.BadParameter(
-            "only for an endpoint that registers with a pool: add --register POOL@HOST:PORT",
-            param_hint=["--pool-token-file", "--advertise", "--pool-tls-ca", "--leave-time"],
-        )
-
-
-def registration_config(
-    register: str,
-    token_file: Path | None,
-    endpoint_id: str | None,
-    tls: "ClientTls | None",
-    addresses: tuple[str, str | None],
-) -> RegistrationConfig:
-    """Return the settings with which an endpoint registers.
-
-    Args:
-        register: ``--register``.
-        token_file: ``--pool-token-file``.
-        endpoint_id: ``--endpoint-id``.
-        tls: TLS files for the registrar; None: plain text.
-        addresses: ``--address`` and ``--advertise``.
-
-    Raises:
-        ConfigurationError: An option is malformed, or an address is a unix socket.
-    """
-    pool, separator, registrar = register.partition("@")
-    if not separator:
-        raise ConfigurationError(
-            f"{register!r} names no pool: write POOL@HOST:PORT, the pool's name and its "
-            "registrar's address"
-        )
-    listening = parse_address(addresses[0])
-    advertised = None if addresses[1] is None else parse_address(addresses[1])
-    if listening.path or (advertised is not None and advertised.path):
-        raise ConfigurationError(
-            "an endpoint that registers with a pool has clients on other machines: write HOST:PORT "
-            "in place of a unix socket"
-        )
-    return RegistrationConfig(
-        checked_name(pool, "pool"),
-        str(parse_address(registrar)),
-        checked_name(endpoint_id, "endpoint-id")
-        if endpoint_id is not None
-        else _default_endpoint_id(),
-        pool_secret(token_file),
-        tls,
-        listening,
-        advertised,
-    )
 
 
 def pool_secret(file: Path | None) -> str | None:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import show_log
-from rlmesh_ray.cli.options.metrics import served_metrics
+from rlmesh_ray.cli.options.common import MonitoringFlags, served_metrics
 from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.log_format import LogFormat
@@ -48,8 +48,7 @@ def serve(
     console: Console,
     server: ServerLifecycle,
     announce: Callable[[], None],
-    log_format: LogFormat = LogFormat.TEXT,
-    metrics_address: str | None = None,
+    monitoring: MonitoringFlags,
     labels: tuple[str, str] | None = None,
 ) -> None:
     """Start ``server``, call ``announce`` once it accepts, and serve until a signal ends it.
@@ -65,10 +64,10 @@ def serve(
         endpoint_id, fleet = labels or (server.address, "")
         return [MeasuredEndpoint(endpoint_id, server.statistics(), fleet)]
 
-    show_log(log_format)
-    quiet_for_programs(console, log_format)
+    show_log(monitoring.log_format)
+    quiet_for_programs(console, monitoring.log_format)
     # Metrics first: an address that cannot be used shows before the environment has started.
-    metrics = served_metrics(console, metrics_address, measured)
+    metrics = served_metrics(console, monitoring.metrics_address, measured)
     with contextlib.suppress(KeyboardInterrupt), metrics as announce_metrics:
         with console.waiting("starting the endpoint"):
             server.start()

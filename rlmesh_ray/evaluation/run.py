@@ -5,12 +5,10 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.remote_model import RemoteModel
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
@@ -22,32 +20,22 @@ from rlmesh_ray.evaluation.endpoint_worker import (
     FunctionActionSource,
     RemoteActionSource,
 )
-from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult, EvaluationResult, Loss
-from rlmesh_ray.evaluation.seeds import check_seeds
+from rlmesh_ray.evaluation.options import EvaluationOptions, RecordedEvaluationOptions
+from rlmesh_ray.evaluation.result import EndpointRole, EvaluationResult, Loss
+from rlmesh_ray.evaluation.seeds import checked_seed
 from rlmesh_ray.evaluation.session_sources import (
     EndpointFleet,
     EndpointPlace,
     SessionSource,
     session_sources,
 )
-from rlmesh_ray.options import (
-    DEFAULT_RESET_TIMEOUT_S,
-    DEFAULT_STEP_TIMEOUT_S,
-    as_int,
-    require_count,
-    require_seconds,
-)
-from rlmesh_ray.spaces.images import ImageCodec, Resize
-from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
+from rlmesh_ray.options import completed, takes_options
+from rlmesh_ray.spaces.observation_map import as_observation_map
 
 if TYPE_CHECKING:
-    from rlmesh_ray.recording.options import RecordOptions
     from rlmesh_ray.recording.recorder import WriterHandle
 
 _LOG = logging.getLogger(__name__)
-
-# The wire has 64 bits for a seed, and gymnasium takes none below 0.
-
 
 ActionFn = Callable[[Any], Any]
 """Maps a batch of observations to a batch of actions."""
@@ -60,6 +48,8 @@ Model = str | ConnectOptions | RemoteModel
 
 _POLL_S = 0.5
 _END_S = 1.0
+_MOST_INTERRUPTIONS = 5
+"""How often the same episode may be interrupted, in case it kills every endpoint that runs it."""
 _LAST_WRITES_S = 60.0
 _PATIENCE_S = 60.0
 """For the writer of a recording to make room: an evaluation loses no episode to a slow one."""
@@ -67,67 +57,13 @@ _HAND_OVER_S = 5.0
 """After Ctrl-C or a failure: for the writer to take what it has to write; it goes on alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationOptions:
-    """Options of an evaluation; see ``evaluate``."""
-
-    seed: int | None = None
-    token: TokenSource | None = None
-    model_token: TokenSource | None = None
-    on_episode: Callable[[EpisodeResult], None] | None = None
-    on_loss: Callable[[Loss], None] | None = None
-    env_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
-    reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S
-    model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
-    reconnect_timeout_s: float = 30.0
-    max_interruptions: int = 5
-    observation_map: ObservationMap | None = None
-    execution_horizon: int = 1
-    image_codec: str | None = None
-    resize: Resize | None = None
-    is_known: bool = False
-    """Whether the endpoints have worked before, so that a failure of the first try may pass."""
-
-    def __post_init__(self) -> None:
-        require_seconds("env_timeout_s", self.env_timeout_s)
-        require_seconds("reset_timeout_s", self.reset_timeout_s)
-        require_seconds("model_timeout_s", self.model_timeout_s)
-        require_seconds("reconnect_timeout_s", self.reconnect_timeout_s, allow_zero=True)
-        for name in ("on_episode", "on_loss"):
-            if not (getattr(self, name) is None or callable(getattr(self, name))):
-                raise ConfigurationError(f"{name}={getattr(self, name)!r:.40} cannot be called")
-        if as_int("max_interruptions", self.max_interruptions) < 0:
-            raise ConfigurationError(
-                f"max_interruptions={self.max_interruptions} must be 0 or more"
-            )
-        require_count("execution_horizon", self.execution_horizon)
-        if self.image_codec is not None:
-            ImageCodec.from_option(self.image_codec)
-        if self.seed is not None:
-            # A plain integer: numpy's overflow, and JSON does not take them.
-            object.__setattr__(self, "seed", as_int("seed", self.seed))
-
-
-def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
+@takes_options(RecordedEvaluationOptions)
+def evaluate(
     env: Env | Sequence[Env] | EndpointFleet,
     model: Model | Sequence[Model] | EndpointFleet | ActionFn,
     *,
     episodes: int,
-    seed: int | None = None,
-    token: TokenSource | None = None,
-    model_token: TokenSource | None = None,
-    on_episode: Callable[[EpisodeResult], None] | None = None,
-    on_loss: Callable[[Loss], None] | None = None,
-    env_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
-    reset_timeout_s: float = DEFAULT_RESET_TIMEOUT_S,
-    model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
-    reconnect_timeout_s: float = 30.0,
-    max_interruptions: int = 5,
-    observation_map: ObservationMap | Sequence[str] | Mapping[str, str] | None = None,
-    execution_horizon: int = 1,
-    image_codec: str | None = None,
-    resize: Resize | None = None,
-    record: "str | Path | RecordOptions | None" = None,
+    **options: Unpack[RecordedEvaluationOptions],
 ) -> EvaluationResult:
     """Run ``episodes`` episodes of ``env`` with the actions of ``model``.
 
@@ -147,25 +83,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         model: The same, with open RemoteModels; or a function of a batch of observations, which
             is never called twice at a time; for several environments from several threads.
         episodes: Number of episodes, at least 1.
-        seed: Seed of the first episode, 0 or more; None lets the environment seed itself.
-        token: Token for addresses; fleets have their own.
-        model_token: Token for addresses of models; default: ``token``.
-        on_episode: Called with each episode as it ends, in the caller's thread.
-        on_loss: Called in the caller's thread when an endpoint fails, unless its error is raised.
-        env_timeout_s: Longest wait for an answer of an environment whose session this opens.
-        reset_timeout_s: Longest wait for the answer to a reset, or to a step that contains one.
-        model_timeout_s: Longest wait for an answer of a model whose session this opens.
-        reconnect_timeout_s: How long to wait for an endpoint when none is left.
-        max_interruptions: How often the same episode may be interrupted, in case it kills every
-            endpoint that runs it.
-        observation_map: Makes the model's observations from those of the environment: an
-            ``ObservationMap``, or its entries. The model gets its keys alone.
-        execution_horizon: How many actions of each chunk are played, for policies that choose
-            several at once. Each lane asks for its next chunk when these are used up, and when its
-            episode begins.
-        image_codec: See ``RemoteVectorEnv``; for environments whose session this opens.
-        resize: Likewise. The model gets such images, and they are recorded.
-        record: Folder for the episodes, or ``RecordOptions``; None: they are not recorded.
+        **options: See ``RecordedEvaluationOptions``.
 
     Raises:
         ConfigurationError: An argument is wrong, or ``execution_horizon`` is more than the policy
@@ -177,25 +95,11 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         RemoteError: An environment or a policy failed by its own fault, or the policy does not fit
             the environment.
     """
-    check_seeds(episodes, seed)
-    options = EvaluationOptions(
-        seed=seed,
-        token=token,
-        model_token=token if model_token is None else model_token,
-        on_episode=on_episode,
-        on_loss=on_loss,
-        env_timeout_s=env_timeout_s,
-        reset_timeout_s=reset_timeout_s,
-        model_timeout_s=model_timeout_s,
-        reconnect_timeout_s=reconnect_timeout_s,
-        max_interruptions=max_interruptions,
-        observation_map=as_observation_map(observation_map),
-        execution_horizon=execution_horizon,
-        image_codec=image_codec,
-        resize=resize,
-    )
+    given = completed("evaluate", RecordedEvaluationOptions, options)
+    given["seed"] = checked_seed(episodes, given["seed"])
+    record = given["record"]
     if record is None:
-        result = evaluate_indices(env, model, range(episodes), options)
+        result = evaluate_indices(env, model, range(episodes), given)
         warn_of_missing_reports(result)
         return result
     from rlmesh_ray.recording.options import RecordOptions
@@ -204,7 +108,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
     writer = WriterHandle(RecordOptions.of(record), _PATIENCE_S)
     wait_s = _HAND_OVER_S
     try:
-        result = evaluate_indices(env, model, range(episodes), options, writer)
+        result = evaluate_indices(env, model, range(episodes), given, writer)
         warn_of_missing_reports(result)
         wait_s = _LAST_WRITES_S
         return result
@@ -218,9 +122,21 @@ def evaluate_indices(
     indices: Sequence[int],
     options: EvaluationOptions,
     writer: "WriterHandle | None" = None,
+    *,
+    are_known: bool = False,
 ) -> EvaluationResult:
-    """Run the episodes with these indices, and record them; otherwise as ``evaluate``."""
-    return _Evaluation(env, model, indices, options, writer).run()
+    """Run the episodes with these indices, and record them; otherwise as ``evaluate``.
+
+    Args:
+        env: See ``evaluate``.
+        model: See ``evaluate``.
+        indices: Indices of the episodes.
+        options: All options.
+        writer: Records the episodes; None: they are not recorded.
+        are_known: Whether the endpoints have worked before, so that a failure of the first try may
+            pass.
+    """
+    return _Evaluation(env, model, indices, options, writer, are_known=are_known).run()
 
 
 def warn_of_missing_reports(result: EvaluationResult) -> None:
@@ -245,17 +161,21 @@ class _Evaluation:
         indices: Sequence[int],
         options: EvaluationOptions,
         writer: "WriterHandle | None",
+        *,
+        are_known: bool,
     ) -> None:
         self._options = options
+        self._are_known = are_known
+        self._map = as_observation_map(options["observation_map"])
         self._name = secrets.token_hex(4)  # several evaluations may share an open RemoteModel
-        has_chunks = options.execution_horizon > 1 or getattr(model, "horizon", 1) != 1
+        has_chunks = options["execution_horizon"] > 1 or getattr(model, "horizon", 1) != 1
         if callable(model) and has_chunks:
             raise ConfigurationError(
                 "chunks of actions (execution_horizon=…, an attribute horizon) are for served "
                 "policies, and a function is called for each step: serve it (ModelServer), or "
                 "leave them out"
             )
-        envs = session_sources(env, options.token, RemoteVectorEnv, self._connect_env)
+        envs = session_sources(env, options["token"], RemoteVectorEnv, self._connect_env)
         self._is_threaded = len(envs) > 1
         self._function = model if callable(model) else None
         self._function_lock = threading.Lock() if self._is_threaded else None
@@ -263,7 +183,7 @@ class _Evaluation:
         self._models: list[SessionSource[RemoteModel]] = []
         if not callable(model):
             self._models = session_sources(
-                model, options.model_token, RemoteModel, self._connect_model
+                model, options["token"], RemoteModel, self._connect_model
             )
             models = self._group(EndpointRole.MODEL, self._models)
         self._news: queue.SimpleQueue[News | _End] = queue.SimpleQueue()
@@ -271,19 +191,19 @@ class _Evaluation:
             indices,
             self._group(EndpointRole.ENV, envs),
             models,
-            options.max_interruptions,
+            _MOST_INTERRUPTIONS,
             self._news.put if self._is_threaded else self._deliver,
         )
         self._workers = [
             EndpointWorker(
-                index, source, self._make_action_source, self._coordinator, options.seed, writer
+                index, source, self._make_action_source, self._coordinator, options["seed"], writer
             )
             for index, source in enumerate(envs)
         ]
 
     def _group(self, role: EndpointRole, sources: Sequence[EndpointPlace]) -> EndpointGroup:
-        is_known = self._options.is_known or all(source.is_known for source in sources)
-        return EndpointGroup(role, sources, self._options.reconnect_timeout_s, is_known=is_known)
+        is_known = self._are_known or all(source.is_known for source in sources)
+        return EndpointGroup(role, sources, self._options["reconnect_timeout_s"], is_known=is_known)
 
     def run(self) -> EvaluationResult:
         """Block until all episodes are finished."""
@@ -344,20 +264,20 @@ class _Evaluation:
 
     def _deliver(self, news: News) -> None:
         if isinstance(news, Loss):
-            if self._options.on_loss is not None:
-                self._options.on_loss(news)
-        elif self._options.on_episode is not None:
-            self._options.on_episode(news)
+            if self._options["on_loss"] is not None:
+                self._options["on_loss"](news)
+        elif self._options["on_episode"] is not None:
+            self._options["on_episode"](news)
 
     def _make_action_source(self, attempt: Attempt, env: RemoteVectorEnv) -> ActionSource:
-        mapping = self._options.observation_map
+        mapping = self._map
         if attempt.model is not None:
             return RemoteActionSource(
                 self._models[attempt.model],
                 f"evaluation-{self._name}-{attempt.key}",
                 env,
                 mapping,
-                self._options.execution_horizon,
+                self._options["execution_horizon"],
             )
         function = self._function
         assert function is not None, "without a function every attempt has a model"
@@ -372,12 +292,12 @@ class _Evaluation:
             token=connect_options.token,
             tls=connect_options.tls,
             connect_timeout_s=connect_options.timeout_s,
-            step_timeout_s=self._options.env_timeout_s,
-            reset_timeout_s=self._options.reset_timeout_s,
+            step_timeout_s=self._options["step_timeout_s"],
+            reset_timeout_s=self._options["reset_timeout_s"],
             edition_text=connect_options.edition_text,
             dm_env_rpc=connect_options.dialect_settings,
-            image_codec=self._options.image_codec,
-            resize=self._options.resize,
+            image_codec=self._options["image_codec"],
+            resize=self._options["resize"],
         )
 
     def _connect_model(self, connect_options: ConnectOptions) -> RemoteModel:
@@ -386,7 +306,7 @@ class _Evaluation:
             token=connect_options.token,
             tls=connect_options.tls,
             connect_timeout_s=connect_options.timeout_s,
-            predict_timeout_s=self._options.model_timeout_s,
+            predict_timeout_s=self._options["step_timeout_s"],
             edition_text=connect_options.edition_text,
         )
 

@@ -11,8 +11,8 @@ def seed_of(index: int, first: int | None) -> int | None:
     return None if first is None else first + index
 
 
-def check_seeds(episodes: int, seed: int | None) -> None:
-    """Refuse a number of episodes or a seed that no evaluation can use.
+def checked_seed(episodes: int, seed: int | None) -> int | None:
+    """Return the first seed as a plain integer, which JSON takes and which cannot overflow.
 
     Args:
         episodes: Number of episodes.
@@ -26,7 +26,7 @@ def check_seeds(episodes: int, seed: int | None) -> None:
     if count < 1:
         raise ConfigurationError(f"episodes={count} must be at least 1")
     if seed is None:
-        return
+        return None
     first = as_int("seed", seed)
     most = _LAST_SEED - (count - 1)
     if not 0 <= first <= most:
@@ -34,3 +34,4 @@ def check_seeds(episodes: int, seed: int | None) -> None:
             f"seed={first} cannot seed {count} episodes, which start with {first} to "
             f"{first + count - 1}; give one from 0 to {most}, or none"
         )
+    return first

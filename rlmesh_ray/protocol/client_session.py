@@ -87,7 +87,7 @@ def name_limit(error: RlmeshError, limit: Limit, left_s: float | None = None) ->
 
 _OPTIONS_ELSEWHERE = {
     "reset_timeout_s": "--reset-timeout of train and evaluate",
-    "step_timeout_s": "env_timeout_s of evaluate",
+    "step_timeout_s": "--step-timeout of evaluate",
 }
 """What else sets an option of a client."""
 _NO_ANSWER = "no answer within"

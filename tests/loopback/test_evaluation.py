@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv, evaluate
 from rlmesh_ray.errors import ConfigurationError, RemoteModelError
-from rlmesh_ray.evaluation import EpisodeResult
+from rlmesh_ray.evaluation.result import EpisodeResult
 
 
 def lean(observations: NDArray[Any]) -> NDArray[np.int64]:

@@ -29,7 +29,7 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
     RemoteModelError,
 )
-from rlmesh_ray.evaluation import EndpointRole, EpisodeResult, EvaluationResult, Loss
+from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult, EvaluationResult, Loss
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.testing.probe_env import ENV_ID, ProbeEnv
 from tests.loopback.client_internals import endpoints_give_up_after
@@ -486,7 +486,7 @@ def test_a_process_that_is_killed_or_frozen_costs_no_episode(
         record = Record()
         policy = Meddling(lambda: os.kill(mortal.pid, number), gate)
         result = run(
-            [address, other.address], policy, record, env_timeout_s=5.0, reset_timeout_s=5.0
+            [address, other.address], policy, record, step_timeout_s=5.0, reset_timeout_s=5.0
         )
 
     check(result, record)
@@ -553,22 +553,28 @@ def test_an_open_session_that_breaks_is_not_opened_again() -> None:
 
 
 @pytest.mark.slow
-def test_an_episode_that_kills_its_endpoints_is_given_up() -> None:
+def test_an_episode_that_kills_its_endpoints_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlmesh_ray.evaluation.run._MOST_INTERRUPTIONS", 1)
     with (
         EnvServer(lambda: FaultyEnv(Fault.EXIT, at_step=3)) as server,
         pytest.raises(EvaluationInterruptedError, match="episode 0 was interrupted 2 times"),
     ):
-        evaluate(server.address, lean_on_nothing, episodes=2, max_interruptions=1)
+        evaluate(server.address, lean_on_nothing, episodes=2)
 
 
-def test_episodes_that_are_interrupted_side_by_side_are_all_named() -> None:
+def test_episodes_that_are_interrupted_side_by_side_are_all_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlmesh_ray.evaluation.run._MOST_INTERRUPTIONS", 1)
     with (
         EnvServer(lambda: FaultyEnv(Fault.EXIT, at_step=3), num_envs=2) as server,
         pytest.raises(
             EvaluationInterruptedError, match="episodes 0 and 1 were interrupted 2 times"
         ),
     ):
-        evaluate(server.address, lean_on_nothing, episodes=2, max_interruptions=1)
+        evaluate(server.address, lean_on_nothing, episodes=2)
 
 
 def lean_on_nothing(observations: NDArray[Any]) -> NDArray[np.int64]:
@@ -675,10 +681,9 @@ def test_a_function_that_cannot_reach_its_own_server_is_no_lost_environment(
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"env_timeout_s": 0.0}, "env_timeout_s"),
-        ({"model_timeout_s": float("inf")}, "model_timeout_s"),
+        ({"step_timeout_s": 0.0}, "step_timeout_s"),
+        ({"on_loss": 3}, "on_loss=3 cannot be called"),
         ({"reconnect_timeout_s": -1.0}, "reconnect_timeout_s"),
-        ({"max_interruptions": -1}, "max_interruptions"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], word: str) -> None:

@@ -171,7 +171,6 @@ def test_a_policy_and_an_evaluation_give_what_they_give_directly(
         episodes=4,
         seed=5,
         token="secret 1",
-        model_token="secret 1",
     )
 
     np.testing.assert_array_equal(chosen, lean(observations))

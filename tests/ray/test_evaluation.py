@@ -20,7 +20,7 @@ from rlmesh_ray.errors import (
     EvaluationInterruptedError,
     RemoteModelError,
 )
-from rlmesh_ray.evaluation import EndpointRole, EpisodeResult, Loss
+from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult, Loss
 from tests.ray.switch_policy import switch_policy
 
 pytestmark = pytest.mark.usefixtures("local_ray")

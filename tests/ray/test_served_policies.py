@@ -18,7 +18,7 @@ from ray.rllib.connectors.env_to_module import FlattenObservations
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from rlmesh_ray.client.remote_model import RemoteModel, Slots, contract_of
-from rlmesh_ray.evaluation import evaluate
+from rlmesh_ray.evaluation.run import evaluate
 from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.models.torch.recurrent import RecurrentTorchPolicy
 from rlmesh_ray.server.env_server import EnvServer

@@ -14,25 +14,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
 from rlmesh_ray.cli.options.common import (
     ENVIRONMENT,
-    DebugFlag,
     EnvArgument,
-    EnvKwargs,
-    JsonFlag,
-    parse_env_kwargs,
-    positive_s,
+    MadeEnvFlags,
+    flag,
     search_current_folder,
 )
 from rlmesh_ray.errors import ConfigurationError, EnvStartError, RlmeshError
-from rlmesh_ray.options import SHARED_MEMORY, TCP
+from rlmesh_ray.options import SHARED_MEMORY, TCP, require_seconds
 from rlmesh_ray.protocol.address import looks_like_address
 
 BY_ITSELF, RUNNER = "by itself", "RLMeshEnvRunner"
@@ -40,19 +36,21 @@ _TRANSPORTS = {"shared memory": SHARED_MEMORY, "TCP": TCP, "gRPC messages": "grp
 _NUM_BATCHES = 64
 """Number of action batches, drawn before the measurement."""
 _SEED = 1
+_MEASUREMENT = "Measurement"
 _QUIET_LOAD = 0.35
 """Load average per core above which the machine counts as busy."""
 
-LanesOption = Annotated[
-    int, typer.Option("--num-envs", min=1, rich_help_panel=ENVIRONMENT, help="Lanes of the vector.")
-]
-SecondsOption = Annotated[
-    float,
-    typer.Option("--seconds", metavar="X", callback=positive_s, help="Length of each measurement."),
-]
-RepetitionsOption = Annotated[
-    int, typer.Option("--repetitions", min=1, help="Number of measurements of each row.")
-]
+
+@dataclass(frozen=True)
+class BenchFlags(MadeEnvFlags):
+    """How much is measured."""
+
+    num_envs: int = flag(ENVIRONMENT, "Lanes of the vector.", 32, min=1)
+    seconds: float = flag(
+        _MEASUREMENT, "Length of each measurement.", 1.0, check=require_seconds, metavar="X"
+    )
+    repetitions: int = flag(_MEASUREMENT, "Number of measurements of each row.", 3, min=1)
+
 
 Step = Callable[[], int]
 """Runs some vector steps; returns the number of env steps over all lanes."""
@@ -80,28 +78,18 @@ class Rate:
         return statistics.median(self.cores) if self.cores else None
 
 
-def bench(
-    context: typer.Context,
-    env: EnvArgument,
-    num_envs: LanesOption = 32,
-    env_kwargs: EnvKwargs = None,
-    seconds: SecondsOption = 1.0,
-    repetitions: RepetitionsOption = 3,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
-) -> None:
+def bench(console: Console, env: EnvArgument, flags: BenchFlags) -> None:
     """Measure how fast an environment is, by itself and through an endpoint, and what limits it."""
     if looks_like_address(env):
         raise ConfigurationError(
             f"{env} is an address; bench starts its own endpoint: give a Gymnasium id or "
             "module:factory"
         )
-    kwargs = parse_env_kwargs(env_kwargs)
+    kwargs = flags.kwargs()
     search_current_folder(env)
-    console: Console = context.obj
     with contextlib.ExitStack() as stack:
         with console.waiting("starting the environment"):
-            own = _own_vector(env, num_envs, kwargs)
+            own = _own_vector(env, flags.num_envs, kwargs)
         stack.callback(own.close)
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         if load > _QUIET_LOAD * (os.cpu_count() or 1):
@@ -134,9 +122,9 @@ def bench(
             with console.waiting("starting the runner"):
                 sample = stack.enter_context(sampling(address, own.num_envs, seed=_SEED))
             rates.append(Rate(RUNNER, sample))
-        total_s = len(rates) * seconds * (repetitions + 0.5)
+        total_s = len(rates) * flags.seconds * (flags.repetitions + 0.5)
         with console.waiting(f"measuring, {total_s:.0f} s in all"):
-            _measure(rates, seconds, repetitions, pid)
+            _measure(rates, flags.seconds, flags.repetitions, pid)
     _show(console, env, own.num_envs, rates)
 
 

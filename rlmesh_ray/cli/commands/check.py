@@ -3,26 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from rlmesh_ray.cli.console import Console, program
-from rlmesh_ray.cli.options.common import (
-    DebugFlag,
-    EditionText,
-    JsonFlag,
-    TlsAuthority,
-    TlsCertificate,
-    TlsFromRay,
-    TlsKey,
-    TokenFile,
-    ValidationChoice,
-    client_tls,
-    read_token,
-)
+from rlmesh_ray.cli.options.common import ConnectionFlags, flag
 from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -47,41 +35,26 @@ _CHECKS = "Checks"
 _LANES_OF_A_MODEL = 2
 _PROBE = "serve-env rlmesh_ray.testing.probe_env:RLMeshProbe-v0 --num-envs 2"
 
-ValidationOption = Annotated[
-    ValidationChoice,
-    typer.Option(
-        "--validation",
-        rich_help_panel=_CHECKS,
-        help="For an environment only: how it treats values out of range.",
-    ),
-]
-EnvOption = Annotated[
-    str,
-    typer.Option(
-        "--env",
+
+@dataclass(frozen=True)
+class CheckFlags:
+    """What is checked, and how."""
+
+    env: str = flag(
+        _CHECKS,
+        "For a model only: a Gymnasium id or an endpoint that its policy fits.",
+        "CartPole-v1",
         metavar="ENV_OR_ADDRESS",
-        rich_help_panel=_CHECKS,
-        help="For a model only: a Gymnasium id or an endpoint that its policy fits.",
-    ),
-]
-EndFlag = Annotated[
-    bool,
-    typer.Option(
-        "--may-end-endpoint",
-        rich_help_panel=_CHECKS,
-        help="Also send what may stop the endpoint: Shutdown, and Close to a model.",
-    ),
-]
-TimeoutOption = Annotated[
-    float,
-    typer.Option(
-        "--answer-timeout",
-        metavar="SECONDS",
-        rich_help_panel=_CHECKS,
-        min=0.1,
-        help="Longest wait for an answer.",
-    ),
-]
+    )
+    validation: Literal["warn", "strict", "off"] = flag(
+        _CHECKS, "For an environment only: how it treats values out of range.", "warn"
+    )
+    may_end_endpoint: bool = flag(
+        _CHECKS, "Also send what may stop the endpoint: Shutdown, and Close to a model.", False
+    )
+    answer_timeout: float = flag(
+        _CHECKS, "Longest wait for an answer.", 60.0, metavar="SECONDS", min=0.1
+    )
 
 
 @dataclass
@@ -99,34 +72,13 @@ class _Report:
         return self.planned[len(self.findings) :]
 
 
-@dataclass(frozen=True)
-class _CheckOptions:
-    """Values of the command's options."""
-
-    connect_options: "ConnectOptions"
-    env: str
-    validation: ValidationChoice
-    may_end_endpoint: bool
-    answer_timeout_s: float
-
-
-def check(  # noqa: PLR0913  # the command line; every option stands alone
-    context: typer.Context,
+def check(
+    console: Console,
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="HOST:PORT, unix:PATH or rlmesh://HOST:PORT.")
     ],
-    env: EnvOption = "CartPole-v1",
-    validation: ValidationOption = ValidationChoice.WARN,
-    may_end_endpoint: EndFlag = False,
-    answer_timeout: TimeoutOption = 60.0,
-    token_file: TokenFile = None,
-    tls_ca: TlsAuthority = None,
-    tls_cert: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_from_ray: TlsFromRay = False,
-    edition_text: EditionText = None,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
+    flags: CheckFlags,
+    connection: ConnectionFlags,
 ) -> int:
     """Check an endpoint, in any language, against every clause of edition 2026.06.
 
@@ -139,18 +91,12 @@ def check(  # noqa: PLR0913  # the command line; every option stands alone
     Exit codes: 0 no clause is broken, 3 some are, 1 the check could not be done, 2 wrong usage,
     130 interrupted.
     """
-    from rlmesh_ray.client.channel import ConnectOptions
-
     _require_edition(address)
-    console: Console = context.obj
-    token = read_token(token_file)
-    tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
-    connect_options = ConnectOptions(address, token, tls, edition_text=edition_text)
-    plan = _CheckOptions(connect_options, env, validation, may_end_endpoint, answer_timeout)
+    connect_options = connection.to(address)
     report = _Report()
     is_interrupted = False
     try:
-        for finding in _watched(console, report, _findings(plan, report)):
+        for finding in _watched(console, report, _findings(connect_options, flags, report)):
             console.event(
                 "finding",
                 service=finding.service,
@@ -192,13 +138,15 @@ def _exit_code(report: _Report) -> int:
     return 0 if report.could_act else _NOT_CHECKED
 
 
-def _findings(plan: _CheckOptions, report: _Report) -> "Iterator[Finding]":
+def _findings(
+    connect_options: "ConnectOptions", flags: CheckFlags, report: _Report
+) -> "Iterator[Finding]":
     """Check the services of the endpoint; note in ``report`` what the findings do not say."""
-    services = _services(plan.connect_options)
+    services = _services(connect_options)
     if "env" in services:
-        yield from _env_findings(plan, report)
+        yield from _env_findings(connect_options, flags, report)
     if "model" in services:
-        yield from _model_findings(plan, report)
+        yield from _model_findings(connect_options, flags, report)
 
 
 def _services(connect_options: "ConnectOptions") -> list[str]:
@@ -235,31 +183,35 @@ def _services(connect_options: "ConnectOptions") -> list[str]:
     return found
 
 
-def _env_findings(plan: _CheckOptions, report: _Report) -> "Iterator[Finding]":
+def _env_findings(
+    connect_options: "ConnectOptions", flags: CheckFlags, report: _Report
+) -> "Iterator[Finding]":
     from rlmesh_ray.compliance.env_subject import EnvSubject
     from rlmesh_ray.compliance.suite import ENV_CHECKS, check_env
     from rlmesh_ray.spaces.validation import ValidationMode
 
     report.planned += ENV_CHECKS
     subject = EnvSubject(
-        plan.connect_options,
-        ValidationMode(plan.validation),
-        may_ask_shutdown=plan.may_end_endpoint,
-        answer_timeout_s=plan.answer_timeout_s,
+        connect_options,
+        ValidationMode(flags.validation),
+        may_ask_shutdown=flags.may_end_endpoint,
+        answer_timeout_s=flags.answer_timeout,
     )
     yield from check_env(subject)
 
 
-def _model_findings(plan: _CheckOptions, report: _Report) -> "Iterator[Finding]":
+def _model_findings(
+    connect_options: "ConnectOptions", flags: CheckFlags, report: _Report
+) -> "Iterator[Finding]":
     from rlmesh_ray.compliance.model_subject import ModelSubject
     from rlmesh_ray.compliance.suite import MODEL_CHECKS, check_model
 
     report.planned += MODEL_CHECKS
     subject = ModelSubject(
-        plan.connect_options,
-        _contract(plan.env, plan.connect_options),
-        may_ask_shutdown=plan.may_end_endpoint,
-        answer_timeout_s=plan.answer_timeout_s,
+        connect_options,
+        _contract(flags.env, connect_options),
+        may_ask_shutdown=flags.may_end_endpoint,
+        answer_timeout_s=flags.answer_timeout,
     )
     for finding in check_model(subject):
         report.could_act = report.could_act and finding.message != subject.known_policy_problem

@@ -2,7 +2,9 @@
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -10,7 +12,6 @@ from rlmesh_ray.cli.commands.evaluate import (
     MOST_LANES,
     EnvOption,
     EpisodesOption,
-    SeedOption,
     check_endpoints,
     maps_for,
     run_and_show,
@@ -19,21 +20,17 @@ from rlmesh_ray.cli.commands.evaluate import (
 )
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import (
-    DebugFlag,
-    EnvKwargs,
-    Inference,
-    InferenceOption,
-    JsonFlag,
-    MapOption,
-    PlotOption,
-    TlsAuthority,
-    TokenFile,
-    client_tls,
-    parse_env_kwargs,
-    read_token,
+    EPISODES,
+    ClientSecurity,
+    MadeEnvFlags,
+    flag,
+    inference_flag,
+    map_flag,
+    plot_flag,
     search_current_folder,
 )
 from rlmesh_ray.errors import ContractMismatchError, RemoteModelError
+from rlmesh_ray.options import INFERENCES
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
@@ -43,46 +40,55 @@ if TYPE_CHECKING:
     from rlmesh_ray.spaces.observation_map import ObservationMap
 
 
-def compare(  # noqa: PLR0913  # the command line; every option stands alone
-    context: typer.Context,
+@dataclass(frozen=True)
+class CompareFlags(MadeEnvFlags):
+    """What both policies are run with, and the file for the result."""
+
+    inference: Literal[INFERENCES] = inference_flag()  # type: ignore[valid-type]
+    map: list[str] | None = map_flag()
+    seed: int = flag(
+        EPISODES,
+        "Seed of the first episode, 0 or more; episode i starts with seed + i.",
+        0,
+        metavar="SEED",
+    )
+    plot: Path | None = plot_flag()
+
+
+def compare(
+    console: Console,
     a: Annotated[
         str, typer.Argument(metavar="A", help="A policy: what serve-model takes, or an endpoint.")
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="Another policy.")],
+    *,
     env: EnvOption,
     episodes: EpisodesOption = 20,
-    inference: InferenceOption = Inference.AUTO,
-    observation_map: MapOption = None,
-    seed: SeedOption = 0,
-    env_kwargs: EnvKwargs = None,
-    token_file: TokenFile = None,
-    tls_ca: TlsAuthority = None,
-    plot: PlotOption = None,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
+    flags: CompareFlags,
+    security: ClientSecurity,
 ) -> None:
     """Run the same episodes with the policies A and B, and compare their returns in pairs.
 
     The mean difference, B minus A, has a 95 % interval (Student's t), and a sentence that says
     whether that contains 0.
     """
-    from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
-    from rlmesh_ray.evaluation import check_seeds
     from rlmesh_ray.evaluation.comparison import compare_episodes
     from rlmesh_ray.evaluation.plot import plot_comparison
+    from rlmesh_ray.evaluation.seeds import checked_seed
 
-    console: Console = context.obj
-    kwargs = parse_env_kwargs(env_kwargs)
-    check_seeds(episodes, seed)
+    kwargs = flags.kwargs()
+    checked_seed(episodes, flags.seed)
     for name in env:
         search_current_folder(name)
-    token, tls = read_token(token_file), client_tls(tls_ca)
+    to = security.to("")
     with contextlib.ExitStack() as stack:
-        endpoints = [ConnectOptions(name, token, tls) for name in env]
         lanes = min(math.ceil(episodes / len(env)), MOST_LANES)
         with console.waiting("starting the environment"):
-            envs = [stack.enter_context(served_env(each, lanes, kwargs)) for each in endpoints]
+            envs = [
+                stack.enter_context(served_env(replace(to, address=name), lanes, kwargs))
+                for name in env
+            ]
             first = check_endpoints(envs, None)[0]  # all serve the same environment
         policies = []
         # Both policies are asked before the first episode runs: episodes may take hours.
@@ -92,11 +98,12 @@ def compare(  # noqa: PLR0913  # the command line; every option stands alone
                 RemoteVectorEnv(first.address, token=first.token, tls=first.tls)
             ) as asking,
         ):
-            observations, _ = asking.reset(seed=seed)
+            observations, _ = asking.reset(seed=flags.seed)
             for name in (a, b):
-                served_map, route_map = maps_for(observation_map, [name])
-                options = ConnectOptions(name, token, tls)
-                policy = stack.enter_context(served_model(options, inference, served_map))
+                served_map, route_map = maps_for(flags.map, [name])
+                policy = stack.enter_context(
+                    served_model(replace(to, address=name), flags.inference, served_map)
+                )
                 _require_answer(name, policy, asking.contract, observations, route_map)
                 policies.append((policy, route_map))
         of_a: list[EpisodeResult] = []
@@ -109,16 +116,16 @@ def compare(  # noqa: PLR0913  # the command line; every option stands alone
                     [policy],
                     episodes,
                     finished=finished,
-                    seed=seed,
+                    seed=flags.seed,
                     observation_map=route_map,
                 )
         finally:
             if of_b:  # also after Ctrl-C: the pairs may have taken hours
                 comparison = compare_episodes(of_a, of_b)
                 _show(console, comparison, a, b)
-                if plot is not None:
-                    plot_comparison(comparison, of_a, of_b, plot, (a, b))
-                    console.say(f"plot: {plot}")
+                if flags.plot is not None:
+                    plot_comparison(comparison, of_a, of_b, flags.plot, (a, b))
+                    console.say(f"plot: {flags.plot}")
 
 
 def _require_answer(

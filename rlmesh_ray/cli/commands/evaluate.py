@@ -6,8 +6,9 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import typer
 
@@ -16,53 +17,38 @@ from rlmesh_ray.cli.log_setup import CLIENT_LOG, RECORDING_LOG, muted, said
 from rlmesh_ray.cli.options.common import (
     CONNECTION,
     ENVIRONMENT,
+    EPISODES,
     OUTPUT,
     POLICY,
     SECURITY,
-    DebugFlag,
-    EditionText,
-    EnvKwargs,
-    Inference,
-    InferenceOption,
-    JsonFlag,
-    MapOption,
-    PlotOption,
-    ResetTimeout,
-    TlsAuthority,
-    TlsCertificate,
-    TlsFromRay,
-    TlsKey,
-    TokenFile,
+    ConnectionFlags,
+    MadeEnvFlags,
+    RecordingFlags,
     client_tls,
-    file_option,
-    non_negative_s,
-    parse_env_kwargs,
+    file_flag,
+    flag,
+    inference_flag,
+    map_flag,
     parse_map,
-    positive_s,
+    plot_flag,
     read_token,
     search_current_folder,
-)
-from rlmesh_ray.cli.options.recording import (
-    RecordMaxOption,
-    RecordOption,
-    RecordVideoOption,
-    record_options,
 )
 from rlmesh_ray.cli.views.episodes_file import EpisodesFile, episodes_file
 from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options, show_result
 from rlmesh_ray.errors import AccessDeniedError, ContractMismatchError, EndpointError, RlmeshError
-from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S
+from rlmesh_ray.evaluation.options import RecordedEvaluationOptions
+from rlmesh_ray.options import INFERENCES
 from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
-    from rlmesh_ray.evaluation import EpisodeResult
+    from rlmesh_ray.evaluation.result import EpisodeResult
     from rlmesh_ray.server.env_server import EnvServer
     from rlmesh_ray.server.model_server import ModelServer
     from rlmesh_ray.spaces.observation_map import ObservationMap
 
 MOST_LANES = 8
-_EPISODES = "Episodes"
 _NO_TLS = "none"
 _OWN_MESSAGE_BYTES = 2**28
 """Largest message of a policy that this command serves itself: environments may be wide."""
@@ -77,111 +63,9 @@ EnvOption = Annotated[
         help="A Gymnasium id or module:factory, or an endpoint; repeatable.",
     ),
 ]
-ModelOption = Annotated[
-    list[str],
-    typer.Option(
-        "--model",
-        metavar="CHECKPOINT_OR_ADDRESS",
-        rich_help_panel=POLICY,
-        help="What serve-model takes, such as random, or an endpoint; repeatable.",
-    ),
-]
 EpisodesOption = Annotated[
     int,
-    typer.Option("--episodes", min=1, rich_help_panel=_EPISODES, help="How many episodes."),
-]
-SeedOption = Annotated[
-    int | None,
-    typer.Option(
-        "--seed",
-        metavar="SEED",
-        rich_help_panel=_EPISODES,
-        help="Seed of the first episode, 0 or more; episode i starts with seed + i.",
-    ),
-]
-LanesOption = Annotated[
-    int | None,
-    typer.Option(
-        "--num-envs",
-        min=1,
-        rich_help_panel=ENVIRONMENT,
-        help="Lanes of each session, for an id or a factory.",
-        show_default="at most 8",
-    ),
-]
-OutputOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        metavar="FILE.jsonl",
-        rich_help_panel=OUTPUT,
-        help="A new file for the episodes: one JSON object a line, written as each ends.",
-    ),
-]
-EnvTimeoutOption = Annotated[
-    float,
-    typer.Option(
-        "--env-timeout",
-        metavar="SECONDS",
-        rich_help_panel=_EPISODES,
-        callback=positive_s,
-        help="Longest wait for a step; then the endpoint is lost.",
-    ),
-]
-ModelTimeoutOption = Annotated[
-    float,
-    typer.Option(
-        "--model-timeout",
-        metavar="SECONDS",
-        rich_help_panel=_EPISODES,
-        callback=positive_s,
-        help="Longest wait for an answer of a policy.",
-    ),
-]
-ReconnectOption = Annotated[
-    float,
-    typer.Option(
-        "--reconnect-timeout",
-        metavar="SECONDS",
-        rich_help_panel=_EPISODES,
-        callback=non_negative_s,
-        help="Longest wait for an endpoint while all are lost.",
-    ),
-]
-ModelTokenFile = Annotated[
-    Path | None,
-    file_option(
-        "--model-token-file", SECURITY, "Token of the model's endpoint, if it is another one."
-    ),
-]
-ModelTlsAuthority = Annotated[
-    str | None,
-    typer.Option(
-        "--model-tls-ca",
-        metavar="FILE",
-        rich_help_panel=SECURITY,
-        help="--tls-ca of the model's endpoint, if it is another one; "
-        f"{_NO_TLS}: that endpoint uses no TLS.",
-    ),
-]
-ExecutionHorizonOption = Annotated[
-    int,
-    typer.Option(
-        "--execution-horizon",
-        min=1,
-        metavar="STEPS",
-        rich_help_panel=POLICY,
-        help="How many actions of each chunk are played, for policies that choose several at once.",
-    ),
-]
-ImageCodecOption = Annotated[
-    str | None,
-    typer.Option(
-        "--image-codec",
-        metavar="CODEC",
-        rich_help_panel=ENVIRONMENT,
-        help="Have images travel compressed, such as jpeg:95.",
-    ),
+    typer.Option("--episodes", min=1, rich_help_panel=EPISODES, help="How many episodes."),
 ]
 
 
@@ -199,75 +83,101 @@ def _size(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-ResizeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--resize",
-        metavar="HEIGHTxWIDTH",
-        rich_help_panel=ENVIRONMENT,
+@dataclass(frozen=True)
+class EnvFlags(MadeEnvFlags):
+    """How an environment is served that is named by an id or a factory, and how images travel."""
+
+    num_envs: int | None = flag(
+        ENVIRONMENT,
+        "Lanes of each session, for an id or a factory.",
+        min=1,
+        show_default="at most 8",
+    )
+    resize: str | None = flag(
+        ENVIRONMENT,
+        "Have images travel in this size, such as 224x224.",
         callback=_size,
-        help="Have images travel in this size, such as 224x224.",
-    ),
-]
-ModelEditionText = Annotated[
-    str | None,
-    typer.Option(
-        "--model-edition-text",
-        metavar="NAME_OR_SHA256",
-        rich_help_panel=CONNECTION,
-        help="--edition-text of the model's endpoint.",
-    ),
-]
+        metavar="HEIGHTxWIDTH",
+    )
 
 
-def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
-    context: typer.Context,
+@dataclass(frozen=True)
+class ModelFlags:
+    """How policies are run here, and how to connect to those that run elsewhere."""
+
+    inference: Literal[INFERENCES] = inference_flag()  # type: ignore[valid-type]
+    map: list[str] | None = map_flag()
+    model_token_file: Path | None = file_flag(
+        SECURITY, "Token of the model's endpoint, if it is another one."
+    )
+    model_tls_ca: str | None = flag(
+        SECURITY,
+        "--tls-ca of the model's endpoint, if it is another one; "
+        f"{_NO_TLS}: that endpoint uses no TLS.",
+        metavar="FILE",
+    )
+    model_edition_text: str | None = flag(
+        CONNECTION, "--edition-text of the model's endpoint.", metavar="NAME_OR_SHA256"
+    )
+
+    def to(self, connection: ConnectionFlags) -> "ConnectOptions":
+        """Return how to connect to a policy, given how to connect to an environment."""
+        of_env = connection.to("")
+        token, tls = of_env.token, of_env.tls
+        if self.model_token_file is not None:
+            token = read_token(self.model_token_file)
+        if self.model_tls_ca == _NO_TLS:
+            tls = None
+        elif self.model_tls_ca is not None:
+            tls = client_tls(Path(self.model_tls_ca), connection.tls_cert, connection.tls_key)
+        return replace(of_env, token=token, tls=tls, edition_text=self.model_edition_text)
+
+
+@dataclass(frozen=True)
+class OutputFlags:
+    """Files for the results."""
+
+    output: Path | None = flag(
+        OUTPUT,
+        "A new file for the episodes: one JSON object a line, written as each ends.",
+        metavar="FILE.jsonl",
+    )
+    plot: Path | None = plot_flag()
+
+
+def evaluate(
+    console: Console,
+    *,
     env: EnvOption,
-    model: ModelOption,
+    model: Annotated[
+        list[str],
+        typer.Option(
+            "--model",
+            metavar="CHECKPOINT_OR_ADDRESS",
+            rich_help_panel=POLICY,
+            help="What serve-model takes, such as random, or an endpoint; repeatable.",
+        ),
+    ],
     episodes: EpisodesOption = 20,
-    inference: InferenceOption = Inference.AUTO,
-    observation_map: MapOption = None,
-    execution_horizon: ExecutionHorizonOption = 1,
-    seed: SeedOption = None,
-    num_envs: LanesOption = None,
-    env_kwargs: EnvKwargs = None,
-    image_codec: ImageCodecOption = None,
-    resize: ResizeOption = None,
-    env_timeout: EnvTimeoutOption = DEFAULT_STEP_TIMEOUT_S,
-    reset_timeout: ResetTimeout = DEFAULT_RESET_TIMEOUT_S,
-    model_timeout: ModelTimeoutOption = DEFAULT_STEP_TIMEOUT_S,
-    reconnect_timeout: ReconnectOption = 30.0,
-    token_file: TokenFile = None,
-    model_token_file: ModelTokenFile = None,
-    tls_ca: TlsAuthority = None,
-    model_tls_ca: ModelTlsAuthority = None,
-    tls_cert: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_from_ray: TlsFromRay = False,
-    edition_text: EditionText = None,
-    model_edition_text: ModelEditionText = None,
-    output: OutputOption = None,
-    plot: PlotOption = None,
-    record: RecordOption = None,
-    record_max_gb: RecordMaxOption = 10.0,
-    record_video: RecordVideoOption = "auto",
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
+    serving: EnvFlags,
+    connection: ConnectionFlags,
+    policy: ModelFlags,
+    files: OutputFlags,
+    recording: RecordingFlags,
+    **options: Unpack[RecordedEvaluationOptions],
 ) -> None:
     """Run episodes at all endpoints at once and summarize the returns.
 
     An id or a checkpoint is served while the command runs. An endpoint that dies costs no finished
     episode: the other endpoints go on, and the command dials it again.
     """
-    from rlmesh_ray.client.channel import ConnectOptions
-    from rlmesh_ray.evaluation import check_seeds
+    from rlmesh_ray.evaluation.seeds import checked_seed
 
-    console: Console = context.obj
-    check_seeds(episodes, seed)
-    _require_addresses(env, edition_text, "--edition-text")
-    _require_addresses(model, model_edition_text, "--model-edition-text")
-    kwargs = parse_env_kwargs(env_kwargs)
-    served_map, route_map = maps_for(observation_map, model)
+    checked_seed(episodes, options["seed"])
+    _require_addresses(env, connection.edition_text, "--edition-text")
+    _require_addresses(model, policy.model_edition_text, "--model-edition-text")
+    kwargs = serving.kwargs()
+    served_map, options["observation_map"] = maps_for(policy.map, model)
     if kwargs is not None and all(looks_like_address(name) for name in env):
         raise typer.BadParameter(
             "for a Gymnasium id or a factory only; a running endpoint has its own",
@@ -275,52 +185,33 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
         )
     for name in env:
         search_current_folder(name)
-    token = read_token(token_file)
-    model_token = read_token(model_token_file) if model_token_file else token
-    tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
-    model_tls = None if model_tls_ca == _NO_TLS else tls
-    if model_tls_ca is not None and model_tls_ca != _NO_TLS:
-        model_tls = client_tls(Path(model_tls_ca), tls_cert, tls_key)
+    to_env, to_model = connection.to(""), policy.to(connection)
+    options["resize"] = serving.resize  # type: ignore[typeddict-item]  # ``_size`` has read it
+    options["record"] = recording.options()
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(episodes_file(output))
-        endpoints = [ConnectOptions(name, token, tls, edition_text=edition_text) for name in env]
-        lanes = num_envs or min(math.ceil(episodes / len(env)), MOST_LANES)
+        file = stack.enter_context(episodes_file(files.output))
+        lanes = serving.num_envs or min(math.ceil(episodes / len(env)), MOST_LANES)
         with console.waiting("starting the environment"):
-            envs = [stack.enter_context(served_env(each, lanes, kwargs)) for each in endpoints]
-            check_endpoints(envs, num_envs)
-        policies = [
-            ConnectOptions(name, model_token, model_tls, edition_text=model_edition_text)
-            for name in model
-        ]
+            envs = [
+                stack.enter_context(served_env(replace(to_env, address=name), lanes, kwargs))
+                for name in env
+            ]
+            check_endpoints(envs, serving.num_envs)
         with console.waiting("loading the policy"):
             models = [
-                stack.enter_context(served_model(each, inference, served_map)) for each in policies
+                stack.enter_context(
+                    served_model(replace(to_model, address=name), policy.inference, served_map)
+                )
+                for name in model
             ]
         finished: list[EpisodeResult] = []
         try:
-            run_and_show(
-                console,
-                envs,
-                models,
-                episodes,
-                file,
-                finished,
-                seed=seed,
-                env_timeout_s=env_timeout,
-                reset_timeout_s=reset_timeout,
-                model_timeout_s=model_timeout,
-                reconnect_timeout_s=reconnect_timeout,
-                observation_map=route_map,
-                execution_horizon=execution_horizon,
-                image_codec=image_codec,
-                resize=resize,
-                record=record_options(record, record_max_gb, record_video),
-            )
+            run_and_show(console, envs, models, episodes, file, finished, **options)
         except BaseException:  # also after Ctrl-C: the finished episodes may have taken hours
             with contextlib.suppress(RlmeshError):  # the error is the first one
-                _draw(console, finished, plot, model)
+                _draw(console, finished, files.plot, model)
             raise
-        _draw(console, finished, plot, model)
+        _draw(console, finished, files.plot, model)
 
 
 def _draw(
@@ -346,7 +237,7 @@ def run_and_show(
 
     Each is added to ``finished``; ``options`` are further arguments of ``evaluation.evaluate``.
     """
-    from rlmesh_ray.evaluation import evaluate as run
+    from rlmesh_ray.evaluation.run import evaluate as run
 
     addresses = [each.address for each in envs], [each.address for each in models]
     meter = EvaluationView(console, episodes, file, finished)

@@ -1,5 +1,6 @@
 """``rlmesh-ray export``: writes a policy as an ONNX file."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,17 +11,9 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import muted
 from rlmesh_ray.cli.options.common import (
     ENVIRONMENT,
-    DebugFlag,
-    EnvKwargs,
-    JsonFlag,
-    TlsAuthority,
-    TlsCertificate,
-    TlsFromRay,
-    TlsKey,
-    TokenFile,
-    client_tls,
-    parse_env_kwargs,
-    read_token,
+    ClientSecurity,
+    MadeEnvFlags,
+    flag,
     search_current_folder,
 )
 from rlmesh_ray.errors import ContractMismatchError
@@ -30,21 +23,22 @@ if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.spaces.contract import EnvContract
 
-EnvOption = Annotated[
-    str | None,
-    typer.Option(
-        "--env",
-        metavar="ENV_OR_ADDRESS",
-        rich_help_panel=ENVIRONMENT,
-        help="For a module of torch: a Gymnasium id, module:factory or an endpoint, whose spaces "
+
+@dataclass(frozen=True)
+class SpacesFlags(MadeEnvFlags):
+    """The environment whose spaces a file is for."""
+
+    env: str | None = flag(
+        ENVIRONMENT,
+        "For a module of torch: a Gymnasium id, module:factory or an endpoint, whose spaces "
         "the file is for.",
+        metavar="ENV_OR_ADDRESS",
         show_default="the checkpoint's own spaces",
-    ),
-]
+    )
 
 
 def export(
-    context: typer.Context,
+    console: Console,
     checkpoint: Annotated[
         str,
         typer.Argument(
@@ -56,15 +50,8 @@ def export(
     file: Annotated[
         Path, typer.Argument(metavar="FILE.onnx", help="The file to write; an old one is replaced.")
     ],
-    env: EnvOption = None,
-    env_kwargs: EnvKwargs = None,
-    token_file: TokenFile = None,
-    tls_ca: TlsAuthority = None,
-    tls_cert: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_from_ray: TlsFromRay = False,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
+    spaces: SpacesFlags,
+    security: ClientSecurity,
 ) -> None:
     """Write a policy as an ONNX file: from observations to the most likely actions.
 
@@ -74,11 +61,9 @@ def export(
     Loading runs code: export only checkpoints that you trust.
     """
     search_current_folder(checkpoint)
-    from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.models.onnx.policy_export import export_policy
 
-    console: Console = context.obj
-    kwargs = parse_env_kwargs(env_kwargs)
+    env, kwargs = spaces.env, spaces.kwargs()
     if kwargs is not None and (env is None or looks_like_address(env)):
         raise typer.BadParameter(
             "for --env with a Gymnasium id or a factory only; a running endpoint has its own",
@@ -86,9 +71,8 @@ def export(
         )
     contract = None
     if env is not None:
-        tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
         with console.waiting("starting the environment"):
-            contract = _contract(ConnectOptions(env, read_token(token_file), tls), kwargs)
+            contract = _contract(security.to(env), kwargs)
     with console.waiting("loading, exporting and comparing the policy"), muted():
         proof = export_policy(checkpoint, file, contract=contract)
     console.event("exported", file=str(file), **proof._asdict())

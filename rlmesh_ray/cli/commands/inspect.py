@@ -8,19 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.options.common import (
-    OUTPUT,
-    DebugFlag,
-    EditionText,
-    JsonFlag,
-    TlsAuthority,
-    TlsCertificate,
-    TlsFromRay,
-    TlsKey,
-    TokenFile,
-    client_tls,
-    read_token,
-)
+from rlmesh_ray.cli.options.common import OUTPUT, ConnectionFlags, flag
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import EndpointUnreachableError
 
@@ -30,31 +18,24 @@ if TYPE_CHECKING:
     from rlmesh_ray.client.observer import ObservedSession
     from rlmesh_ray.protocol.handshake import HandshakeResponse
 
-_TIMEOUT_S = 10.0
 _NOT_SERVING = 1
 _ANY_SPACE = "not known before the policy acts"
 
-HealthFlag = Annotated[
-    bool,
-    typer.Option(
-        "--health",
-        rich_help_panel=OUTPUT,
-        help="Only check whether it serves: exit code 0 if so, else 1.",
-    ),
-]
 
-SessionsFlag = Annotated[
-    bool,
-    typer.Option(
-        "--sessions",
-        rich_help_panel=OUTPUT,
-        help="Show the open sessions of an environment, and the state of their lanes.",
-    ),
-]
+@dataclass(frozen=True)
+class InspectFlags:
+    """What is shown."""
+
+    health: bool = flag(OUTPUT, "Only check whether it serves: exit code 0 if so, else 1.", False)
+    sessions: bool = flag(
+        OUTPUT,
+        "Show the open sessions of an environment, and the state of their lanes.",
+        False,
+    )
 
 
 def inspect(
-    context: typer.Context,
+    console: Console,
     address: Annotated[
         str,
         typer.Argument(
@@ -63,40 +44,24 @@ def inspect(
             "dm_env_rpc server, which this joins for a moment, or openpi://HOST:PORT.",
         ),
     ],
-    token_file: TokenFile = None,
-    tls_ca: TlsAuthority = None,
-    tls_cert: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_from_ray: TlsFromRay = False,
-    edition_text: EditionText = None,
-    health: HealthFlag = False,
-    sessions: SessionsFlag = False,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
+    connection: ConnectionFlags,
+    flags: InspectFlags,
 ) -> int:
     """Show what an endpoint serves: environment or policy, spaces, capabilities, health.
 
     With --health the command is a probe for containers: the exit code is 0 if the endpoint would
     serve a new session now, and 1 if not, or if its health is not known.
     """
-    if health and sessions:
+    if flags.health and flags.sessions:
         raise typer.BadParameter("--health and --sessions exclude each other; give one of them")
-    from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.client.health import check_health
 
-    console: Console = context.obj
-    connect_options = ConnectOptions(
-        address,
-        read_token(token_file),
-        client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray),
-        _TIMEOUT_S,
-        edition_text,
-    )
-    if health:
+    connect_options = connection.to(address)
+    if flags.health:
         with console.waiting(f"asking {address}"):
             answer = check_health(connect_options)
         return _probe(console, connect_options.address, answer)
-    if sessions:
+    if flags.sessions:
         from rlmesh_ray.client.observer import EndpointObserver
 
         with EndpointObserver(

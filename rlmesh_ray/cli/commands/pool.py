@@ -5,8 +5,9 @@ import functools
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,17 +15,15 @@ from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import (
     SECURITY,
-    DebugFlag,
-    JsonFlag,
-    RayAddressOption,
-    TlsCertificate,
-    TlsFromRay,
-    TlsKey,
+    SERVING,
+    ServerSecurity,
     client_tls,
-    file_option,
+    file_flag,
+    flag,
+    metrics_flag,
+    ray_address_flag,
+    served_metrics,
 )
-from rlmesh_ray.cli.options.metrics import MetricsAddress, served_metrics
-from rlmesh_ray.cli.options.serving import AddressToListen, TlsClientAuthority, server_tls
 from rlmesh_ray.cli.register_with_pool import POOL_TOKEN_VARIABLE, pool_secret
 from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.errors import EndpointError
@@ -37,43 +36,45 @@ if TYPE_CHECKING:
 
 _POLL_S = 1.0
 
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name of the pool, for its endpoints and trainings.")
-]
-SecretOption = Annotated[
-    Path | None,
-    file_option(
-        "--token-file",
+
+@dataclass(frozen=True)
+class RegistrarSecurity(ServerSecurity):
+    """How the registrar and its endpoints prove to each other who they are."""
+
+    token_file: Path | None = file_flag(
         SECURITY,
         "The pool's token, which its endpoints share; mode 0600.",
         show_default=f"the token in {POOL_TOKEN_VARIABLE}",
-    ),
-]
-EndpointAuthorityOption = Annotated[
-    Path | None,
-    file_option(
-        "--endpoint-tls-ca",
+    )
+    endpoint_tls_ca: Path | None = file_flag(
         SECURITY,
         "Endpoints use TLS; the authority that signed their certificates (PEM). The file "
         "must also exist on the runners' nodes.",
-    ),
-]
+    )
 
 
-def pool(  # noqa: PLR0913  # the command line; every option stands alone
-    context: typer.Context,
-    name: NameArgument,
-    address: AddressToListen = "127.0.0.1:7070",
-    token_file: SecretOption = None,
-    tls_cert: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: TlsClientAuthority = None,
-    tls_from_ray: TlsFromRay = False,
-    endpoint_tls_ca: EndpointAuthorityOption = None,
-    ray_address: RayAddressOption = None,
-    metrics_address: MetricsAddress = None,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
+@dataclass(frozen=True)
+class RegistrarFlags:
+    """Where the registrar listens, which Ray it serves, and what it reports."""
+
+    address: str = flag(
+        SERVING,
+        "Where to listen (port 0: a free one) or unix:PATH.",
+        "127.0.0.1:7070",
+        metavar="HOST:PORT",
+    )
+    ray_address: str | None = ray_address_flag()
+    metrics_address: str | None = metrics_flag()
+
+
+def pool(
+    console: Console,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Name of the pool, for its endpoints and trainings."),
+    ],
+    flags: RegistrarFlags,
+    security: RegistrarSecurity,
 ) -> None:
     """Run the registrar of a pool of endpoints, beside a running Ray, until it is stopped.
 
@@ -85,26 +86,27 @@ def pool(  # noqa: PLR0913  # the command line; every option stands alone
     from rlmesh_ray.cli.log_setup import show_log
 
     require_rllib("a pool", ["ray"], instead="; endpoints need none (serve-env --register)")
-    console: Console = context.obj
-    secret = pool_secret(token_file)
+    secret = pool_secret(security.token_file)
     # The registrar runs in another process, with another current folder.
-    own = [file and file.absolute() for file in (tls_cert, tls_key, tls_client_ca)]
-    tls = server_tls(*own, from_ray=tls_from_ray)
-    endpoint_tls = client_tls(endpoint_tls_ca and endpoint_tls_ca.absolute())
+    own: dict[str, Any] = {
+        name: file.absolute() for name, file in asdict(security).items() if isinstance(file, Path)
+    }
+    security = replace(security, **own)
+    tls, endpoint_tls = security.tls(), client_tls(security.endpoint_tls_ca)
     show_log()
     # Starts no Ray: no training would run on it.
-    where = ray_address or os.environ.get("RAY_ADDRESS") or "auto"
+    where = flags.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
     measured = functools.partial(_measured, fleet_name_of_pool(name))
     with (
         contextlib.suppress(KeyboardInterrupt),
-        served_metrics(console, metrics_address, measured) as announce_metrics,
+        served_metrics(console, flags.metrics_address, measured) as announce_metrics,
         connected_ray(console, num_cpus=1, address=where),
     ):
         from rlmesh_ray.actors.pool import EnvPool
 
         with console.waiting("starting the registrar"):
             started = EnvPool(
-                name, address=address, token=secret, tls=tls, endpoint_tls=endpoint_tls
+                name, address=flags.address, token=secret, tls=tls, endpoint_tls=endpoint_tls
             )
         with started:
             _announce(console, started, is_protected=secret is not None)

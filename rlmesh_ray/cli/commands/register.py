@@ -9,13 +9,10 @@ import typer
 
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.options.common import DebugFlag, JsonFlag, client_tls
+from rlmesh_ray.cli.options.common import client_tls
 from rlmesh_ray.cli.register_with_pool import (
-    EndpointIdOption,
-    PoolAuthorityOption,
-    PoolTokenOption,
+    MemberFlags,
     RegistrationConfig,
-    registration_config,
     report_registered,
 )
 from rlmesh_ray.cli.signals import require_no_interrupt
@@ -25,26 +22,20 @@ from rlmesh_ray.protocol.address import Address
 _LOOK_EVERY_S = 1.0
 _CONNECT_S = 5.0
 
-PoolArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="POOL@HOST:PORT", help="Name of the pool, and address of its registrar."
-    ),
-]
-AddressArgument = Annotated[
-    str, typer.Argument(metavar="ADDRESS", help="HOST:PORT of the endpoint, for its clients.")
-]
-
 
 def register(
-    context: typer.Context,
-    pool: PoolArgument,
-    address: AddressArgument,
-    pool_token_file: PoolTokenOption = None,
-    endpoint_id: EndpointIdOption = None,
-    pool_tls_ca: PoolAuthorityOption = None,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
+    console: Console,
+    pool: Annotated[
+        str,
+        typer.Argument(
+            metavar="POOL@HOST:PORT", help="Name of the pool, and address of its registrar."
+        ),
+    ],
+    address: Annotated[
+        str,
+        typer.Argument(metavar="ADDRESS", help="HOST:PORT of the endpoint, for its clients."),
+    ],
+    member: MemberFlags,
 ) -> None:
     """Register an endpoint of another program, in any language, with a pool while it answers.
 
@@ -55,9 +46,7 @@ def register(
     from rlmesh_ray.cli.log_setup import show_log
     from rlmesh_ray.server.bind_policy import is_wildcard
 
-    entry = registration_config(
-        pool, pool_token_file, endpoint_id, client_tls(pool_tls_ca), (address, address)
-    )
+    entry = member.config(pool, address, address, client_tls(member.pool_tls_ca))
     place = entry.listening
     if place.port == 0:
         raise ConfigurationError(f"{address} cannot be dialed; name the endpoint's own port")
@@ -66,7 +55,6 @@ def register(
             f"{address} is no address that clients can dial; name the endpoint's own one"
         )
     show_log()
-    console: Console = context.obj
     with contextlib.suppress(KeyboardInterrupt):
         if not _answers(place):
             console.event("awaited", endpoint_id=entry.endpoint_id, address=str(place))

@@ -4,87 +4,56 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.log_setup import LogFormatOption, muted
+from rlmesh_ray.cli.log_setup import muted
 from rlmesh_ray.cli.options.common import (
     POLICY,
     SERVING,
-    DebugFlag,
-    JsonFlag,
-    MapOption,
-    TlsCertificate,
-    TlsFromRay,
-    TlsKey,
-    TokenFile,
+    MonitoringFlags,
+    ServerSecurity,
+    flag,
+    map_flag,
     parse_map,
     read_token,
     search_current_folder,
 )
-from rlmesh_ray.cli.options.flags import takes_flags
-from rlmesh_ray.cli.options.metrics import MetricsAddress
-from rlmesh_ray.cli.options.serving import (
-    TlsClientAuthority,
-    client_options,
-    server_tls,
-    token_fact,
-)
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address
-from rlmesh_ray.server.log_format import LogFormat
 from rlmesh_ray.server.model_options import ModelServerOptions
 
 if TYPE_CHECKING:
     from rlmesh_ray.server.model_server import ModelServer
 
 
-Explore = Annotated[
-    bool,
-    typer.Option(
-        "--explore",
-        rich_help_panel=POLICY,
-        help="Sample actions, not the most likely ones (RLlib).",
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="DEVICE",
-        rich_help_panel=POLICY,
-        help="The policy's device, such as cuda:0.",
-        show_default="cpu",
-    ),
-]
-Buckets = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--bucket",
+@dataclass(frozen=True)
+class PolicyFlags:
+    """How a policy is loaded, and whose spaces openpi clients have, which send none."""
+
+    explore: bool = flag(POLICY, "Sample actions, not the most likely ones (RLlib).", False)
+    device: str | None = flag(
+        POLICY, "The policy's device, such as cuda:0.", metavar="DEVICE", show_default="cpu"
+    )
+    bucket: list[int] | None = flag(
+        POLICY,
+        "Pad batches to this many rows, so that the device sees few sizes; repeatable.",
         min=1,
         metavar="ROWS",
-        rich_help_panel=POLICY,
-        help="Pad batches to this many rows, so that the device sees few sizes; repeatable.",
-    ),
-]
-OpenpiEnv = Annotated[
-    str | None,
-    typer.Option(
-        "--openpi-env",
-        metavar="ENV",
-        rich_help_panel=SERVING,
-        help="An environment with openpi clients' spaces.",
-    ),
-]
+    )
+    map: list[str] | None = map_flag()
+    openpi_env: str | None = flag(
+        SERVING, "An environment with openpi clients' spaces.", metavar="ENV"
+    )
 
 
-@takes_flags(ModelServerOptions)
-def serve_model(  # noqa: PLR0913  # the flags that are not made from the server's options
-    context: typer.Context,
+def serve_model(
+    console: Console,
     checkpoint: Annotated[
         str,
         typer.Argument(
@@ -93,20 +62,9 @@ def serve_model(  # noqa: PLR0913  # the flags that are not made from the server
             "module:factory, or random.",
         ),
     ],
-    explore: Explore = False,
-    device: Device = None,
-    bucket: Buckets = None,
-    key_map: MapOption = None,
-    openpi_spaces: OpenpiEnv = None,
-    token_file: TokenFile = None,
-    tls_cert: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: TlsClientAuthority = None,
-    tls_from_ray: TlsFromRay = False,
-    metrics_address: MetricsAddress = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
+    loading: PolicyFlags,
+    security: ServerSecurity,
+    monitoring: MonitoringFlags,
     **options: Unpack[ModelServerOptions],
 ) -> None:
     """Serve a policy to many clients at once, until it is stopped.
@@ -124,8 +82,8 @@ def serve_model(  # noqa: PLR0913  # the flags that are not made from the server
             f"{checkpoint} is an address; give serve-model the checkpoint, file or module:factory "
             f"to serve, and the address as --address {checkpoint}"
         )
-    address, openpi, no_token = options["address"], options["openpi"], options["no_token"]
-    if openpi_spaces is not None and openpi is None:
+    addresses, no_token = (options["address"], options["openpi"]), options["no_token"]
+    if loading.openpi_env is not None and options["openpi"] is None:
         raise typer.BadParameter(
             "it is for openpi clients; give --openpi HOST:PORT, too", param_hint="--openpi-env"
         )
@@ -136,37 +94,29 @@ def serve_model(  # noqa: PLR0913  # the flags that are not made from the server
         from rlmesh_ray.server.bind_policy import checked_address
         from rlmesh_ray.server.model_server import ModelServer
 
-        console: Console = context.obj
-        quiet_for_programs(console, log_format)
-        options["observation_map"] = parse_map(key_map)
-        options["token"] = token = read_token(token_file)
-        options["tls"] = server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray)
-        # Loading the policy may take long.
-        checked_address(address, token, no_token=no_token)
-        if openpi is not None:
-            checked_address(openpi, token, no_token=no_token)
-        if openpi_spaces is not None:
-            options["openpi_env"] = _contract(console, openpi_spaces)
-        # Of loading the policy, not of the server.
-        horizon, inference = options.pop("horizon"), options.pop("inference")
+        quiet_for_programs(console, monitoring.log_format)
+        options["observation_map"] = parse_map(loading.map)
+        options["token"] = token = read_token(security.token_file)
+        options["tls"] = security.tls()
+        for address in addresses:  # now: loading the policy may take long
+            if address is not None:
+                checked_address(address, token, no_token=no_token)
+        if loading.openpi_env is not None:
+            options["openpi_env"] = _contract(console, loading.openpi_env)
         with console.waiting("loading the checkpoint"), muted():
             policy = load_policy(
                 checkpoint,
-                explore=explore,
-                device=device,
-                buckets=sorted(set(bucket or ())),
-                inference=inference,
-                horizon=horizon,
+                explore=loading.explore,
+                device=loading.device,
+                buckets=sorted(set(loading.bucket or ())),
+                # Of loading the policy, not of the server.
+                inference=options.pop("inference"),
+                horizon=options.pop("horizon"),
             )
         server = ModelServer(policy, **options)
-        files = (token_file, tls_cert, tls_client_ca)
-        shown = [
-            client_options(*files, from_ray=tls_from_ray, prefix=prefix)
-            for prefix in ("--", "--model-")
-        ]
-        protection = token_fact(token, token_file)
-        run = functools.partial(serve, log_format=log_format, metrics_address=metrics_address)
-        _serve(console, server, checkpoint, protection, shown, run)
+        shown = [security.of_clients(prefix) for prefix in ("--", "--model-")]
+        run = functools.partial(serve, monitoring=monitoring)
+        _serve(console, server, checkpoint, security.token_fact(token), shown, run)
 
 
 def _contract(console: Console, env: str) -> object:

@@ -3,17 +3,16 @@
 import contextlib
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.local_ray import joined_ray, require_rllib
-from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag, RayAddressOption
+from rlmesh_ray.cli.options.common import OUTPUT, flag, ray_address_flag
 from rlmesh_ray.cli.views.status_view import tables
 from rlmesh_ray.server.endpoint_status import EndpointStatus, as_fields, in_order
 
@@ -30,43 +29,27 @@ _WITHOUT_RAY = (
     "rlmesh-ray inspect ADDRESS"
 )
 
-WatchFlag = Annotated[
-    bool,
-    typer.Option(
-        "--watch",
-        rich_help_panel=OUTPUT,
-        help="Refresh every 3 s, as often as endpoints report.",
-    ),
-]
-DashboardFlag = Annotated[
-    bool,
-    typer.Option(
-        "--dashboard",
-        rich_help_panel=OUTPUT,
-        help="Print a Grafana dashboard instead; needs no cluster.",
-    ),
-]
+
+@dataclass(frozen=True)
+class StatusFlags:
+    """Which cluster is shown, and how."""
+
+    ray_address: str | None = ray_address_flag()
+    watch: bool = flag(OUTPUT, "Refresh every 3 s, as often as endpoints report.", False)
+    dashboard: bool = flag(OUTPUT, "Print a Grafana dashboard instead; needs no cluster.", False)
 
 
-def status(
-    context: typer.Context,
-    ray_address: RayAddressOption = None,
-    watch: WatchFlag = False,
-    dashboard: DashboardFlag = False,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
-) -> None:
+def status(console: Console, flags: StatusFlags) -> None:
     """Show the endpoints of a running Ray cluster: sessions, rates, latencies, restarts.
 
     Endpoints outside of Ray are shown if they are registered with a pool; see `inspect` for others.
     """
-    console: Console = context.obj
-    if dashboard:
+    if flags.dashboard:
         sys.stdout.write(DASHBOARD.read_text())
         return
     require_rllib("status", ["ray"], instead=_WITHOUT_RAY)
-    with joined_ray(console, ray_address) as joined:
-        if not watch:
+    with joined_ray(console, flags.ray_address) as joined:
+        if not flags.watch:
             console.show(_shown(_query(console, joined), joined))
             return
         with contextlib.suppress(KeyboardInterrupt):  # the only way to end it

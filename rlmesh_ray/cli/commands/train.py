@@ -8,9 +8,9 @@ import os
 import shlex
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,282 +18,136 @@ from rlmesh_ray.auth.token_file import client_token_of
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import RECORDING_LOG, said
 from rlmesh_ray.cli.options.common import (
-    ENVIRONMENT,
     OUTPUT,
-    DebugFlag,
-    EditionText,
-    EnvKwargs,
-    JsonFlag,
-    ResetTimeout,
-    TlsAuthority,
-    TlsCertificate,
-    TlsFromRay,
-    TlsKey,
-    TokenFile,
-    client_tls,
-    file_option,
-    folder_option,
-    parse_env_kwargs,
-    read_token,
+    ConnectionFlags,
+    MadeEnvFlags,
+    RecordingFlags,
+    file_flag,
+    flag,
+    folder_flag,
+    same_flag,
     search_current_folder,
     shown_options,
 )
-from rlmesh_ray.cli.options.hyperparameter_args import (
+from rlmesh_ray.cli.options.training_run import (
+    DEFAULT_ALGO,
+    DEFAULT_ITERS,
+    DEFAULT_LANES,
+    TRAINING,
+    TrainingRun,
+    claimed,
     edited_config,
     parse_settings,
     read_config_code,
     read_settings_file,
-)
-from rlmesh_ray.cli.options.recording import (
-    RecordEveryOption,
-    RecordMaxOption,
-    RecordOption,
-    RecordVideoOption,
-    record_options,
-)
-from rlmesh_ray.cli.options.training_run import (
-    TRAINING,
-    CheckpointEveryOption,
-    EvaluateEveryOption,
-    KeepOption,
-    ResumeOption,
-    Tracker,
-    TrackOption,
-    claimed,
     resumed_run,
     write_run,
 )
 from rlmesh_ray.cli.signals import INTERRUPTED, interrupts_noted
 from rlmesh_ray.cli.views.training_view import format_duration
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S
+from rlmesh_ray.evaluation.options import EvaluationOptions
 from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-    from rlmesh_ray.client.channel import ClientTls
+    from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.recording.options import RecordOptions
     from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
     from rlmesh_ray.spaces.contract import EnvContract
 
-_ALGO = "PPO"
-_DEFAULT_ITERS = 100
-_DEFAULT_LANES = 8
 _CHECKPOINT, _BEST = "checkpoint", "checkpoint-best"
 _CURVE, _PROGRESS = "learning_curve.png", "progress.csv"
 
 
-EnvArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="ENV_OR_ADDRESS",
-        help="A Gymnasium id or module:factory (endpoints are started on Ray), or a running "
-        "endpoint.",
-        show_default=False,
-    ),
-]
-AlgoOption = Annotated[
-    str | None,
-    typer.Option(
-        "--algo",
-        metavar="NAME",
-        rich_help_panel=TRAINING,
-        help="An algorithm of RLlib: PPO, APPO, IMPALA, DQN or SAC.",
-        show_default=_ALGO,
-    ),
-]
-EndpointsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--num-endpoints",
-        min=1,
-        rich_help_panel=ENVIRONMENT,
-        help="Endpoints to start, for an id or a factory.",
-        show_default="one a runner",
-    ),
-]
-LanesOption = Annotated[
-    int | None,
-    typer.Option(
-        "--num-envs",
-        min=1,
-        rich_help_panel=ENVIRONMENT,
-        help="Lanes of each session, for an id or a factory.",
-        show_default=str(_DEFAULT_LANES),
-    ),
-]
-ResetThreadsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--reset-threads",
-        min=1,
-        rich_help_panel=ENVIRONMENT,
-        help="Lanes that reset at the same time.",
-        show_default="1",
-    ),
-]
-RunnersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--num-env-runners",
-        min=0,
-        rich_help_panel=TRAINING,
-        help="EnvRunner actors of RLlib; 0: the driver samples.",
-        show_default="0",
-    ),
-]
-ReturnOption = Annotated[
-    float | None,
-    typer.Option(
-        "--stop-return",
-        metavar="RETURN",
-        rich_help_panel=TRAINING,
-        help="Stop at this mean return.",
-    ),
-]
-ItersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--stop-iters",
-        min=1,
-        rich_help_panel=TRAINING,
-        help="Stop after this many iterations, with those before --resume.",
-        show_default=f"{_DEFAULT_ITERS}, without --stop-return",
-    ),
-]
-FolderOption = Annotated[
-    Path | None,
-    folder_option(
-        "--checkpoint-dir",
+@dataclass(frozen=True)
+class CommandFlags:
+    """What the run's folder does not keep, or in another form."""
+
+    set_: list[str] | None = flag(
+        TRAINING,
+        "A hyperparameter of AlgorithmConfig.training(), such as lr=1e-4 or "
+        "model_config.fcnet_hiddens=[64,64]; repeatable.",
+        metavar="NAME=VALUE",
+    )
+    config: Path | None = file_flag(
+        TRAINING,
+        "Hyperparameters in YAML or JSON, or FILE.py with edit_config(config); --set overrides it.",
+    )
+    resume: Path | None = folder_flag(
+        TRAINING, "Go on with the run in this folder, as it was configured."
+    )
+    checkpoint_dir: Path | None = folder_flag(
         OUTPUT,
         "Folder for checkpoint/, progress.csv and learning_curve.png.",
         show_default="runs/ENV-ALGO-TIME",
-    ),
-]
-SeedOption = Annotated[
-    int | None,
-    typer.Option(
-        "--seed",
-        min=0,
-        metavar="SEED",
-        rich_help_panel=TRAINING,
-        help="Seed of everything that RLlib seeds; sessions then step together.",
-    ),
-]
+    )
+    reset_timeout_s: float = same_flag(EvaluationOptions, "reset_timeout_s")
 
 
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        rich_help_panel=TRAINING,
-        help="A hyperparameter of AlgorithmConfig.training(), such as lr=1e-4 or "
-        "model_config.fcnet_hiddens=[64,64]; repeatable.",
-    ),
-]
-ConfigOption = Annotated[
-    Path | None,
-    file_option(
-        "--config",
-        TRAINING,
-        "Hyperparameters in YAML or JSON, or FILE.py with edit_config(config); --set overrides it.",
-    ),
-]
+@dataclass(frozen=True)
+class RunnerRecordingFlags(RecordingFlags):
+    """Which of the runners' episodes are recorded."""
+
+    record_every: int | None = flag(
+        OUTPUT,
+        "Record each Nth episode of a runner; those of evaluation, all.",
+        min=1,
+        metavar="N",
+        show_default="10",
+    )
 
 
-def train(  # noqa: PLR0913  # the command line; every option stands alone
-    context: typer.Context,
-    env: EnvArgument = None,
-    algo: AlgoOption = None,
-    num_endpoints: EndpointsOption = None,
-    num_envs: LanesOption = None,
-    env_kwargs: EnvKwargs = None,
-    reset_threads: ResetThreadsOption = None,
-    reset_timeout: ResetTimeout = DEFAULT_RESET_TIMEOUT_S,
-    num_env_runners: RunnersOption = None,
-    stop_return: ReturnOption = None,
-    stop_iters: ItersOption = None,
-    resume: ResumeOption = None,
-    seed: SeedOption = None,
-    set_: SetOption = None,
-    config: ConfigOption = None,
-    evaluate_every: EvaluateEveryOption = None,
-    token_file: TokenFile = None,
-    tls_ca: TlsAuthority = None,
-    tls_cert: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_from_ray: TlsFromRay = False,
-    edition_text: EditionText = None,
-    checkpoint_dir: FolderOption = None,
-    checkpoint_every: CheckpointEveryOption = None,
-    keep: KeepOption = None,
-    track: TrackOption = None,
-    record: RecordOption = None,
-    record_max_gb: RecordMaxOption = 10.0,
-    record_video: RecordVideoOption = "auto",
-    record_every: RecordEveryOption = None,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
+def train(
+    console: Console,
+    *,
+    env: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ENV_OR_ADDRESS",
+            help="A Gymnasium id or module:factory (endpoints are started on Ray), or a running "
+            "endpoint.",
+            show_default=False,
+        ),
+    ] = None,
+    run: TrainingRun,
+    made: MadeEnvFlags,
+    flags: CommandFlags,
+    connection: ConnectionFlags,
+    recording: RunnerRecordingFlags,
 ) -> int:
     """Train on endpoints; write a checkpoint and a learning curve, also after Ctrl-C.
 
     Stops at the first goal. Joins a running Ray (RAY_ADDRESS, ray start), or starts its own.
     """
+    config = flags.config
     code = config if config is not None and config.suffix == ".py" else None
-    given = {
-        "env": env,
-        "algo": algo and algo.upper(),
-        "num_endpoints": num_endpoints,
-        "num_envs": num_envs,
-        "env_kwargs": parse_env_kwargs(env_kwargs),
-        "reset_threads": reset_threads,
-        "num_env_runners": num_env_runners,
-        "seed": seed,
-        "settings": {**read_settings_file(None if code else config), **parse_settings(set_)},
-        "config_code": code and read_config_code(code),
-        "stop_return": stop_return,
-        "stop_iters": stop_iters,
-        "checkpoint_every": checkpoint_every,
-        "keep": keep,
-        "evaluate_every": evaluate_every,
-        "track": track or None,
-    }
-    options, folder = _options_and_folder(given, checkpoint_dir, resume)
-    search_current_folder(options["env"])
-    source = read_token(token_file)
-    tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
-    # The token itself: runners may be on nodes without the file.
-    token = None if source is None else client_token_of(source)
-    job = _TrainOptions(
-        **options,
-        kept=options,
-        folder=folder,
-        is_resumed=resume is not None,
-        config_file=code,
-        token=token,
-        tls=tls,
-        edition_text=edition_text,
-        reset_timeout_s=reset_timeout,
-        record=record_options(record, record_max_gb, record_video, record_every),
-        record_every=record_every or 10,
-        connection=shown_options(
-            token_file=token_file,
-            tls_ca=tls_ca,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            tls_from_ray=tls_from_ray,
-            edition_text=edition_text,
-        ),
+    given = replace(
+        run,
+        env=env,
+        algo=run.algo and run.algo.upper(),
+        env_kwargs=made.kwargs(),
+        settings={**read_settings_file(None if code else config), **parse_settings(flags.set_)},
+        config_code=None if code is None else read_config_code(code),
+        track=run.track or None,
     )
-    return _run(context.obj, job)
+    run, folder = _run_and_folder(given, flags.checkpoint_dir, flags.resume)
+    assert run.env is not None, "a run is of an environment"
+    search_current_folder(run.env)
+    endpoint = connection.to(run.env)
+    if endpoint.token is not None:
+        # The token itself: runners may be on nodes without the file.
+        endpoint = replace(endpoint, token=client_token_of(endpoint.token))
+    recorded = recording.options()
+    job = _Job(run, folder, flags, code, endpoint, connection.shown, recording, recorded)
+    return _run(console, job)
 
 
-def _options_and_folder(
-    given: dict[str, Any], checkpoint_dir: Path | None, resume: Path | None
-) -> tuple[dict[str, Any], Path]:
-    """Return the options of a new training, or of one that goes on, and its folder.
+def _run_and_folder(
+    given: TrainingRun, checkpoint_dir: Path | None, resume: Path | None
+) -> tuple[TrainingRun, Path]:
+    """Return a new training, or one that goes on, and its folder.
 
     Raises:
         typer.BadParameter: An option is missing, or excludes another one.
@@ -303,62 +157,56 @@ def _options_and_folder(
         if checkpoint_dir is not None:
             raise typer.BadParameter("a run goes on in its folder", param_hint="--checkpoint-dir")
         return resumed_run(resume, given), resume
-    if given["env"] is None:
+    if given.env is None:
         raise typer.BadParameter("missing, without --resume", param_hint="ENV_OR_ADDRESS")
-    options = {name: value for name, value in given.items() if value is not None}
+    run = replace(
+        given, algo=given.algo or DEFAULT_ALGO, num_env_runners=given.num_env_runners or 0
+    )
     of_endpoints = ("num_endpoints", "num_envs", "env_kwargs", "reset_threads")
-    own = [name for name in of_endpoints if name in options]
-    if not looks_like_address(given["env"]):
-        options.setdefault("num_envs", _DEFAULT_LANES)
-    elif own:
+    if not looks_like_address(given.env):
+        run = replace(run, num_envs=run.num_envs or DEFAULT_LANES)
+    elif own := [name for name in of_endpoints if name in given.options]:
         raise typer.BadParameter(
             "for a Gymnasium id or a factory only; a running endpoint has its own",
             param_hint=[f"--{name.replace('_', '-')}" for name in own],
         )
-    if "stop_return" not in options:
-        options.setdefault("stop_iters", _DEFAULT_ITERS)
-    options = {"algo": _ALGO, "num_env_runners": 0, **options}
-    folder = checkpoint_dir or _default_folder(options["env"], options["algo"])
+    if run.stop_return is None and run.stop_iters is None:
+        run = replace(run, stop_iters=DEFAULT_ITERS)
+    folder = checkpoint_dir or _default_folder(given.env, run.algo or "")
     _require_new(folder)
-    return options, folder
+    return run, folder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TrainOptions:
-    """Values of the command's options."""
+@dataclass(frozen=True)
+class _Job:
+    """A training, as this command runs it."""
 
-    env: str
-    algo: str
-    num_endpoints: int | None = None
-    num_envs: int | None = None
-    env_kwargs: dict[str, object] | None = None
-    reset_threads: int = 1
-    num_env_runners: int
-    seed: int | None = None
-    settings: dict[str, object]
-    """Hyperparameters."""
-    config_code: str | None = None
-    """Text of ``config_file``."""
+    run: TrainingRun
+    folder: Path
+    flags: CommandFlags
     config_file: Path | None
     """The Python module of ``--config``."""
-    stop_return: float | None = None
-    stop_iters: int | None = None
-    checkpoint_every: int | None = None
-    keep: int = 1
-    evaluate_every: int | None = None
-    track: list[str] = field(default_factory=list)
-    kept: dict[str, Any]
-    """All of the above, as the folder keeps them."""
-    folder: Path
-    is_resumed: bool
-    token: str | None
-    tls: "ClientTls | None"
-    edition_text: str | None
-    reset_timeout_s: float
-    record: "RecordOptions | None"
-    record_every: int
+    endpoint: "ConnectOptions"
+    """Of the environment, if it is at an endpoint that runs."""
     connection: str
     """The options with which another command connects to the same endpoint."""
+    recording: RunnerRecordingFlags
+    recorded: "RecordOptions | None"
+
+    @property
+    def env(self) -> str:
+        """Name or address of the environment."""
+        return self.endpoint.address
+
+    @property
+    def algo(self) -> str:
+        """Name of the algorithm."""
+        return self.run.algo or DEFAULT_ALGO
+
+    @property
+    def num_env_runners(self) -> int:
+        """How many actors sample; 0: the driver."""
+        return self.run.num_env_runners or 0
 
 
 def _require_new(folder: Path) -> None:
@@ -380,7 +228,7 @@ def _require_new(folder: Path) -> None:
         )
 
 
-def _run(console: Console, job: _TrainOptions) -> int:
+def _run(console: Console, job: _Job) -> int:
     from rlmesh_ray.cli.local_ray import require_rllib
 
     require_rllib("train")
@@ -390,7 +238,7 @@ def _run(console: Console, job: _TrainOptions) -> int:
         return _run_claimed(console, job)
 
 
-def _run_claimed(console: Console, job: _TrainOptions) -> int:
+def _run_claimed(console: Console, job: _Job) -> int:
     with console.waiting("loading Ray and RLlib"):
         from rlmesh_ray.cli.local_ray import connected_ray
         from rlmesh_ray.cli.views.training_view import TrainingView
@@ -406,11 +254,13 @@ def _run_claimed(console: Console, job: _TrainOptions) -> int:
 
         limit_torch_threads(1)  # as train() does
         checkpoint = job.folder / _CHECKPOINT
-        former = saved_progress(checkpoint) if job.is_resumed else []
+        former = saved_progress(checkpoint) if job.flags.resume else []
         # What can be refused is refused before Ray starts, which takes long.
-        require_goal_ahead(former, job.stop_return, job.stop_iters)
+        require_goal_ahead(former, job.run.stop_return, job.run.stop_iters)
         config = _config(job)
-    endpoints = 0 if looks_like_address(job.env) else job.num_endpoints or job.num_env_runners or 1
+    endpoints = (
+        0 if looks_like_address(job.env) else job.run.num_endpoints or job.num_env_runners or 1
+    )
     num_cpus = endpoints + job.num_env_runners + 1
     with (
         connected_ray(console, num_cpus=num_cpus),
@@ -420,29 +270,29 @@ def _run_claimed(console: Console, job: _TrainOptions) -> int:
             console.say(f"starting {endpoints} endpoint(s) of {job.env} …")
         _configure(config, job, num_done=len(former))
         _announce(console, config, job, num_done=len(former))
-        write_run(job.folder, job.kept)
+        write_run(job.folder, job.run)
         with (
-            TrainingView(console, job.stop_iters) as view,
+            TrainingView(console, job.run.stop_iters) as view,
             interrupts_noted(_report_interrupt) as is_interrupted,
         ):
             progress = run(
                 config,
-                stop_return=job.stop_return,
-                stop_iters=job.stop_iters,
+                stop_return=job.run.stop_return,
+                stop_iters=job.run.stop_iters,
                 checkpoint_dir=checkpoint,
-                checkpoint_every=job.checkpoint_every,
-                keep=job.keep,
-                resume=checkpoint if job.is_resumed else None,
+                checkpoint_every=job.run.checkpoint_every,
+                keep=job.run.keep or 1,
+                resume=checkpoint if job.flags.resume else None,
                 is_interrupted=is_interrupted,
             )
-            tensorboard = Tracker.TENSORBOARD in job.track
+            tensorboard = "tensorboard" in (job.run.track or ())
             progress = tracked(progress, job.folder, former=former, tensorboard=tensorboard)
             history = [*former, *view.follow(progress)]
         file, curve = job.folder / _CURVE, None
         title = f"{job.algo} on {config.env_config[PLAN_KEY].contract.id}, over endpoints"
         try:
             with console.waiting("drawing the learning curve"):
-                learning_curve(history, file, title=title, goal=job.stop_return)
+                learning_curve(history, file, title=title, goal=job.run.stop_return)
             curve = file
         except OSError as error:  # a full disk: the checkpoint is there
             console.say(f"{file} cannot be written: {error}", style="yellow")
@@ -450,7 +300,7 @@ def _run_claimed(console: Console, job: _TrainOptions) -> int:
     return INTERRUPTED if is_interrupted() else 0
 
 
-def _config(job: _TrainOptions) -> "AlgorithmConfig":
+def _config(job: _Job) -> "AlgorithmConfig":
     """Return the algorithm's config, before the environment is known."""
     from rlmesh_ray.cli.log_setup import quiet_rllib
     from rlmesh_ray.rllib.config.hyperparameters import set_hyperparameters
@@ -460,22 +310,21 @@ def _config(job: _TrainOptions) -> "AlgorithmConfig":
     quiet_rllib(config)
     if job.config_file is not None:
         config = edited_config(job.config_file, config)
-    set_hyperparameters(config, job.settings)
-    if job.evaluate_every is not None:
-        config.evaluation(evaluation_interval=job.evaluate_every)
+    set_hyperparameters(config, job.run.settings or {})
+    if job.run.evaluate_every is not None:
+        config.evaluation(evaluation_interval=job.run.evaluate_every)
         if not config.evaluation_config:
             # With the training's seed each evaluation would play the same episodes.
             config.evaluation(evaluation_config={"explore": False, "seed": None})
     return config
 
 
-def _check_env(job: _TrainOptions) -> None:
+def _check_env(job: _Job) -> None:
     """Dial an endpoint, or check the form of a name, before Ray starts, which takes long.
 
     Raises:
         RlmeshError: The endpoint or the name cannot be used.
     """
-    from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.client.env_session_client import probe_endpoint
     from rlmesh_ray.envs.env_source import require_env_name
     from rlmesh_ray.spaces.contract import EnvContract
@@ -483,8 +332,7 @@ def _check_env(job: _TrainOptions) -> None:
     if not looks_like_address(job.env):
         require_env_name(job.env)
         return
-    connect_options = ConnectOptions(job.env, job.token, job.tls, edition_text=job.edition_text)
-    contract = probe_endpoint(connect_options).contract
+    contract = probe_endpoint(job.endpoint).contract
     if isinstance(contract, EnvContract):
         _require_one_agent(contract)
 
@@ -504,40 +352,38 @@ def _report_interrupt() -> None:
     )
 
 
-def _configure(config: "AlgorithmConfig", job: _TrainOptions, *, num_done: int) -> None:
+def _configure(config: "AlgorithmConfig", job: _Job, *, num_done: int) -> None:
     from rlmesh_ray.rllib.config.configure import configure
     from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
     from rlmesh_ray.server.env_options import EnvOptions
 
     config.env_runners(num_env_runners=job.num_env_runners)
     # Another one each time, or it would begin with the same episodes again.
-    config.debugging(seed=None if job.seed is None else job.seed + num_done)
+    config.debugging(seed=None if job.run.seed is None else job.run.seed + num_done)
     wanted = EnvOptions()
     if not looks_like_address(job.env):
-        wanted = EnvOptions(env_kwargs=job.env_kwargs, reset_threads=job.reset_threads)
-    if job.num_envs is not None:
-        wanted["num_envs"] = job.num_envs
+        wanted = EnvOptions(env_kwargs=job.run.env_kwargs, reset_threads=job.run.reset_threads or 1)
+    if job.run.num_envs is not None:
+        wanted["num_envs"] = job.run.num_envs
     configure(
         config,
         job.env,
-        num_endpoints=job.num_endpoints,
-        token=job.token,
-        tls=job.tls,
-        edition_text=job.edition_text,
-        reset_timeout_s=job.reset_timeout_s,
-        lockstep=job.seed is not None,  # a seed is given for a reproducible training
+        num_endpoints=job.run.num_endpoints,
+        token=job.endpoint.token,
+        tls=job.endpoint.tls,
+        edition_text=job.endpoint.edition_text,
+        reset_timeout_s=job.flags.reset_timeout_s,
+        lockstep=job.run.seed is not None,  # a seed is given for a reproducible training
         **wanted,
     )
     _require_one_agent(config.env_config[PLAN_KEY].contract)
-    if job.record is not None:
+    if job.recorded is not None:
         from rlmesh_ray.recording.rllib_episodes import record_episodes
 
-        record_episodes(config, job.record, every=job.record_every)
+        record_episodes(config, job.recorded, every=job.recording.record_every or 10)
 
 
-def _announce(
-    console: Console, config: "AlgorithmConfig", job: _TrainOptions, *, num_done: int
-) -> None:
+def _announce(console: Console, config: "AlgorithmConfig", job: _Job, *, num_done: int) -> None:
     from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
 
     plan = config.env_config[PLAN_KEY]
@@ -563,14 +409,14 @@ def _announce(
 
 def _show_result(
     console: Console,
-    job: _TrainOptions,
+    job: _Job,
     last: "TrainingProgress",
     curve: Path | None,
     *,
     is_interrupted: bool,
 ) -> None:
     checkpoint, best = job.folder / _CHECKPOINT, job.folder / _BEST
-    target = job.stop_return
+    target = job.run.stop_return
     is_reached = target is None or last.return_mean >= target
     console.event(
         "result",
@@ -607,27 +453,22 @@ def _show_result(
     )
 
 
-def _resume_command(job: _TrainOptions) -> str:
+def _resume_command(job: _Job) -> str:
     """Return the command that goes on with a training, with what its folder does not hold."""
     again = shown_options(
         config=job.config_file,
-        reset_timeout=job.reset_timeout_s != DEFAULT_RESET_TIMEOUT_S and job.reset_timeout_s,
+        reset_timeout=job.flags.reset_timeout_s != CommandFlags.reset_timeout_s
+        and job.flags.reset_timeout_s,
+        **job.recording.given,
     )
-    if record := job.record:
-        again += shown_options(
-            record=record.folder,
-            record_video=record.video != "auto" and record.video,
-            record_max_gb=record.max_gb != 10.0 and record.max_gb,
-            record_every=job.record_every != 10 and job.record_every,
-        )
     return f"train --resume {shlex.quote(str(job.folder))}{job.connection}{again}"
 
 
-def _shown(job: _TrainOptions) -> str:
+def _shown(job: _Job) -> str:
     """Return the options with which another command uses the same environment."""
     if looks_like_address(job.env):
         return job.connection
-    return shown_options(env_kwargs=job.env_kwargs and json.dumps(job.env_kwargs))
+    return shown_options(env_kwargs=job.run.env_kwargs and json.dumps(job.run.env_kwargs))
 
 
 def _default_folder(env: str, algo: str) -> Path:

@@ -3,31 +3,25 @@
 import contextlib
 import importlib.util
 import socket
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlmesh_ray.auth import token_file as token_files
+from rlmesh_ray.auth.token_file import TokenFile
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import (
     OUTPUT,
     SECURITY,
     SERVING,
-    DebugFlag,
-    JsonFlag,
-    RayAddressOption,
-    TlsAuthority,
-    TlsCertificate,
-    TlsFromRay,
-    TlsKey,
-    TokenFile,
-    client_tls,
-    file_option,
-    folder_option,
-    read_token,
+    ClientSecurity,
+    file_flag,
+    flag,
+    folder_flag,
+    ray_address_flag,
 )
-from rlmesh_ray.cli.register_with_pool import PoolTokenOption, pool_secret
+from rlmesh_ray.cli.register_with_pool import pool_secret, pool_token_flag
 from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.errors import (
     AddressError,
@@ -42,53 +36,42 @@ if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.watch.sources import EndpointSource
 
-TargetsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[TARGET]...",
-        help="Endpoints (HOST:PORT), pools (NAME@HOST:PORT of its registrar), or on Ray: names of "
-        "fleets and pools, or ray for all. Default: ray, where one runs.",
-        show_default=False,
-    ),
-]
-PageAddress = Annotated[
-    str,
-    typer.Option(
-        "--address",
+
+@dataclass(frozen=True)
+class PageFlags:
+    """The page, and what it shows besides endpoints."""
+
+    address: str = flag(
+        SERVING,
+        "Where the page listens (port 0: a free one).",
+        "127.0.0.1:7080",
         metavar="HOST:PORT",
-        rich_help_panel=SERVING,
-        help="Where the page listens (port 0: a free one).",
-    ),
-]
-FolderOption = Annotated[
-    Path,
-    folder_option("--folder", OUTPUT, "Folder with trainings and recordings to show."),
-]
-PageTokenOption = Annotated[
-    Path | None,
-    file_option(
-        "--page-token-file",
+    )
+    folder: Path = folder_flag(
+        OUTPUT, "Folder with trainings and recordings to show.", Path("runs")
+    )
+    page_token_file: Path | None = file_flag(
         SECURITY,
         "Tokens of the page, one a line; required unless it listens on loopback; mode 0600.",
-    ),
-]
+    )
+    pool_token_file: Path | None = pool_token_flag()
+    ray_address: str | None = ray_address_flag()
 
 
-def watch(  # noqa: PLR0913  # the command line; every option stands alone
-    context: typer.Context,
-    targets: TargetsArgument = None,
-    address: PageAddress = "127.0.0.1:7080",
-    folder: FolderOption = Path("runs"),
-    token_file: TokenFile = None,
-    pool_token_file: PoolTokenOption = None,
-    page_token_file: PageTokenOption = None,
-    tls_ca: TlsAuthority = None,
-    tls_cert: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    tls_from_ray: TlsFromRay = False,
-    ray_address: RayAddressOption = None,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
+def watch(
+    console: Console,
+    *,
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TARGET]...",
+            help="Endpoints (HOST:PORT), pools (NAME@HOST:PORT of its registrar), or on Ray: "
+            "names of fleets and pools, or ray for all. Default: ray, where one runs.",
+            show_default=False,
+        ),
+    ] = None,
+    flags: PageFlags,
+    security: ClientSecurity,
 ) -> None:
     """Show endpoints, sessions, live pictures, trainings and recorded episodes in a browser.
 
@@ -96,15 +79,13 @@ def watch(  # noqa: PLR0913  # the command line; every option stands alone
     """
     if not (importlib.util.find_spec("starlette") and importlib.util.find_spec("uvicorn")):
         raise MissingPackageError(f"watch needs starlette and uvicorn: {install_command('watch')}")
-    from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.watch.live import LiveView
     from rlmesh_ray.watch.page import make_server, page
     from rlmesh_ray.watch.runs import RunFolder
     from rlmesh_ray.watch.sources import AddressSource, WatchedAddress
 
-    console: Console = context.obj
-    where = parse_address(address)
-    page_token = None if page_token_file is None else token_files.TokenFile(page_token_file)
+    where = parse_address(flags.address)
+    page_token = None if flags.page_token_file is None else TokenFile(flags.page_token_file)
     if page_token is None and not where.is_local:
         raise typer.BadParameter(
             f"{where} can be reached from other machines: give the page a token "
@@ -125,26 +106,27 @@ def watch(  # noqa: PLR0913  # the command line; every option stands alone
             "addresses and names of Ray's fleets are not watched together; start two pages",
             param_hint="TARGET",
         )
-    token = read_token(token_file)
-    tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
+    to = security.to("")
     with contextlib.ExitStack() as stack:
         source: EndpointSource | None = None
         if True not in are_addresses:
-            source = _on_ray(stack, console, names, ray_address, ConnectOptions("", token, tls))
+            source = _on_ray(stack, console, names, flags.ray_address, to)
         if source is None:
-            secret = pool_secret(pool_token_file)
+            secret = pool_secret(flags.pool_token_file)
             source = AddressSource(
                 [
-                    WatchedAddress(ConnectOptions(to, token, tls), pool, secret if pool else None)
-                    for pool, _, to in (name.rpartition("@") for name in names)
+                    WatchedAddress(replace(to, address=own), pool, secret if pool else None)
+                    for pool, _, own in (name.rpartition("@") for name in names)
                 ]
             )
-        server = make_server(page(LiveView(source), RunFolder(folder), page_token, where.host))
+        server = make_server(
+            page(LiveView(source), RunFolder(flags.folder), page_token, where.host)
+        )
         listener = stack.enter_context(_listener(where))
         url = f"http://{Address(*listener.getsockname()[:2])}"
-        facts = {"endpoints": source.title or "none", "folder": folder, "stop with": "Ctrl-C"}
+        facts = {"endpoints": source.title or "none", "folder": flags.folder, "stop with": "Ctrl-C"}
         with contextlib.suppress(KeyboardInterrupt):
-            console.event("watching", url=url, source=source.title, folder=folder)
+            console.event("watching", url=url, source=source.title, folder=flags.folder)
             console.facts(f"watch at {url}", facts, [])
             require_no_interrupt()
             server.run(sockets=[listener])

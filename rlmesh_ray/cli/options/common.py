@@ -1,17 +1,19 @@
-"""Options that several commands share, and functions that read them.
+"""Flags that several commands share, as objects, and functions that read them.
 
-A flag and the Python parameter of the same thing share their name: ``--step-grace`` is
+A command takes such an object as a parameter; ``flags.as_command`` makes a flag of each field. A
+flag and the Python parameter of the same thing share their name: ``--step-grace`` is
 ``step_grace_s``, a repeatable ``--allow-call`` is ``allow_calls``, ``--no-observers`` is
-``observers=False``.
-The exception is ``--map``, which is ``observation_map``.
+``observers=False``. The exception is ``--map``, which is ``observation_map``.
 """
 
-import enum
+import contextlib
 import importlib.util
 import json
 import os
 import shlex
 import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,59 +21,28 @@ import typer
 
 from rlmesh_ray.auth import token_file
 from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError
 from rlmesh_ray.files import open_file
-from rlmesh_ray.options import Group, seconds_problem
+from rlmesh_ray.options import Group, declared
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
+from rlmesh_ray.server.log_format import FORMAT_VARIABLE, LogFormat
+from rlmesh_ray.server.model_options import ModuleOptions
+from rlmesh_ray.server.statistics import Measured
 
 if TYPE_CHECKING:
-    from rlmesh_ray.client.channel import ClientTls
+    from rlmesh_ray.client.channel import ClientTls, ConnectOptions
+    from rlmesh_ray.recording.options import RecordOptions
+    from rlmesh_ray.server.bind_policy import ServerTls
     from rlmesh_ray.spaces.observation_map import ObservationMap
 
 TOKEN_VARIABLE = "RLMESH_RAY_TOKEN"
-_DAY_S = 86_400.0
 
 # The groups of options in --help, as Typer takes them.
-ENVIRONMENT, POLICY, SERVING, LIMITS, CONNECTION, SECURITY, POOL, OUTPUT = (
+ENVIRONMENT, POLICY, EPISODES, SERVING, LIMITS, CONNECTION, SECURITY, POOL, OUTPUT = (
     each.value for each in Group
 )
-
-
-class ValidationChoice(enum.StrEnum):
-    """How an endpoint treats values out of range."""
-
-    WARN = "warn"
-    STRICT = "strict"
-    OFF = "off"
-
-
-class Inference(enum.StrEnum):
-    """How a policy's module is run."""
-
-    AUTO = "auto"
-    TORCH = "torch"
-    COMPILED = "compiled"
-
-
-InferenceOption = Annotated[
-    Inference,
-    typer.Option(
-        "--inference",
-        rich_help_panel=POLICY,
-        help="Run the module in torch, or compiled; auto compiles it where it then gives the same.",
-    ),
-]
-
-MapOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--map",
-        metavar="KEY=SOURCE",
-        rich_help_panel=POLICY,
-        help="A key of the policy's observations, made from those of the client: a name, or "
-        "concat, cast, resize, channels, normalise of names; repeatable.",
-    ),
-]
 
 # main() reads these two from the arguments itself: usage errors must honour them too, and are
 # found before any option has a value. They are declared for the parser and for --help.
@@ -89,31 +60,48 @@ DebugFlag = Annotated[
 ]
 
 
-def file_option(name: str, group: str, description: str, *, show_default: bool | str = True) -> Any:
-    """Return an option that names a file, which must exist and be readable."""
-    return typer.Option(
-        name,
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        rich_help_panel=group,
-        help=description,
-        show_default=show_default,
-    )
-
-
-def folder_option(
-    name: str, group: str, description: str, *, show_default: bool | str = True
+def flag(
+    group: str,
+    text: str,
+    default: Any = None,
+    *,
+    check: Callable[[str, Any], object] | None = None,
+    **shown: Any,
 ) -> Any:
-    """Return an option that names a folder, which need not exist."""
-    return typer.Option(
-        name,
-        metavar="FOLDER",
-        parser=_folder,
-        rich_help_panel=group,
-        help=description,
-        show_default=show_default,
+    """Return a field of an object of flags; its name is that of the flag.
+
+    Args:
+        group: Group in ``--help``.
+        text: A sentence for ``--help``.
+        default: The value without the flag.
+        check: Raises ConfigurationError, given the field's name and a value that is wrong.
+        shown: Further arguments of ``typer.Option``.
+    """
+    declaration = {"help": text, "rich_help_panel": group, **shown}
+    return field(default=default, metadata={"check": check, "declaration": declaration})
+
+
+def same_flag(table: type[Mapping[str, Any]], name: str) -> Any:
+    """Return a field that is the flag of an option, as its ``TypedDict`` declares it."""
+    _, option = declared(table)[name]
+    return flag(
+        option.group.value,
+        option.flag_help,
+        option.default,
+        check=option.require,
+        metavar=option.metavar or ("SECONDS" if name.endswith("_s") else None),
+        show_default=option.shown_default,
     )
+
+
+def file_flag(group: str, text: str, **shown: Any) -> Any:
+    """Return a field that names a file, which must exist and be readable."""
+    return flag(group, text, exists=True, dir_okay=False, readable=True, **shown)
+
+
+def folder_flag(group: str, text: str, default: Path | None = None, **shown: Any) -> Any:
+    """Return a field that names a folder, which need not exist."""
+    return flag(group, text, default, metavar="FOLDER", parser=_folder, **shown)
 
 
 def _folder(name: str | Path) -> Path:
@@ -124,83 +112,264 @@ def _folder(name: str | Path) -> Path:
     return Path(name)
 
 
-TokenFile = Annotated[
-    Path | None,
-    file_option(
-        "--token-file",
+@dataclass(frozen=True)
+class MadeEnvFlags:
+    """How an environment is made that is named by an id or a factory."""
+
+    env_kwargs: str | None = flag(
+        ENVIRONMENT, "Keyword arguments of gymnasium.make or the factory.", metavar="JSON"
+    )
+
+    def kwargs(self) -> dict[str, object] | None:
+        """Return the keyword arguments.
+
+        Raises:
+            typer.BadParameter: The text is not a JSON object.
+        """
+        if self.env_kwargs is None:
+            return None
+        remedy = 'write a JSON object, such as \'{"render_mode": "rgb_array"}\''
+        hint = "--env-kwargs"
+        try:
+            value = json.loads(self.env_kwargs)
+        except ValueError as error:
+            raise typer.BadParameter(f"not JSON ({error}); {remedy}", param_hint=hint) from error
+        if not isinstance(value, dict):
+            raise typer.BadParameter(f"JSON, but not an object; {remedy}", param_hint=hint)
+        return value
+
+
+@dataclass(frozen=True)
+class ClientSecurity:
+    """How a command proves to endpoints who it is, and they to it."""
+
+    token_file: Path | None = file_flag(
         SECURITY,
         "One token a line, optionally with its role (probe, client, operator); mode 0600.",
         show_default=f"the token in {TOKEN_VARIABLE}",
-    ),
-]
-TlsCertificate = Annotated[
-    Path | None,
-    file_option("--tls-cert", SECURITY, "Certificate to present (PEM)."),
-]
-TlsKey = Annotated[
-    Path | None,
-    file_option("--tls-key", SECURITY, "Private key of --tls-cert (PEM)."),
-]
-TlsAuthority = Annotated[
-    Path | None,
-    file_option(
-        "--tls-ca", SECURITY, "Use TLS; the authority that signed the endpoint's certificate (PEM)."
-    ),
-]
-TlsFromRay = Annotated[
-    bool,
-    typer.Option(
-        "--tls-from-ray",
-        rich_help_panel=SECURITY,
-        help="Mutual TLS with the files that Ray's RAY_TLS_* variables name.",
-    ),
-]
-EditionText = Annotated[
-    str | None,
-    typer.Option(
-        "--edition-text",
-        metavar="NAME_OR_SHA256",
-        rich_help_panel=CONNECTION,
-        help="The edition text that the endpoint implements, if it is not this package's, "
+    )
+    tls_ca: Path | None = file_flag(
+        SECURITY, "Use TLS; the authority that signed the endpoint's certificate (PEM)."
+    )
+    tls_cert: Path | None = file_flag(SECURITY, "Certificate to present (PEM).")
+    tls_key: Path | None = file_flag(SECURITY, "Private key of --tls-cert (PEM).")
+    tls_from_ray: bool = flag(
+        SECURITY, "Mutual TLS with the files that Ray's RAY_TLS_* variables name.", False
+    )
+
+    def to(self, address: str, edition_text: str | None = None) -> "ConnectOptions":
+        """Return how to connect to an endpoint.
+
+        Raises:
+            ConfigurationError: A file cannot be used.
+        """
+        from rlmesh_ray.client.channel import ConnectOptions
+
+        return ConnectOptions(
+            address, read_token(self.token_file), self.tls(), edition_text=edition_text
+        )
+
+    def tls(self) -> "ClientTls | None":
+        """Return the TLS files of a client; None for plain text.
+
+        Without ``tls_ca`` the system's authorities count.
+
+        Raises:
+            typer.BadParameter: The options do not go together.
+            ConfigurationError: A file cannot be used.
+        """
+        files = (self.tls_ca, self.tls_cert, self.tls_key)
+        if self.tls_from_ray:
+            _require_alone(*files)
+            from rlmesh_ray.auth.client_tls import ClientTls
+
+            tls = ClientTls.from_ray()
+            tls.context()
+            return tls
+        return client_tls(*files)
+
+
+@dataclass(frozen=True)
+class ConnectionFlags(ClientSecurity):
+    """How a command connects to endpoints of the edition."""
+
+    edition_text: str | None = flag(
+        CONNECTION,
+        "The edition text that the endpoint implements, if it is not this package's, "
         f"such as {next(iter(KNOWN_TEXTS))}.",
-    ),
-]
+        metavar="NAME_OR_SHA256",
+    )
+
+    def to(self, address: str, edition_text: str | None = None) -> "ConnectOptions":
+        """Return how to connect to an endpoint; see ``ClientSecurity``."""
+        return super().to(address, edition_text or self.edition_text)
+
+    @property
+    def shown(self) -> str:
+        """The flags as another command has them, for hints."""
+        return shown_options(**asdict(self))
 
 
-RayAddressOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ray-address",
+@dataclass(frozen=True)
+class ServerSecurity:
+    """How a server proves to clients who it is, and they to it."""
+
+    token_file: Path | None = file_flag(
+        SECURITY,
+        "One token a line, optionally with its role (probe, client, operator); mode 0600.",
+        show_default=f"the token in {TOKEN_VARIABLE}",
+    )
+    tls_cert: Path | None = file_flag(SECURITY, "Certificate to present (PEM).")
+    tls_key: Path | None = file_flag(SECURITY, "Private key of --tls-cert (PEM).")
+    tls_client_ca: Path | None = file_flag(
+        SECURITY, "Accept only clients with a certificate of this authority (PEM)."
+    )
+    tls_from_ray: bool = flag(
+        SECURITY, "Mutual TLS with the files that Ray's RAY_TLS_* variables name.", False
+    )
+
+    def tls(self) -> "ServerTls | None":
+        """Return the TLS files of a server; None where no file is given.
+
+        Raises:
+            typer.BadParameter: The options do not go together.
+            ConfigurationError: A file cannot be used.
+        """
+        from rlmesh_ray.auth.server_tls import ServerTls
+
+        if self.tls_from_ray:
+            _require_alone(self.tls_cert, self.tls_key, self.tls_client_ca)
+            tls = ServerTls.from_ray()
+        elif self.tls_cert is not None and self.tls_key is not None:
+            tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
+        elif self.tls_cert is not None or self.tls_key is not None:
+            raise typer.BadParameter(
+                "TLS takes both files: --tls-cert and --tls-key",
+                param_hint=["--tls-cert", "--tls-key"],
+            )
+        elif self.tls_client_ca is not None:
+            raise typer.BadParameter(
+                "a server that checks certificates needs its own: --tls-cert and --tls-key",
+                param_hint="--tls-client-ca",
+            )
+        else:
+            return None
+        tls.context()
+        return tls
+
+    def of_clients(self, prefix: str = "--") -> str:
+        """Return the options with which a command on this machine connects, for hints.
+
+        Args:
+            prefix: Before the names of the token's and the authority's options.
+        """
+        # gRPC trusts a certificate without its authority, too.
+        own = shown_options(prefix, token_file=self.token_file, tls_ca=self.tls_cert)
+        if self.tls_from_ray:
+            return f"{own} --tls-from-ray"
+        if self.tls_client_ca is None:
+            return own
+        signed = f"a client's, signed by {self.tls_client_ca}"
+        return f"{own} --tls-cert CERTIFICATE --tls-key KEY  # {signed}"
+
+    def token_fact(self, token: object) -> dict[str, str]:
+        """Return the row of a server's table about its token, if it has one."""
+        if token is None:
+            return {}
+        return {"token": "required" if self.token_file else f"required: that of {TOKEN_VARIABLE}"}
+
+
+def metrics_flag() -> Any:
+    """Return the field for the address of a server's metrics."""
+    return flag(
+        OUTPUT, "Serve metrics to Prometheus here.", metavar="HOST:PORT", show_default="nowhere"
+    )
+
+
+@dataclass(frozen=True)
+class MonitoringFlags:
+    """What a server reports while it serves."""
+
+    metrics_address: str | None = metrics_flag()
+    log_format: LogFormat = flag(
+        OUTPUT,
+        "Format of the log (warnings, sessions) on stderr.",
+        LogFormat.TEXT,
+        envvar=FORMAT_VARIABLE,
+        show_envvar=True,
+    )
+
+
+@dataclass(frozen=True)
+class RecordingFlags:
+    """Which episodes are recorded, and where."""
+
+    record: Path | None = folder_flag(OUTPUT, "Record episodes there (Parquet, MP4).")
+    record_max_gb: float = flag(
+        OUTPUT, "Stop recording at this size of the folder.", 10.0, metavar="GB"
+    )
+    record_video: str = flag(
+        OUTPUT,
+        "Videos of render, an image (its name) or none.",
+        "auto",
+        metavar="WHAT",
+        show_default=False,
+    )
+
+    def options(self) -> "RecordOptions | None":
+        """Return the options of a recording; None: nothing is recorded.
+
+        Raises:
+            ConfigurationError: A value is not possible, or belongs to no folder.
+        """
+        from rlmesh_ray.recording.options import RecordOptions
+
+        if self.record is not None:
+            return RecordOptions(self.record, self.record_max_gb, self.record_video)
+        if names := [name for name in self.given if name != "record"]:
+            shown = " and ".join(f"--{name.replace('_', '-')}" for name in names)
+            raise ConfigurationError(
+                f"{shown} without --record: nothing is recorded; add --record FOLDER"
+            )
+        return None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values that are not the defaults, by name."""
+        defaults = asdict(type(self)())
+        return {name: each for name, each in asdict(self).items() if each != defaults[name]}
+
+
+def map_flag() -> Any:
+    """Return the field for the entries of an observation map."""
+    return flag(
+        POLICY,
+        "A key of the policy's observations, made from those of the client: a name, or "
+        "concat, cast, resize, channels, normalise of names; repeatable.",
+        metavar="KEY=SOURCE",
+    )
+
+
+def inference_flag() -> Any:
+    """Return the field for how a policy's module is run."""
+    return same_flag(ModuleOptions, "inference")
+
+
+def ray_address_flag() -> Any:
+    """Return the field for the address of a Ray cluster."""
+    return flag(
+        CONNECTION,
+        "The Ray cluster, as ray.init takes it.",
         metavar="ADDRESS",
-        rich_help_panel=CONNECTION,
-        help="The Ray cluster, as ray.init takes it.",
         show_default="RAY_ADDRESS, or the cluster on this machine",
-    ),
-]
+    )
+
+
 EnvArgument = Annotated[
     str,
     typer.Argument(
         metavar="ENV",
         help="A Gymnasium id, also as module:Env-v0, or module:factory of your own code.",
-    ),
-]
-EnvKwargs = Annotated[
-    str | None,
-    typer.Option(
-        "--env-kwargs",
-        metavar="JSON",
-        rich_help_panel=ENVIRONMENT,
-        help="Keyword arguments of gymnasium.make or the factory.",
-    ),
-]
-ResetTimeout = Annotated[
-    float,
-    typer.Option(
-        "--reset-timeout",
-        metavar="SECONDS",
-        rich_help_panel=ENVIRONMENT,
-        callback=lambda value: positive_s(value),
-        help="Longest wait for a reset of all lanes.",
     ),
 ]
 
@@ -223,16 +392,14 @@ def _checked_plot(path: Path | None) -> Path | None:
     return path
 
 
-PlotOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--plot",
-        metavar="FILE.png",
-        rich_help_panel=OUTPUT,
+def plot_flag() -> Any:
+    """Return the field for the file of a plot."""
+    return flag(
+        OUTPUT,
+        "Draw returns and lengths into a file, with matplotlib.",
         callback=_checked_plot,
-        help="Draw returns and lengths into a file, with matplotlib.",
-    ),
-]
+        metavar="FILE.png",
+    )
 
 
 def shown_options(prefix: str = "--", **values: object) -> str:
@@ -272,68 +439,28 @@ def read_token(file: Path | None) -> TokenSource | None:
 
 
 def client_tls(
-    authority: Path | None,
-    certificate: Path | None = None,
-    private_key: Path | None = None,
-    *,
-    from_ray: bool = False,
+    authority: Path | None, certificate: Path | None = None, private_key: Path | None = None
 ) -> "ClientTls | None":
     """Return the TLS files of a client; None for plain text.
 
-    Args:
-        authority: ``--tls-ca``.
-        certificate: ``--tls-cert``; without ``authority`` the system's authorities count.
-        private_key: ``--tls-key``.
-        from_ray: ``--tls-from-ray``, which excludes all other TLS options.
-
     Raises:
-        typer.BadParameter: The options do not go together.
         ConfigurationError: A file cannot be used.
     """
+    if authority is None and certificate is None and private_key is None:
+        return None
     from rlmesh_ray.auth.client_tls import ClientTls
 
-    if from_ray:
-        require_alone(authority, certificate, private_key)
-        tls = ClientTls.from_ray()
-    elif authority is None and certificate is None and private_key is None:
-        return None
-    else:
-        tls = ClientTls(authority, certificate, private_key)
+    tls = ClientTls(authority, certificate, private_key)
     tls.context()
     return tls
 
 
-def require_alone(*files: Path | None) -> None:
-    """Refuse TLS files beside ``--tls-from-ray``.
-
-    Raises:
-        typer.BadParameter: A file is given.
-    """
+def _require_alone(*files: Path | None) -> None:
     if any(file is not None for file in files):
         raise typer.BadParameter(
             "Ray's variables name all files; leave out the other --tls options",
             param_hint="--tls-from-ray",
         )
-
-
-def parse_env_kwargs(text: str | None) -> dict[str, object] | None:
-    """Return the keyword arguments in ``text``, a JSON object.
-
-    Raises:
-        typer.BadParameter: ``text`` is not a JSON object.
-    """
-    if text is None:
-        return None
-    remedy = 'write a JSON object, such as \'{"render_mode": "rgb_array"}\''
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(
-            f"not JSON ({error}); {remedy}", param_hint="--env-kwargs"
-        ) from error
-    if not isinstance(value, dict):
-        raise typer.BadParameter(f"JSON, but not an object; {remedy}", param_hint="--env-kwargs")
-    return value
 
 
 def parse_map(texts: list[str] | None) -> "ObservationMap | None":
@@ -360,38 +487,32 @@ def search_current_folder(env: str) -> None:
         sys.path.insert(0, here)
 
 
-# Checks of options in seconds: typer's ``min`` would accept infinity and NaN.
-def positive_s(value: float | None) -> float | None:
-    """Return a finite number above 0, or None as it is.
+def client_scheme(dialects: Collection[str] | None) -> str:
+    """Return what begins the address of a server with these dialects (``--dialect``), for hints."""
+    if not dialects or set(dialects) & set(registry.model_dialects()):
+        return ""
+    return next(each.client_scheme for each in registry.DIALECTS if each.name in dialects)
+
+
+@contextlib.contextmanager
+def served_metrics(
+    console: Console, address: str | None, measured: Measured
+) -> Iterator[Callable[[], None]]:
+    """Serve metrics, if they have an address; yield what announces that.
 
     Raises:
-        typer.BadParameter: The number is out of range.
+        AddressError: The address cannot be used.
     """
-    return _checked(value, allow_zero=False)
+    if address is None:
+        yield lambda: None
+        return
+    # It loads gRPC, which no other command needs.
+    from rlmesh_ray.server.metrics_server import serve_metrics
 
+    with serve_metrics(address, measured) as bound:
 
-def non_negative_s(value: float | None) -> float | None:
-    """Return a finite number of 0 or more, or None as it is.
+        def announce() -> None:
+            console.event("metrics", address=bound)
+            console.say(f"metrics for Prometheus at http://{bound}/metrics")
 
-    Raises:
-        typer.BadParameter: The number is out of range.
-    """
-    return _checked(value, allow_zero=True)
-
-
-def at_most_a_day_s(value: float | None) -> float | None:
-    """Return a finite number from 0 to the seconds of a day, or None as it is.
-
-    Raises:
-        typer.BadParameter: The number is out of range.
-    """
-    if value is not None and value > _DAY_S:
-        raise typer.BadParameter(f"{value} is more than {_DAY_S:g} seconds, a day")
-    return non_negative_s(value)
-
-
-def _checked(value: float | None, **limits: Any) -> float | None:
-    problem = "" if value is None else seconds_problem(value, **limits)
-    if problem:
-        raise typer.BadParameter(f"{value} {problem}")
-    return value
+        yield announce

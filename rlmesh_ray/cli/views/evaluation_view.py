@@ -15,7 +15,7 @@ from rlmesh_ray.cli.views.episodes_file import EpisodesFile
 from rlmesh_ray.errors import EndpointError, EvaluationInterruptedError, RlmeshError
 
 if TYPE_CHECKING:
-    from rlmesh_ray.evaluation import EpisodeResult, EvaluationResult, Loss
+    from rlmesh_ray.evaluation.result import EpisodeResult, EvaluationResult, Loss
 
 
 def with_options_of(role: str, text: str) -> str:
@@ -126,7 +126,7 @@ class EvaluationView:
         Args:
             error: The error that ended it. Its episodes are shown, if they were not yet.
         """
-        from rlmesh_ray.evaluation import EndpointCounters, EvaluationResult
+        from rlmesh_ray.evaluation.result import EndpointCounters, EvaluationResult
 
         if isinstance(error, EvaluationInterruptedError):
             shown = {episode.index for episode in self._episodes}

@@ -11,7 +11,7 @@ from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.actors.evaluation import evaluate_on_ray
 from rlmesh_ray.actors.model_actor import ModelServiceActor
 from rlmesh_ray.actors.model_fleet import ModelFleet
-from rlmesh_ray.evaluation import evaluate
+from rlmesh_ray.evaluation.run import evaluate
 from rlmesh_ray.models import load_policy
 from rlmesh_ray.options import declared
 from rlmesh_ray.rllib import configure

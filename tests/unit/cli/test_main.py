@@ -166,6 +166,7 @@ def test_the_version_is_printed(capsys: Capture) -> None:
             ["serve-env", "CartPole-v1", "--data-advertise", "1"],
             ["--data-address", "HOST:PORT/ADVERTISED"],
         ),
+        (["evaluate", "--env", "a:1", "--model", "a:1", "--env-timeout", "9"], ["--step-timeout"]),
         (["serve-env", "CartPole-v1", "--env-kwargs", "{a"], ["--env-kwargs", "JSON"]),
         (["serve-env", "CartPole-v1", "--validation", "maybe"], ["--validation", "strict"]),
         (["serve-env", "CartPole-v1", "--autoreset", "maybe"], ["--autoreset", "next_step"]),

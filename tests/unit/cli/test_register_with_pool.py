@@ -7,9 +7,9 @@ import pytest
 from rlmesh_ray.auth.token_file import PoolTokenFile, TokenFile, endpoint_token
 from rlmesh_ray.cli.register_with_pool import (
     POOL_TOKEN_VARIABLE,
+    MemberFlags,
     RegistrationConfig,
     pool_secret,
-    registration_config,
 )
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import Address
@@ -21,9 +21,8 @@ BOUND = Address("192.0.2.7", 5555)
 def entry(
     address: str = "192.0.2.7:0", advertise: str | None = None, endpoint_id: str | None = "sim-1"
 ) -> RegistrationConfig:
-    return registration_config(
-        "games@192.0.2.1:7070", None, endpoint_id, None, (address, advertise)
-    )
+    member = MemberFlags(endpoint_id=endpoint_id)
+    return member.config("games@192.0.2.1:7070", address, advertise, None)
 
 
 @pytest.fixture(autouse=True)
@@ -84,4 +83,4 @@ def test_repr_does_not_show_the_pools_token() -> None:
 @pytest.mark.parametrize("register", ["games", "192.0.2.1:7070", "@192.0.2.1:7070", "games@here"])
 def test_a_pool_without_an_address_is_refused(register: str) -> None:
     with pytest.raises(ConfigurationError):
-        registration_config(register, None, None, None, ("192.0.2.7:0", None))
+        MemberFlags().config(register, "192.0.2.7:0", None, None)

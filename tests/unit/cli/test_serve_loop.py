@@ -7,6 +7,7 @@ import pytest
 
 from rlmesh_ray.cli import serve_loop
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.options.common import MonitoringFlags
 from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.statistics import EnvStatistics, SessionStatistics
 
@@ -44,7 +45,9 @@ def test_the_heap_is_frozen_before_the_address_is_announced(
     monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
     monkeypatch.setattr(gc, "freeze", lambda: story.append("settles"))
 
-    serve_loop.serve(Console(), ServerLifecycle(story), lambda: story.append("announces"))
+    serve_loop.serve(
+        Console(), ServerLifecycle(story), lambda: story.append("announces"), MonitoringFlags()
+    )
 
     assert story == ["starts", "settles", "announces", "stops"]
 

@@ -6,14 +6,17 @@ import pytest
 
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.evaluation import EvaluationOptions, check_seeds, evaluate
+from rlmesh_ray.evaluation.options import EvaluationOptions
+from rlmesh_ray.evaluation.run import evaluate
+from rlmesh_ray.evaluation.seeds import checked_seed
+from rlmesh_ray.options import completed
 
 
 @pytest.mark.parametrize(
     ("episodes", "seed"), [(1, None), (1, 0), (1, 2**63 - 1), (10, 2**63 - 10)]
 )
 def test_seeds_of_64_bits_are_valid(episodes: int, seed: int | None) -> None:
-    check_seeds(episodes, seed)
+    assert checked_seed(episodes, seed) == seed
 
 
 @pytest.mark.parametrize(
@@ -35,7 +38,7 @@ def test_other_seeds_are_refused_before_anything_is_dialed(
 
 
 @pytest.mark.parametrize("number", [1.5, 2.0, True, "a", np.float64(1), np.bool_(True), [1]])
-@pytest.mark.parametrize("name", ["episodes", "seed", "max_interruptions"])
+@pytest.mark.parametrize("name", ["episodes", "seed"])
 def test_an_option_that_is_no_whole_number_is_refused_by_name(name: str, number: Any) -> None:
     arguments = {"episodes": 1, name: number}
 
@@ -45,18 +48,16 @@ def test_an_option_that_is_no_whole_number_is_refused_by_name(name: str, number:
 
 def test_integers_of_numpy_are_whole_numbers_and_seeds_become_plain_ones() -> None:
     most = np.int8(127)
-    check_seeds(most, most)  # type: ignore[arg-type]  # their sum is beyond 8 bits
+    seed = checked_seed(most, most)  # type: ignore[arg-type]  # their sum is beyond 8 bits
 
-    options = EvaluationOptions(seed=most, max_interruptions=most)  # type: ignore[arg-type]
-
-    assert type(options.seed) is int
-    assert options.seed == 127
+    assert type(seed) is int
+    assert seed == 127
 
 
 @pytest.mark.parametrize(
     "value", ["x", True, None, 0, -1.0, float("nan"), float("inf"), 10**400, np.float32(-1)]
 )
-@pytest.mark.parametrize("name", ["env_timeout_s", "model_timeout_s"])
+@pytest.mark.parametrize("name", ["step_timeout_s", "reset_timeout_s"])
 def test_an_option_that_is_no_time_above_zero_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"^{name}=.* finite .* seconds above 0$"):
         evaluate("absent:1", "absent:2", episodes=1, **{name: value})
@@ -64,15 +65,35 @@ def test_an_option_that_is_no_time_above_zero_is_refused_by_name(name: str, valu
 
 @pytest.mark.parametrize("value", [0.5, 60, np.float32(0.5), np.int64(60), Fraction(1, 2)])
 def test_any_real_number_is_a_time(value: Any) -> None:
-    EvaluationOptions(env_timeout_s=value, model_timeout_s=value, reconnect_timeout_s=value)
+    given = EvaluationOptions(
+        step_timeout_s=value, reset_timeout_s=value, reconnect_timeout_s=value
+    )
+    assert completed("evaluate", EvaluationOptions, given)["step_timeout_s"] == value
 
 
 @pytest.mark.parametrize("value", ["x", False, -1, float("nan")])
 def test_the_reconnect_timeout_may_be_zero(value: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^reconnect_timeout_s=.* seconds, 0 or more$"):
-        EvaluationOptions(reconnect_timeout_s=value)
+        evaluate("absent:1", "absent:2", episodes=1, reconnect_timeout_s=value)
 
-    assert EvaluationOptions(reconnect_timeout_s=0).reconnect_timeout_s == 0
+    given = EvaluationOptions(reconnect_timeout_s=0)
+    assert completed("evaluate", EvaluationOptions, given)["reconnect_timeout_s"] == 0
+
+
+@pytest.mark.parametrize(
+    ("gone", "instead"),
+    [
+        ("env_timeout_s", "give step_timeout_s"),
+        ("model_timeout_s", "give step_timeout_s"),
+        ("model_token", r"ConnectOptions\(address, token\)"),
+        ("max_interruptions", "more than 5 times"),
+    ],
+)
+def test_an_option_that_has_left_is_named_with_what_to_give_instead(
+    gone: str, instead: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"takes no '{gone}' any more: .*{instead}"):
+        evaluate("absent:1", "absent:2", episodes=1, **{gone: 1})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", ["-4", str(2**63)])

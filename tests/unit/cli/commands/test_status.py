@@ -1,7 +1,6 @@
 import contextlib
 import threading
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,27 +11,27 @@ from rlmesh_ray.cli.main import main
 
 
 @pytest.fixture
-def context(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Context of a command whose registry query is interrupted by Ctrl-C."""
+def console(monkeypatch: pytest.MonkeyPatch) -> Console:
+    """Console of a command whose registry query is interrupted by Ctrl-C."""
 
     def interrupted(console: Console, joined: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(status, "joined_ray", lambda *_: contextlib.nullcontext(""))
     monkeypatch.setattr(status, "_query", interrupted)
-    return SimpleNamespace(obj=Console(is_json=True))
+    return Console(is_json=True)
 
 
-def test_an_interrupted_query_is_no_success(context: Any) -> None:
+def test_an_interrupted_query_is_no_success(console: Console) -> None:
     with pytest.raises(KeyboardInterrupt):
-        status.status(context)
+        status.status(console, status.StatusFlags())
 
 
-def test_ctrl_c_ends_watching(context: Any) -> None:
-    status.status(context, watch=True)
+def test_ctrl_c_ends_watching(console: Console) -> None:
+    status.status(console, status.StatusFlags(watch=True))
 
 
-def test_watching_goes_on_until_ctrl_c(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_goes_on_until_ctrl_c(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[object] = []
     sleep = time.sleep
 
@@ -50,7 +49,7 @@ def test_watching_goes_on_until_ctrl_c(context: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(status, "_query", query)
     monkeypatch.setattr("time.sleep", pause)
 
-    status.status(context, watch=True)
+    status.status(console, status.StatusFlags(watch=True))
 
     assert events == ["query", 3.0, "query", 3.0]
 

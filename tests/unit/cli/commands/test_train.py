@@ -3,12 +3,13 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlmesh_ray.cli import local_ray
 from rlmesh_ray.cli.main import main
-from rlmesh_ray.cli.options.training_run import claimed, resumed_run, write_run
+from rlmesh_ray.cli.options.training_run import TrainingRun, claimed, resumed_run, write_run
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
 from tests.odd_files import IRREGULAR, NONSENSE, put
@@ -50,7 +51,7 @@ def test_an_option_that_does_not_fit_a_running_endpoint_is_named_alone(
     assert "--num-envs" not in error
 
 
-SAVED = {
+SAVED: dict[str, Any] = {
     "env": "CartPole-v1",
     "algo": "PPO",
     "num_envs": 8,
@@ -126,6 +127,8 @@ def test_a_python_file_runs_only_where_the_command_names_it(
         json.dumps({**SAVED, "env": 5}),
         json.dumps({**SAVED, "settings": None}),
         json.dumps({**SAVED, "keep": "3"}),
+        json.dumps({**SAVED, "stop_return": "475"}),
+        json.dumps({**SAVED, "track": "csv"}),
     ],
 )
 def test_a_folder_without_a_run_is_not_resumed(
@@ -148,14 +151,14 @@ def test_anything_in_place_of_a_run_is_not_resumed(
 
 def test_a_run_is_read_and_written_through_no_link(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
-    write_run(tmp_path / "own", SAVED)
+    write_run(tmp_path / "own", TrainingRun(**SAVED))
     (tmp_path / "shared").mkdir()
     for name in ("run.json", "run.json.partial"):
         (tmp_path / "shared" / name).symlink_to(tmp_path / "own" / "run.json")
 
     with pytest.raises(ConfigurationError, match="symbolic link"):
-        resumed_run(tmp_path / "shared", {})
-    write_run(tmp_path / "shared", {**SAVED, "stop_iters": 200})
+        resumed_run(tmp_path / "shared", TrainingRun())
+    write_run(tmp_path / "shared", TrainingRun(**{**SAVED, "stop_iters": 200}))
 
     assert json.loads((tmp_path / "own" / "run.json").read_text()) == SAVED
 
@@ -236,10 +239,10 @@ def test_a_folder_into_which_a_training_writes_is_refused(
 
 
 def test_a_full_disk_leaves_the_options_of_the_run(tmp_path: Path) -> None:
-    write_run(tmp_path, SAVED)
+    write_run(tmp_path, TrainingRun(**SAVED))
 
     with room_for(10), pytest.raises(ConfigurationError, match=r"cannot be written .* free space"):
-        write_run(tmp_path, {**SAVED, "stop_iters": 200})
+        write_run(tmp_path, TrainingRun(**{**SAVED, "stop_iters": 200}))
 
     assert json.loads((tmp_path / "run.json").read_text()) == SAVED
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

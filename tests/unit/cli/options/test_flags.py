@@ -1,13 +1,16 @@
-"""Flags that are made from a table of options."""
+"""Flags that are made from a table of options, and from an object of flags."""
 
 from collections.abc import Collection
-from typing import Annotated, Any, TypedDict
+from dataclasses import dataclass
+from typing import Annotated, Any, TypedDict, Unpack
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from rlmesh_ray.cli.options.flags import takes_flags
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.options.common import flag
+from rlmesh_ray.cli.options.flags import as_command
 from rlmesh_ray.options import Group, Option, require_count, require_flag, require_seconds
 
 
@@ -31,32 +34,48 @@ class Brewing(TypedDict, total=False):
     ]
 
 
+@dataclass(frozen=True)
+class Serving:
+    """How tea is served."""
+
+    on_tray: bool = flag("Serving", "Serve it on a tray.", False)
+    after_s: float = flag("Serving", "When.", 1.0, check=require_seconds)
+    notes: str = ""
+
+
 def brewed(*words: str) -> Any:
     """Run a command that takes the options; return those, or what it printed."""
     taken: list[dict[str, Any]] = []
     app = typer.Typer()
 
-    @app.command()
-    @takes_flags(Brewing)
-    def brew(name: Annotated[str, typer.Argument()], own: bool = False, **options: Any) -> None:
-        taken.append({"name": name, "own": own, **options})
+    def brew(
+        console: Console,
+        name: Annotated[str, typer.Argument()],
+        serving: Serving,
+        **options: Unpack[Brewing],
+    ) -> None:
+        assert console.is_json
+        taken.append({"name": name, "serving": serving, **options})
 
-    done = CliRunner().invoke(app, list(words), env={"COLUMNS": "100"})
+    app.command()(as_command(brew))
+    console = Console(is_json=True)
+    done = CliRunner().invoke(app, list(words), env={"COLUMNS": "100"}, obj=console)
     return taken[0] if taken else done.output
 
 
 def test_what_is_not_given_has_the_default_of_the_table() -> None:
     assert brewed("pot") == {
-        "name": "pot", "own": False,
+        "name": "pot", "serving": Serving(on_tray=False, after_s=1.0),
         "num_cups": 1, "kind": "green", "extras": (), "steep_s": None, "lid": True,
     }  # fmt: skip
 
 
 def test_flags_give_the_options_their_values() -> None:
     words = ["--num-cups", "3", "--kind", "black", "--extra", "milk", "--extra", "ice"]
+    words += ["--steep", "2.5", "--no-lid", "--on-tray", "--after", "2", "--json"]
 
-    assert brewed("pot", *words, "--steep", "2.5", "--no-lid", "--own") == {
-        "name": "pot", "own": True,
+    assert brewed("pot", *words) == {
+        "name": "pot", "serving": Serving(on_tray=True, after_s=2.0),
         "num_cups": 3, "kind": "black", "extras": ["milk", "ice"], "steep_s": 2.5, "lid": False,
     }  # fmt: skip
 
@@ -69,6 +88,7 @@ def test_the_help_shows_first_sentences_and_defaults_in_groups() -> None:
     assert "Each gets the same" not in text
     assert "[default: (for ever)]" in text
     assert "never shown" not in text
+    assert "--notes" not in text
 
 
 @pytest.mark.parametrize(
@@ -76,6 +96,7 @@ def test_the_help_shows_first_sentences_and_defaults_in_groups() -> None:
     [
         (["--num-cups", "0"], "--num-cups"),
         (["--kind", "red"], "'red' is not one of"),
+        (["--after", "nan"], "nan must be a finite number of seconds above 0"),
         (["--steep", "nan"], "nan must be a finite number of seconds above 0"),
     ],
     ids=str,

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray import evaluation
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.cli.signals import INTERRUPTED
@@ -17,7 +16,7 @@ from rlmesh_ray.cli.views.episodes_file import episodes_file
 from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options, show_result
 from rlmesh_ray.client import env_session_client
 from rlmesh_ray.errors import EvaluationInterruptedError, RemoteEnvError, RlmeshError
-from rlmesh_ray.evaluation import EndpointRole, EpisodeResult, EvaluationResult, Loss
+from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult, EvaluationResult, Loss
 from tests.unit.cli.full_disks import room_for
 
 Capture = pytest.CaptureFixture[str]
@@ -33,9 +32,9 @@ def episode(index: int) -> EpisodeResult:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("--env-timeout", "0"),
-        ("--env-timeout", "inf"),
-        ("--model-timeout", "-1"),
+        ("--step-timeout", "0"),
+        ("--step-timeout", "inf"),
+        ("--step-timeout", "-1"),
         ("--reconnect-timeout", "nan"),
     ],
 )
@@ -55,7 +54,7 @@ def cut_short(monkeypatch: pytest.MonkeyPatch, num_episodes: int, error: BaseExc
             on_episode(episode(index))
         raise error
 
-    monkeypatch.setattr(evaluation, "evaluate", run)
+    monkeypatch.setattr("rlmesh_ray.evaluation.run.evaluate", run)
     monkeypatch.setattr(
         env_session_client,
         "probe_endpoint",
@@ -150,7 +149,7 @@ def test_a_file_that_is_removed_meanwhile_does_not_fail_the_command(
         path.unlink()
         return EvaluationResult((episode(0),), 1.0)
 
-    monkeypatch.setattr(evaluation, "evaluate", run)
+    monkeypatch.setattr("rlmesh_ray.evaluation.run.evaluate", run)
     monkeypatch.setattr(
         env_session_client,
         "probe_endpoint",

@@ -7,7 +7,7 @@ import typer
 from ray import cloudpickle
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray.cli.options.hyperparameter_args import (
+from rlmesh_ray.cli.options.training_run import (
     edited_config,
     parse_settings,
     read_config_code,
