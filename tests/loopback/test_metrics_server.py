@@ -14,11 +14,11 @@ import gymnasium
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from rlmesh_ray.cli.options.metrics import served_metrics
 
 from rlmesh_ray import EnvServer, MeasuredEndpoint, ModelServer, RemoteEnv, serve_metrics
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.main import main
+from rlmesh_ray.cli.options.common import served_metrics
 from rlmesh_ray.errors import ListenError
 from rlmesh_ray.server import metrics_server
 from tests.loopback.eventually import eventually
