@@ -26,7 +26,7 @@ REPEATED_CLASSES = {
 }
 """Public class names that may stand in several modules, and why."""
 CODE_MAKERS = {
-    "rlmesh_ray.cli.options.hyperparameter_args": "--config FILE.py runs the operator's file",
+    "rlmesh_ray.cli.options.training_run": "--config FILE.py runs the operator's file",
     "rlmesh_ray.models.torch.module": "torch keeps what it compiles by code object",
 }
 """Modules that may make code while they run, and why."""
