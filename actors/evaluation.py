@@ -26,12 +26,11 @@ from rlmesh_ray.errors import (
     EvaluationInterruptedError,
     RlmeshError,
 )
-from rlmesh_ray.evaluation.episode_schedule import Schedule
-from rlmesh_ray.evaluation.options import EvaluationOptions
-from rlmesh_ray.evaluation.result import EndpointCounters, EpisodeResult, EvaluationResult, Loss
+from rlmesh_ray.evaluation.coordinator import News, Schedule
+from rlmesh_ray.evaluation.endpoints import EndpointDirectory, is_fleet, resolver_of, token_at
+from rlmesh_ray.evaluation.options import EvaluationOptions, checked_seed
+from rlmesh_ray.evaluation.result import EpisodeResult, EvaluationResult, Loss, endpoint_reports
 from rlmesh_ray.evaluation.run import evaluate_indices, warn_of_missing_reports
-from rlmesh_ray.evaluation.seeds import checked_seed
-from rlmesh_ray.evaluation.session_sources import EndpointDirectory, is_fleet, resolver_of, token_at
 from rlmesh_ray.options import completed, takes_options
 from rlmesh_ray.spaces.observation_map import as_observation_map
 
@@ -135,17 +134,17 @@ class EvaluationWorker:
     def ready(self) -> bool:
         return True
 
-    def run(self, indices: Sequence[int]) -> Iterator[list[EpisodeResult | Loss] | EndpointError]:
+    def run(self, indices: Sequence[int]) -> Iterator[list[News] | EndpointError]:
         """Run episodes; yield results and losses in batches.
 
         The last item may be the error that has ended the chunk early: this worker has no usable
         endpoint left.
         """
-        news: queue.SimpleQueue[EpisodeResult | Loss | BaseException | None] = queue.SimpleQueue()
+        news: queue.SimpleQueue[News | BaseException | None] = queue.SimpleQueue()
         thread = threading.Thread(target=self._evaluate, args=(indices, news), daemon=True)
         thread.start()
         while True:
-            batch: list[EpisodeResult | Loss] = []
+            batch: list[News] = []
             one = news.get()
             while isinstance(one, (EpisodeResult, Loss)):
                 batch.append(one)
@@ -188,7 +187,7 @@ class _EvaluationCoordinator:
         self._schedule = Schedule(indices)
         self._num_episodes = len(indices)
         self._finished: list[EpisodeResult] = []
-        self._counters = EndpointCounters()
+        self._news: list[News] = []
         self._keys = itertools.count()
         self._losses = [0] * len(self._workers)
         self._causes: dict[int, Exception] = {}
@@ -207,7 +206,7 @@ class _EvaluationCoordinator:
         return EvaluationResult(
             tuple(sorted(self._finished, key=lambda episode: episode.index)),
             time.perf_counter() - start_s,
-            self._counters.reports(),
+            endpoint_reports(self._news),
         )
 
     def _assign_chunks(self) -> None:
@@ -241,14 +240,14 @@ class _EvaluationCoordinator:
         else:
             self._note(chunk, news)
 
-    def _note(self, chunk: "_Chunk", news: list[EpisodeResult | Loss] | EndpointError) -> None:
+    def _note(self, chunk: "_Chunk", news: list[News] | EndpointError) -> None:
         if isinstance(news, EndpointError):
             self._schedule.lose(chunk.key)
             self._causes[chunk.worker] = news
             return
         self._losses[chunk.worker] = 0
+        self._news += news
         for one in news:
-            self._counters.note(one)
             if isinstance(one, Loss):
                 if self._options["on_loss"] is not None:
                     self._options["on_loss"](one)

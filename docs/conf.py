@@ -50,7 +50,7 @@ python_maximum_signature_line_length = 88
 nitpick_ignore_regex = [
     ("py:.*", r"(?!rlmesh_ray\.).*"),
     ("py:.*", r"rlmesh_ray\.(actors|auth|dialects|envs|protocol|rllib)\..*"),
-    ("py:.*", r"rlmesh_ray\.evaluation\.session_sources\.EndpointFleet"),
+    ("py:.*", r"rlmesh_ray\.evaluation\.endpoints\.EndpointFleet"),
 ]
 
 

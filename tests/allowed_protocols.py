@@ -7,7 +7,6 @@ OTHER_NAMES = {"PettingZoo", "RLlib", "RLlink"}
 """In reasons; the other capital words are classes of the product."""
 
 ALLOWED_PROTOCOLS = {
-    "ActionSource": "FunctionActionSource, RemoteActionSource",
     "BatchCodec": "ServerCodec, ImageBatchCodec, and those of wire and of the released dialect",
     "BatchCodecs": "the modules of values: wire, released, openpi; CompressedObservations",
     "BatchFrames": "the modules of values: wire, released",
@@ -15,14 +14,12 @@ ALLOWED_PROTOCOLS = {
     "ClientHandshakeFrames": "the modules env and model: wire, released",
     "ClientSession": "keeps RLlink's server from its runner, which has SimulatorSession",
     "ClientSessionFactory": "keeps RLlink's server from its runner, RLMeshRLlinkEnvRunner",
-    "ClosableSession": "EnvSessionClient, RemoteModel",
     "Compiled": "CompiledModule, CompiledTorchModule",
     "CounterArray": "a list, a memoryview",
     "DialectModelSession": "keeps the client from the dialect openpi, which has OpenpiSession",
     "DialectService": "keeps the server from the dialect dm_env_rpc, which has EnvironmentService",
     "EndpointDirectory": "keeps evaluation from actors, which have FleetResolver; _Listed",
     "EndpointFleet": "keeps evaluation from actors, which have EnvFleet and ModelFleet",
-    "EndpointPlace": "NewSessionSource, OpenSessionSource",
     "EndpointResolver": "FixedAddressResolver, FleetResolver",
     "EndpointSource": "AddressSource; keeps watch from actors, which have ClusterEndpoints",
     "EnvClientDialect": "EditionEnvClientDialect, ReleasedEnvClientDialect",
@@ -31,7 +28,6 @@ ALLOWED_PROTOCOLS = {
     "EnvSessionClient": "EnvClient, WorldClient",
     "EpisodeCounterSource": "keeps protocol from transport, which has EndpointSide",
     "EpisodeCounters": "keeps protocol from transport, which has EpisodeCounts",
-    "EpisodeSource": "leaves: one implementation (AttemptEpisodes)",
     "ExportablePolicy": "TorchPolicy, RecurrentTorchPolicy, RllibPolicy",
     "FurtherPort": "keeps the server from the dialect openpi, which has OpenpiPort",
     "HandshakeFrames": "the modules env and model: wire, released",
@@ -47,7 +43,6 @@ ALLOWED_PROTOCOLS = {
     "RouteRequests": "EditionModelClientDialect, OpenpiSession",
     "ServedDialect": "EnvServerDialect, EditionModelServerDialect",
     "ServerLifecycle": "EnvServer, ModelServer, RegisteredServer",
-    "SessionSource": "NewSessionSource, OpenSessionSource",
     "StepObserver": "keeps envs from recording, which has SessionObserver",
     "UpdatablePolicy": "TorchPolicy, RllibPolicy",
     "WeightSink": "ModelServer, ModelFleet",

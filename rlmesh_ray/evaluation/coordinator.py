@@ -1,23 +1,37 @@
 """State that the workers of one evaluation share: episodes, endpoints, results, and one lock."""
 
+import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 from rlmesh_ray.client.remote_base import agents_notice
+from rlmesh_ray.client.remote_model import RemoteModel
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
-from rlmesh_ray.errors import ContractMismatchError, EvaluationInterruptedError, RemoteError
-from rlmesh_ray.evaluation.endpoint_availability import EndpointAvailability
-from rlmesh_ray.evaluation.episode_schedule import Schedule
+from rlmesh_ray.errors import (
+    ContractMismatchError,
+    EvaluationInterruptedError,
+    LocalProtocolError,
+    RemoteError,
+)
+from rlmesh_ray.evaluation.endpoints import (
+    NAMES,
+    Endpoint,
+    Endpoints,
+    have_failed,
+    next_due_s,
+    next_endpoint,
+)
 from rlmesh_ray.evaluation.result import (
-    EndpointCounters,
     EndpointRole,
     EpisodeResult,
     EvaluationResult,
     Loss,
+    endpoint_reports,
 )
-from rlmesh_ray.evaluation.session_sources import EndpointPlace
 from rlmesh_ray.spaces.contract import EnvContract, space_difference
 
 # Polled: no event marks the end of patience, and on Windows no signal ends a wait.
@@ -40,27 +54,77 @@ def require_same_environment(
         )
 
 
-class EndpointGroup:
-    """The endpoints of one role, and their availability.
+class Schedule:
+    """The episodes of one evaluation, by index; without I/O, clock or lock.
+
+    Every index is finished exactly once. A lost index waits again and may be taken by any lane. The
+    smallest waiting index is taken first, so that no lane's speed decides which episodes count.
+
+    A session is a group of lanes that are lost together. The key of a lost session must never be
+    used again: its late reports are refused.
 
     Args:
-        role: Role of the endpoints.
-        sources: The endpoints, at least one.
-        patience_s: See ``EndpointAvailability``.
-        is_known: See ``EndpointAvailability``.
+        indices: Distinct indices of the episodes.
     """
 
-    def __init__(
-        self,
-        role: EndpointRole,
-        sources: Sequence[EndpointPlace],
-        patience_s: float,
-        *,
-        is_known: bool,
-    ) -> None:
-        self.role = role
-        self.sources = sources
-        self.availability = EndpointAvailability(len(sources), patience_s, is_known=is_known)
+    def __init__(self, indices: Iterable[int]) -> None:
+        self._waiting = sorted(indices)
+        self._running: dict[Hashable, dict[int, int]] = {}
+        self._num_left = len(self._waiting)
+        self._interruptions: Counter[int] = Counter()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of indices that no lane runs."""
+        return len(self._waiting)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all are finished."""
+        return self._num_left == 0
+
+    def interruptions(self, index: int) -> int:
+        """Return how often ``index`` was lost after it had begun."""
+        return self._interruptions[index]
+
+    def take(self, session: Hashable, lane: int) -> int | None:
+        """Assign an index to ``lane`` of ``session``; None where none waits.
+
+        Raises:
+            LocalProtocolError: The lane still runs another one.
+        """
+        running = self._running.setdefault(session, {})
+        if lane in running:
+            raise LocalProtocolError(f"lane {lane} still runs episode {running[lane]}")
+        if not self._waiting:
+            return None
+        running[lane] = heapq.heappop(self._waiting)
+        return running[lane]
+
+    def finish(self, session: Hashable, lane: int) -> int:
+        """Record that ``lane`` has finished its episode; return the index.
+
+        Raises:
+            LocalProtocolError: The lane runs no episode, or its session is lost.
+        """
+        index = self._running.get(session, {}).pop(lane, None)
+        if index is None:
+            raise LocalProtocolError(f"lane {lane} runs no episode that could end")
+        self._num_left -= 1
+        return index
+
+    def lose(self, session: Hashable, *, has_begun: bool = True) -> tuple[int, ...]:
+        """Reschedule the episodes of a lost session; return their indices, ascending.
+
+        Args:
+            session: Key of the session, which may run no episode.
+            has_begun: Whether its episodes had begun and were interrupted.
+        """
+        lost = tuple(sorted(self._running.pop(session, {}).values()))
+        for index in lost:
+            heapq.heappush(self._waiting, index)
+            self._interruptions[index] += has_begun
+        return lost
 
 
 class Attempt:
@@ -68,21 +132,21 @@ class Attempt:
 
     Args:
         key: Unique key of the attempt.
-        env: Index of the environment's endpoint.
-        model: Index of the model's endpoint; None where the policy is a function.
+        env: The environment's endpoint.
+        model: The model's endpoint; None where the policy is a function.
     """
 
-    def __init__(self, key: int, env: int, model: int | None) -> None:
+    def __init__(
+        self, key: int, env: Endpoint[RemoteVectorEnv], model: Endpoint[RemoteModel] | None
+    ) -> None:
         self.key = key
-        self.env = env
         self.model = model
+        self.endpoints: list[Endpoint[Any]] = [env] if model is None else [env, model]
         self.has_begun = False
 
-    def index(self, role: EndpointRole) -> int:
-        """Return the index of the endpoint with that role."""
-        index = self.env if role is EndpointRole.ENV else self.model
-        assert index is not None, "a function is no endpoint"
-        return index
+    def endpoint(self, role: EndpointRole) -> Endpoint[Any]:
+        """Return the endpoint with that role; a function has none."""
+        return next(each for each in self.endpoints if each.role is role)
 
 
 class Coordinator:
@@ -91,7 +155,8 @@ class Coordinator:
     Args:
         indices: Indices of the episodes.
         envs: Endpoints of the environment.
-        models: Endpoints of the policy; None where it is a function.
+        models: Endpoints of the policy; none where it is a function.
+        patience_s: How long to wait for an endpoint when none is left.
         max_interruptions: How often one episode may be interrupted.
         publish: Called with each episode and each loss, in the thread of its worker.
     """
@@ -99,18 +164,21 @@ class Coordinator:
     def __init__(
         self,
         indices: Sequence[int],
-        envs: EndpointGroup,
-        models: EndpointGroup | None,
+        envs: Endpoints,
+        models: Endpoints,
+        patience_s: float,
         max_interruptions: int,
         publish: Callable[[News], None],
     ) -> None:
         self._num_episodes = len(indices)
         self._schedule = Schedule(indices)
-        self._groups = {group.role: group for group in (envs, models) if group is not None}
+        self._groups = [group for group in (envs, models) if group]
+        self._models = models
+        self._patience_s = patience_s
         self._max_interruptions = max_interruptions
         self._publish = publish
         self._finished: list[EpisodeResult] = []
-        self._counters = EndpointCounters()
+        self._news: list[News] = []
         self._keys = itertools.count()
         self._contract: tuple[str, EnvContract] | None = None
         self._start_s: float | None = None
@@ -132,7 +200,7 @@ class Coordinator:
             self.is_stopped = True
             self._changed.notify_all()
 
-    def await_attempt(self, env: int) -> Attempt | None:
+    def await_attempt(self, env: Endpoint[RemoteVectorEnv]) -> Attempt | None:
         """Block until the worker of ``env`` should open sessions; None when it is done.
 
         Raises:
@@ -182,8 +250,8 @@ class Coordinator:
         """Record that both sessions of ``attempt`` work."""
         with self._changed:
             attempt.has_begun = True
-            for role, group in self._groups.items():
-                group.availability.reach(attempt.index(role))
+            for endpoint in attempt.endpoints:
+                endpoint.reach()
 
     def take(self, attempt: Attempt, lanes: Sequence[int]) -> list[int | None]:
         """Assign an episode to each of ``lanes``, as far as there are any."""
@@ -208,71 +276,61 @@ class Coordinator:
         Raises:
             EvaluationInterruptedError: An episode was interrupted too often.
         """
-        index = attempt.index(role)
-        group = self._groups[role]
-        source = group.sources[index]
+        endpoint = attempt.endpoint(role)
         with self._changed:
             lost = self._schedule.lose(attempt.key, has_begun=attempt.has_begun)
             is_usable = isinstance(cause, RemoteError) and cause.is_recoverable
-            is_final = source.is_final and not is_usable
-            is_first = group.availability.lose(index, cause, time.monotonic(), is_final=is_final)
-            is_raised = self._ends_with(group)
+            is_final = endpoint.session is not None and not is_usable
+            is_first = endpoint.lose(cause, time.monotonic(), is_final=is_final)
+            is_raised = any(endpoint in group and self._ends_with(group) for group in self._groups)
             self._changed.notify_all()
         if (is_first and not is_raised) or attempt.has_begun:
             interrupted = lost if attempt.has_begun else ()
-            self._report(Loss(role, source.address, _one_line(cause), interrupted))
+            self._report(Loss(role, endpoint.address, _one_line(cause), interrupted))
         self._require_progress(lost, cause)
 
     def leave(self, attempt: Attempt) -> None:
         """Record that ``attempt`` is over."""
         with self._changed:
-            for role, group in self._groups.items():
-                group.availability.leave(attempt.index(role))
+            for endpoint in attempt.endpoints:
+                endpoint.num_users -= 1
             self._changed.notify_all()
-
-    def was_reached(self, attempt: Attempt, role: EndpointRole) -> bool:
-        """Return whether the endpoint with that role has ever worked."""
-        with self._changed:
-            return self._groups[role].availability.was_reached(attempt.index(role))
 
     def result(self) -> EvaluationResult:
         """Return the result of the finished episodes."""
         with self._changed:
             wall_s = self._end_s - (self._start_s or self._end_s)
-            return EvaluationResult(self._sorted(), wall_s, self._counters.reports())
+            return EvaluationResult(self._sorted(), wall_s, endpoint_reports(self._news))
 
-    def _next_attempt(self, env: int, now_s: float) -> Attempt | None:
-        envs, models = self._groups[EndpointRole.ENV], self._groups.get(EndpointRole.MODEL)
-        if not self._schedule.num_waiting or not envs.availability.is_due(env, now_s):
+    def _next_attempt(self, env: Endpoint[RemoteVectorEnv], now_s: float) -> Attempt | None:
+        if not self._schedule.num_waiting or not env.is_due(now_s):
             return None
-        model = None
-        if models is not None:
-            model = models.availability.choose(now_s)
-            if model is None:
-                return None
-            models.availability.enter(model)
-        envs.availability.enter(env)
-        return Attempt(next(self._keys), env, model)
+        model = next_endpoint(self._models, now_s)
+        if self._models and model is None:
+            return None
+        attempt = Attempt(next(self._keys), env, model)
+        for endpoint in attempt.endpoints:
+            endpoint.num_users += 1
+        return attempt
 
     def _patience(self, now_s: float) -> float:
         """Return how long to wait before the next check."""
-        due_s = [group.availability.next_due_s(now_s) for group in self._groups.values()]
+        due_s = [next_due_s(group, now_s) for group in self._groups]
         return max(0.01, min([_POLL_S, *(due - now_s for due in due_s)]))
 
     def _require_usable_endpoints(self, now_s: float) -> None:
-        for group in self._groups.values():
-            if group.availability.has_failed(now_s):
-                causes = group.availability.causes()
+        for group in self._groups:
+            if have_failed(group, now_s, self._patience_s):
+                causes = [each.cause for each in group if each.cause is not None]
                 if self._ends_with(group):
                     raise causes[0]
                 raise self._interrupted(
-                    f"no endpoint of the {_NAMES[group.role]} is left", causes
+                    f"no endpoint of the {NAMES[group[0].role]} is left", causes
                 ) from causes[-1]
 
-    def _ends_with(self, group: EndpointGroup) -> bool:
+    def _ends_with(self, group: Endpoints) -> bool:
         """Return whether the evaluation raises the error of a group that cannot be reached."""
-        has_worked = self._finished or group.availability.was_reached(0)
-        return len(group.sources) == 1 and not has_worked
+        return len(group) == 1 and not (self._finished or group[0].is_known)
 
     def _require_progress(self, lost: Sequence[int], cause: Exception) -> None:
         counts = {index: self._schedule.interruptions(index) for index in lost}
@@ -295,7 +353,7 @@ class Coordinator:
 
     def _report(self, news: News) -> None:
         with self._changed:
-            self._counters.note(news)
+            self._news.append(news)
         try:
             self._publish(news)
         except Exception as error:
@@ -305,9 +363,6 @@ class Coordinator:
     def _sorted(self) -> tuple[EpisodeResult, ...]:
         with self._changed:
             return tuple(sorted(self._finished, key=lambda episode: episode.index))
-
-
-_NAMES = {EndpointRole.ENV: "environment", EndpointRole.MODEL: "model"}
 
 
 def _one_line(cause: Exception) -> str:

@@ -3,7 +3,8 @@
 import enum
 import math
 import statistics
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -148,30 +149,17 @@ class EvaluationResult:
         return sum(report.interruptions for report in self.endpoints)
 
 
-class EndpointCounters:
-    """Counts episodes and interruptions of each endpoint."""
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[EndpointRole, str], list[int]] = {}
-
-    def note(self, news: EpisodeResult | Loss) -> None:
-        """Count an episode or a loss."""
-        if isinstance(news, Loss):
-            self._of(news.role, news.address)[1] += bool(news.episodes)
-            return
-        self._of(EndpointRole.ENV, news.endpoint)[0] += 1
-        if news.model:
-            self._of(EndpointRole.MODEL, news.model)[0] += 1
-
-    def reports(self) -> tuple[EndpointReport, ...]:
-        """Return the counts, environments first."""
-        return tuple(
-            EndpointReport(role, address, *counts)
-            for (role, address), counts in sorted(self._counts.items())
-        )
-
-    def _of(self, role: EndpointRole, address: str) -> list[int]:
-        return self._counts.setdefault((role, address), [0, 0])
+def endpoint_reports(news: Iterable[EpisodeResult | Loss]) -> tuple[EndpointReport, ...]:
+    """Count episodes and interruptions of each endpoint; environments come first."""
+    counts: defaultdict[tuple[EndpointRole, str], list[int]] = defaultdict(lambda: [0, 0])
+    for each in news:
+        if isinstance(each, Loss):
+            counts[each.role, each.address][1] += bool(each.episodes)
+            continue
+        counts[EndpointRole.ENV, each.endpoint][0] += 1
+        if each.model:
+            counts[EndpointRole.MODEL, each.model][0] += 1
+    return tuple(EndpointReport(*place, *count) for place, count in sorted(counts.items()))
 
 
 def success_of(infos: Mapping[str, object], lane: int) -> bool | None:

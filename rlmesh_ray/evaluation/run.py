@@ -1,34 +1,27 @@
 """evaluate: runs episodes of an environment with a policy."""
 
+import contextlib
 import logging
 import queue
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.remote_model import RemoteModel
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.evaluation.coordinator import Attempt, Coordinator, EndpointGroup, News
-from rlmesh_ray.evaluation.endpoint_worker import (
-    ActionSource,
-    EndpointWorker,
-    FunctionActionSource,
-    RemoteActionSource,
+from rlmesh_ray.evaluation.coordinator import Attempt, Coordinator, News
+from rlmesh_ray.evaluation.endpoints import EndpointFleet, as_endpoints
+from rlmesh_ray.evaluation.options import (
+    EvaluationOptions,
+    RecordedEvaluationOptions,
+    checked_seed,
 )
-from rlmesh_ray.evaluation.options import EvaluationOptions, RecordedEvaluationOptions
 from rlmesh_ray.evaluation.result import EndpointRole, EvaluationResult, Loss
-from rlmesh_ray.evaluation.seeds import checked_seed
-from rlmesh_ray.evaluation.session_sources import (
-    EndpointFleet,
-    EndpointPlace,
-    SessionSource,
-    session_sources,
-)
+from rlmesh_ray.evaluation.worker import ActionSource, EndpointWorker, RemoteActionSource
 from rlmesh_ray.options import completed, takes_options
 from rlmesh_ray.spaces.observation_map import as_observation_map
 
@@ -165,7 +158,6 @@ class _Evaluation:
         are_known: bool,
     ) -> None:
         self._options = options
-        self._are_known = are_known
         self._map = as_observation_map(options["observation_map"])
         self._name = secrets.token_hex(4)  # several evaluations may share an open RemoteModel
         has_chunks = options["execution_horizon"] > 1 or getattr(model, "horizon", 1) != 1
@@ -175,35 +167,31 @@ class _Evaluation:
                 "policies, and a function is called for each step: serve it (ModelServer), or "
                 "leave them out"
             )
-        envs = session_sources(env, options["token"], RemoteVectorEnv, self._connect_env)
+        token = options["token"]
+        envs = as_endpoints(EndpointRole.ENV, env, token, self._connect_env)
         self._is_threaded = len(envs) > 1
         self._function = model if callable(model) else None
-        self._function_lock = threading.Lock() if self._is_threaded else None
-        models = None
-        self._models: list[SessionSource[RemoteModel]] = []
+        self._function_lock = threading.Lock() if self._is_threaded else contextlib.nullcontext()
+        models = []
         if not callable(model):
-            self._models = session_sources(
-                model, options["token"], RemoteModel, self._connect_model
-            )
-            models = self._group(EndpointRole.MODEL, self._models)
-        self._news: queue.SimpleQueue[News | _End] = queue.SimpleQueue()
+            models = as_endpoints(EndpointRole.MODEL, model, token, self._connect_model)
+        for endpoint in (*envs, *models):
+            endpoint.is_known = endpoint.is_known or are_known
+        self._news: queue.SimpleQueue[News | BaseException | None] = queue.SimpleQueue()
         self._coordinator = Coordinator(
             indices,
-            self._group(EndpointRole.ENV, envs),
+            envs,
             models,
+            options["reconnect_timeout_s"],
             _MOST_INTERRUPTIONS,
             self._news.put if self._is_threaded else self._deliver,
         )
         self._workers = [
             EndpointWorker(
-                index, source, self._make_action_source, self._coordinator, options["seed"], writer
+                endpoint, self._make_action_source, self._coordinator, options["seed"], writer
             )
-            for index, source in enumerate(envs)
+            for endpoint in envs
         ]
-
-    def _group(self, role: EndpointRole, sources: Sequence[EndpointPlace]) -> EndpointGroup:
-        is_known = self._are_known or all(source.is_known for source in sources)
-        return EndpointGroup(role, sources, self._options["reconnect_timeout_s"], is_known=is_known)
 
     def run(self) -> EvaluationResult:
         """Block until all episodes are finished."""
@@ -230,12 +218,11 @@ class _Evaluation:
             self._join_threads(threads)
 
     def _work(self, worker: EndpointWorker) -> None:
-        error: BaseException | None = None
         try:
             worker.run()
-        except BaseException as caught:  # noqa: BLE001  # raised again in the caller's thread
-            error = caught
-        self._news.put(_End(error))
+            self._news.put(None)
+        except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
+            self._news.put(error)
 
     def _deliver_all(self, num_workers: int) -> None:
         """Call the callbacks in this thread until all workers have ended."""
@@ -244,12 +231,12 @@ class _Evaluation:
                 news = self._news.get(timeout=_POLL_S)  # on Windows no signal ends a wait
             except queue.Empty:
                 continue
-            if not isinstance(news, _End):
-                self._deliver(news)
-            elif news.error is not None:
-                raise news.error
-            else:
+            if news is None:
                 num_workers -= 1
+            elif isinstance(news, BaseException):
+                raise news
+            else:
+                self._deliver(news)
 
     def _join_threads(self, threads: Sequence[threading.Thread]) -> None:
         """Wait for the workers; end the sessions of those that hang."""
@@ -273,7 +260,7 @@ class _Evaluation:
         mapping = self._map
         if attempt.model is not None:
             return RemoteActionSource(
-                self._models[attempt.model],
+                attempt.model,
                 f"evaluation-{self._name}-{attempt.key}",
                 env,
                 mapping,
@@ -282,9 +269,9 @@ class _Evaluation:
         function = self._function
         assert function is not None, "without a function every attempt has a model"
         if mapping is None:
-            return FunctionActionSource(function, self._function_lock)
+            return ActionSource(function, self._function_lock)
         mapping.space(env.contract.observation_space)  # raises where it does not fit
-        return FunctionActionSource(lambda each: function(mapping.apply(each)), self._function_lock)
+        return ActionSource(lambda each: function(mapping.apply(each)), self._function_lock)
 
     def _connect_env(self, connect_options: ConnectOptions) -> RemoteVectorEnv:
         return RemoteVectorEnv(
@@ -309,10 +296,3 @@ class _Evaluation:
             predict_timeout_s=self._options["step_timeout_s"],
             edition_text=connect_options.edition_text,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The end of a worker's thread."""
-
-    error: BaseException | None

@@ -74,8 +74,8 @@ def compare(
     """
     from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
     from rlmesh_ray.evaluation.comparison import compare_episodes
+    from rlmesh_ray.evaluation.options import checked_seed
     from rlmesh_ray.evaluation.plot import plot_comparison
-    from rlmesh_ray.evaluation.seeds import checked_seed
 
     kwargs = flags.kwargs()
     checked_seed(episodes, flags.seed)

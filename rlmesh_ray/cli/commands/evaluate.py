@@ -37,7 +37,7 @@ from rlmesh_ray.cli.options.common import (
 from rlmesh_ray.cli.views.episodes_file import EpisodesFile, episodes_file
 from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options, show_result
 from rlmesh_ray.errors import AccessDeniedError, ContractMismatchError, EndpointError, RlmeshError
-from rlmesh_ray.evaluation.options import RecordedEvaluationOptions
+from rlmesh_ray.evaluation.options import RecordedEvaluationOptions, checked_seed
 from rlmesh_ray.options import INFERENCES
 from rlmesh_ray.protocol.address import looks_like_address
 
@@ -171,8 +171,6 @@ def evaluate(
     An id or a checkpoint is served while the command runs. An endpoint that dies costs no finished
     episode: the other endpoints go on, and the command dials it again.
     """
-    from rlmesh_ray.evaluation.seeds import checked_seed
-
     checked_seed(episodes, options["seed"])
     _require_addresses(env, connection.edition_text, "--edition-text")
     _require_addresses(model, policy.model_edition_text, "--model-edition-text")

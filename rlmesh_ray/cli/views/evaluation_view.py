@@ -126,7 +126,7 @@ class EvaluationView:
         Args:
             error: The error that ended it. Its episodes are shown, if they were not yet.
         """
-        from rlmesh_ray.evaluation.result import EndpointCounters, EvaluationResult
+        from rlmesh_ray.evaluation.result import EvaluationResult, endpoint_reports
 
         if isinstance(error, EvaluationInterruptedError):
             shown = {episode.index for episode in self._episodes}
@@ -137,12 +137,8 @@ class EvaluationView:
                         self.advance(episode)
         if not self._episodes:
             return None
-        counters = EndpointCounters()
-        everything: list[EpisodeResult | Loss] = [*self._episodes, *self._losses]
-        for news in everything:
-            counters.note(news)
         in_order = tuple(sorted(self._episodes, key=lambda episode: episode.index))
-        return EvaluationResult(in_order, 0.0, counters.reports())
+        return EvaluationResult(in_order, 0.0, endpoint_reports([*self._episodes, *self._losses]))
 
 
 def show_result(

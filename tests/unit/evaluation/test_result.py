@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.evaluation.result import (
-    EndpointCounters,
     EndpointReport,
     EndpointRole,
     EpisodeResult,
     EvaluationResult,
     Loss,
+    endpoint_reports,
     success_of,
 )
 
@@ -114,16 +114,14 @@ def test_success_is_read_from_the_last_infos(infos: dict[str, Any], reported: li
 
 
 def test_counters_are_kept_for_each_endpoint() -> None:
-    tally = EndpointCounters()
-    for news in (
+    news = [
         EpisodeResult(0, 0, 1.0, 1, True, endpoint="a", model="m"),
         EpisodeResult(1, 1, 1.0, 1, True, endpoint="b"),
         Loss(EndpointRole.MODEL, "m", "gone", (2, 3)),
         Loss(EndpointRole.ENV, "c", "unreachable", ()),
-    ):
-        tally.note(news)
+    ]
 
-    assert tally.reports() == (
+    assert endpoint_reports(news) == (
         EndpointReport(EndpointRole.ENV, "a", 1, 0),
         EndpointReport(EndpointRole.ENV, "b", 1, 0),
         EndpointReport(EndpointRole.ENV, "c", 0, 0),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.evaluation.episode_schedule import Schedule
+from rlmesh_ray.evaluation.coordinator import Schedule
 
 
 def test_the_smallest_waiting_index_is_taken_first() -> None:

@@ -6,9 +6,8 @@ import pytest
 
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.evaluation.options import EvaluationOptions
+from rlmesh_ray.evaluation.options import EvaluationOptions, checked_seed
 from rlmesh_ray.evaluation.run import evaluate
-from rlmesh_ray.evaluation.seeds import checked_seed
 from rlmesh_ray.options import completed
 
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.errors import EndpointLostError, LocalProtocolError
-from rlmesh_ray.evaluation.episode_schedule import Schedule
-from rlmesh_ray.evaluation.lane_loop import LaneLoop
+from rlmesh_ray.evaluation.coordinator import Schedule
 from rlmesh_ray.evaluation.result import EpisodeResult
+from rlmesh_ray.evaluation.worker import LaneLoop
 
 
 def length_of(seed: int) -> int:
@@ -95,13 +95,13 @@ class MemoryEpisodes:
     def num_waiting(self) -> int:
         return self._schedule.num_waiting
 
-    def begin(self) -> None:
+    def begin(self, _attempt: object) -> None:
         pass
 
-    def take(self, lanes: Sequence[int]) -> list[int | None]:
+    def take(self, _attempt: object, lanes: Sequence[int]) -> list[int | None]:
         return [self._schedule.take(self._session, lane) for lane in lanes]
 
-    def finish(self, ended: Sequence[tuple[int, EpisodeResult]]) -> None:
+    def finish(self, _attempt: object, ended: Sequence[tuple[int, EpisodeResult]]) -> None:
         for lane, episode in ended:
             assert self._schedule.finish(self._session, lane) == episode.index
             self._finished.append(episode)
@@ -126,7 +126,8 @@ class CountingPolicy:
 
 
 def drive(env: MemoryEnv, episodes: MemoryEpisodes, seed: int | None) -> None:
-    LaneLoop(env, CountingPolicy().act, episodes, seed, "").run()  # type: ignore[arg-type]  # a fake
+    loop: Any = LaneLoop
+    loop(env, CountingPolicy().act, episodes, None, seed, "").run()
 
 
 @given(
@@ -159,7 +160,7 @@ def test_a_lane_without_an_episode_takes_one_that_was_lost_elsewhere() -> None:
     finished: list[EpisodeResult] = []
 
     class LosingDesk(MemoryEpisodes):
-        def begin(self) -> None:
+        def begin(self, _attempt: object) -> None:
             schedule.lose("elsewhere")
 
     # Episode 1 lasts 3 steps and episode 0 one: the idle lane does not wait for the other.
@@ -174,7 +175,8 @@ def test_idle_lanes_run_no_episode() -> None:
     policy = CountingPolicy()
     episodes = MemoryEpisodes(Schedule(range(1)), 0, [])
 
-    LaneLoop(MemoryEnv(2), policy.act, episodes, 1, "").run()  # type: ignore[arg-type]  # a fake
+    loop: Any = LaneLoop
+    loop(MemoryEnv(2), policy.act, episodes, None, 1, "").run()
 
     ids = {name for slots in policy.seen for name in slots.episode_ids}
     assert {name.partition("-")[0] for name in ids} == {"episode", "idle"}
@@ -219,10 +221,12 @@ def test_lanes_that_start_together_run_every_episode_once(
     finished: list[EpisodeResult] = []
     episodes = MemoryEpisodes(Schedule(range(num_episodes)), 0, finished)
 
-    LaneLoop(
-        MemoryVector(width),  # type: ignore[arg-type]  # a fake
+    loop: Any = LaneLoop
+    loop(
+        MemoryVector(width),
         lambda observation, _: observation,
         episodes,
+        None,
         first_seed,
         "",
         in_rounds=True,
