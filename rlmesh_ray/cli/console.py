@@ -118,7 +118,7 @@ class Console:
             fields: Values for JSON; NaN and infinities become null.
         """
         if self.is_json:
-            line = json.dumps(_finite({"event": kind, **fields}), default=str)
+            line = json.dumps(finite({"event": kind, **fields}), default=str)
             self._programs.write(line + "\n")
             self._programs.flush()
 
@@ -177,12 +177,12 @@ def program() -> str:
     return str(script.relative_to(Path.cwd()) if is_below else script)
 
 
-def _finite(value: object) -> object:
-    """Replace NaN and infinities, which JSON does not have, by None."""
+def finite(value: object) -> object:
+    """Return a value for JSON, which has neither NaN nor infinities: with None in their place."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(key): _finite(part) for key, part in value.items()}
+        return {str(key): finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     return value

@@ -34,8 +34,12 @@ from rlmesh_ray.cli.options.common import (
     read_token,
     search_current_folder,
 )
-from rlmesh_ray.cli.views.episodes_file import EpisodesFile, episodes_file
-from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options, show_result
+from rlmesh_ray.cli.views.evaluation_view import (
+    EpisodesFile,
+    EvaluationView,
+    name_options,
+    show_result,
+)
 from rlmesh_ray.errors import AccessDeniedError, ContractMismatchError, EndpointError, RlmeshError
 from rlmesh_ray.evaluation.options import RecordedEvaluationOptions, checked_seed
 from rlmesh_ray.options import INFERENCES
@@ -84,8 +88,8 @@ def _size(text: str | None) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True)
-class EnvFlags(MadeEnvFlags):
-    """How an environment is served that is named by an id or a factory, and how images travel."""
+class EvaluateFlags(MadeEnvFlags):
+    """What is served here, how to connect to policies elsewhere, and files for the results."""
 
     num_envs: int | None = flag(
         ENVIRONMENT,
@@ -99,12 +103,6 @@ class EnvFlags(MadeEnvFlags):
         callback=_size,
         metavar="HEIGHTxWIDTH",
     )
-
-
-@dataclass(frozen=True)
-class ModelFlags:
-    """How policies are run here, and how to connect to those that run elsewhere."""
-
     inference: Literal[INFERENCES] = inference_flag()  # type: ignore[valid-type]
     map: list[str] | None = map_flag()
     model_token_file: Path | None = file_flag(
@@ -119,6 +117,12 @@ class ModelFlags:
     model_edition_text: str | None = flag(
         CONNECTION, "--edition-text of the model's endpoint.", metavar="NAME_OR_SHA256"
     )
+    output: Path | None = flag(
+        OUTPUT,
+        "A new file for the episodes: one JSON object a line, written as each ends.",
+        metavar="FILE.jsonl",
+    )
+    plot: Path | None = plot_flag()
 
     def to(self, connection: ConnectionFlags) -> "ConnectOptions":
         """Return how to connect to a policy, given how to connect to an environment."""
@@ -131,18 +135,6 @@ class ModelFlags:
         elif self.model_tls_ca is not None:
             tls = client_tls(Path(self.model_tls_ca), connection.tls_cert, connection.tls_key)
         return replace(of_env, token=token, tls=tls, edition_text=self.model_edition_text)
-
-
-@dataclass(frozen=True)
-class OutputFlags:
-    """Files for the results."""
-
-    output: Path | None = flag(
-        OUTPUT,
-        "A new file for the episodes: one JSON object a line, written as each ends.",
-        metavar="FILE.jsonl",
-    )
-    plot: Path | None = plot_flag()
 
 
 def evaluate(
@@ -159,10 +151,8 @@ def evaluate(
         ),
     ],
     episodes: EpisodesOption = 20,
-    serving: EnvFlags,
     connection: ConnectionFlags,
-    policy: ModelFlags,
-    files: OutputFlags,
+    flags: EvaluateFlags,
     recording: RecordingFlags,
     **options: Unpack[RecordedEvaluationOptions],
 ) -> None:
@@ -173,9 +163,9 @@ def evaluate(
     """
     checked_seed(episodes, options["seed"])
     _require_addresses(env, connection.edition_text, "--edition-text")
-    _require_addresses(model, policy.model_edition_text, "--model-edition-text")
-    kwargs = serving.kwargs()
-    served_map, options["observation_map"] = maps_for(policy.map, model)
+    _require_addresses(model, flags.model_edition_text, "--model-edition-text")
+    kwargs = flags.kwargs()
+    served_map, options["observation_map"] = maps_for(flags.map, model)
     if kwargs is not None and all(looks_like_address(name) for name in env):
         raise typer.BadParameter(
             "for a Gymnasium id or a factory only; a running endpoint has its own",
@@ -183,22 +173,24 @@ def evaluate(
         )
     for name in env:
         search_current_folder(name)
-    to_env, to_model = connection.to(""), policy.to(connection)
-    options["resize"] = serving.resize  # type: ignore[typeddict-item]  # ``_size`` has read it
+    to_env, to_model = connection.to(""), flags.to(connection)
+    options["resize"] = flags.resize  # type: ignore[typeddict-item]  # ``_size`` has read it
     options["record"] = recording.options()
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(episodes_file(files.output))
-        lanes = serving.num_envs or min(math.ceil(episodes / len(env)), MOST_LANES)
+        file = None if flags.output is None else EpisodesFile(flags.output)
+        if file is not None:
+            stack.callback(file.close)
+        lanes = flags.num_envs or min(math.ceil(episodes / len(env)), MOST_LANES)
         with console.waiting("starting the environment"):
             envs = [
                 stack.enter_context(served_env(replace(to_env, address=name), lanes, kwargs))
                 for name in env
             ]
-            check_endpoints(envs, serving.num_envs)
+            check_endpoints(envs, flags.num_envs)
         with console.waiting("loading the policy"):
             models = [
                 stack.enter_context(
-                    served_model(replace(to_model, address=name), policy.inference, served_map)
+                    served_model(replace(to_model, address=name), flags.inference, served_map)
                 )
                 for name in model
             ]
@@ -207,9 +199,9 @@ def evaluate(
             run_and_show(console, envs, models, episodes, file, finished, **options)
         except BaseException:  # also after Ctrl-C: the finished episodes may have taken hours
             with contextlib.suppress(RlmeshError):  # the error is the first one
-                _draw(console, finished, files.plot, model)
+                _draw(console, finished, flags.plot, model)
             raise
-        _draw(console, finished, files.plot, model)
+        _draw(console, finished, flags.plot, model)
 
 
 def _draw(

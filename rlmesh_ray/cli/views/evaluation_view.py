@@ -1,18 +1,25 @@
 """Output of ``rlmesh-ray evaluate`` and ``compare``: progress and result."""
 
 import contextlib
+import json
+import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rlmesh_ray.cli.console import Console, SafeConsole
+from rlmesh_ray.cli.console import Console, SafeConsole, finite
 from rlmesh_ray.cli.signals import interrupts_held
-from rlmesh_ray.cli.views.episodes_file import EpisodesFile
-from rlmesh_ray.errors import EndpointError, EvaluationInterruptedError, RlmeshError
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    EndpointError,
+    EvaluationInterruptedError,
+    RlmeshError,
+)
 
 if TYPE_CHECKING:
     from rlmesh_ray.evaluation.result import EpisodeResult, EvaluationResult, Loss
@@ -38,6 +45,78 @@ def name_options(error: EndpointError, models: Sequence[str]) -> None:
         address = error.address or cause.partition(": ")[0]
         role = "model" if address in models else "env"
         error.message = error.message.replace(cause, with_options_of(role, cause))
+
+
+class EpisodesFile:
+    """A new file with a line for each episode, and never a part of a line.
+
+    Unbuffered: a killed run keeps its finished episodes, and closing does not write again what
+    could not be written.
+
+    Args:
+        path: Path of the file, which must not exist yet.
+
+    Raises:
+        ConfigurationError: It exists or cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("xb", buffering=0)
+        except FileExistsError as error:
+            problem = (
+                "exists, and may hold episodes of an earlier run; name another file or remove it"
+            )
+            if not (path.is_file() or path.is_symlink()):
+                problem = "is a folder or a device; name a file that does not exist yet"
+            raise ConfigurationError(f"{path} {problem}") from error
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot write {path}: {error.strerror or error}; name a file elsewhere"
+            ) from error
+        self._path = path
+        self._size = 0
+        self._num_episodes = 0
+
+    def add(self, fields: Mapping[str, object]) -> None:
+        """Write an episode.
+
+        Raises:
+            RlmeshError: The file can no longer be written.
+        """
+        line = json.dumps(finite({"event": "episode", **fields})).encode() + b"\n"
+        rest = memoryview(line)
+        try:
+            while rest:  # a full disk takes a part first, and fails at the next write
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.seek(self._file.truncate(self._size))
+            raise self._failure(error) from error
+        self._size += len(line)
+        self._num_episodes += 1
+
+    def close(self) -> None:
+        """Close the file, and remove it if it is empty and still has its name.
+
+        Raises:
+            RlmeshError: The disk is full, which some network disks report only now.
+        """
+        own = os.fstat(self._file.fileno())
+        try:
+            self._file.close()
+        except OSError as error:
+            raise self._failure(error) from error
+        with contextlib.suppress(FileNotFoundError):
+            if not own.st_size and os.path.samestat(self._path.stat(), own):
+                self._path.unlink()
+
+    def _failure(self, error: OSError) -> RlmeshError:
+        return RlmeshError(
+            f"cannot write {self._path}: {error.strerror or error}; it holds "
+            f"{self._num_episodes} episodes; make room or lift the limit there, or name a file "
+            "elsewhere, and evaluate again"
+        )
 
 
 class EvaluationView:

@@ -12,8 +12,12 @@ import pytest
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.cli.signals import INTERRUPTED
-from rlmesh_ray.cli.views.episodes_file import episodes_file
-from rlmesh_ray.cli.views.evaluation_view import EvaluationView, name_options, show_result
+from rlmesh_ray.cli.views.evaluation_view import (
+    EpisodesFile,
+    EvaluationView,
+    name_options,
+    show_result,
+)
 from rlmesh_ray.client import env_session_client
 from rlmesh_ray.errors import EvaluationInterruptedError, RemoteEnvError, RlmeshError
 from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult, EvaluationResult, Loss
@@ -174,7 +178,7 @@ def test_an_interrupt_while_an_episode_is_recorded_comes_afterwards(tmp_path: Pa
     console = FailingConsole(lambda: signal.raise_signal(signal.SIGINT))
 
     with (
-        episodes_file(tmp_path / "episodes.jsonl") as file,
+        contextlib.closing(EpisodesFile(tmp_path / "episodes.jsonl")) as file,
         EvaluationView(console, 9, file) as meter,
     ):
         with pytest.raises(KeyboardInterrupt) as interrupt:
@@ -225,7 +229,7 @@ def test_without_a_terminal_it_says_how_many_episodes_have_ended(
 
 def test_episodes_of_an_error_count_and_are_shown(tmp_path: Path) -> None:
     with (
-        episodes_file(tmp_path / "episodes.jsonl") as file,
+        contextlib.closing(EpisodesFile(tmp_path / "episodes.jsonl")) as file,
         EvaluationView(Console(), 9, file) as meter,
     ):
         meter.advance(episode(1))

@@ -1,24 +1,23 @@
 import contextlib
 import json
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from rlmesh_ray.cli.views.episodes_file import EpisodesFile, episodes_file
+from rlmesh_ray.cli.views.evaluation_view import EpisodesFile
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
 from tests.unit.cli.full_disks import room_for
 
 
 def opened(path: Path) -> contextlib.AbstractContextManager[EpisodesFile]:
-    return cast(contextlib.AbstractContextManager[EpisodesFile], episodes_file(path))
+    return contextlib.closing(EpisodesFile(path))
 
 
 def test_an_earlier_file_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_text("precious")
 
-    with pytest.raises(ConfigurationError, match="name another file"), episodes_file(path):
+    with pytest.raises(ConfigurationError, match="name another file"), opened(path):
         pass
 
     assert path.read_text() == "precious"
@@ -27,7 +26,7 @@ def test_an_earlier_file_is_kept(tmp_path: Path) -> None:
 def test_a_file_without_episodes_is_not_left_behind(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
 
-    with pytest.raises(ZeroDivisionError), episodes_file(path):
+    with pytest.raises(ZeroDivisionError), opened(path):
         raise ZeroDivisionError
 
     assert not path.exists()
@@ -35,7 +34,7 @@ def test_a_file_without_episodes_is_not_left_behind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("taken", [Path(), Path("/dev/full")])
 def test_for_a_folder_or_a_device_the_remedy_is_another_name(taken: Path) -> None:
-    with pytest.raises(ConfigurationError, match="folder or a device"), episodes_file(taken):
+    with pytest.raises(ConfigurationError, match="folder or a device"), opened(taken):
         pass
 
 
@@ -43,14 +42,14 @@ def test_a_link_to_a_missing_file_counts_as_taken(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.symlink_to(tmp_path / "nowhere")
 
-    with pytest.raises(ConfigurationError, match=r"exists.* remove it"), episodes_file(path):
+    with pytest.raises(ConfigurationError, match=r"exists.* remove it"), opened(path):
         pass
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "episodes.jsonl"
 
-    with pytest.raises(ConfigurationError, match="nowhere"), episodes_file(path):
+    with pytest.raises(ConfigurationError, match="nowhere"), opened(path):
         pass
 
 
@@ -82,12 +81,12 @@ def test_a_file_that_grows_too_large_is_named_and_keeps_whole_lines(tmp_path: Pa
     assert [json.loads(line)["index"] for line in lines] == [0, 1]
 
 
-def test_a_full_disk_is_reported_once() -> None:
-    path = Path("/dev/full")
-    with path.open("wb", buffering=0) as file:
-        episodes = EpisodesFile(path, file)
+def test_a_full_disk_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(Path, "open", lambda *_args, **_options: full)
+        episodes = EpisodesFile(tmp_path / "episodes.jsonl")
 
-        with pytest.raises(RlmeshError, match="cannot write /dev/full: No space left on"):
+        with pytest.raises(RlmeshError, match=r"episodes\.jsonl: No space left on"):
             episodes.add({"index": 0})
 
 
