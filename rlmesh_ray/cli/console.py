@@ -54,7 +54,6 @@ class SafeConsole(RichConsole):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        """Yield the parts of what is printed."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text), style, control)
 
@@ -76,7 +75,6 @@ class Console:
 
     @property
     def people(self) -> RichConsole:
-        """The rich console for people, for live displays."""
         return self._people
 
     @contextlib.contextmanager
@@ -127,7 +125,6 @@ class Console:
         self._people.print(Text(printable(text), style=style), soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
-        """Print a table or panel for people."""
         self._people.print(what)
 
     def facts(self, title: str, facts: Mapping[str, object], next_commands: Sequence[str]) -> None:
@@ -167,7 +164,6 @@ class Console:
 
 
 def program() -> str:
-    """Return the command that starts this program from the current folder."""
     if shutil.which("rlmesh-ray"):
         return "rlmesh-ray"
     script = Path(sys.executable).with_name("rlmesh-ray")

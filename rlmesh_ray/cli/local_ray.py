@@ -17,7 +17,6 @@ _PROBE_TIMEOUT_S = 5.0
 
 
 def missing_packages(packages: Sequence[str] = ("ray", "torch")) -> list[str]:
-    """Return those of ``packages`` that are not installed."""
     return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
@@ -103,7 +102,6 @@ def joined_ray(console: Console, address: str | None) -> Iterator[str]:
 
 
 def _start_or_join(address: str | None, num_cpus: int) -> bool:
-    """Return whether a new Ray was started."""
     where = address or os.environ.get("RAY_ADDRESS") or "this machine"
     try:
         _probe(where)

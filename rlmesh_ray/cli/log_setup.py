@@ -35,7 +35,6 @@ def set_up(*, is_debug: bool) -> None:
 
 
 def show_log(log_format: LogFormat = LogFormat.TEXT) -> None:
-    """Write this package's log to standard error, for commands that serve."""
     if not is_verbose():
         log_to_stderr(log_format, with_sessions=True)
         return
@@ -75,7 +74,6 @@ class _SayingHandler(logging.Handler):
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say a record's message."""
         # An error would end the thread that logs, which may have all deadlines of the process.
         with contextlib.suppress(OSError):
             self._say(record.getMessage())
@@ -105,5 +103,4 @@ def said(name: str, say: Callable[[str], None], level: int = logging.WARNING) ->
 
 
 def is_verbose() -> bool:
-    """Return whether all records are shown, for debugging."""
     return logging.getLogger().isEnabledFor(logging.INFO)

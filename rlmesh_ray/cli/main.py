@@ -44,7 +44,6 @@ class ReadableCommand(TyperCommand):
     """A command."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return all options and arguments, also ``--help``, as the help shows them."""
         return [_readable(param) for param in super().get_params(ctx)]
 
 
@@ -52,12 +51,10 @@ class ReadableCommandGroup(TyperGroup):
     """A command with subcommands."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return all options and arguments, also ``--help``, as the help shows them."""
         return [_readable(param) for param in super().get_params(ctx)]
 
 
 def _readable(param: Any) -> Any:
-    """Return an option with a metavar, and in a group."""
     if param.param_type_name != "option":
         return param
     if param.name == "help":  # typer would show it first, in a group of its own
@@ -181,7 +178,6 @@ def run(app: typer.Typer, program: str, words: Sequence[str]) -> int:
 
 
 def _usage(error: typer.TyperException, program: str) -> str:
-    """Return the message with the way to help."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else program
     unknown: Any = error  # an unknown option has the options that resemble it

@@ -36,7 +36,6 @@ def _at_most_a_day(_: str, value_s: float) -> None:
 
 
 def pool_token_flag() -> Any:
-    """Return the field for the file of a pool's token."""
     return file_flag(
         POOL, "The pool's token; mode 0600.", show_default=f"the token in {POOL_TOKEN_VARIABLE}"
     )
@@ -175,12 +174,10 @@ class RegistrationConfig:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Rows for the table that ``serve-env`` prints."""
         return {"registers with": f"{self.pool} at {self.registrar}, as {self.endpoint_id}"}
 
     @property
     def connect_options(self) -> "RegistrarOptions":
-        """Connection options for the registrar."""
         from rlmesh_ray.client.endpoint_registration import RegistrarOptions
 
         return RegistrarOptions(self.registrar, self.pool, self.endpoint_id, self.secret, self.tls)
@@ -237,15 +234,12 @@ class RegisteredServer:
 
     @property
     def address(self) -> str:
-        """The address that the server listens on; only after ``start``."""
         return self._server.address
 
     def start(self) -> object:
-        """Start listening."""
         return self._server.start()
 
     def statistics(self) -> "Statistics":
-        """Return the server's statistics."""
         return self._server.statistics()
 
     def register(self) -> None:
@@ -288,7 +282,6 @@ class RegisteredServer:
 def report_registered(
     console: Console, entry: RegistrationConfig, registered: RegistrationAccepted
 ) -> None:
-    """Report that an endpoint is registered with its pool."""
     console.event(
         "registered",
         pool=entry.pool,

@@ -102,7 +102,6 @@ def _live_line(console: Console) -> Iterator[Callable[[str], None]]:
 
 
 def summary(before: Statistics, now: Statistics) -> str:
-    """Return one line about an endpoint's activity between two statistics."""
     seconds = max(now.uptime_s - before.uptime_s, 1e-3)
     if isinstance(now, EnvStatistics) and isinstance(before, EnvStatistics):
         what, count = "steps", now.lane_steps - before.lane_steps

@@ -74,7 +74,6 @@ class PairedComparison:
 
     @property
     def verdict(self) -> str:
-        """What the interval says, in a sentence."""
         if self.contains_zero is None:
             return "there is no interval: run more episodes, with finite returns (--episodes)"
         if self.contains_zero:

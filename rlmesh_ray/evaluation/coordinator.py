@@ -43,7 +43,6 @@ News = EpisodeResult | Loss
 def require_same_environment(
     address: str, own: EnvContract, other: str, first: EnvContract
 ) -> None:
-    """Raise ContractMismatchError if an endpoint serves another environment than the first one."""
     differs = space_difference(first, own)
     if own.id != first.id:
         differs = f"{own.id!r} where {first.id!r} is expected"
@@ -80,7 +79,6 @@ class Schedule:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all are finished."""
         return self._num_left == 0
 
     def interruptions(self, index: int) -> int:
@@ -241,13 +239,11 @@ class Coordinator:
         require_same_environment(env.address, own, address, first)
 
     def note_open(self) -> None:
-        """Start the clock at the first session."""
         with self._changed:
             if self._start_s is None:
                 self._start_s = time.perf_counter()
 
     def begin(self, attempt: Attempt) -> None:
-        """Record that both sessions of ``attempt`` work."""
         with self._changed:
             attempt.has_begun = True
             for endpoint in attempt.endpoints:
@@ -259,7 +255,6 @@ class Coordinator:
             return [self._schedule.take(attempt.key, lane) for lane in lanes]
 
     def finish(self, attempt: Attempt, ended: Sequence[tuple[int, EpisodeResult]]) -> None:
-        """Record and publish the episodes that have ended, given with their lanes."""
         with self._changed:
             for lane, episode in ended:
                 self._schedule.finish(attempt.key, lane)
@@ -290,14 +285,12 @@ class Coordinator:
         self._require_progress(lost, cause)
 
     def leave(self, attempt: Attempt) -> None:
-        """Record that ``attempt`` is over."""
         with self._changed:
             for endpoint in attempt.endpoints:
                 endpoint.num_users -= 1
             self._changed.notify_all()
 
     def result(self) -> EvaluationResult:
-        """Return the result of the finished episodes."""
         with self._changed:
             wall_s = self._end_s - (self._start_s or self._end_s)
             return EvaluationResult(self._sorted(), wall_s, endpoint_reports(self._news))
@@ -314,7 +307,6 @@ class Coordinator:
         return attempt
 
     def _patience(self, now_s: float) -> float:
-        """Return how long to wait before the next check."""
         due_s = [next_due_s(group, now_s) for group in self._groups]
         return max(0.01, min([_POLL_S, *(due - now_s for due in due_s)]))
 

@@ -17,7 +17,7 @@ from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, RlmeshError
 from rlmesh_ray.evaluation.result import EndpointRole
 
-SessionT = TypeVar("SessionT", RemoteVectorEnv, RemoteModel)
+SessionT = TypeVar("SessionT", bound=RemoteVectorEnv | RemoteModel)
 
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 5.0
@@ -66,13 +66,13 @@ class Endpoint(Generic[SessionT]):
         is_known: bool = False,
     ) -> None:
         self.role = role
-        self.session = None if callable(source) else source
+        self.session: SessionT | None = None if callable(source) else source
         """The caller's session; None: a new one is opened each time."""
         self.address = ""
         """Its address at the last look-up."""
         if self.session is not None:
             self.address = str(getattr(self.session, "address", "an open session"))
-        self._find: Any = source
+        self._find: Any = source  # not called where it is a session
         self._connect = connect
         self.num_users = 0
         self.is_known = is_known
@@ -93,7 +93,7 @@ class Endpoint(Generic[SessionT]):
         """
         if self.session is not None:
             return self.session
-        connect_options = self._find()
+        connect_options: ConnectOptions = self._find()
         self.address = connect_options.address
         return self._connect(connect_options)
 
@@ -104,11 +104,9 @@ class Endpoint(Generic[SessionT]):
                 session.close()
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether it may be dialed now."""
         return not self.is_gone and self.retry_s <= now_s
 
     def reach(self) -> None:
-        """Record that it works."""
         self.is_known = True
         self.down_since_s, self._num_failures, self.retry_s = None, 0, 0.0
 
@@ -216,7 +214,6 @@ def as_endpoints(
 
 
 def is_fleet(endpoints: object) -> TypeGuard[EndpointFleet]:
-    """Return whether ``endpoints`` has the properties of a fleet."""
     return _has_any(endpoints, "addresses", "resolver") and _has_any(endpoints, "tokens", "token")
 
 
@@ -234,7 +231,6 @@ def resolver_of(fleet: Any) -> EndpointDirectory:
 
 
 def token_at(fleet: Any, index: int) -> TokenSource | None:
-    """Return the token of a fleet's endpoint, by index."""
     token: TokenSource | None = fleet.tokens[index] if hasattr(fleet, "tokens") else fleet.token
     return token
 

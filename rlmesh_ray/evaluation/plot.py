@@ -65,7 +65,6 @@ def plot_comparison(
 
 
 def _rows(groups: list[_Group]) -> list[_Row]:
-    """Return the rows of returns and lengths."""
     labels = {"episode_return": "return (sum of rewards)", "length": "length (steps)"}
     return [(label, [_series(*each, field) for each in groups]) for field, label in labels.items()]
 
@@ -82,7 +81,6 @@ def _short(name: str) -> str:
 
 
 def _draw(title: str, x_label: str, rows: list[_Row], path: Path) -> None:
-    """Draw a row of two panels for each label: values by episode, and their means."""
     # Without pyplot, which has global state and needs a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ from rlmesh_ray.client.remote_model import RemoteModel
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.evaluation.coordinator import Attempt, Coordinator, News
-from rlmesh_ray.evaluation.endpoints import EndpointFleet, as_endpoints
+from rlmesh_ray.evaluation.endpoints import Endpoint, EndpointFleet, Endpoints, as_endpoints
 from rlmesh_ray.evaluation.options import (
     EvaluationOptions,
     RecordedEvaluationOptions,
@@ -172,11 +172,13 @@ class _Evaluation:
         self._is_threaded = len(envs) > 1
         self._function = model if callable(model) else None
         self._function_lock = threading.Lock() if self._is_threaded else contextlib.nullcontext()
-        models = []
+        models: list[Endpoint[RemoteModel]] = []
         if not callable(model):
             models = as_endpoints(EndpointRole.MODEL, model, token, self._connect_model)
-        for endpoint in (*envs, *models):
-            endpoint.is_known = endpoint.is_known or are_known
+        if are_known:
+            everything: Endpoints = [*envs, *models]
+            for endpoint in everything:
+                endpoint.is_known = True
         self._news: queue.SimpleQueue[News | BaseException | None] = queue.SimpleQueue()
         self._coordinator = Coordinator(
             indices,

@@ -54,7 +54,6 @@ class ActionSource:
         return None
 
     def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
-        """Return a batch of actions."""
         try:
             with self._lock:
                 return self._choose(observation, slots)
@@ -230,7 +229,6 @@ class EndpointWorker:
 
     @contextlib.contextmanager
     def _recording(self, env: RemoteVectorEnv, actor: ActionSource) -> "Iterator[Recorder | None]":
-        """Yield a recorder of the session; None: nothing is recorded."""
         if self._writer is None:
             yield None
             return
@@ -409,7 +407,6 @@ class LaneLoop:
             ended = np.ones(len(self._index), np.bool_)
 
     def _reset(self, chosen: NDArray[np.bool_]) -> Any:
-        """Reset the ``chosen`` lanes; return the observations of all lanes."""
         self._returns[chosen] = 0.0
         self._lengths[chosen] = 0
         for lane in np.flatnonzero(chosen).tolist():

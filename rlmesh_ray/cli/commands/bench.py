@@ -69,7 +69,6 @@ class Rate:
 
     @property
     def steps_per_s(self) -> float:
-        """Median of ``rates``."""
         return statistics.median(self.rates)
 
     @property
@@ -178,7 +177,6 @@ def _remote(address: str, transport: str) -> Any:
 
 
 def _stepping(vector: Any) -> Step:
-    """Return a function that steps ``vector`` once, with prepared random actions."""
     vector.reset(seed=_SEED)
     vector.action_space.seed(_SEED)
     actions = [vector.action_space.sample() for _ in range(_NUM_BATCHES)]
@@ -207,7 +205,6 @@ def _measure(rates: Sequence[Rate], seconds: float, repetitions: int, endpoint_p
 
 
 def _steps_within(step: Step, seconds: float) -> tuple[int, float]:
-    """Step for ``seconds``; return the number of env steps and the time they took."""
     num_steps, began_s = 0, time.perf_counter()
     while (took_s := time.perf_counter() - began_s) < seconds or not num_steps:
         num_steps += step()
@@ -215,7 +212,6 @@ def _steps_within(step: Step, seconds: float) -> tuple[int, float]:
 
 
 def _processor_s(endpoint_pid: int) -> float | None:
-    """Return the processor time of this process, the endpoint and its children; None: unknown."""
     if not Path("/proc/self/stat").exists():
         return None
     ticks, parents = {}, {}

@@ -251,7 +251,6 @@ def _contract(env: str, model: "ConnectOptions") -> "EnvContract":
 def _watched(
     console: Console, report: _Report, findings: "Iterator[Finding]"
 ) -> "Iterator[Finding]":
-    """Show how far the checks are."""
     if not console.people.is_terminal:
         with console.waiting(
             lambda: f"checking: {len(report.findings)} of {len(report.planned)} clauses"
@@ -326,7 +325,6 @@ def _clauses(findings: "list[Finding]") -> Table:
 
 
 def _show_unseen(console: Console, unseen: "list[Finding]") -> None:
-    """Show why clauses could not be observed, grouped by the reason."""
     reasons = Counter(finding.message for finding in unseen)
     if not reasons:
         return

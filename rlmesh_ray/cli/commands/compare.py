@@ -135,7 +135,6 @@ def _require_answer(
     observations: object,
     observation_map: "ObservationMap | None",
 ) -> None:
-    """Raise if a policy cannot act in the environment, or not on these observations."""
     from rlmesh_ray.client.remote_model import RemoteModel
 
     with RemoteModel(policy.address, token=policy.token, tls=policy.tls) as model:

@@ -125,7 +125,6 @@ class EvaluateFlags(MadeEnvFlags):
     plot: Path | None = plot_flag()
 
     def to(self, connection: ConnectionFlags) -> "ConnectOptions":
-        """Return how to connect to a policy, given how to connect to an environment."""
         of_env = connection.to("")
         token, tls = of_env.token, of_env.tls
         if self.model_token_file is not None:
@@ -335,7 +334,6 @@ def _served(
 def served_env(
     connect_options: "ConnectOptions", num_envs: int, env_kwargs: dict[str, object] | None
 ) -> "contextlib.AbstractContextManager[ConnectOptions]":
-    """Return the options for connecting to an environment, which is served unless it runs."""
     from rlmesh_ray.server.env_server import EnvServer
 
     make = functools.partial(EnvServer, num_envs=num_envs, env_kwargs=env_kwargs)
@@ -345,7 +343,6 @@ def served_env(
 def served_model(
     connect_options: "ConnectOptions", inference: str, observation_map: "ObservationMap | None"
 ) -> "contextlib.AbstractContextManager[ConnectOptions]":
-    """Return the options for connecting to a policy, which is served unless it runs."""
     make = functools.partial(_model_server, inference=inference, observation_map=observation_map)
     return _served(connect_options, make)
 

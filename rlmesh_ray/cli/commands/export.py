@@ -87,7 +87,6 @@ def export(
 def _contract(
     connect_options: "ConnectOptions", env_kwargs: dict[str, object] | None
 ) -> "EnvContract":
-    """Return the contract of an endpoint, or of an environment that this serves for a moment."""
     from rlmesh_ray.client.env_session_client import probe_endpoint
     from rlmesh_ray.spaces.contract import EnvContract
 

@@ -130,7 +130,6 @@ def _show_sessions(console: Console, address: str, sessions: "Sequence[ObservedS
 
 
 def _range(values: Sequence[float], episode_ids: Sequence[str]) -> str:
-    """Return the smallest and the largest of ``values`` of the lanes whose episode is tracked."""
     tracked = [value for value, is_tracked in zip(values, episode_ids, strict=True) if is_tracked]
     ends = (min(tracked), max(tracked)) if tracked else ()
     return " to ".join(dict.fromkeys(f"{end:.6g}" for end in ends)) or "-"
@@ -245,7 +244,6 @@ def _show(console: Console, address: str, service: _Service, health: "EndpointHe
 
 
 def _transports(answer: "HandshakeResponse") -> list[str]:
-    """Return the transports of steps, as values of the option ``transport``."""
     from rlmesh_ray.options import SHARED_MEMORY, TCP
     from rlmesh_ray.protocol import capabilities
 

@@ -137,7 +137,6 @@ def _announce(console: Console, pool: "EnvPool", *, is_protected: bool) -> None:
 
 
 def follow(console: Console, pool: "EnvPool") -> None:
-    """Report each endpoint that registers or leaves, for ever."""
     known: dict[str, EndpointRecord] = {}
     while True:
         require_no_interrupt()

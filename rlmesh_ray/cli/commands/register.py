@@ -70,7 +70,6 @@ def register(
 
 
 def _attend(console: Console, entry: RegistrationConfig) -> None:
-    """Keep the endpoint registered as long as it answers."""
     from rlmesh_ray.client.endpoint_registration import Registration
 
     place = entry.listening

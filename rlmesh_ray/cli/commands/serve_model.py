@@ -120,7 +120,6 @@ def serve_model(
 
 
 def _contract(console: Console, env: str) -> object:
-    """Return the contract of an environment, which is made for a moment unless it is served."""
     from rlmesh_ray.cli.commands.evaluate import served_env
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.client.env_session_client import probe_endpoint

@@ -77,7 +77,6 @@ def _watch(console: Console, joined: str) -> None:
 
 
 def _query(console: Console, joined: str) -> list[EndpointStatus]:
-    """Return the registry's endpoints, and report them as events."""
     from rlmesh_ray.actors.registry.cluster_endpoints import cluster_endpoints
 
     endpoints = sorted(cluster_endpoints(), key=in_order)
@@ -97,7 +96,6 @@ _LAST = ("model", "gateway")
 
 
 def tables(endpoints: Iterable[EndpointStatus]) -> Iterator[Table]:
-    """Yield a table for each fleet and service, with endpoints sorted by id."""
     ordered = sorted(endpoints, key=lambda each: (_rank(each), *in_order(each)))
     for (_, fleet), group in groupby(ordered, key=lambda each: (_rank(each), each.fleet)):
         title = f"fleet {fleet}" if fleet else "without a fleet"

@@ -195,17 +195,14 @@ class _Job:
 
     @property
     def env(self) -> str:
-        """Name or address of the environment."""
         return self.endpoint.address
 
     @property
     def algo(self) -> str:
-        """Name of the algorithm."""
         return self.run.algo or DEFAULT_ALGO
 
     @property
     def num_env_runners(self) -> int:
-        """How many actors sample; 0: the driver."""
         return self.run.num_env_runners or 0
 
 
@@ -465,7 +462,6 @@ def _resume_command(job: _Job) -> str:
 
 
 def _shown(job: _Job) -> str:
-    """Return the options with which another command uses the same environment."""
     if looks_like_address(job.env):
         return job.connection
     return shown_options(env_kwargs=job.run.env_kwargs and json.dumps(job.run.env_kwargs))

@@ -95,12 +95,10 @@ def same_flag(table: type[Mapping[str, Any]], name: str) -> Any:
 
 
 def file_flag(group: str, text: str, **shown: Any) -> Any:
-    """Return a field that names a file, which must exist and be readable."""
     return flag(group, text, exists=True, dir_okay=False, readable=True, **shown)
 
 
 def folder_flag(group: str, text: str, default: Path | None = None, **shown: Any) -> Any:
-    """Return a field that names a folder, which need not exist."""
     return flag(group, text, default, metavar="FOLDER", parser=_folder, **shown)
 
 
@@ -201,12 +199,10 @@ class ConnectionFlags(ClientSecurity):
     )
 
     def to(self, address: str, edition_text: str | None = None) -> "ConnectOptions":
-        """Return how to connect to an endpoint; see ``ClientSecurity``."""
         return super().to(address, edition_text or self.edition_text)
 
     @property
     def shown(self) -> str:
-        """The flags as another command has them, for hints."""
         return shown_options(**asdict(self))
 
 
@@ -273,14 +269,12 @@ class ServerSecurity:
         return f"{own} --tls-cert CERTIFICATE --tls-key KEY  # {signed}"
 
     def token_fact(self, token: object) -> dict[str, str]:
-        """Return the row of a server's table about its token, if it has one."""
         if token is None:
             return {}
         return {"token": "required" if self.token_file else f"required: that of {TOKEN_VARIABLE}"}
 
 
 def metrics_flag() -> Any:
-    """Return the field for the address of a server's metrics."""
     return flag(
         OUTPUT, "Serve metrics to Prometheus here.", metavar="HOST:PORT", show_default="nowhere"
     )
@@ -341,7 +335,6 @@ class RecordingFlags:
 
 
 def map_flag() -> Any:
-    """Return the field for the entries of an observation map."""
     return flag(
         POLICY,
         "A key of the policy's observations, made from those of the client: a name, or "
@@ -351,12 +344,10 @@ def map_flag() -> Any:
 
 
 def inference_flag() -> Any:
-    """Return the field for how a policy's module is run."""
     return same_flag(ModuleOptions, "inference")
 
 
 def ray_address_flag() -> Any:
-    """Return the field for the address of a Ray cluster."""
     return flag(
         CONNECTION,
         "The Ray cluster, as ray.init takes it.",
@@ -393,7 +384,6 @@ def _checked_plot(path: Path | None) -> Path | None:
 
 
 def plot_flag() -> Any:
-    """Return the field for the file of a plot."""
     return flag(
         OUTPUT,
         "Draw returns and lengths into a file, with matplotlib.",

@@ -89,7 +89,6 @@ def _option_flags(table: type[Mapping[str, Any]]) -> Iterator[_Flag]:
 
 
 def option_flag(name: str, kind: Any, option: Option) -> _Flag:
-    """Return the flag of an option."""
     flag = flag_name(name, kind, option)
     is_repeated, is_negated = takes_several(kind), option.default is True
     default = option.default
@@ -120,8 +119,6 @@ def option_flag(name: str, kind: Any, option: Option) -> _Flag:
 
 
 def _checked(name: str, check: Callable[[str, Any], object]) -> Callable[[Any], Any]:
-    """Return a callback for Typer that checks a value, if one is given."""
-
     def checked(parsed: Any) -> Any:
         if parsed is not None:
             try:

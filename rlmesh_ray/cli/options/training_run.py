@@ -114,7 +114,6 @@ class TrainingRun:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that are given, by name."""
         return {name: each for name, each in asdict(self).items() if each is not None}
 
 

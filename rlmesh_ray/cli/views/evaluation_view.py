@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def with_options_of(role: str, text: str) -> str:
-    """Return the text of an error with the options for an endpoint of that role."""
     if role == "env":
         also = "--model-tls-ca is for the policy's endpoint alone"
         return text.replace("(without --tls-ca)", f"(without --tls-ca; {also})")
@@ -188,7 +187,6 @@ class EvaluationView:
                 self._output.add(fields)
 
     def note_loss(self, loss: "Loss") -> None:
-        """Report the loss of an endpoint."""
         self._losses.append(loss)
         self._console.event("lost", **asdict(loss))
         again = f"; {len(loss.episodes)} episodes run again" if loss.episodes else ""
@@ -262,7 +260,6 @@ def show_result(
 
 
 def _episodes(result: "EvaluationResult") -> str:
-    """Return how many episodes a success rate is of."""
     count, reports = len(result.episodes), result.success_reports
     if reports == count:
         return f"{count} episodes"

@@ -98,7 +98,6 @@ class TrainingView:
         return history
 
     def update(self, progress: "TrainingProgress") -> None:
-        """Show the progress after an iteration."""
         self._first.close()
         left_s = None
         if self._stop_iters is not None:

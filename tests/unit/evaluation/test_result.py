@@ -114,7 +114,7 @@ def test_success_is_read_from_the_last_infos(infos: dict[str, Any], reported: li
 
 
 def test_counters_are_kept_for_each_endpoint() -> None:
-    news = [
+    news: list[EpisodeResult | Loss] = [
         EpisodeResult(0, 0, 1.0, 1, True, endpoint="a", model="m"),
         EpisodeResult(1, 1, 1.0, 1, True, endpoint="b"),
         Loss(EndpointRole.MODEL, "m", "gone", (2, 3)),
