@@ -297,6 +297,8 @@ _REMOVED = {
     "model_tls_ca": _DIAL_OPENPI,
     "env_timeout_s": "give step_timeout_s (--step-timeout), for environments and for policies",
     "model_timeout_s": "give step_timeout_s (--step-timeout), for environments and for policies",
+    "connect_timeout_s": "give the address as a ConnectOptions(address, timeout_s=...)",
+    "edition_text": "give the address as a ConnectOptions(address, edition_text=...)",
     "model_token": "give the model as a ConnectOptions(address, token)",
     "max_interruptions": "an evaluation ends when an episode is interrupted more than 5 times",
 }

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_session_client import ClientOptions
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv, require_same_step, same_step
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError, RemoteEnvError
@@ -34,7 +35,8 @@ class RemoteVecEnv(VecEnv):
     autoreset mode does not matter. Wrap it in ``VecMonitor`` for the returns of episodes.
 
     Args:
-        env: The endpoint's address, or an open RemoteVectorEnv, which ``close`` closes, too.
+        env: The endpoint's address, also as ``ConnectOptions``, or an open RemoteVectorEnv, which
+            ``close`` closes, too.
         options: Keyword arguments of RemoteVectorEnv, for an address: ``token``, ``tls``,
             ``step_timeout_s``, …
 
@@ -45,8 +47,10 @@ class RemoteVecEnv(VecEnv):
         HandshakeRefusedError: The endpoint shares no generation or edition with this package.
     """
 
-    def __init__(self, env: str | RemoteVectorEnv, **options: Unpack[ClientOptions]) -> None:
-        if not isinstance(env, str | RemoteVectorEnv):
+    def __init__(
+        self, env: str | ConnectOptions | RemoteVectorEnv, **options: Unpack[ClientOptions]
+    ) -> None:
+        if not isinstance(env, str | ConnectOptions | RemoteVectorEnv):
             raise ConfigurationError(
                 "RemoteVecEnv takes the address of an endpoint or a RemoteVectorEnv, and "
                 f"{env!r:.80} is neither"

@@ -59,7 +59,7 @@ def main() -> None:
         case Mode.BATCHED:
             settings = DmEnvRpcSettings(batched=True)
             address = f"dm_env_rpc://{client_spec.addresses[0]}"
-            remote = RemoteVectorEnv(address, connect_timeout_s=_PATIENCE_S, dm_env_rpc=settings)
+            remote = RemoteVectorEnv(_patient(address), dm_env_rpc=settings)
             time_steps(_vector_step(remote), **times)
         case Mode.ECHO:
             time_steps(_echo(client_spec), **times)
@@ -68,13 +68,17 @@ def main() -> None:
 # --- clients ---------------------------------------------------------------------------
 
 
+def _patient(address: str) -> ConnectOptions:
+    return ConnectOptions(address, timeout_s=_PATIENCE_S)
+
+
 def _remote_vector(address: str, client_spec: ClientSpec) -> RemoteVectorEnv:
-    return RemoteVectorEnv(address, connect_timeout_s=_PATIENCE_S, transport=client_spec.transport)
+    return RemoteVectorEnv(_patient(address), transport=client_spec.transport)
 
 
 def _remote(client_spec: ClientSpec) -> RemoteEnv:
     address = client_spec.addresses[0]
-    return RemoteEnv(address, connect_timeout_s=_PATIENCE_S, transport=client_spec.transport)
+    return RemoteEnv(_patient(address), transport=client_spec.transport)
 
 
 # --- what is timed ---------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Client sessions with environments, in the dialect that the scheme of the address names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Protocol, TypedDict
 
@@ -98,10 +98,6 @@ class ClientOptions(TypedDict, total=False):
         ),
     ]
     tls: Annotated[ClientTlsSource | None, Option("For an endpoint with TLS.", Group.CONNECTION)]
-    connect_timeout_s: Annotated[
-        float,
-        Option("For the connection and the handshake.", Group.CONNECTION, 10.0, require_seconds),
-    ]
     step_timeout_s: Annotated[
         float,
         Option(
@@ -127,18 +123,11 @@ class ClientOptions(TypedDict, total=False):
         Option(
             "How long the environment may take to start, before the first reset or after its "
             "worker died; it does not count against ``reset_timeout_s``. A dm_env_rpc server "
-            "starts it while the world is created, within ``connect_timeout_s``.",
+            "starts it while the world is created, within the ``timeout_s`` of "
+            "``ConnectOptions``.",
             Group.CONNECTION,
             120.0,
             partial(require_seconds, allow_zero=True),
-        ),
-    ]
-    edition_text: Annotated[
-        str | None,
-        Option(
-            "The edition's text that the endpoint implements, where it is not this package's, such "
-            'as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.',
-            Group.CONNECTION,
         ),
     ]
     transport: Annotated[
@@ -252,18 +241,20 @@ def open_env_session(
     return client.open(connect_options, step_timeout_s, reset_timeout_s)
 
 
-def open_client_session(owner: str, address: str, options: ClientOptions) -> EnvSessionClient:
+def open_client_session(
+    owner: str, address: str | ConnectOptions, options: ClientOptions
+) -> EnvSessionClient:
     """Open the session of ``owner`` with the endpoint at an address; see ``open_env_session``."""
     given = completed(owner, ClientOptions, options)
+    connect_options = address if isinstance(address, ConnectOptions) else ConnectOptions(address)
+    of_options = {
+        "token": given["token"],
+        "tls": given["tls"],
+        "dialect_settings": given["dm_env_rpc"],
+    }
+    wanted: dict[str, Any] = {name: each for name, each in of_options.items() if each is not None}
     return open_env_session(
-        ConnectOptions(
-            address,
-            given["token"],
-            given["tls"],
-            given["connect_timeout_s"],
-            given["edition_text"],
-            given["dm_env_rpc"],
-        ),
+        replace(connect_options, **wanted),
         step_timeout_s=given["step_timeout_s"],
         reset_timeout_s=given["reset_timeout_s"],
         start_timeout_s=given["start_timeout_s"],

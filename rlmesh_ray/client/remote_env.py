@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_session_client import ClientOptions, open_client_session
 from rlmesh_ray.client.remote_base import RemoteSession, action_error, render_lanes
 from rlmesh_ray.errors import (
@@ -29,8 +30,9 @@ class RemoteEnv(RemoteSession, gymnasium.Env[Any, Any]):
     To be used by one thread at a time, in the process that has opened it.
 
     Args:
-        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
-            ``tcp://``; or ``dm_env_rpc://HOST:PORT``, for a server of that protocol.
+        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or ``tcp://``;
+            ``dm_env_rpc://HOST:PORT``, for a server of that protocol; or a ``ConnectOptions``,
+            which also has how long the connection may take, and another edition text.
         **options: Those of ``ClientOptions``.
 
     Raises:
@@ -41,7 +43,7 @@ class RemoteEnv(RemoteSession, gymnasium.Env[Any, Any]):
         HandshakeRefusedError: It has no dialect or edition of this package.
     """
 
-    def __init__(self, address: str, **options: Unpack[ClientOptions]) -> None:
+    def __init__(self, address: str | ConnectOptions, **options: Unpack[ClientOptions]) -> None:
         self._client = open_client_session("RemoteEnv", address, options)
 
         def connect_again(render_mode: str | None = None) -> RemoteEnv:
@@ -49,7 +51,7 @@ class RemoteEnv(RemoteSession, gymnasium.Env[Any, Any]):
             env = RemoteEnv(address, **options)
             if render_mode not in (None, env.render_mode):
                 warnings.warn(
-                    f"{address} serves render_mode={env.render_mode!r}, not {render_mode!r}: a "
+                    f"{env.address} serves render_mode={env.render_mode!r}, not {render_mode!r}: a "
                     "client cannot choose it",
                     ConfigurationWarning,
                     stacklevel=2,
@@ -60,7 +62,7 @@ class RemoteEnv(RemoteSession, gymnasium.Env[Any, Any]):
         if contract.num_envs != 1:
             self._client.close()
             raise ContractMismatchError(
-                f"{address} serves {contract.num_envs} lanes; use RemoteVectorEnv"
+                f"{self.address} serves {contract.num_envs} lanes; use RemoteVectorEnv"
             )
         self.metadata = dict(contract.metadata)
         self.spec = env_spec(contract, connect_again)

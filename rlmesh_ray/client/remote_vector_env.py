@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_dialect import ResetResult
 from rlmesh_ray.client.env_session_client import ClientOptions, open_client_session
 from rlmesh_ray.client.remote_base import (
@@ -50,8 +51,9 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
     thread at a time, in the process that has opened it.
 
     Args:
-        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
-            ``tcp://``; or ``dm_env_rpc://HOST:PORT``, for a server of that protocol.
+        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or ``tcp://``;
+            ``dm_env_rpc://HOST:PORT``, for a server of that protocol; or a ``ConnectOptions``,
+            which also has how long the connection may take, and another edition text.
         **options: Those of ``ClientOptions``.
 
     Raises:
@@ -64,7 +66,7 @@ class RemoteVectorEnv(RemoteSession, gymnasium.vector.VectorEnv[Any, Any, Any]):
     # gymnasium closes what is not closed, also where nothing was opened.
     closed = True
 
-    def __init__(self, address: str, **options: Unpack[ClientOptions]) -> None:
+    def __init__(self, address: str | ConnectOptions, **options: Unpack[ClientOptions]) -> None:
         self._client = open_client_session("RemoteVectorEnv", address, options)
         self.closed = False
         contract = self._client.contract

@@ -277,14 +277,9 @@ class _Evaluation:
 
     def _connect_env(self, connect_options: ConnectOptions) -> RemoteVectorEnv:
         return RemoteVectorEnv(
-            connect_options.address,
-            token=connect_options.token,
-            tls=connect_options.tls,
-            connect_timeout_s=connect_options.timeout_s,
+            connect_options,
             step_timeout_s=self._options["step_timeout_s"],
             reset_timeout_s=self._options["reset_timeout_s"],
-            edition_text=connect_options.edition_text,
-            dm_env_rpc=connect_options.dialect_settings,
             image_codec=self._options["image_codec"],
             resize=self._options["resize"],
         )

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlmesh_ray import RemoteVectorEnv, TokenFile
+from rlmesh_ray import ConnectOptions, RemoteVectorEnv, TokenFile
 from rlmesh_ray.errors import EndpointError, RemoteEnvError
 from tests.chaos.chain_variants import read_picture
 from tests.chaos.hash_chain import NUM_ACTIONS
@@ -91,9 +91,7 @@ class VectorClient:
     def _advance(self) -> None:
         if self._env is None:
             self._env = RemoteVectorEnv(
-                self._address,
-                token=self._token,
-                connect_timeout_s=LIMIT_S,
+                ConnectOptions(self._address, self._token, timeout_s=LIMIT_S),
                 step_timeout_s=TIMEOUT_S,
                 reset_timeout_s=TIMEOUT_S,
             )

@@ -16,7 +16,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv, RlmeshError
+from rlmesh_ray import (
+    ConnectOptions,
+    EnvServer,
+    ModelServer,
+    RemoteEnv,
+    RemoteModel,
+    RemoteVectorEnv,
+    RlmeshError,
+)
 from rlmesh_ray.client.remote_model import Slots
 from tests.golden.corpus import HERE, Frame, Line, write
 from tests.golden.relay import Relay, relayed
@@ -213,7 +221,7 @@ def b3_client() -> Iterator[Relay]:
 
 def b3_servers() -> Iterator[Relay]:
     with b3.serving("serve_env", "World", "1") as server, relayed(server) as (address, relay):
-        env = RemoteEnv(address, edition_text=b3.EDITION_TEXT)
+        env = RemoteEnv(ConnectOptions(address, edition_text=b3.EDITION_TEXT))
         world.play(env, env.observation_space, world.actions(5, 3), seed=3)
         env.close()
         yield relay

@@ -346,8 +346,7 @@ def test_a_world_with_many_agents_has_a_stream_for_each() -> None:
         "CartPole-v1", num_envs=num_lanes, max_sessions=1, autoreset="disabled"
     ) as server:
         env = RemoteVectorEnv(
-            f"dm_env_rpc://{server.address}",
-            connect_timeout_s=60.0,
+            ConnectOptions(f"dm_env_rpc://{server.address}", timeout_s=60.0),
             dm_env_rpc=DmEnvRpcSettings(num_envs=num_lanes, one_world=True),
         )
         env.reset()
@@ -398,7 +397,7 @@ def test_who_finds_no_descriptors_left_is_refused_immediately_with_the_reason(
         clients: list[Callable[[], Any]] = [
             lambda: RemoteEnv(env.address).reset(),
             lambda: RemoteEnv(gateway.address),
-            lambda: RemoteEnv(f"dm_env_rpc://{env.address}", connect_timeout_s=0.05),
+            lambda: RemoteEnv(ConnectOptions(f"dm_env_rpc://{env.address}", timeout_s=0.05)),
             lambda: RemoteModel(model.address).configure_route(OPENPI_CONTRACT),
             lambda: RemoteModel(f"openpi://{model.openpi_address}"),
         ]

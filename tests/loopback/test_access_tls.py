@@ -90,7 +90,7 @@ def use_model(address: str, tls: Any) -> None:
 
 def use_dm_env_rpc(address: str, tls: Any) -> None:
     with contextlib.closing(
-        RemoteEnv(f"dm_env_rpc://{address}", tls=tls, connect_timeout_s=2.0)
+        RemoteEnv(ConnectOptions(f"dm_env_rpc://{address}", tls=tls, timeout_s=2.0))
     ) as env:
         env.reset()
         env.step(0)

@@ -442,7 +442,7 @@ def test_a_server_without_tls_is_not_waited_for() -> None:
     with Peer() as peer:
         begun_s = time.monotonic()
         with pytest.raises(EndpointUnreachableError, match="does not use TLS"):
-            RemoteVectorEnv(peer.address, tls=ClientTls(), connect_timeout_s=20.0)
+            RemoteVectorEnv(ConnectOptions(peer.address, tls=ClientTls(), timeout_s=20.0))
         assert time.monotonic() - begun_s < 10.0
 
 

@@ -57,8 +57,7 @@ PERMISSION_DENIED, EXHAUSTED, FAILED_PRECONDITION, INVALID = 7, 8, 9, 3
 def vector(peer: Peer, num_envs: int = 2, *, wait_s: float = 10.0, **more: Any) -> RemoteVectorEnv:
     settings = DmEnvRpcSettings(num_envs=num_envs, **more)
     return RemoteVectorEnv(
-        peer.address,
-        connect_timeout_s=wait_s,
+        ConnectOptions(peer.address, timeout_s=wait_s),
         step_timeout_s=wait_s,
         reset_timeout_s=wait_s,
         dm_env_rpc=settings,
@@ -519,7 +518,7 @@ def test_an_absent_server_is_reported_when_the_time_is_up(more: dict[str, Any]) 
     settings = DmEnvRpcSettings(num_envs=1, **more)
     with pytest.raises(EndpointUnreachableError, match="nothing answers there"):
         RemoteVectorEnv(
-            f"dm_env_rpc://{free_address()}", connect_timeout_s=0.3, dm_env_rpc=settings
+            ConnectOptions(f"dm_env_rpc://{free_address()}", timeout_s=0.3), dm_env_rpc=settings
         )
 
 
@@ -608,7 +607,7 @@ def test_evaluate_takes_lanes_that_are_open() -> None:
     "make",
     [
         lambda address: RemoteEnv(address, transport="shared_memory"),
-        lambda address: RemoteEnv(address, edition_text="rlmesh-0.1.0b3"),
+        lambda address: RemoteEnv(ConnectOptions(address, edition_text="rlmesh-0.1.0b3")),
         lambda address: RemoteEnv(address[13:], dm_env_rpc=DmEnvRpcSettings()),
     ],
 )

@@ -329,7 +329,7 @@ def test_a_closed_client_says_so(cartpole: EnvServer) -> None:
 
 def test_nothing_listening_is_named_with_the_address() -> None:
     with pytest.raises(EndpointUnreachableError, match=r"127\.0\.0\.1:1: nothing answers"):
-        RemoteEnv("127.0.0.1:1", connect_timeout_s=5.0)
+        RemoteEnv(ConnectOptions("127.0.0.1:1", timeout_s=5.0))
 
 
 def test_a_stopped_endpoint_ends_its_sessions() -> None:

@@ -278,7 +278,7 @@ def test_a_gateway_serves_while_one_endpoint_does_and_leads_new_clients_there() 
 def test_twenty_clients_are_spread_evenly(gateway: GatewayServer, poles: list[EnvServer]) -> None:
     assert eventually(lambda: not any(pole.num_sessions for pole in poles))
     with ThreadPoolExecutor(20) as threads:
-        connect = partial(RemoteVectorEnv, gateway.address, token=FRONT, connect_timeout_s=90.0)
+        connect = partial(RemoteVectorEnv, ConnectOptions(gateway.address, FRONT, timeout_s=90.0))
         envs = list(threads.map(lambda _: connect(), range(20)))
 
         assert eventually(lambda: sum(pole.num_sessions for pole in poles) == 20)

@@ -25,6 +25,7 @@ from rlmesh_ray import (
     RemoteVectorEnv,
     evaluate,
 )
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,
@@ -690,21 +691,36 @@ def test_an_action_outside_its_domain_is_named_with_its_lane(remote: RemoteVecto
 
 
 @pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv, RemoteModel])
+@pytest.mark.parametrize("address", [None, b"127.0.0.1:1"])
+def test_addresses_that_cannot_be_dialed_are_named(kind: Any, address: Any) -> None:
+    with pytest.raises(RlmeshError, match="is not an address"):
+        kind(address)
+
+
 @pytest.mark.parametrize(
-    ("address", "options", "message"),
+    ("options", "message"),
     [
-        (None, {}, "None is not an address"),
-        (b"127.0.0.1:1", {}, "b'127.0.0.1:1' is not an address"),
-        ("127.0.0.1:1", {"connect_timeout_s": -1}, "connect_timeout_s=-1 must be"),
-        ("127.0.0.1:1", {"connect_timeout_s": "1"}, "connect_timeout_s='1' must be"),
-        ("127.0.0.1:1", {"edition_text": 5}, "edition_text=5 must be text"),
+        ({"timeout_s": -1}, "connect_timeout_s=-1 must be"),
+        ({"timeout_s": "1"}, "connect_timeout_s='1' must be"),
+        ({"edition_text": 5}, "edition_text=5 must be text"),
     ],
 )
-def test_addresses_that_cannot_be_dialed_are_named(
-    kind: Any, address: Any, options: dict[str, Any], message: str
-) -> None:
+def test_a_connection_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RlmeshError, match=message):
-        kind(address, **options)
+        RemoteEnv(ConnectOptions("127.0.0.1:1", **options))
+
+
+@pytest.mark.parametrize("wait_s", [-1, "1"])
+def test_a_wait_that_cannot_be_is_refused(wait_s: Any) -> None:
+    with pytest.raises(RlmeshError, match=f"connect_timeout_s={wait_s!r} must be"):
+        RemoteModel("127.0.0.1:1", connect_timeout_s=wait_s)
+
+
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv])
+@pytest.mark.parametrize("gone", ["connect_timeout_s", "edition_text"])
+def test_what_a_connection_has_is_no_option_of_a_client(kind: Any, gone: str) -> None:
+    with pytest.raises(TypeError, match=rf"takes no '{gone}' any more: .* a ConnectOptions"):
+        kind("127.0.0.1:1", **{gone: 1})
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ def test_the_text_that_the_user_names_is_presented_and_accepted_back(
     assert server.offers[1].spec_sha256 == EDITION_2026_06.spec_sha256
 
 
-@pytest.mark.parametrize("client", [RemoteEnv, RemoteVectorEnv, RemoteModel])
+@pytest.mark.parametrize("client", [ConnectOptions, RemoteModel])
 def test_an_unknown_edition_text_is_refused_before_anything_is_dialed(
     client: Callable[..., object],
 ) -> None:

@@ -347,7 +347,7 @@ def test_what_it_does_not_offer_is_refused_here() -> None:
         with pytest.raises(ConfigurationError, match="no shared memory"):
             RemoteEnv(address, transport="shared_memory")
         with pytest.raises(ConfigurationError, match="leave out edition_text"):
-            RemoteEnv(address, edition_text="rlmesh-0.1.0b3")
+            RemoteEnv(ConnectOptions(address, edition_text="rlmesh-0.1.0b3"))
         remote = RemoteEnv(address)
         with pytest.raises(ConfigurationError, match="call nothing"):
             remote.call("anything")

@@ -91,7 +91,7 @@ def b3_model() -> Iterator[str]:
 
 
 def test_our_client_sees_its_environment_as_it_is_in_process(b3_env: str) -> None:
-    local, remote = World(), RemoteEnv(b3_env, edition_text=EDITION_TEXT)
+    local, remote = World(), RemoteEnv(ConnectOptions(b3_env, edition_text=EDITION_TEXT))
     start: dict[str, Any] = {"seed": 3, "options": {"steps": 1}}
 
     theirs = world.play(remote, remote.observation_space, world.actions(5, 7), **start)
@@ -109,7 +109,7 @@ def test_our_client_sees_its_environment_as_it_is_in_process(b3_env: str) -> Non
 
 def test_our_client_sees_its_vector_as_it_is_in_process(b3_vector: str) -> None:
     local = SyncVectorEnv([World] * 2)
-    remote = RemoteVectorEnv(b3_vector, edition_text=EDITION_TEXT)
+    remote = RemoteVectorEnv(ConnectOptions(b3_vector, edition_text=EDITION_TEXT))
 
     theirs = world.play(remote, World.observation_space, world.batches(2, 7), seed=3)
     remote.close()

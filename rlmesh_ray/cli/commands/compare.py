@@ -94,9 +94,7 @@ def compare(
         # Both policies are asked before the first episode runs: episodes may take hours.
         with (
             console.waiting("loading the policies, and asking them about a first observation"),
-            contextlib.closing(
-                RemoteVectorEnv(first.address, token=first.token, tls=first.tls)
-            ) as asking,
+            contextlib.closing(RemoteVectorEnv(first)) as asking,
         ):
             observations, _ = asking.reset(seed=flags.seed)
             for name in (a, b):
