@@ -94,14 +94,14 @@ class WorldRunner:
         self._has_ended = False
         # Of every reset.
         self._options: Mapping[str, object] = settings.reset_options.options
-        # Default actions, and the columns of the next step. A tuple of texts cannot be changed by
-        # row, a list can.
-        self._fillers = [filler_of_leaf(leaf) for leaf in leaves(contract.action_space)]
+        # Of the next step. A tuple of texts cannot be changed by row, a list can.
         self._columns: list[Any] = [
             list(column) if isinstance(column, tuple) else column
             for column in empty_columns(contract.action_space, contract.num_envs)
         ]
-        self._fill_columns()
+        # Once, for what no agent sends: the slots that do not act have defaults in each step.
+        for leaf, column in zip(leaves(contract.action_space), self._columns, strict=True):
+            column[:] = [filler_of_leaf(leaf)] * len(column)
         # By slot: the actions of the last step of its sequence.
         self._held: dict[int, Mapping[int, Any]] = {}
         self._due: dict[int, asyncio.Future[Reply]] = {}
@@ -323,10 +323,8 @@ class WorldRunner:
         return WorkDone(frame, {}, ())
 
     async def _step_lanes(self, work: StepLanes) -> WorkDone:
-        if len(work.actions) < len(self._slots):
-            self._fill_columns()
-        for number in work.actions:
-            self._put(self._slots[number], work.actions[number])
+        for slot in self._slots:
+            self._put(slot, work.actions.get(slot.number, slot.fillers))
         frame = await self._host.step_lanes(self._columns)
         states = {number: self._slots[number].state(frame) for number in work.actions}
         return WorkDone(frame, states, (frame.terminated | frame.truncated).tolist())
@@ -359,10 +357,6 @@ class WorldRunner:
             values = {**(self._held[slot.number] if is_held else fillers), **values}
         self._held[slot.number] = values
         return values
-
-    def _fill_columns(self) -> None:
-        for filler, column in zip(self._fillers, self._columns, strict=True):
-            column[:] = [filler] * len(column) if isinstance(column, list) else filler
 
     def _put(self, slot: AgentSlot, values: Any) -> None:
         for position, value in values.items():

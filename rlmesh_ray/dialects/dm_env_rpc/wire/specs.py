@@ -186,11 +186,12 @@ def tensor_spec(leaf: Leaf, name: str, num_lanes: int | None = None) -> TensorSp
         num_lanes: Width of a batched value, whose tensor has one more axis; None: one lane.
     """
     kind = data_type(leaf)
-    low, high = _bounds(leaf, kind)
-    if num_lanes is None:
-        return TensorSpec(name, kind, leaf.shape, low, high)
-    shape = (num_lanes, *leaf.shape)
-    return TensorSpec(name, kind, shape, _over_lanes(low, shape), _over_lanes(high, shape))
+    shape = leaf.shape if num_lanes is None else (num_lanes, *leaf.shape)
+    bounds = [
+        np.broadcast_to(bound, shape) if bound is not None and bound.ndim else bound
+        for bound in _bounds(leaf, kind)
+    ]
+    return TensorSpec(name, kind, shape, *bounds)
 
 
 def tensor_name(path: Path, root: str) -> str:
@@ -248,10 +249,6 @@ def _leaf_bounds(leaf: Leaf) -> tuple[Any, Any]:
 def _shortened(bound: Array) -> Array:
     first = bound.reshape(-1)[:1]
     return first.reshape(()) if (bound == first).all() else np.ascontiguousarray(bound)
-
-
-def _over_lanes(bound: Array | None, shape: tuple[int, ...]) -> Array | None:
-    return bound if bound is None or not bound.ndim else np.broadcast_to(bound, shape)
 
 
 CONTRACT = "rlmesh.contract"

@@ -118,6 +118,7 @@ def data_type_of(value: Any) -> DataType:
 
 Array = NDArray[Any]
 MAX_AXES = 32
+_FEW = 16
 _FIRST_FIELD = b"\x0a"
 _ELEMENTWISE: dict[DataType, Any] = {
     DataType.INT32: pb.Tensor.Int32Array,
@@ -128,6 +129,7 @@ _ELEMENTWISE: dict[DataType, Any] = {
     DataType.PROTO: pb.Tensor.ProtoArray,
 }
 """Messages in the payload fields of the other data types, whose elements vary in length."""
+_INTEGERS = _ELEMENTWISE.keys() - {DataType.STRING, DataType.PROTO}
 
 
 # --- writing ---------------------------------------------------------------------------
@@ -170,6 +172,13 @@ def pack_tensor(value: Any) -> Any:
 def encode_payload(flat: Array, kind: DataType) -> bytes:
     if kind in RAW_KINDS:
         return field(_FIRST_FIELD, flat.astype(NUMPY[kind], copy=False).tobytes())
+    if (
+        flat.size > _FEW
+        and flat.dtype.kind in "iu"
+        and 0 <= np.minimum.reduce(flat) <= np.maximum.reduce(flat) < 0x80
+    ):
+        # A byte each, as for the choices of many lanes.
+        return field(_FIRST_FIELD, flat.astype(np.uint8).tobytes())
     try:
         return bytes(_ELEMENTWISE[kind](array=flat.tolist()).SerializeToString())
     except UnicodeEncodeError as error:
@@ -254,11 +263,18 @@ def resolved_shape(shape: Sequence[int], count: int, name: str) -> tuple[int, ..
 
 def flat_payload(carrier: Any, kind: DataType) -> Array:
     payload = getattr(carrier, kind.field)
+    dtype = NUMPY[kind]
     if kind in BYTES_KINDS:
-        return np.frombuffer(payload.array, NUMPY[kind])
+        return np.frombuffer(payload.array, dtype)
     count = len(payload.array)
-    if kind in RAW_KINDS and count:
+    is_raw = kind in RAW_KINDS and count > 0
+    if is_raw or (count > _FEW and kind in _INTEGERS):
         # Protobuf writes them as one packed field, in front, also if they came otherwise.
-        start = len(_FIRST_FIELD) + len(varint(count * NUMPY[kind].itemsize))
-        return np.frombuffer(payload.SerializeToString(), NUMPY[kind], count, start)
-    return np.fromiter(payload.array, NUMPY[kind], count)
+        data = payload.SerializeToString()
+        size = count * dtype.itemsize if is_raw else count
+        start = len(_FIRST_FIELD) + len(varint(size))
+        if is_raw:
+            return np.frombuffer(data, dtype, count, start)
+        if len(data) == start + size:  # a byte each
+            return np.frombuffer(data, np.uint8, count, start).astype(dtype)
+    return np.fromiter(payload.array, dtype, count)
