@@ -334,6 +334,15 @@ def test_a_wrong_action_is_refused_by_name_and_nothing_happens(
         assert stream.step(names=["observation"])[1]["observation"][1] == 1
 
 
+def test_actions_are_not_read_from_the_step_that_begins_a_sequence(count: EnvServer) -> None:
+    malformed = {99: pb.Tensor(shape=[-9])}
+    with DmStream(count.address) as stream:
+        stream.join(stream.create())
+        stream.send(step={"actions": malformed, "requested_observations": [1, 1]})
+        assert stream.stepped(stream.receive())[0] == RUNNING
+        assert stream.refused(step={"actions": malformed}).code == 3
+
+
 def test_broadcast_and_inferred_axes_are_understood(count: EnvServer) -> None:
     with DmStream(count.address) as stream:
         stream.join(stream.create())

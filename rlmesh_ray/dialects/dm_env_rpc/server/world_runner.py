@@ -299,7 +299,7 @@ class WorldRunner:
             if isinstance(work, ResetLanes):
                 return await self._reset_lanes(work)
             if self._batched is not None:
-                return await self._step_batch(work)
+                return await self._step_batch(self._batched, work)
             return await self._step_lanes(work)
         except WorldError as error:
             return error
@@ -329,14 +329,13 @@ class WorldRunner:
         states = {number: self._slots[number].state(frame) for number in work.actions}
         return WorkDone(frame, states, (frame.terminated | frame.truncated).tolist())
 
-    async def _step_batch(self, work: StepLanes) -> WorkDone:
+    async def _step_batch(self, slot: AgentSlot, work: StepLanes) -> WorkDone:
         if self._has_ended and not self._resets_itself:
             # As with lanes that reset themselves, this action is ignored.
             self._has_ended = False
             frame = await self._host.reset_lanes((), (), self._options)
         else:
-            assert self._batched is not None, "only then"
-            self._put(self._batched, work.actions[0])
+            self._put(slot, work.actions[slot.number])
             frame = await self._host.step_lanes(self._columns)
         self._has_ended = bool(frame.terminated.any() or frame.truncated.any())
         return WorkDone(frame, {0: SequenceState.RUNNING}, [False])
