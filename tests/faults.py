@@ -700,7 +700,7 @@ FAULTS = (
         "released-episodes-begin-at-each-step",
         "released",
         "Each prediction of a runtime counts as the first one of its episode.",
-        "rlmesh_ray/dialects/released/protocol/episode_lanes.py",
+        "rlmesh_ray/dialects/released/server/model_dialect.py",
         "is_first, episode_lane.has_begun = not episode_lane.has_begun, True",
         "is_first, episode_lane.has_begun = not episode_lane.has_begun, False",
         "tests/loopback/test_released_model_server.py::"
@@ -710,7 +710,7 @@ FAULTS = (
         "released-episodes-stay-counted",
         "released",
         "Episodes that have ended still count towards the limit of a session.",
-        "rlmesh_ray/dialects/released/protocol/episode_lanes.py",
+        "rlmesh_ray/dialects/released/server/model_dialect.py",
         "        self._held.count -= len(known)\n",
         "",
         "tests/loopback/test_released_model_server.py::"
@@ -720,7 +720,7 @@ FAULTS = (
         "released-truncations-are-terminations",
         "released",
         "The mask of truncated lanes is that of the terminated ones.",
-        "rlmesh_ray/dialects/released/wire/env_responses.py",
+        "rlmesh_ray/dialects/released/wire/env.py",
         "        truncated_mask=response.truncated,\n        env_indices",
         "        truncated_mask=response.terminated,\n        env_indices",
         "tests/loopback/test_env_endpoint.py::"
@@ -730,7 +730,7 @@ FAULTS = (
         "released-times-are-swapped",
         "released",
         "The time of the environment is that of the encoding.",
-        "rlmesh_ray/dialects/released/wire/env_responses.py",
+        "rlmesh_ray/dialects/released/wire/env.py",
         "(12, timings.user_ns),",
         "(12, timings.encode_ns),",
         "tests/loopback/test_released_env_server.py::test_answers_tell_what_they_took",

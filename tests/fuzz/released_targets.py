@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from rlmesh_ray.dialects.released.client.vector_infos import as_vector_infos
-from rlmesh_ray.dialects.released.protocol import model_messages as a
-from rlmesh_ray.dialects.released.protocol.handshake import (
+from rlmesh_ray.dialects.released import protocol as a
+from rlmesh_ray.dialects.released.client.env_dialect import as_vector_infos
+from rlmesh_ray.dialects.released.protocol import (
     accept_released_answer,
     answer_released_offer,
     make_released_offer,
 )
-from rlmesh_ray.dialects.released.wire import env, model, version_detection
+from rlmesh_ray.dialects.released.wire import env, handshake, model
 from rlmesh_ray.dialects.released.wire.specs import spec_from_proto, spec_to_proto
 from rlmesh_ray.dialects.released.wire.values import decode_batch, encode_batch
 from rlmesh_ray.errors import CodecError, HandshakeRefusedError
@@ -39,7 +39,7 @@ FAILED = m.ModelFailed("", m.ModelErrorCode.NOT_CONFIGURED, "why", True, "trace"
 
 def env_request(data: bytes) -> None:
     """Read what an EnvService receives; never raises."""
-    version_detection.is_request(data)
+    handshake.is_request(data)
     request = env.parse_request(data)
     if not isinstance(request, m.MalformedRequest):
         env.parse_request(env.pack_request(request))
@@ -78,7 +78,7 @@ def env_response_seeds() -> Iterator[bytes]:
 
 def model_request(data: bytes) -> None:
     """Read what a ModelService receives; never raises."""
-    version_detection.is_request(data)
+    handshake.is_request(data)
     request = model.parse_request(data)
     if not isinstance(request, m.MalformedRequest):
         model.parse_request(model.pack_request(request))
@@ -124,8 +124,8 @@ def model_response_seeds() -> Iterator[bytes]:
 
 def offer(data: bytes) -> None:
     """Read what a client says first, and answer it."""
-    version_detection.is_handshake(data)
-    version_detection.is_shutdown(data)
+    handshake.is_handshake(data)
+    handshake.is_shutdown(data)
     try:
         own = env.parse_handshake_request(data)
     except CodecError:

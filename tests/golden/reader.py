@@ -4,7 +4,7 @@ import dataclasses
 from types import ModuleType
 from typing import Any
 
-from rlmesh_ray.dialects.released.protocol.model_messages import (
+from rlmesh_ray.dialects.released.protocol import (
     AdapterPredict,
     AdapterPredicted,
     GroupedPredict,

@@ -4,7 +4,7 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
-from rlmesh_ray.dialects.released.protocol.handshake import make_released_offer
+from rlmesh_ray.dialects.released.protocol import make_released_offer
 from rlmesh_ray.dialects.released.wire import env as wire
 from rlmesh_ray.protocol.capabilities import EDITION_NAME
 from rlmesh_ray.protocol.handshake import HandshakeResponse

@@ -10,9 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, ModelServer
-from rlmesh_ray.dialects.released.protocol.handshake import make_released_offer
-from rlmesh_ray.dialects.released.protocol.model_messages import CloseParticipant
-from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
+from rlmesh_ray.dialects.released.protocol import WIRE_V1, CloseParticipant, make_released_offer
 from rlmesh_ray.dialects.released.wire import env as released_env
 from rlmesh_ray.dialects.released.wire import model as released_model
 from rlmesh_ray.errors import ConfigurationError, EnvStartError

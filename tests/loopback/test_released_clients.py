@@ -22,11 +22,11 @@ from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.client.model_handshake import generations_of
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.client.remote_model import shake_hands as shake_hands_with_model
-from rlmesh_ray.dialects.released.protocol.handshake import (
+from rlmesh_ray.dialects.released.protocol import (
+    WIRE_V1,
     answer_released_offer,
     make_released_offer,
 )
-from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.dialects.released.wire import env as released_wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.errors import (

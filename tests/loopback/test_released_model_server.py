@@ -16,8 +16,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlmesh_ray import ModelServer, RemoteModel
-from rlmesh_ray.dialects.released.protocol.handshake import make_released_offer
-from rlmesh_ray.dialects.released.protocol.model_messages import (
+from rlmesh_ray.dialects.released.protocol import (
+    WIRE_V1,
     AdapterContext,
     AdapterPredict,
     AdapterPredicted,
@@ -35,11 +35,11 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
     ResetAdapter,
     ResolveAdapter,
     RowEpisode,
+    make_released_offer,
 )
-from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
-from rlmesh_ray.dialects.released.wire.model_requests import MAX_ROWS
+from rlmesh_ray.dialects.released.wire.model import MAX_ROWS
 from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.models.lane_states import EpisodeStates
 from rlmesh_ray.models.policy import Rows

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel
-from rlmesh_ray.dialects.released.protocol.model_messages import (
+from rlmesh_ray.dialects.released.protocol import (
     AdapterContext,
     AdapterPredict,
     AdapterPredicted,

@@ -3,7 +3,7 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray.client.model_handshake import compressed, horizon_of
-from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
+from rlmesh_ray.dialects.released.protocol import WIRE_V1
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS, IMAGE_CODEC, PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeResponse

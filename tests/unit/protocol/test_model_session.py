@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.released.protocol.rules import MODEL_RULES as RELEASED_RULES
+from rlmesh_ray.dialects.released.protocol import MODEL_RULES as RELEASED_RULES
 from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.protocol.messages import (
     CloseModel,

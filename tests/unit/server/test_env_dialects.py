@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
+from rlmesh_ray.dialects.released.protocol import WIRE_V1
 from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.server.env_dialects import load_env_dialects
 from rlmesh_ray.spaces.validation import WARNING_KEY, ConformanceWarning, warnings_info

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.dialects.released.wire import version_detection
+from rlmesh_ray.dialects.released.wire import handshake as version_detection
 from rlmesh_ray.testing.equality import assert_identical
 from tests.golden.corpus import GENERATIONS, Frame, files, read
 from tests.golden.reader import Reader

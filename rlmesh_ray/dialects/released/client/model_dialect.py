@@ -14,11 +14,8 @@ from rlmesh_ray.client.model_dialect import (
 )
 from rlmesh_ray.client.model_handshake import ModelDialectFactory
 from rlmesh_ray.client.version_negotiation import CLIENT_NAME, HandshakeVariant
-from rlmesh_ray.dialects.released.protocol.handshake import (
-    accept_released_answer,
-    make_released_offer,
-)
-from rlmesh_ray.dialects.released.protocol.model_messages import (
+from rlmesh_ray.dialects.released.protocol import (
+    WIRE_V1,
     AdapterContext,
     AdapterPredict,
     AdapterPredicted,
@@ -32,8 +29,9 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
     ResetAdapter,
     ResolveAdapter,
     RowEpisode,
+    accept_released_answer,
+    make_released_offer,
 )
-from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.errors import CodecError

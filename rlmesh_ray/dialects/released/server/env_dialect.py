@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from rlmesh_ray.dialects.released.protocol.handshake import answer_released_offer
-from rlmesh_ray.dialects.released.protocol.rules import ENV_RULES, WIRE_V1
+from rlmesh_ray.dialects.released.protocol import ENV_RULES, WIRE_V1, answer_released_offer
 from rlmesh_ray.dialects.released.wire import env as frames
 from rlmesh_ray.dialects.released.wire import values
-from rlmesh_ray.dialects.released.wire.version_detection import (
+from rlmesh_ray.dialects.released.wire.handshake import (
     is_handshake,
     is_request,
     is_shutdown,

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.released.protocol.model_messages import (
+from rlmesh_ray.dialects.released.protocol import (
     AdapterContext,
     AdapterPredict,
     ResolveAdapter,

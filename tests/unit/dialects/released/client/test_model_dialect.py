@@ -20,7 +20,7 @@ from rlmesh_ray.dialects.released.client.model_dialect import (
     ReleasedModelClientDialect,
     RowEpisodes,
 )
-from rlmesh_ray.dialects.released.protocol.model_messages import (
+from rlmesh_ray.dialects.released.protocol import (
     AdapterContext,
     AdapterPredict,
     AdapterPredicted,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.released.protocol import model_messages as a
-from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
-from rlmesh_ray.dialects.released.wire import env, handshake, model, model_requests, values
+from rlmesh_ray.dialects.released import protocol as a
+from rlmesh_ray.dialects.released.protocol import WIRE_V1
+from rlmesh_ray.dialects.released.wire import env, handshake, model, values
 from rlmesh_ray.dialects.released.wire.specs import spec_from_proto, spec_to_proto
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import messages as m
@@ -384,12 +384,10 @@ def predict(num_rows: int) -> a.AdapterPredict:
 @pytest.mark.parametrize(
     "request_",
     [
-        predict(model_requests.MAX_ROWS + 1),
-        a.GroupedPredict("r", (predict(model_requests.MAX_ROWS), predict(1))),
-        a.GroupedPredict("r", (predict(1),) * (model_requests.MAX_GROUPS + 1)),
-        a.ResetAdapter(
-            "r", a.AdapterContext("s", "e", "r"), ("e",) * (model_requests.MAX_ROWS + 1)
-        ),
+        predict(model.MAX_ROWS + 1),
+        a.GroupedPredict("r", (predict(model.MAX_ROWS), predict(1))),
+        a.GroupedPredict("r", (predict(1),) * (model.MAX_GROUPS + 1)),
+        a.ResetAdapter("r", a.AdapterContext("s", "e", "r"), ("e",) * (model.MAX_ROWS + 1)),
     ],
     ids=["rows", "rows of groups", "groups", "episodes that end"],
 )
@@ -404,12 +402,12 @@ def test_a_request_that_would_hold_everybody_up_is_refused_under_its_id(
 
 
 def test_what_is_within_the_limits_is_read() -> None:
-    request = a.GroupedPredict("r", (predict(model_requests.MAX_ROWS),))
+    request = a.GroupedPredict("r", (predict(model.MAX_ROWS),))
 
     read = model.parse_request(model.pack_request(request))
 
     assert isinstance(read, a.GroupedPredict)
-    assert len(read.groups[0].episodes) == model_requests.MAX_ROWS
+    assert len(read.groups[0].episodes) == model.MAX_ROWS
 
 
 @pytest.mark.parametrize("kind", [m.Reset, m.Step])

@@ -10,7 +10,7 @@ from gymnasium.vector import VectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.released.client.vector_infos import as_vector_infos
+from rlmesh_ray.dialects.released.client.env_dialect import as_vector_infos
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.testing.equality import assert_identical
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.released.protocol.model_messages import (
+from rlmesh_ray.dialects.released.protocol import (
+    MODEL_RULES,
     AdapterContext,
     AdapterPredict,
     AdapterPredicted,
@@ -27,8 +28,7 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
     ResolveAdapter,
     RowEpisode,
 )
-from rlmesh_ray.dialects.released.protocol.model_translation import ModelTranslation, PendingFrame
-from rlmesh_ray.dialects.released.protocol.rules import MODEL_RULES
+from rlmesh_ray.dialects.released.server.model_dialect import ModelTranslation, PendingFrame
 from rlmesh_ray.protocol.messages import (
     BatchRun,
     CloseRoute,

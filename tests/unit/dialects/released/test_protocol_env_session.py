@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlmesh_ray.dialects.released.protocol.rules import ENV_RULES
+from rlmesh_ray.dialects.released.protocol import ENV_RULES
 from rlmesh_ray.protocol.env_session import (
     EnvOutcome,
     EnvSession,

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.released.protocol import model_messages as a
-from rlmesh_ray.dialects.released.protocol.handshake import make_released_offer
+from rlmesh_ray.dialects.released import protocol as a
+from rlmesh_ray.dialects.released.protocol import make_released_offer
 from rlmesh_ray.dialects.released.wire import env, model
-from rlmesh_ray.dialects.released.wire.version_detection import (
+from rlmesh_ray.dialects.released.wire.handshake import (
     is_handshake,
     is_request,
     is_shutdown,

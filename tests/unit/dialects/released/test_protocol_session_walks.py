@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rlmesh_ray.dialects.released.protocol.rules import ENV_RULES
+from rlmesh_ray.dialects.released.protocol import ENV_RULES
 from rlmesh_ray.protocol.env_session import (
     EnvOutcome,
     RenderOutcome,
@@ -41,7 +41,7 @@ from rlmesh_ray.protocol.messages import (
     Step,
     StepDone,
 )
-from tests.unit.dialects.released.protocol.released_reference import ReleasedReference, reported
+from tests.unit.dialects.released.released_reference import ReleasedReference, reported
 from tests.unit.protocol.counted_session import CountedSession
 
 NUM_LANES = 3

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.released.protocol.episode_lanes import EpisodeLanes, EpisodeLimit
+from rlmesh_ray.dialects.released.server.model_dialect import EpisodeLanes, EpisodeLimit
 from rlmesh_ray.errors import CapacityError, CodecError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.messages import PredictSlot

@@ -1,0 +1,320 @@
+"""The generation ``rlmesh-wire-v1``, that of the released rlmesh 0.1.0: rules, handshake, messages.
+
+Editions match by their names; no checksum of a text is compared. The server answers only whether
+they match: the client chooses the edition, and names it in the first message of its stream.
+
+Of a model session, an adapter is a route of the edition; its id is that of its environment. Rows
+have episodes and no lanes. Payloads are opaque here, as in ``protocol.messages``.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rlmesh_ray.errors import HandshakeRefusedError
+from rlmesh_ray.protocol.capabilities import EDITION_NAME
+from rlmesh_ray.protocol.env_session import (
+    EDITION_2026_06_RULES,
+    EDITION_REQUESTS,
+    EnvRules,
+    SessionState,
+)
+from rlmesh_ray.protocol.failure_effects import Consequence, Effect, FailureKind
+from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, quoted
+from rlmesh_ray.protocol.messages import (
+    CloseRoute,
+    Configure,
+    ConfigureRoute,
+    EnvErrorCode,
+    ModelFailed,
+    Predict,
+    Request,
+    Response,
+    message,
+)
+from rlmesh_ray.protocol.model_session import EpisodesForgotten as EpisodesForgotten
+from rlmesh_ray.protocol.model_session import ForgetEpisodes, ModelRules, RouteState
+
+WIRE_V1 = "rlmesh-wire-v1"
+
+# What servers of rlmesh 0.1.0 do, but for one thing: they end the session when the environment
+# raises. They accept an edition without a name and those of its release candidates, too.
+ENV_RULES = EnvRules(
+    requests={
+        **EDITION_REQUESTS,
+        SessionState.AWAIT_RESET: {
+            **EDITION_REQUESTS[SessionState.AWAIT_RESET],
+            Configure: SessionState.AWAIT_RESET,
+        },
+        SessionState.READY: {**EDITION_REQUESTS[SessionState.READY], Configure: SessionState.READY},
+    },
+    failures={
+        **EDITION_2026_06_RULES.failures,
+        FailureKind.RAISED: Consequence(EnvErrorCode.INTERNAL, Effect.INTERRUPT_OWN),
+        FailureKind.BAD_ACTION: Consequence(EnvErrorCode.INVALID_ACTION, Effect.NONE),
+    },
+    editions=frozenset({EDITION_NAME}),
+    subsets_are_advertised=True,
+    narrows_replies=True,
+    client_mints_ids=True,
+    spreads_one_seed=True,
+    tracks_autoresets=True,
+    reports_superseded=True,
+    truncates_interrupted=True,
+    ends_when_abandoned=True,
+)
+
+# A route is an adapter in this dialect.
+MODEL_RULES = ModelRules(
+    requests={
+        RouteState.ABSENT: {
+            ConfigureRoute: RouteState.CONFIGURED,
+            # The end of an adapter or episode that the endpoint does not have is no error.
+            ForgetEpisodes: RouteState.ABSENT,
+            CloseRoute: RouteState.ABSENT,
+        },
+        RouteState.CONFIGURED: {
+            ConfigureRoute: RouteState.CONFIGURED,
+            Predict: RouteState.CONFIGURED,
+            ForgetEpisodes: RouteState.CONFIGURED,
+            CloseRoute: RouteState.ABSENT,
+        },
+    },
+    remedy="send resolve_adapter first",
+    keeps_same_route=True,
+)
+
+
+def make_released_offer(
+    client_name: str, client_version: str, capabilities: Mapping[str, str]
+) -> HandshakeRequest:
+    """Return the offer of this package's clients.
+
+    Args:
+        client_name: Name of the program.
+        client_version: Version of the program.
+        capabilities: What the client can do beyond the edition; advisory.
+    """
+    return HandshakeRequest(
+        generation=WIRE_V1,
+        client_name=client_name,
+        client_version=client_version,
+        editions=(EDITION_NAME,),
+        capabilities=capabilities,
+    )
+
+
+def answer_released_offer(
+    offer: HandshakeRequest,
+    *,
+    server_version: str,
+    capabilities: Mapping[str, str],
+    contract: object = None,
+    refusal: str = "",
+) -> HandshakeResponse:
+    """Answer ``offer``: with capabilities and contract if the peers match, else with the reason.
+
+    Args:
+        offer: The client's. One that names no editions is accepted: the client names the session's
+            edition later.
+        server_version: Version of this package.
+        capabilities: What the endpoint can do beyond the edition; advisory.
+        contract: The ``EnvContract`` of an EnvService, None for a ModelService.
+        refusal: Why the endpoint serves no client of this generation; empty: it does.
+    """
+    reason = refusal or _mismatch(offer)
+    return HandshakeResponse(
+        compatible=not reason,
+        generation=WIRE_V1,
+        min_generation=WIRE_V1,
+        server_version=server_version,
+        editions=(EDITION_NAME,),
+        capabilities={} if reason else capabilities,
+        selected_edition=EDITION_NAME,
+        error_message=reason,
+        contract=None if reason else contract,
+    )
+
+
+def _mismatch(offer: HandshakeRequest) -> str:
+    """Return why the peers do not match; empty: they do."""
+    if offer.generation.strip() != WIRE_V1:
+        return (
+            f"protocol generation {quoted(offer.generation)!r} is not supported in this form of "
+            f"handshake; it is that of {WIRE_V1!r}"
+        )
+    if offer.editions and EDITION_NAME not in offer.editions:
+        offered = quoted(", ".join(offer.editions))
+        return f"no mutual workflow edition (offered: {offered}; spoken here: {EDITION_NAME})"
+    return ""
+
+
+def accept_released_answer(_: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
+    """Return ``answer``, if a session can be held with the server that gave it.
+
+    Raises:
+        HandshakeRefusedError: The server refused, or does not have the edition.
+    """
+    version = f" (version {answer.server_version})" if answer.server_version else ""
+    if not answer.compatible:
+        says = f": {answer.error_message}" if answer.error_message else ""
+        raise HandshakeRefusedError(f"the server{version} refuses {WIRE_V1}{says}", answer.editions)
+    if EDITION_NAME not in answer.editions:
+        editions = quoted(", ".join(answer.editions)) or "without a name"
+        raise HandshakeRefusedError(
+            f"the server{version} has editions {editions} of {WIRE_V1}, this package has "
+            f"{EDITION_NAME}: install versions that match",
+            answer.editions,
+        )
+    return answer
+
+
+@message
+class AdapterContext:
+    """Session and adapter of a request; mirrored in the answer."""
+
+    session_id: str
+    env_id: str
+    """Names the adapter within its session."""
+    request_id: str
+
+
+class RowEpisode(NamedTuple):
+    """The episode that one row of a batch belongs to."""
+
+    episode_id: str
+    seed: int | None = None
+
+
+@message
+class AdapterRequest(Request):
+    """A request that belongs to one adapter; use one of the subclasses."""
+
+    context: AdapterContext
+
+
+@message
+class ResolveAdapter(AdapterRequest):
+    """Open an adapter for one kind of environment."""
+
+    env_spec: object
+    """An ``EnvContract`` of one lane, opaque here; None when the message had none."""
+    edition: str = ""
+    execution_horizon: int = 0
+    """How many actions of a chunk the runtime would execute; 0 and 1: one."""
+    delivers_history: bool = False
+    """Whether the runtime would send former observations, if the model asked for them."""
+
+
+@message
+class AdapterPredict(AdapterRequest):
+    """Ask for one action a row."""
+
+    observation: bytes
+    """A batch with one row an episode, encoded by the dialect."""
+    episodes: tuple[RowEpisode, ...]
+    step: int | None = None
+
+
+@message
+class GroupedPredict(Request):
+    """Ask several adapters at once."""
+
+    groups: tuple[AdapterPredict, ...]
+    """Their ``request_id`` is that of their context."""
+
+
+@message
+class ResetAdapter(AdapterRequest):
+    """Forget episodes, which have ended."""
+
+    episode_ids: tuple[str, ...]
+
+
+@message
+class ReleaseAdapter(AdapterRequest):
+    """Close an adapter."""
+
+    reason: str = ""
+
+
+@message
+class CloseParticipant(Request):
+    """Ask for the end, after everything outstanding has been answered."""
+
+    reason: str = ""
+
+
+AnyAdapterRequest = (
+    ResolveAdapter
+    | AdapterPredict
+    | GroupedPredict
+    | ResetAdapter
+    | ReleaseAdapter
+    | CloseParticipant
+)
+
+
+@message
+class AdapterResolved(Response):
+    """Answers ResolveAdapter."""
+
+    native_chunk: int | None = None
+    """How many actions the model gives at once; None: it does not say."""
+    history_keys: tuple[str, ...] = ()
+    """Keys of which the model requests former observations."""
+
+
+@message
+class AdapterPredicted(Response):
+    """Answers AdapterPredict."""
+
+    context: AdapterContext
+    """The request's own."""
+    actions: tuple[bytes, ...]
+    """The batch for this step, and those of a chunk for the steps after it."""
+
+
+@message
+class GroupedPredicted(Response):
+    """Answers GroupedPredict."""
+
+    results: tuple[AdapterPredicted | ModelFailed, ...]
+    """One a group, in the request's order."""
+
+
+@message
+class AdapterReleased(Response):
+    """Answers ReleaseAdapter."""
+
+
+@message
+class ParticipantClosed(Response):
+    """Answers CloseParticipant; the stream ends after it."""
+
+
+AnyAdapterResponse = (
+    AdapterResolved
+    | AdapterPredicted
+    | GroupedPredicted
+    | EpisodesForgotten
+    | AdapterReleased
+    | ParticipantClosed
+    | ModelFailed
+)
+
+
+@message
+class ModelTimings:
+    """Timings of a prediction; None: the endpoint sends no such number."""
+
+    endpoint_total_ns: int | None = None
+    decode_ns: int | None = None
+    user_ns: int | None = None
+    """In the policy."""
+    encode_ns: int | None = None
+    queue_ns: int | None = None
+    """From the request's arrival to the beginning of its batch."""
+    in_flight: int | None = None
+    """Requests of the stream that have not been answered."""
+    held_episodes: int | None = None
+    """Episodes of which the model may keep a state."""
