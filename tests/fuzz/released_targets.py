@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from rlmesh_ray.protocol.model_rules import ForgetEpisodes
 
 from rlmesh_ray.dialects.released import protocol as a
 from rlmesh_ray.dialects.released.client.env_dialect import as_vector_infos
@@ -18,6 +19,13 @@ from rlmesh_ray.dialects.released.wire.values import decode_batch, encode_batch
 from rlmesh_ray.errors import CodecError, HandshakeRefusedError
 from rlmesh_ray.evaluation.result import success_of
 from rlmesh_ray.protocol import messages as m
+from rlmesh_ray.protocol.messages import (
+    CloseModel,
+    CloseRoute,
+    ModelClosed,
+    PredictContext,
+    RouteClosed,
+)
 from rlmesh_ray.spaces.batch import leaves, stack
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 from rlmesh_ray.spaces.vector_infos import lane_info
@@ -31,7 +39,7 @@ from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
 from tests.fuzz.samples import EPISODE, NUM_LANES, SAMPLES, Target, contracts, specs
 
 OFFER = make_released_offer("tests", "1.2", {})
-CONTEXT = a.AdapterContext("session", "env", "r")
+CONTEXT = PredictContext("session", "env", "r")
 VALUE = value_pb2.SpaceValue(leaves=[bytes(8), b""]).SerializeToString()
 PREDICT = a.AdapterPredict("r", CONTEXT, VALUE, (a.RowEpisode("e"), a.RowEpisode("f", 3)), 2)
 FAILED = m.ModelFailed("", m.ModelErrorCode.NOT_CONFIGURED, "why", True, "trace")
@@ -90,9 +98,9 @@ def model_request_seeds() -> Iterator[bytes]:
         yield model.pack_request(a.ResolveAdapter("r", CONTEXT, contract, "2026.06", 2))
     yield model.pack_request(PREDICT)
     yield model.pack_request(a.GroupedPredict("r", (PREDICT, PREDICT)))
-    yield model.pack_request(a.ResetAdapter("r", CONTEXT, ("e",)))
-    yield model.pack_request(a.ReleaseAdapter("r", CONTEXT, "done"))
-    yield model.pack_request(a.CloseParticipant("r", "done"))
+    yield model.pack_request(ForgetEpisodes("r", CONTEXT, ("e",)))
+    yield model.pack_request(CloseRoute("r", CONTEXT, "done"))
+    yield model.pack_request(CloseModel("r", "done"))
 
 
 def model_response(data: bytes) -> None:
@@ -115,8 +123,8 @@ def model_response_seeds() -> Iterator[bytes]:
         predicted,
         a.GroupedPredicted("r", (predicted, FAILED)),
         a.EpisodesForgotten("r"),
-        a.AdapterReleased("r"),
-        a.ParticipantClosed("r"),
+        RouteClosed("r"),
+        ModelClosed("r"),
         FAILED,
     ):
         yield model.with_timings(model.pack_response(response), a.ModelTimings(1, 2, 3, 4, 5, 6, 7))

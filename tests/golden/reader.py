@@ -85,7 +85,7 @@ class Reader:
                 if isinstance(said, ConfigureRoute) and isinstance(said.contract, EnvContract):
                     self._routes[said.context.route_id] = said.contract
                 if isinstance(said, ResolveAdapter) and isinstance(said.env_spec, EnvContract):
-                    self._routes[said.context.env_id] = said.env_spec
+                    self._routes[said.context.route_id] = said.env_spec
         return said
 
     def meaning(self, frame: Frame, said: Any) -> Any:
@@ -195,4 +195,4 @@ class Reader:
         if isinstance(said, Predict):
             route = self._routes[said.context.route_id]
             return route, len(said.context.slots) or route.num_envs
-        return self._routes[said.context.env_id], len(said.episodes)
+        return self._routes[said.context.route_id], len(said.episodes)

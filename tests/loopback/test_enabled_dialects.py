@@ -10,7 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, ModelServer
-from rlmesh_ray.dialects.released.protocol import WIRE_V1, CloseParticipant, make_released_offer
+from rlmesh_ray.dialects.released.protocol import WIRE_V1, make_released_offer
 from rlmesh_ray.dialects.released.wire import env as released_env
 from rlmesh_ray.dialects.released.wire import model as released_model
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
@@ -79,7 +79,7 @@ def test_a_client_of_another_generation_gets_the_enabled_ones(
         (PROTOCOL_V1, ENV): edition_env.pack_request(Reset("1")),
         (PROTOCOL_V1, MODEL): edition_model.pack_request(CloseModel("1")),
         (WIRE_V1, ENV): released_env.pack_request(Configure("1", EDITION_NAME)),
-        (WIRE_V1, MODEL): released_model.pack_request(CloseParticipant("1")),
+        (WIRE_V1, MODEL): released_model.pack_request(CloseModel("1")),
     }
     with server:
         welcome = greet(server.address, spoken, service)

@@ -18,21 +18,15 @@ from numpy.typing import NDArray
 from rlmesh_ray import ModelServer, RemoteModel
 from rlmesh_ray.dialects.released.protocol import (
     WIRE_V1,
-    AdapterContext,
     AdapterPredict,
     AdapterPredicted,
-    AdapterReleased,
     AdapterResolved,
     AnyAdapterRequest,
     AnyAdapterResponse,
-    CloseParticipant,
     EpisodesForgotten,
     GroupedPredict,
     GroupedPredicted,
     ModelTimings,
-    ParticipantClosed,
-    ReleaseAdapter,
-    ResetAdapter,
     ResolveAdapter,
     RowEpisode,
     make_released_offer,
@@ -45,7 +39,16 @@ from rlmesh_ray.models.lane_states import EpisodeStates
 from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeResponse
-from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed
+from rlmesh_ray.protocol.messages import (
+    CloseModel,
+    CloseRoute,
+    ModelClosed,
+    ModelErrorCode,
+    ModelFailed,
+    PredictContext,
+    RouteClosed,
+)
+from rlmesh_ray.protocol.model_session import ForgetEpisodes
 from rlmesh_ray.server import model_routes
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -117,7 +120,7 @@ class Runtime:
 
 def resolve(env: str = "a", spec: object = CONTRACT, **other: Any) -> Any:
     return lambda request_id: ResolveAdapter(
-        request_id, AdapterContext("s", env, request_id), spec, **other
+        request_id, PredictContext("s", env, request_id), spec, **other
     )
 
 
@@ -125,7 +128,7 @@ def predict_message(
     request_id: str, env: str, episodes: Sequence[str], first: Sequence[float]
 ) -> AdapterPredict:
     observation = values.encode_batch(CONTRACT.observation_space, [rows(*first)], len(first))
-    context = AdapterContext("s", env, f"{env}:{request_id}")
+    context = PredictContext("s", env, f"{env}:{request_id}")
     return AdapterPredict(request_id, context, observation, tuple(map(RowEpisode, episodes)))
 
 
@@ -140,11 +143,11 @@ def grouped(*groups: tuple[str, Sequence[str], Sequence[float]]) -> Any:
 
 
 def reset(env: str, *episodes: str) -> Any:
-    return lambda request_id: ResetAdapter(request_id, AdapterContext("s", env, ""), episodes)
+    return lambda request_id: ForgetEpisodes(request_id, PredictContext("s", env, ""), episodes)
 
 
 def release(env: str) -> Any:
-    return lambda request_id: ReleaseAdapter(request_id, AdapterContext("s", env, ""))
+    return lambda request_id: CloseRoute(request_id, PredictContext("s", env, ""))
 
 
 def actions_of(response: object) -> list[float]:
@@ -301,7 +304,7 @@ def test_an_adapter_acts_and_its_answers_carry_their_context() -> None:
 
         assert actions_of(response) == [3, 4]
         assert isinstance(response, AdapterPredicted)
-        assert response.context == AdapterContext("s", "a", "a:r2")
+        assert response.context == PredictContext("s", "a", "a:r2")
         runtime.close()
 
 
@@ -626,7 +629,7 @@ def test_an_adapter_that_cannot_become_another_stays_and_can_be_released(
 
     assert code_of(refusal) is ModelErrorCode.INVALID_REQUEST
     assert runtime.act("a", ["e"], 0) == [2]
-    assert isinstance(runtime.ask(release("a")), AdapterReleased)
+    assert isinstance(runtime.ask(release("a")), RouteClosed)
     assert eventually(lambda: len(policy.states) == 0)  # the answer does not wait for the policy
 
 
@@ -661,11 +664,11 @@ def test_episodes_end_with_their_adapter(ending: Any, runtime: Runtime) -> None:
 
 def test_ends_of_what_is_not_there_are_none(runtime: Runtime) -> None:
     assert isinstance(runtime.ask(reset("a", "e")), EpisodesForgotten)
-    assert isinstance(runtime.ask(release("a")), AdapterReleased)
+    assert isinstance(runtime.ask(release("a")), RouteClosed)
     runtime.resolve()
     assert isinstance(runtime.ask(reset("a")), EpisodesForgotten)
-    assert isinstance(runtime.ask(release("a")), AdapterReleased)
-    assert isinstance(runtime.ask(release("a")), AdapterReleased)
+    assert isinstance(runtime.ask(release("a")), RouteClosed)
+    assert isinstance(runtime.ask(release("a")), RouteClosed)
 
 
 def test_a_policy_that_does_not_forget_is_reported_and_may_be_asked_again(
@@ -771,12 +774,12 @@ def test_close_is_answered_after_all_others_and_ends_the_stream(gate: Gate) -> N
         runtime.send(predict("a", ["e"], 1))
         assert gate.entered.acquire(timeout=PATIENCE_S)
         runtime.send(grouped(("a", ["e"], [2]), ("b", ["e"], [3])))
-        runtime.send(lambda request_id: CloseParticipant(request_id, "done"))
+        runtime.send(lambda request_id: CloseModel(request_id, "done"))
         gate.may_pass.set()
 
         kinds = [type(runtime.receive()) for _ in range(3)]
 
-        assert kinds == [AdapterPredicted, GroupedPredicted, ParticipantClosed]
+        assert kinds == [AdapterPredicted, GroupedPredicted, ModelClosed]
         assert runtime.receive() is None
         assert not server.wait(0.0)
         runtime.close()
@@ -792,7 +795,7 @@ def test_a_runtime_that_leaves_is_forgotten(
     assert len(policy.states) == 4
 
     if says_so:
-        runtime.ask(lambda request_id: CloseParticipant(request_id))
+        runtime.ask(lambda request_id: CloseModel(request_id))
         assert runtime.receive() is None
     runtime.close()
 
@@ -819,8 +822,8 @@ def test_a_stream_may_begin_with_any_request(
         (predict("a", ["e"], 1), ModelFailed),
         (grouped(("a", ["e"], [1])), GroupedPredicted),
         (reset("a"), EpisodesForgotten),
-        (release("a"), AdapterReleased),
-        (lambda request_id: CloseParticipant(request_id), ParticipantClosed),
+        (release("a"), RouteClosed),
+        (lambda request_id: CloseModel(request_id), ModelClosed),
     ]:
         assert type(opened(server).ask(make)) is kind
 

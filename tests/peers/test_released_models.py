@@ -17,7 +17,6 @@ import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel
 from rlmesh_ray.dialects.released.protocol import (
-    AdapterContext,
     AdapterPredict,
     AdapterPredicted,
     GroupedPredict,
@@ -29,7 +28,7 @@ from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.models.lane_states import EpisodeStates
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed
+from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed, PredictContext
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from tests.loopback.eventually import eventually
@@ -294,7 +293,7 @@ def predict(env_id: str, *falls: float) -> AdapterPredict:
     observations = np.array([[0, 0, fall, 0] for fall in falls], np.float32)
     return AdapterPredict(
         env_id,
-        AdapterContext("session", env_id, env_id),
+        PredictContext("session", env_id, env_id),
         values.encode_batch(SPEC.observation_space, [observations], len(falls)),
         tuple(RowEpisode(f"{env_id} {row}") for row in range(len(falls))),
     )
@@ -306,7 +305,7 @@ def ask_in_groups(address: str, *groups: AdapterPredict) -> list[Any]:
         stream = RawJoin(channel, _JOIN)
         for env_id in "ab":
             # Its own server works on all requests at once: what needs the adapter has to wait.
-            context = AdapterContext("session", env_id, env_id)
+            context = PredictContext("session", env_id, env_id)
             stream.ask(wire.pack_request(ResolveAdapter(env_id, context, SPEC)))
         grouped = wire.parse_response(
             stream.ask(wire.pack_request(GroupedPredict("grouped", groups)))

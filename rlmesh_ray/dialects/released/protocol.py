@@ -4,7 +4,9 @@ Editions match by their names; no checksum of a text is compared. The server ans
 they match: the client chooses the edition, and names it in the first message of its stream.
 
 Of a model session, an adapter is a route of the edition; its id is that of its environment. Rows
-have episodes and no lanes. Payloads are opaque here, as in ``protocol.messages``.
+have episodes and no lanes. So only the messages to open it and to predict differ from the core's:
+the end of episodes, of an adapter and of the session are the core's messages, here with the
+request ids of the client. Payloads are opaque here, as in ``protocol.messages``.
 """
 
 from collections.abc import Mapping
@@ -21,14 +23,19 @@ from rlmesh_ray.protocol.env_session import (
 from rlmesh_ray.protocol.failure_effects import Consequence, Effect, FailureKind
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, quoted
 from rlmesh_ray.protocol.messages import (
+    CloseModel,
     CloseRoute,
     Configure,
     ConfigureRoute,
     EnvErrorCode,
+    ModelClosed,
     ModelFailed,
     Predict,
+    PredictContext,
     Request,
     Response,
+    RouteClosed,
+    RouteRequest,
     message,
 )
 from rlmesh_ray.protocol.model_session import EpisodesForgotten as EpisodesForgotten
@@ -168,16 +175,6 @@ def accept_released_answer(_: HandshakeRequest, answer: HandshakeResponse) -> Ha
     return answer
 
 
-@message
-class AdapterContext:
-    """Session and adapter of a request; mirrored in the answer."""
-
-    session_id: str
-    env_id: str
-    """Names the adapter within its session."""
-    request_id: str
-
-
 class RowEpisode(NamedTuple):
     """The episode that one row of a batch belongs to."""
 
@@ -186,14 +183,7 @@ class RowEpisode(NamedTuple):
 
 
 @message
-class AdapterRequest(Request):
-    """A request that belongs to one adapter; use one of the subclasses."""
-
-    context: AdapterContext
-
-
-@message
-class ResolveAdapter(AdapterRequest):
+class ResolveAdapter(RouteRequest):
     """Open an adapter for one kind of environment."""
 
     env_spec: object
@@ -206,7 +196,7 @@ class ResolveAdapter(AdapterRequest):
 
 
 @message
-class AdapterPredict(AdapterRequest):
+class AdapterPredict(RouteRequest):
     """Ask for one action a row."""
 
     observation: bytes
@@ -223,34 +213,8 @@ class GroupedPredict(Request):
     """Their ``request_id`` is that of their context."""
 
 
-@message
-class ResetAdapter(AdapterRequest):
-    """Forget episodes, which have ended."""
-
-    episode_ids: tuple[str, ...]
-
-
-@message
-class ReleaseAdapter(AdapterRequest):
-    """Close an adapter."""
-
-    reason: str = ""
-
-
-@message
-class CloseParticipant(Request):
-    """Ask for the end, after everything outstanding has been answered."""
-
-    reason: str = ""
-
-
 AnyAdapterRequest = (
-    ResolveAdapter
-    | AdapterPredict
-    | GroupedPredict
-    | ResetAdapter
-    | ReleaseAdapter
-    | CloseParticipant
+    ResolveAdapter | AdapterPredict | GroupedPredict | ForgetEpisodes | CloseRoute | CloseModel
 )
 
 
@@ -268,7 +232,7 @@ class AdapterResolved(Response):
 class AdapterPredicted(Response):
     """Answers AdapterPredict."""
 
-    context: AdapterContext
+    context: PredictContext
     """The request's own."""
     actions: tuple[bytes, ...]
     """The batch for this step, and those of a chunk for the steps after it."""
@@ -282,23 +246,13 @@ class GroupedPredicted(Response):
     """One a group, in the request's order."""
 
 
-@message
-class AdapterReleased(Response):
-    """Answers ReleaseAdapter."""
-
-
-@message
-class ParticipantClosed(Response):
-    """Answers CloseParticipant; the stream ends after it."""
-
-
 AnyAdapterResponse = (
     AdapterResolved
     | AdapterPredicted
     | GroupedPredicted
     | EpisodesForgotten
-    | AdapterReleased
-    | ParticipantClosed
+    | RouteClosed
+    | ModelClosed
     | ModelFailed
 )
 

@@ -114,7 +114,7 @@ def test_the_corpus_holds_every_kind_of_message_that_peers_send(generation: str)
         "rlmesh_wire_v1": {
             *("Configure", "Configured", "Render", "Rendered", "EnvFailed", "ModelFailed"),
             *("ResolveAdapter", "AdapterResolved", "AdapterPredict", "AdapterPredicted"),
-            *("ResetAdapter", "EpisodesForgotten", "ReleaseAdapter", "AdapterReleased"),
+            *("ForgetEpisodes", "EpisodesForgotten", "CloseRoute", "RouteClosed"),
         },
     }
     assert kinds >= both | own[generation]

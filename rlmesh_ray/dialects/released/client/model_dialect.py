@@ -16,17 +16,13 @@ from rlmesh_ray.client.model_handshake import ModelDialectFactory
 from rlmesh_ray.client.version_negotiation import CLIENT_NAME, HandshakeVariant
 from rlmesh_ray.dialects.released.protocol import (
     WIRE_V1,
-    AdapterContext,
     AdapterPredict,
     AdapterPredicted,
     AdapterResolved,
     AnyAdapterRequest,
-    CloseParticipant,
     GroupedPredict,
     GroupedPredicted,
     ModelTimings,
-    ReleaseAdapter,
-    ResetAdapter,
     ResolveAdapter,
     RowEpisode,
     accept_released_answer,
@@ -36,7 +32,14 @@ from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.capabilities import EDITION_NAME
-from rlmesh_ray.protocol.messages import ModelFailed, PredictSlot
+from rlmesh_ray.protocol.messages import (
+    CloseModel,
+    CloseRoute,
+    ModelFailed,
+    PredictContext,
+    PredictSlot,
+)
+from rlmesh_ray.protocol.model_session import ForgetEpisodes
 from rlmesh_ray.spaces.batch import Column, split
 from rlmesh_ray.spaces.contract import EnvContract
 
@@ -141,17 +144,17 @@ class ReleasedModelClientDialect:
         if not replaced:
             return episodes, []
         context = self._context(route_id, next(ids))
-        return episodes, [_asked(ResetAdapter(context.request_id, context, replaced))]
+        return episodes, [_asked(ForgetEpisodes(context.request_id, context, replaced))]
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
         """Return the request to close a route."""
         self._episodes.pop(route_id, None)
         context = self._context(route_id, next(ids))
-        return _asked(ReleaseAdapter(context.request_id, context))
+        return _asked(CloseRoute(context.request_id, context))
 
     def close(self, ids: Iterator[str]) -> EncodedRequest:
         """Return the request to end the session."""
-        return _asked(CloseParticipant(next(ids)))
+        return _asked(CloseModel(next(ids)))
 
     def read(self, frame: bytes) -> ModelReply:
         """Return the answer in ``frame``."""
@@ -189,8 +192,8 @@ class ReleasedModelClientDialect:
         steps = [action for step in zip(*reply.chunks, strict=True) for action in step]
         return values.codec(contract.action_space).join(steps, [1] * len(steps))
 
-    def _context(self, route_id: str, request_id: str) -> AdapterContext:
-        return AdapterContext(self._session_id, route_id, request_id)
+    def _context(self, route_id: str, request_id: str) -> PredictContext:
+        return PredictContext(self._session_id, route_id, request_id)
 
 
 def _asked(request: AnyAdapterRequest) -> EncodedRequest:

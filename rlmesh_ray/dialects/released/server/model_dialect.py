@@ -16,20 +16,14 @@ from typing import ClassVar
 
 from rlmesh_ray.dialects.released.protocol import (
     MODEL_RULES,
-    AdapterContext,
     AdapterPredict,
     AdapterPredicted,
-    AdapterReleased,
     AdapterResolved,
     AnyAdapterRequest,
     AnyAdapterResponse,
-    CloseParticipant,
     GroupedPredict,
     GroupedPredicted,
     ModelTimings,
-    ParticipantClosed,
-    ReleaseAdapter,
-    ResetAdapter,
     ResolveAdapter,
 )
 from rlmesh_ray.dialects.released.server.env_dialect import HANDSHAKE
@@ -47,7 +41,6 @@ from rlmesh_ray.protocol.messages import (
     ModelClosed,
     ModelFailed,
     Predict,
-    PredictContext,
     Predicted,
     PredictSlot,
     RouteClosed,
@@ -280,20 +273,18 @@ class ModelTranslation:
                 return self._predict(request)
             case ResolveAdapter():
                 return self._resolve(request)
-            case ResetAdapter(context=context, episode_ids=episode_ids):
-                return ForgetEpisodes(self._next_id(), _route(context), episode_ids)
-            case ReleaseAdapter(context=context, reason=reason):
-                return CloseRoute(self._next_id(), _route(context), reason)
-            case CloseParticipant(reason=reason):
+            case ForgetEpisodes() | CloseRoute():
+                return replace(request, request_id=self._next_id())
+            case CloseModel():
                 self._is_closing = True
-                return CloseModel(self._next_id(), reason)
+                return replace(request, request_id=self._next_id())
             case GroupedPredict():
                 return self._unreadable("grouped_predict has no groups")
             case MalformedRequest(reason=reason):
                 return self._unreadable(reason)
 
     def _resolve(self, request: ResolveAdapter) -> SessionRequest | MalformedRequest:
-        if not request.context.env_id:
+        if not request.context.route_id:
             return self._unreadable("resolve_adapter has no env_id")
         if request.env_spec is None:
             return self._unreadable("resolve_adapter has no env_spec")
@@ -305,19 +296,19 @@ class ModelTranslation:
             )
         return ConfigureRoute(
             self._next_id(),
-            _route(request.context),
+            request.context,
             request.env_spec,
             max(1, request.execution_horizon),
         )
 
     def _predict(self, request: AdapterPredict) -> SessionRequest | MalformedRequest:
-        if not request.context.env_id:
+        if not request.context.route_id:
             return self._unreadable("predict has no env_id")
         step = request.step or 0
         slots = tuple(
             PredictSlot(_NO_LANE, episode.episode_id, step, False) for episode in request.episodes
         )
-        return Predict(self._next_id(), _route(request.context, slots), request.observation)
+        return Predict(self._next_id(), replace(request.context, slots=slots), request.observation)
 
     def _unreadable(self, reason: str) -> MalformedRequest:
         return MalformedRequest(self._next_id(), reason)
@@ -327,18 +318,12 @@ class ModelTranslation:
         return str(self._num_requests)
 
 
-def _route(context: AdapterContext, slots: tuple[PredictSlot, ...] = ()) -> PredictContext:
-    return PredictContext(context.session_id, context.env_id, context.request_id, slots)
-
-
 def _answered(
     request: AnyAdapterRequest | MalformedRequest, answer: SessionResponse
 ) -> AnyAdapterResponse:
     """Return the dialect's message for the core's answer to a request."""
     request_id = request.request_id
     match answer:
-        case ModelFailed():
-            return replace(answer, request_id=request_id)
         case Predicted(action=action, later=later):
             assert isinstance(request, AdapterPredict)
             return AdapterPredicted(request_id, request.context, (action, *later))
@@ -346,12 +331,8 @@ def _answered(
             # One action at a time is no length of a chunk: a runtime refuses a horizon beyond a
             # chunk of 1, and accepts any horizon if there is no length.
             return AdapterResolved(request_id, horizon if horizon > 1 else None)
-        case RouteClosed():
-            return AdapterReleased(request_id)
-        case EpisodesForgotten():
-            return EpisodesForgotten(request_id)
-        case ModelClosed():
-            return ParticipantClosed(request_id)
+        case ModelFailed() | RouteClosed() | EpisodesForgotten() | ModelClosed():
+            return replace(answer, request_id=request_id)
 
 
 def _outcome(group: AdapterPredict, answer: SessionResponse) -> AdapterPredicted | ModelFailed:

@@ -3,21 +3,15 @@
 from collections.abc import Callable, Iterable
 
 from rlmesh_ray.dialects.released.protocol import (
-    AdapterContext,
     AdapterPredict,
     AdapterPredicted,
-    AdapterReleased,
     AdapterResolved,
     AnyAdapterRequest,
     AnyAdapterResponse,
-    CloseParticipant,
     EpisodesForgotten,
     GroupedPredict,
     GroupedPredicted,
     ModelTimings,
-    ParticipantClosed,
-    ReleaseAdapter,
-    ResetAdapter,
     ResolveAdapter,
     RowEpisode,
 )
@@ -26,7 +20,17 @@ from rlmesh_ray.dialects.released.wire.specs import env_spec_from_proto, env_spe
 from rlmesh_ray.dialects.released.wire.timings import with_numbers
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
-from rlmesh_ray.protocol.messages import MalformedRequest, ModelErrorCode, ModelFailed
+from rlmesh_ray.protocol.messages import (
+    CloseModel,
+    CloseRoute,
+    MalformedRequest,
+    ModelClosed,
+    ModelErrorCode,
+    ModelFailed,
+    PredictContext,
+    RouteClosed,
+)
+from rlmesh_ray.protocol.model_rules import ForgetEpisodes
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import service_pb2
@@ -34,15 +38,15 @@ from rlmesh_ray.wire.envelope import read_request, read_response
 from rlmesh_ray.wire.protobuf import as_utf8, field, parse, varint
 
 
-def context_from_proto(message: pb.AdapterContext) -> AdapterContext:
+def context_from_proto(message: pb.AdapterContext) -> PredictContext:
     """Return the context in ``message``."""
-    return AdapterContext(message.session_id, message.env_id, message.request_id)
+    return PredictContext(message.session_id, message.env_id, message.request_id)
 
 
-def context_to_proto(context: AdapterContext) -> pb.AdapterContext:
+def context_to_proto(context: PredictContext) -> pb.AdapterContext:
     """Return the message of ``context``."""
     return pb.AdapterContext(
-        session_id=context.session_id, env_id=context.env_id, request_id=context.request_id
+        session_id=context.session_id, env_id=context.route_id, request_id=context.request_id
     )
 
 
@@ -109,15 +113,15 @@ def _grouped(message: pb.JoinRequest) -> GroupedPredict:
     )
 
 
-def _release(message: pb.JoinRequest) -> ReleaseAdapter:
+def _release(message: pb.JoinRequest) -> CloseRoute:
     body = message.release_adapter
-    return ReleaseAdapter(message.request_id, context_from_proto(body.context), body.reason)
+    return CloseRoute(message.request_id, context_from_proto(body.context), body.reason)
 
 
-def _reset(message: pb.JoinRequest) -> ResetAdapter:
+def _reset(message: pb.JoinRequest) -> ForgetEpisodes:
     body = message.reset_adapter
     _check_count("episodes", len(body.episode_ids), MAX_ROWS)
-    return ResetAdapter(
+    return ForgetEpisodes(
         message.request_id, context_from_proto(body.context), tuple(body.episode_ids)
     )
 
@@ -133,7 +137,7 @@ _REQUESTS: dict[str, Callable[[pb.JoinRequest], AnyAdapterRequest]] = {
     "grouped_predict": _grouped,
     "release_adapter": _release,
     "reset_adapter": _reset,
-    "close": lambda message: CloseParticipant(message.request_id, message.close.reason),
+    "close": lambda message: CloseModel(message.request_id, message.close.reason),
 }
 
 
@@ -148,13 +152,13 @@ def _request_message(request: AnyAdapterRequest) -> pb.JoinRequest:
                 _fill_predict(message.grouped_predict.groups.add(), group)
         case ResolveAdapter():
             _fill_resolve(message.resolve_adapter, request)
-        case ResetAdapter(context=context, episode_ids=episode_ids):
+        case ForgetEpisodes(context=context, episode_ids=episode_ids):
             message.reset_adapter.context.CopyFrom(context_to_proto(context))
             message.reset_adapter.episode_ids.extend(episode_ids)
-        case ReleaseAdapter(context=context, reason=reason):
+        case CloseRoute(context=context, reason=reason):
             message.release_adapter.context.CopyFrom(context_to_proto(context))
             message.release_adapter.reason = reason
-        case CloseParticipant(reason=reason):
+        case CloseModel(reason=reason):
             message.close.reason = reason
             message.close.SetInParent()
     return message
@@ -244,9 +248,9 @@ def _response_message(response: AnyAdapterResponse) -> pb.JoinResponse:
             message.grouped_predict.SetInParent()
         case EpisodesForgotten():
             message.reset_adapter.SetInParent()
-        case AdapterReleased():
+        case RouteClosed():
             message.release_adapter.SetInParent()
-        case ParticipantClosed():
+        case ModelClosed():
             message.close.SetInParent()
         case ModelFailed():
             message.error.CopyFrom(_error_to_proto(response))
@@ -310,8 +314,8 @@ _RESPONSES: dict[str, Callable[[pb.JoinResponse], AnyAdapterResponse]] = {
         message.request_id, tuple(_grouped_results(message.grouped_predict.results))
     ),
     "reset_adapter": lambda message: EpisodesForgotten(message.request_id),
-    "release_adapter": lambda message: AdapterReleased(message.request_id),
-    "close": lambda message: ParticipantClosed(message.request_id),
+    "release_adapter": lambda message: RouteClosed(message.request_id),
+    "close": lambda message: ModelClosed(message.request_id),
     "error": lambda message: _failed(message.request_id, message.error),
 }
 

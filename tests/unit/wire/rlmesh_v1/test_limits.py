@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.dialects.released.protocol import (
-    AdapterContext,
     AdapterPredict,
     ResolveAdapter,
     RowEpisode,
@@ -156,7 +155,7 @@ def test_no_message_to_a_policy_is_larger_than_the_limit_in_any_generation(
     ids = [str(uuid.UUID(int=row)) for row in range(num_rows)]
     context = PredictContext("s" * 32, "r" * 32, "1")
     slots = tuple(PredictSlot(row, ids[row], 2**40, True) for row in range(num_rows))
-    adapter = AdapterContext("s" * 32, "r" * 32, "1")
+    adapter = PredictContext("s" * 32, "r" * 32, "1")
     rows = tuple(RowEpisode(ids[row], 2**62) for row in range(num_rows))
     frames = [
         model_wire.pack_request(ConfigureRoute("1", context, own)),
@@ -190,7 +189,7 @@ def test_a_contract_with_bounds_for_each_element_fits_and_so_does_a_full_batch(
 
     route = model_wire.pack_request(ConfigureRoute("1", context, own))
     resolve = released_model.pack_request(
-        ResolveAdapter("1", AdapterContext("s", "r", "1"), own, "2026.06", 1, False)
+        ResolveAdapter("1", PredictContext("s", "r", "1"), own, "2026.06", 1, False)
     )
 
     assert max(len(route), len(resolve)) > 8 * MIB

@@ -12,6 +12,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
+from rlmesh_ray.protocol.model_rules import ForgetEpisodes
 
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.model_dialect import RouteBatch
@@ -21,19 +22,14 @@ from rlmesh_ray.dialects.released.client.model_dialect import (
     RowEpisodes,
 )
 from rlmesh_ray.dialects.released.protocol import (
-    AdapterContext,
     AdapterPredict,
     AdapterPredicted,
     AdapterResolved,
     AnyAdapterRequest,
-    CloseParticipant,
     EpisodesForgotten,
     GroupedPredict,
     GroupedPredicted,
     ModelTimings,
-    ParticipantClosed,
-    ReleaseAdapter,
-    ResetAdapter,
     ResolveAdapter,
 )
 from rlmesh_ray.dialects.released.wire import model as wire
@@ -44,7 +40,16 @@ from rlmesh_ray.errors import (
     EndpointLostError,
     RemoteProtocolError,
 )
-from rlmesh_ray.protocol.messages import MalformedRequest, ModelErrorCode, ModelFailed, PredictSlot
+from rlmesh_ray.protocol.messages import (
+    CloseModel,
+    CloseRoute,
+    MalformedRequest,
+    ModelClosed,
+    ModelErrorCode,
+    ModelFailed,
+    PredictContext,
+    PredictSlot,
+)
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 
@@ -55,7 +60,7 @@ CONTRACT = EnvContract(
     3,
     AutoresetMode.NEXT_STEP,
 )
-CONTEXT = AdapterContext("s", "route", "1")
+CONTEXT = PredictContext("s", "route", "1")
 
 
 def row(lane: int, episode: str = "", *, reset: bool = False) -> PredictSlot:
@@ -162,9 +167,9 @@ def test_a_route_is_an_adapter() -> None:
     assert opened.edition == "2026.06"
     assert isinstance(opened.env_spec, EnvContract)
     assert opened.env_spec.observation_space == CONTRACT.observation_space
-    assert isinstance(closed, ReleaseAdapter)
-    assert closed.context == AdapterContext("s", "route", "2")
-    assert isinstance(last, CloseParticipant)
+    assert isinstance(closed, CloseRoute)
+    assert closed.context == PredictContext("s", "route", "2")
+    assert isinstance(last, CloseModel)
 
 
 def test_ended_episodes_are_reported_before_the_prediction() -> None:
@@ -179,7 +184,7 @@ def test_ended_episodes_are_reported_before_the_prediction() -> None:
     asked, over, then = request(first.frame), request(reset.frame), request(second.frame)
     assert isinstance(asked, AdapterPredict)
     assert asked.observation == data
-    assert isinstance(over, ResetAdapter)
+    assert isinstance(over, ForgetEpisodes)
     assert over.episode_ids == tuple(each.episode_id for each in asked.episodes)
     assert isinstance(then, AdapterPredict)
     assert [each.request_id for each in (first, reset, second, anew)] == ["1", "2", "3", "5"]
@@ -233,7 +238,7 @@ def test_chunks_are_asked_for_row_by_row_in_one_request() -> None:
     ]
     assert [len(group.episodes) for group in groups.groups] == [1, 1]
     over = request(reset.frame)
-    assert isinstance(over, ResetAdapter)
+    assert isinstance(over, ForgetEpisodes)
     assert over.episode_ids == (groups.groups[0].episodes[0].episode_id,)
 
 
@@ -323,7 +328,7 @@ class SlowStream:
         while (frame := self._sent.get()) is not None:
             asked = [request(frame)]
             with contextlib.suppress(queue.Empty):
-                if isinstance(asked[0], ResetAdapter) and (more := self._sent.get(timeout=0.2)):
+                if isinstance(asked[0], ForgetEpisodes) and (more := self._sent.get(timeout=0.2)):
                     asked.append(request(more))
             self.together.append([type(each).__name__ for each in asked])
             yield from map(self._answer, asked)
@@ -333,8 +338,8 @@ class SlowStream:
         action = values.encode_batch(CONTRACT.action_space, [np.array([1])], 1)
         if isinstance(asked, AdapterPredict):
             return wire.pack_response(AdapterPredicted(asked.request_id, asked.context, (action,)))
-        if isinstance(asked, CloseParticipant):
-            return wire.pack_response(ParticipantClosed(asked.request_id))
+        if isinstance(asked, CloseModel):
+            return wire.pack_response(ModelClosed(asked.request_id))
         return wire.pack_response(EpisodesForgotten(asked.request_id))
 
     def close(self) -> None:
@@ -351,7 +356,7 @@ def test_a_prediction_waits_until_what_is_over_is_forgotten() -> None:
     exchange.close()
 
     assert stream.together == [
-        ["AdapterPredict"], ["ResetAdapter"], ["AdapterPredict"], ["CloseParticipant"]
+        ["AdapterPredict"], ["ForgetEpisodes"], ["AdapterPredict"], ["CloseModel"]
     ]  # fmt: skip
 
 
@@ -368,7 +373,7 @@ class SilentStream:
         self.process = ForkGuard("here")
 
     def send(self, frame: bytes) -> None:
-        if isinstance(request(frame), CloseParticipant):
+        if isinstance(request(frame), CloseModel):
             self._is_over.set()
         self.has_predict.set()
 

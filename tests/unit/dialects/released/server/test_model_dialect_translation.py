@@ -10,30 +10,26 @@ from hypothesis import strategies as st
 
 from rlmesh_ray.dialects.released.protocol import (
     MODEL_RULES,
-    AdapterContext,
     AdapterPredict,
     AdapterPredicted,
-    AdapterReleased,
     AdapterResolved,
     AnyAdapterRequest,
     AnyAdapterResponse,
-    CloseParticipant,
     EpisodesForgotten,
     GroupedPredict,
     GroupedPredicted,
     ModelTimings,
-    ParticipantClosed,
-    ReleaseAdapter,
-    ResetAdapter,
     ResolveAdapter,
     RowEpisode,
 )
 from rlmesh_ray.dialects.released.server.model_dialect import ModelTranslation, PendingFrame
 from rlmesh_ray.protocol.messages import (
     BatchRun,
+    CloseModel,
     CloseRoute,
     ConfigureRoute,
     MalformedRequest,
+    ModelClosed,
     ModelErrorCode,
     ModelFailed,
     Predict,
@@ -55,8 +51,8 @@ from rlmesh_ray.protocol.model_session import (
 SPEC = "env spec"
 
 
-def context(env: str = "a", request_id: str = "q") -> AdapterContext:
-    return AdapterContext("session", env, request_id)
+def context(env: str = "a", request_id: str = "q") -> PredictContext:
+    return PredictContext("session", env, request_id)
 
 
 def resolve(request_id: str = "r", env: str = "a", **other: Any) -> ResolveAdapter:
@@ -177,8 +173,8 @@ def test_episodes_and_adapters_end_in_their_turn() -> None:
     stream = Stream("a")
     for request in (
         predict("1"),
-        ResetAdapter("2", context(), ("e", "f")),
-        ReleaseAdapter("3", context(), "bye"),
+        ForgetEpisodes("2", context(), ("e", "f")),
+        CloseRoute("3", context(), "bye"),
         predict("4"),
     ):
         stream.send(request)
@@ -188,7 +184,7 @@ def test_episodes_and_adapters_end_in_their_turn() -> None:
     assert [type(request) for request in asked] == [Predict, ForgetEpisodes, CloseRoute]
     assert isinstance(asked[1], ForgetEpisodes)
     assert asked[1].episode_ids == ("e", "f")
-    assert stream.sent[1:3] == [EpisodesForgotten("2"), AdapterReleased("3")]
+    assert stream.sent[1:3] == [EpisodesForgotten("2"), RouteClosed("3")]
     refusal = stream.sent[3]
     assert isinstance(refusal, ModelFailed)
     assert (refusal.request_id, refusal.code) == ("4", ModelErrorCode.NOT_CONFIGURED)
@@ -303,8 +299,8 @@ def test_close_is_answered_after_everything_and_nothing_may_follow_it() -> None:
     stream = Stream("a", "b")
 
     stream.send(grouped("1", "a", "b"))
-    stream.send(CloseParticipant("2", "bye"))
-    for request in (grouped("3", "a"), predict("4"), ResetAdapter("5", context(), ())):
+    stream.send(CloseModel("2", "bye"))
+    for request in (grouped("3", "a"), predict("4"), ForgetEpisodes("5", context(), ())):
         stream.send(request)
     refusals, stream.sent = stream.sent, []
     stream.finish()
@@ -314,7 +310,7 @@ def test_close_is_answered_after_everything_and_nothing_may_follow_it() -> None:
     for refusal in refusals:
         assert isinstance(refusal, ModelFailed)
         assert (refusal.code, refusal.is_recoverable) == (ModelErrorCode.CLOSED, False)
-    assert [type(response) for response in stream.sent] == [GroupedPredicted, ParticipantClosed]
+    assert [type(response) for response in stream.sent] == [GroupedPredicted, ModelClosed]
 
 
 def test_what_is_in_flight_are_frames_not_groups() -> None:
@@ -389,17 +385,17 @@ ENVS = st.sampled_from("abc")
 REQUESTS: st.SearchStrategy[Callable[[str], AnyAdapterRequest]] = st.one_of(
     ENVS.map(lambda env: lambda request_id: resolve(request_id, env)),
     ENVS.map(lambda env: lambda request_id: predict(request_id, env)),
-    ENVS.map(lambda env: lambda request_id: ResetAdapter(request_id, context(env), ("e",))),
-    ENVS.map(lambda env: lambda request_id: ReleaseAdapter(request_id, context(env))),
+    ENVS.map(lambda env: lambda request_id: ForgetEpisodes(request_id, context(env), ("e",))),
+    ENVS.map(lambda env: lambda request_id: CloseRoute(request_id, context(env))),
     st.lists(ENVS, max_size=4).map(lambda envs: lambda request_id: grouped(request_id, *envs)),
 )
 
 
 def envs_of(request: AnyAdapterRequest) -> Sequence[str]:
     if isinstance(request, GroupedPredict):
-        return [group.context.env_id for group in request.groups]
-    assert not isinstance(request, CloseParticipant)
-    return [request.context.env_id]
+        return [group.context.route_id for group in request.groups]
+    assert not isinstance(request, CloseModel)
+    return [request.context.route_id]
 
 
 @settings(max_examples=200, deadline=None)
@@ -419,7 +415,7 @@ def test_each_frame_is_answered_once_and_each_adapter_s_in_order(
         if next(order) % 2 and stream.working:
             stream.finish(next(order) % len(stream.working))
     if closes:
-        stream.send(CloseParticipant("close"))
+        stream.send(CloseModel("close"))
     while stream.working:
         stream.finish(next(order) % len(stream.working))
 

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rlmesh_ray.protocol.model_rules import ForgetEpisodes
 
 from rlmesh_ray.dialects.released import protocol as a
 from rlmesh_ray.dialects.released.protocol import make_released_offer
@@ -14,12 +15,13 @@ from rlmesh_ray.dialects.released.wire.handshake import (
 )
 from rlmesh_ray.protocol import messages as m
 from rlmesh_ray.protocol.handshake import make_handshake_request
+from rlmesh_ray.protocol.messages import CloseModel, PredictContext
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_env
 from rlmesh_ray.wire.rlmesh_v1 import model as edition_model
 
 CONTEXT = m.PredictContext("s", "r", "1", ())
-ADAPTER = a.AdapterContext("s", "e", "1")
+ADAPTER = PredictContext("s", "e", "1")
 
 
 def test_handshakes_are_distinguished() -> None:
@@ -84,8 +86,8 @@ def test_requests_to_policies_of_the_edition_s_generation_are_not_detected(
         a.ResolveAdapter("1", ADAPTER, None),
         a.AdapterPredict("1", ADAPTER, b"", ()),
         a.GroupedPredict("", ()),
-        a.ResetAdapter("", ADAPTER, ("e",)),
-        a.CloseParticipant("1"),
+        ForgetEpisodes("", ADAPTER, ("e",)),
+        CloseModel("1"),
     ],
     ids=repr,
 )

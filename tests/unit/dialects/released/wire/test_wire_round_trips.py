@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rlmesh_ray.protocol.model_rules import ForgetEpisodes
 
 from rlmesh_ray.dialects.released import protocol as a
 from rlmesh_ray.dialects.released.protocol import WIRE_V1
@@ -17,6 +18,13 @@ from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import messages as m
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
+from rlmesh_ray.protocol.messages import (
+    CloseModel,
+    CloseRoute,
+    ModelClosed,
+    PredictContext,
+    RouteClosed,
+)
 from rlmesh_ray.spaces.batch import leaves
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
@@ -124,7 +132,7 @@ ENV_SPECS = st.builds(
     autoreset_mode=st.just(AutoresetMode.DISABLED),
     metadata=INFOS,
 )
-CONTEXTS = st.builds(a.AdapterContext, TEXT, TEXT, TEXT)
+CONTEXTS = st.builds(PredictContext, TEXT, TEXT, TEXT)
 EPISODES = tuples(st.builds(a.RowEpisode, TEXT, st.none() | INT64))
 PREDICTS = st.builds(a.AdapterPredict, TEXT, CONTEXTS, VALUES, EPISODES, st.none() | INT64)
 GROUPS = st.builds(
@@ -138,9 +146,9 @@ MODEL_REQUESTS = st.one_of(
     st.builds(a.ResolveAdapter, TEXT, CONTEXTS, st.none() | ENV_SPECS, TEXT, UINT32, st.booleans()),
     PREDICTS,
     st.builds(a.GroupedPredict, TEXT, tuples(GROUPS)),
-    st.builds(a.ResetAdapter, TEXT, CONTEXTS, tuples(TEXT)),
-    st.builds(a.ReleaseAdapter, TEXT, CONTEXTS, TEXT),
-    st.builds(a.CloseParticipant, TEXT, TEXT),
+    st.builds(ForgetEpisodes, TEXT, CONTEXTS, tuples(TEXT)),
+    st.builds(CloseRoute, TEXT, CONTEXTS, TEXT),
+    st.builds(CloseModel, TEXT, TEXT),
 )
 RESULTS = st.one_of(
     st.builds(
@@ -155,8 +163,8 @@ MODEL_RESPONSES = st.one_of(
     st.builds(a.AdapterPredicted, TEXT, CONTEXTS, tuples(VALUES)),
     st.builds(a.GroupedPredicted, TEXT, tuples(RESULTS)),
     st.builds(a.EpisodesForgotten, TEXT),
-    st.builds(a.AdapterReleased, TEXT),
-    st.builds(a.ParticipantClosed, TEXT),
+    st.builds(RouteClosed, TEXT),
+    st.builds(ModelClosed, TEXT),
     st.builds(m.ModelFailed, TEXT, MODEL_CODES, TEXT, st.booleans(), TEXT),
 )
 CAPABILITIES = st.dictionaries(TEXT, TEXT, max_size=3)
@@ -322,10 +330,10 @@ def test_the_duration_of_a_request_is_sent_behind_its_answer() -> None:
     )
 )
 def test_the_duration_of_a_prediction_is_sent_and_read(timings: a.ModelTimings) -> None:
-    frame = model.with_timings(model.pack_response(a.AdapterReleased("r")), timings)
+    frame = model.with_timings(model.pack_response(RouteClosed("r")), timings)
 
     assert model.parse_timings(frame) == timings
-    assert model.parse_response(frame) == a.AdapterReleased("r")
+    assert model.parse_response(frame) == RouteClosed("r")
 
 
 def test_every_error_code_has_the_number_of_the_schema() -> None:
@@ -338,7 +346,7 @@ def test_every_error_code_has_the_number_of_the_schema() -> None:
 
 
 def test_former_observations_that_the_model_has_not_requested_change_nothing() -> None:
-    asked = a.AdapterPredict("1", a.AdapterContext("s", "r", "1"), b"", ())
+    asked = a.AdapterPredict("1", PredictContext("s", "r", "1"), b"", ())
     message = model_pb.JoinRequest.FromString(model.pack_request(asked))
     message.predict.history.add()
 
@@ -378,7 +386,7 @@ def test_a_handshake_without_its_base_is_none() -> None:
 
 def predict(num_rows: int) -> a.AdapterPredict:
     rows = tuple(a.RowEpisode(str(row)) for row in range(num_rows))
-    return a.AdapterPredict("r", a.AdapterContext("s", "e", "r"), b"", rows)
+    return a.AdapterPredict("r", PredictContext("s", "e", "r"), b"", rows)
 
 
 @pytest.mark.parametrize(
@@ -387,7 +395,7 @@ def predict(num_rows: int) -> a.AdapterPredict:
         predict(model.MAX_ROWS + 1),
         a.GroupedPredict("r", (predict(model.MAX_ROWS), predict(1))),
         a.GroupedPredict("r", (predict(1),) * (model.MAX_GROUPS + 1)),
-        a.ResetAdapter("r", a.AdapterContext("s", "e", "r"), ("e",) * (model.MAX_ROWS + 1)),
+        ForgetEpisodes("r", PredictContext("s", "e", "r"), ("e",) * (model.MAX_ROWS + 1)),
     ],
     ids=["rows", "rows of groups", "groups", "episodes that end"],
 )
