@@ -30,8 +30,10 @@ class MetricKind(enum.Enum):
     HISTOGRAM = enum.auto()
 
 
-def _one(value: float) -> Mapping[str, float]:
-    return {"": value}
+def _numbers(value: float | Mapping[str, float] | None) -> Mapping[str, float]:
+    if isinstance(value, Mapping):
+        return value
+    return {} if value is None else {"": value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Metric:
     description: str
     label: str = ""
     """Distinguishes the numbers; empty: there is one."""
-    read: Callable[[Any], Mapping[str, float]] = _one
+    read: Callable[[Any], Mapping[str, float]] = _numbers
     """Returns the numbers by label, given the value of the field; the key is empty without one."""
     shown: str = ""
     """Name of the value in ``status --json``; empty: the field's name."""
@@ -98,10 +100,6 @@ def _histogram(name: str, description: str, **options: Any) -> Metric:
     return Metric(f"{PREFIX}_{name}", MetricKind.HISTOGRAM, description, **options)
 
 
-def _labels(values: Mapping[str, float]) -> Mapping[str, float]:
-    return values
-
-
 def _transports(sessions: Mapping[str, float]) -> Mapping[str, float]:
     return {name: sessions.get(name, 0) for name in ("shared_memory", "tcp", "grpc")}
 
@@ -110,15 +108,11 @@ def _is_compiled(inference: str) -> Mapping[str, float]:
     return {"": float(inference == "compiled")} if inference else {}
 
 
-def _if_known(value: float | None) -> Mapping[str, float]:
-    return {} if value is None else {"": value}
-
-
-RESTARTS = _gauge("restarts", "How often the endpoint has been started anew.", read=_if_known)
+RESTARTS = _gauge("restarts", "How often the endpoint has been started anew.")
 """It is no field: an endpoint's process does not know of former ones."""
 _UPTIME = _gauge("uptime_seconds", "Age of the endpoint's process.")
 _ERRORS = _counter(
-    "errors", "Requests that were answered with an error, by its code.", label="code", read=_labels
+    "errors", "Requests that were answered with an error, by its code.", label="code"
 )
 
 
