@@ -113,7 +113,6 @@ class GatewayServer:
                 "names to tell them apart; use HOST:PORT"
             )
         self._forwarder = _Forwarder(find, endpoint_credentials, service)
-        self._checking: asyncio.Task[None] | None = None
         self._max_receive_bytes = max_receive_bytes
         self._endpoint = Endpoint(
             address,
@@ -139,12 +138,11 @@ class GatewayServer:
         """
         self._endpoint.require_new()
         try:
-            shared_loop().run(self._forwarder.check_endpoints())
+            shared_loop().run(self._forwarder.open())
             self._endpoint.start([self._forwarder], max_receive_bytes=self._max_receive_bytes)
         except BaseException:
             self._close()
             raise
-        shared_loop().run(self._begin_checking())
         return self
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -162,18 +160,10 @@ class GatewayServer:
         """
         self._endpoint.stop(grace_s)
 
-    async def _begin_checking(self) -> None:
-        self._checking = asyncio.ensure_future(self._forwarder.keep_checking())
-
     def _close(self) -> None:
         # A blocked loop closes them later, or the end of the process does.
         with contextlib.suppress(TimeoutError):
-            shared_loop().run(self._close_connections(), _CLOSE_S)
-
-    async def _close_connections(self) -> None:
-        if self._checking is not None:
-            self._checking.cancel()
-        await self._forwarder.close()
+            shared_loop().run(self._forwarder.close(), _CLOSE_S)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -238,6 +228,7 @@ class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no t
         self._upstreams: dict[str, _Upstream] = {}
         """By the name that gRPC gives a client's connection."""
         self._checks: dict[Target, _Upstream] = {}
+        self._checking: asyncio.Task[None] | None = None
         self._listing: asyncio.Future[Sequence[Target]] | None = None
         self._listed_s = -math.inf
         self._obstacle = ""
@@ -397,17 +388,21 @@ class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no t
         self._obstacle = f" ({type(error).__name__}: {text})"
         _LOG.warning("the endpoints behind the gateway cannot be listed%s", self._obstacle)
 
-    async def keep_checking(self) -> None:
-        """Check the endpoints periodically, until cancelled."""
+    async def open(self) -> None:
+        """Check the endpoints now, and periodically until ``close``."""
+        await self._check_endpoints()
+        self._checking = asyncio.ensure_future(self._keep_checking())
+
+    async def _keep_checking(self) -> None:
         while True:
             await asyncio.sleep(PERIOD_S)
             try:
-                await self.check_endpoints()
+                await self._check_endpoints()
             except Exception as error:  # noqa: BLE001  # no thread, say; the next check may succeed
                 _LOG.exception("the endpoints behind the gateway cannot be asked")
                 self.health = Health(False, f"its endpoints cannot be asked: {error}")
 
-    async def check_endpoints(self) -> None:
+    async def _check_endpoints(self) -> None:
         """Ask all endpoints for their health, and close connections that are not needed any more.
 
         New connections avoid endpoints that do not serve.
@@ -457,6 +452,8 @@ class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no t
                 await upstream.channel.close()
 
     async def close(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
         upstreams = [*self._upstreams.values(), *self._checks.values()]
         self._upstreams, self._checks = {}, {}
         for upstream in upstreams:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 from rlmesh_ray.auth.token_file import TokenStore, registration_token
 from rlmesh_ray.errors import CodecError, ConfigurationError, RlmeshError
@@ -37,16 +37,13 @@ _REPORTS_APART_S = 1.0
 _NO_REPORT = EndpointStatistics("", {})
 
 
-FoundT = TypeVar("FoundT")
-
-
-class PoolRegistry(Protocol[FoundT]):
+class PoolRegistry(Protocol):
     """Where a registrar enters endpoints. It is called in threads, and may block.
 
     The text of an RlmeshError that it raises is sent to the endpoint.
     """
 
-    def check(self, endpoint_id: str, address: str) -> FoundT:
+    def check(self, endpoint_id: str, address: str) -> Any:
         """Check an endpoint before it is entered; several may be checked at once.
 
         Returns:
@@ -57,7 +54,7 @@ class PoolRegistry(Protocol[FoundT]):
             RlmeshError: It cannot be in the pool now.
         """
 
-    def enter(self, endpoint_id: str, address: str, found: FoundT) -> int:
+    def enter(self, endpoint_id: str, address: str, found: Any) -> int:
         """Put an endpoint into the pool, in place of a former one of that id.
 
         Never at the same time as another call of this or ``remove``.
@@ -120,7 +117,7 @@ class Registrar:
     def __init__(
         self,
         pool: str,
-        registry: PoolRegistry[Any],
+        registry: PoolRegistry,
         *,
         address: str = "127.0.0.1:0",
         secret: str | None = None,
@@ -197,7 +194,13 @@ class Registrar:
         self._num_streams += 1
         # Not a ``finally``: what is suspended when its call breaks off gets there late.
         context.add_done_callback(lambda _context: self._note_end(stream))
-        answer = await self._received(stream, requests, context.peer()) or await self._admit(stream)
+        answer: RegistrationAccepted | RegistrationRefused | None = await self._received(
+            stream, requests, context.peer()
+        )
+        if answer is None:
+            # It continues when the stream breaks off: the number of checks stays limited, and the
+            # calls of the registry keep their order.
+            answer = await asyncio.shield(self._check_and_enter(stream))
         await context.write(wire.pack_registration_reply(answer))
         if isinstance(answer, RegistrationRefused):
             self._log_refusal(stream, answer)
@@ -233,13 +236,6 @@ class Registrar:
             return place
         stream.address = str(place)
         return self._id_table.conflict(stream.request)
-
-    async def _admit(
-        self, stream: _RegistrationStream
-    ) -> RegistrationAccepted | RegistrationRefused:
-        # It goes on when the stream breaks off: the number of checks stays limited, and the calls
-        # of the registry keep their order.
-        return await asyncio.shield(self._check_and_enter(stream))
 
     async def _check_and_enter(
         self, stream: _RegistrationStream
