@@ -88,7 +88,7 @@ def evaluate_on_ray(
     workers = [worker_class.options(**placement).remote(*share, silent) for share in shares]
     try:
         starting = [worker.ready.remote() for worker in workers]
-        await_start(starting, "workers", {"CPU": num_cpus}, start_timeout_s)
+        await_start(starting, "workers", [{"CPU": num_cpus}] * len(workers), start_timeout_s)
         result = _EvaluationCoordinator(workers, range(episodes), given).run()
     finally:
         for worker in workers:

@@ -103,7 +103,8 @@ class ModelFleet(NamedModelFleet):
         ]
         try:
             starting = [actor.address.remote() for actor in self._replicas]
-            await_start(starting, "replicas", {"CPU": num_cpus, "GPU": num_gpus}, start_timeout_s)
+            needs = [{"CPU": num_cpus, "GPU": num_gpus}] * num_replicas
+            await_start(starting, "replicas", needs, start_timeout_s)
         except BaseException:
             self.stop()
             raise

@@ -47,7 +47,7 @@ def get_results(references: Sequence[Any], timeout_s: float | None = None) -> li
 def await_start(
     starting: Sequence[Any],
     what: str,
-    needs: Mapping[str, float] | Sequence[Mapping[str, float]],
+    needs: Sequence[Mapping[str, float]],
     timeout_s: float,
 ) -> None:
     """Wait until actors have answered their first call.
@@ -58,8 +58,7 @@ def await_start(
     Args:
         starting: The first call to each actor.
         what: Plural name of the actors; ``num_<what>`` is the option with their number.
-        needs: What Ray reserves for each actor, by Ray's names ("CPU", "GPU"); one mapping for
-            all of them, or one for each.
+        needs: What Ray reserves for each actor, by Ray's names ("CPU", "GPU").
         timeout_s: Time for all of them together.
 
     Raises:
@@ -72,7 +71,7 @@ def await_start(
 
     def wanted() -> Mapping[str, float]:
         """Return the needs of the first actor that is not ready."""
-        return needs if isinstance(needs, Mapping) else needs[list(starting).index(waiting[0])]
+        return needs[list(starting).index(waiting[0])]
 
     # One at a time: an actor that never gets a node must not hide the failure of another one.
     while waiting and (left_s := deadline_s - time.monotonic()) > 0:

@@ -286,7 +286,7 @@ def test_replicas_that_have_room_and_do_not_start_are_not_said_to_have_none() ->
 
     actor = ray.remote(num_cpus=0.1)(Slow).remote()
     with pytest.raises(CapacityError, match="start slowly, or die while they start"):
-        await_start([actor.serve.remote()], "replicas", {"CPU": 0.1}, 0.5)
+        await_start([actor.serve.remote()], "replicas", [{"CPU": 0.1}], 0.5)
     ray.kill(actor)
 
 
