@@ -44,7 +44,6 @@ class ActionOutput(NamedTuple):
 
 @lru_cache(maxsize=256)
 def action_layout(spec: SpaceSpec, horizon: int = 1) -> "ActionLayout":
-    """Return the layout of a space's actions; cached."""
     return ActionLayout(spec, horizon)
 
 
@@ -117,7 +116,6 @@ class ActionLayout:
         return [_actions(output) for output in self.outputs(result, part)]
 
     def joined(self, parts: Sequence[Sequence[NDArray[Any]]]) -> Any:
-        """Return the actions of all parts as one batched value."""
         if len(parts) == 1:
             return unflatten(self._spec, parts[0])
         return unflatten(self._spec, [np.concatenate(own) for own in zip(*parts, strict=True)])

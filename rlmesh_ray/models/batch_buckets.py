@@ -21,7 +21,6 @@ class PaddedBatch(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Number of rows that are not padding."""
         return int(self.rows.stop - self.rows.start)
 
 
@@ -46,7 +45,6 @@ class BatchBuckets:
             )
 
     def parts(self, num_rows: int) -> list[PaddedBatch]:
-        """Return the parts of a batch, in the order of its rows."""
         if not self.sizes:
             return [PaddedBatch(slice(0, num_rows), num_rows)]
         largest = self.sizes[-1]

@@ -48,7 +48,6 @@ class _KeptChunk:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the policy has to choose another chunk."""
         return not self.columns or self.num_used == len(self.columns[0])
 
 
@@ -108,7 +107,6 @@ class KeptChunks(PolicyWrapper):
         return unflatten(contract.action_space, actions)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """Free the chunk of one lane of a route, or of the whole route (None)."""
         self._chunks.forget(route_key, env_index)
         self.policy.forget(route_key, env_index)
 
@@ -128,7 +126,6 @@ class KeptChunks(PolicyWrapper):
 
 
 def _rows_that_fit(spec: SpaceSpec, actions: Sequence[Any]) -> list[bool]:
-    """Return whether each row's actions, one array ``(N, *action)`` a leaf, are in the space."""
     num_rows = len(actions[0])
     try:
         pairs = zip(leaves(spec), actions, strict=True)
@@ -142,7 +139,6 @@ def _rows_that_fit(spec: SpaceSpec, actions: Sequence[Any]) -> list[bool]:
 
 
 def _selected(contract: EnvContract, rows: Rows, is_selected: Sequence[bool]) -> Rows:
-    """Return some of the rows."""
     if all(is_selected):
         return rows
     spec = contract.observation_space

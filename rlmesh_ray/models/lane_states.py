@@ -54,7 +54,6 @@ class EpisodeStates(Generic[S]):
         return states
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """Drop the state of one lane, or of the whole route (None), if there is any."""
         lanes = self._routes.get(route_key, {})
         for index in list(lanes) if env_index is None else [env_index]:
             if index in lanes:

@@ -84,7 +84,6 @@ class RandomPolicy:
         """Accept every contract."""
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:
-        """Return a drawn action for each row."""
         spec = contract.action_space
         sample = self._samplers.get(spec) or self._samplers.setdefault(spec, sampler(spec, seed=0))
         return sample(rows.num_rows)
@@ -114,7 +113,6 @@ class _Options:
         why: str = "which runs its own code: leave them out, and set the same in that code",
         impossible_inference: str = "compiled",
     ) -> None:
-        """Raise if an option is set: only torch policies have them."""
         asked = {
             "device": self.device not in (None, "cpu"),
             "buckets": bool(self.buckets),
@@ -309,7 +307,6 @@ def _holds_rl_module(folder: Path) -> bool:
 
 
 def _remedy_for(folder: Path) -> str:
-    """Return why a folder cannot be loaded, and which one was probably meant."""
     for pattern in ("*", "*/*"):
         inner = sorted(folder.glob(f"{pattern}/{_RLLIB_METADATA}"))
         if inner:

@@ -39,7 +39,6 @@ class MappedPolicy(PolicyWrapper):
 
     @property
     def traits(self) -> PolicyTraits:
-        """Those of the policy; the observations that clients need are not known."""
         client_space, mapped_space, own_map = self._client_space, self._policy_space, self._map
         if client_space is not None:
             own_map, mapped_space = self._bound(client_space)
@@ -86,7 +85,6 @@ class MappedPolicy(PolicyWrapper):
         return self.policy.predict(mapped_contract, rows._replace(observations=mapped))
 
     def _bind(self, client_space: SpaceSpec) -> tuple[ObservationMap, SpaceSpec]:
-        """Return the map for a client's space, and the space that it makes of it."""
         own_map = self._map
         if self._policy_space is not None:
             own_map = own_map.completed(self._policy_space, client_space)

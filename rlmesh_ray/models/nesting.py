@@ -39,13 +39,11 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def filled(nesting: Any, values: Iterable[Any]) -> Any:
-    """Return values in place of what is nested, in order."""
     following = iter(values)
     return mapped(lambda _: next(following), nesting)
 
 
 def describe(value: Any) -> str:
-    """Return the dtypes and shapes of a batched value as text."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {describe(part)}" for key, part in value.items()) + "}"
     if isinstance(value, tuple):

@@ -124,7 +124,6 @@ class PolicyTraits:
 
 
 def traits_of(policy: object) -> PolicyTraits:
-    """Return the policy's traits; the defaults for a policy without traits."""
     traits = getattr(policy, "traits", None)
     return traits if isinstance(traits, PolicyTraits) else PolicyTraits()
 
@@ -155,7 +154,6 @@ def checked_horizon(declared: object, given: int | None, what: str) -> int:
 
 
 def no_chunks_with_state(horizon: int) -> str:
-    """Return why a recurrent module cannot have a horizon above 1."""
     return (
         f"horizon={horizon} cannot be used with a recurrent module: its state would be that after "
         "one observation, while the client acts several steps on without asking, and may use fewer "
@@ -202,7 +200,6 @@ class PolicyWrapper:
 
     @property
     def traits(self) -> PolicyTraits:
-        """Those of the policy, some of which change as it accepts environments."""
         traits = traits_of(self.policy)
         return replace(traits, kind=traits.kind or type(self.policy).__name__)
 

@@ -36,7 +36,6 @@ def only_computes(module: torch.nn.Module, device: torch.device) -> bool:
 
 
 def is_trusted(code: object) -> bool:
-    """Return whether a class or a function is part of torch or RLlib."""
     return str(getattr(code, "__module__", "")).startswith(_KNOWN)
 
 

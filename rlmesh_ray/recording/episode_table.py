@@ -22,13 +22,11 @@ _LARGEST_LIST = 64
 
 
 def schema(row_leaves: tuple[Leaf, ...]) -> pa.Schema:
-    """Return the columns for the leaves of ``RecordingInfo.row_space``."""
     fields = [pa.field(_name_of(leaf), _type_of(leaf)) for leaf in row_leaves]
     return pa.schema([*fields, pa.field("info", pa.string())])
 
 
 def arrow_array(leaf: Leaf, kind: pa.DataType, column: Column) -> pa.Array:
-    """Return a leaf's column as pyarrow's array; its type is that of the ``schema``."""
     if pa.types.is_null(kind):
         return pa.nulls(len(column))
     if leaf.dtype is None or not leaf.shape:

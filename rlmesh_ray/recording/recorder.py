@@ -66,7 +66,6 @@ class WriterHandle:
         self._keys = count()
 
     def new_stream(self, contract: EnvContract, endpoint: str) -> str:
-        """Announce a session or an env runner; return its key."""
         key = str(next(self._keys))
         with self._lock:  # however full the queue is
             self._append(key, Stream(info_of(contract), endpoint, self.options.video), 0)
@@ -98,7 +97,6 @@ class WriterHandle:
                 self._append(key, Abandoned(episode), 0)
 
     def lose(self, num_episodes: int) -> None:
-        """Count dropped episodes; log the first ones."""
         if num_episodes and not self.num_lost and self._is_open:
             _LOG.warning(
                 "the writer of %s does not keep up: %d episodes are not recorded; at the end the "
@@ -230,7 +228,6 @@ def _start(options: RecordOptions, source: int) -> "subprocess.Popen[bytes]":
 
 
 def info_of(contract: EnvContract) -> RecordingInfo:
-    """Return what a recording of such an environment says of it."""
     fps = contract.metadata.get("render_fps")
     if not (isinstance(fps, (int, float)) and 1 <= fps <= 1000):
         fps = _DEFAULT_FPS
@@ -301,7 +298,6 @@ class Recorder:
         infos: Mapping[str, object],
         render: Render,
     ) -> None:
-        """Record the reset of some lanes; see ``StepCollector.add_reset``."""
         add = self._collector.add_reset
         self._record(lambda frames: add(lanes, seeds, observations, infos, frames), render)
 
@@ -312,7 +308,6 @@ class Recorder:
         render: Render,
         lanes: Sequence[int] = (),
     ) -> None:
-        """Record a step; see ``StepCollector.add_step``."""
         version = self._policy_version()
         if version != self._version:  # a block has one
             self.flush()
@@ -321,7 +316,6 @@ class Recorder:
         self._record(lambda frames: add(columns, infos, frames, lanes), render)
 
     def flush(self) -> None:
-        """Hand over what has been collected."""
         self._flushed_s = time.monotonic()
         block = self._collector.take()
         if block is None:

@@ -144,7 +144,6 @@ class Store:
         self._episodes = self.folder / _EPISODES
 
     def path(self, id_: str, suffix: str = ".parquet") -> Path:
-        """Return the path of a file of an episode."""
         return self._episodes / f"{id_}{suffix}"
 
     def open(self, id_: str, suffix: str = ".parquet") -> BinaryIO:
@@ -156,7 +155,6 @@ class Store:
         return open_file(self.path(id_, suffix), self._root)
 
     def temporary_path(self) -> Path:
-        """Return a new path for a file that is not complete yet."""
         return self._episodes / f".{os.getpid()}-{os.urandom(8).hex()}.tmp"
 
     def info(self) -> RecordingInfo:
@@ -258,7 +256,6 @@ class Store:
         return number
 
     def append(self, summary: EpisodeSummary) -> None:
-        """Add a line to the index."""
         with open_file(self._index, self._root, "ab") as file:
             file.write(f"{summary.to_json()}\n".encode())
 
@@ -293,7 +290,6 @@ class Store:
         return num_bytes
 
     def _indexed(self) -> dict[str, EpisodeSummary]:
-        """Return the episodes of the index, by their ids; lines that are damaged are left out."""
         try:
             lines = read_file(self._index, _INDEX_BYTES, self._root).split(b"\n")
         except OSError:  # the episodes' own files have all that it says
@@ -306,7 +302,6 @@ class Store:
         return found
 
     def _missing_in(self, known: Mapping[str, EpisodeSummary]) -> Iterator[EpisodeSummary]:
-        """Yield the episodes that only their Parquet files tell of."""
         missing = set(self._ids()).difference(known)
         if missing:
             with require_pyarrow():
@@ -330,7 +325,6 @@ class Store:
 
     @contextlib.contextmanager
     def _refused(self) -> Iterator[None]:
-        """Make an OSError the user's."""
         try:
             yield
         except OSError as error:
@@ -356,7 +350,6 @@ def _is_id(text: str) -> bool:
 
 @contextlib.contextmanager
 def require_pyarrow() -> Iterator[None]:
-    """Name the extra where an import of pyarrow fails."""
     try:
         yield
     except ImportError as error:

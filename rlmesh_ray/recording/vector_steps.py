@@ -58,7 +58,6 @@ class StepBlock:
 
     @property
     def num_bytes(self) -> int:
-        """Size of its arrays, infos and texts."""
         arrays = [*self.columns, self.frames]
         sizes = [array.nbytes for array in arrays if isinstance(array, np.ndarray)]
         texts = [row for column in self.columns if isinstance(column, list) for row in column]
@@ -117,7 +116,6 @@ class StepCollector:
 
     @property
     def is_full(self) -> bool:
-        """Whether ``take`` has to be called before the next row."""
         return self._block is not None and (
             self._num_rows == len(self._block.kinds) or self._info_bytes > _BLOCK_BYTES
         )
@@ -175,7 +173,6 @@ class StepCollector:
         self._next[ended] = FIRST if self._autoresets else IGNORED
 
     def take(self) -> StepBlock | None:
-        """Return the present block; the next row begins a new one."""
         block, self._block = self._block, None
         self._num_taken, self.num_ended = self.num_ended, 0
         self._follows_gap = False
@@ -186,7 +183,6 @@ class StepCollector:
         return block
 
     def lose(self) -> int:
-        """Forget the episodes of the block that was taken last; return their number."""
         running = self._next == STEP
         self._next[running] = IGNORED
         num_lost = self._num_taken + int(np.count_nonzero(running))

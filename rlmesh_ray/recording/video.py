@@ -103,7 +103,6 @@ class VideoFile:
         self._num_frames = 0
 
     def add(self, images: NDArray[np.uint8]) -> None:
-        """Add frames; see ``as_rgb``."""
         for image in as_rgb(images):
             if not self._num_frames:
                 self._stream.height, self._stream.width = image.shape[:2]
@@ -113,7 +112,6 @@ class VideoFile:
             self._container.mux(self._stream.encode(frame))
 
     def close(self) -> None:
-        """Complete the file."""
         if self._num_frames:
             self._container.mux(self._stream.encode(None))
         self._container.close()

@@ -86,7 +86,6 @@ class EpisodeFiles:
         self._return = 0.0
 
     def add(self, segment: Segment, infos: list[str | None]) -> None:
-        """Add rows with their infos as JSON."""
         stream = self._stream
         arrays = map(arrow_array, stream.leaves, stream.schema.types, segment.columns)
         batch = pa.record_batch([*arrays, pa.array(infos, pa.string())], stream.schema)
@@ -104,12 +103,10 @@ class EpisodeFiles:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the files so far."""
         video = 0 if self.video is None else self.video.path.stat().st_size
         return int(self._file.tell()) + self._waiting_bytes + video
 
     def finish(self, last: Segment, number: int) -> EpisodeSummary:
-        """Complete the Parquet file, publish all under the first free id from ``number`` on."""
         summary = EpisodeSummary(
             id=str(number),
             length=self._num_rows - 1,
@@ -135,7 +132,6 @@ class EpisodeFiles:
         return replace(summary, id=id_, video=video)
 
     def discard(self) -> None:
-        """Delete the files."""
         with contextlib.suppress(Exception):  # a full disk fails in any of its ways
             self._parquet.close()
         with contextlib.suppress(Exception):
@@ -145,7 +141,6 @@ class EpisodeFiles:
             self._path.unlink()
 
     def discard_video(self) -> None:
-        """Delete the video."""
         video, self.video = self.video, None
         if video is not None:
             with contextlib.suppress(Exception):
@@ -190,7 +185,6 @@ class EpisodeWriter:
                 self._add(key, segment)
 
     def close(self) -> None:
-        """Discard the episodes that are still running."""
         for key in self._streams:
             self._discard(key)
 

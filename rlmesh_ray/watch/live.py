@@ -51,7 +51,6 @@ class SharedAnswer(Generic[T]):
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the question may be asked again."""
         return max(0.0, self._due_s - self._clock())
 
     def ask(self, question: Callable[[], T], pause_s: Callable[[float], float]) -> None:
@@ -129,7 +128,6 @@ class LiveView:
         return {"source": self._source.title, "problem": self._found.problem, **found}
 
     def sessions(self, key: str) -> dict[str, Any] | None:
-        """Return the open sessions of an endpoint; None: there is no such endpoint."""
         endpoint = self._known.get(key)
         if endpoint is None:
             return None
@@ -203,7 +201,6 @@ class LiveView:
         )
 
     def _keep(self, name: tuple[object, ...], make: Callable[[], T]) -> T:
-        """Return what has this name, made where it is new; what was not used for long goes."""
         with self._lock:
             found: T | None = self._kept.get(name)
         if found is None:
@@ -221,10 +218,8 @@ class LiveView:
 
 
 def mean_after(mean_s: float, took_s: float) -> float:
-    """Return the mean duration of the last pictures after one more: the latest weigh most."""
     return mean_s + (took_s - mean_s) / _NUM_AVERAGED
 
 
 def picture_pause_s(took_s: float) -> float:
-    """Return the pause after a picture, given the mean duration of the last pictures."""
     return max(1 / PICTURES_PER_S - took_s, took_s / PICTURE_SHARE - took_s)

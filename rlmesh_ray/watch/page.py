@@ -120,7 +120,6 @@ class PageGuard:
         self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             return
 
@@ -209,7 +208,6 @@ class BrowserConnection(H11Protocol):
     """Cuts it off; None: the browser is not awaited."""
 
     def connection_made(self, transport: Any) -> None:
-        """Await the first request."""
         super().connection_made(transport)
         self._await_browser()
         waiting = [
@@ -221,32 +219,26 @@ class BrowserConnection(H11Protocol):
             min(waiting, key=lambda each: each[0])[1]._cut_off()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Await nothing more."""
         super().connection_lost(exc)
         self._await_nothing()
 
     def data_received(self, data: bytes) -> None:
-        """Await the rest of a request, unless it is whole."""
         super().data_received(data)
         self._await_browser()
 
     def on_response_complete(self) -> None:
-        """Await the next request."""
         super().on_response_complete()
         self._await_browser()
 
     def pause_writing(self) -> None:
-        """Await that the browser takes what is written."""
         super().pause_writing()
         self._await_browser()
 
     def resume_writing(self) -> None:
-        """Write more."""
         super().resume_writing()
         self._await_browser()
 
     def _await_browser(self) -> None:
-        """Set the deadline, if it is the browser's turn and no deadline is set yet."""
         cycle = self.cycle
         is_asked = cycle is not None and not cycle.more_body and not cycle.response_complete
         if is_asked and not self.flow.write_paused:

@@ -97,7 +97,6 @@ class RunFolder:
         return {"total": len(ordered), "episodes": list(map(_facts, page))}
 
     def episode(self, recording: str, episode: str) -> dict[str, Any] | None:
-        """Return facts and the growing return of an episode; None: there is no such one."""
         known = self._episode(recording, episode)
         if known is None:
             return None
@@ -113,7 +112,6 @@ class RunFolder:
         return facts
 
     def video(self, recording: str, episode: str) -> BinaryIO | None:
-        """Open the file with an episode's video; None: it has no video."""
         known = self._episode(recording, episode)
         if known is None or known.video is None:
             return None
@@ -164,7 +162,6 @@ class RunFolder:
         self._runs, self._recordings, self._problem = runs, recordings, problem
 
     def _load(self, path: Path, read: Callable[[Path], T]) -> T:
-        """Return the content of a file, read again where that has changed."""
         try:
             stamp = _stamp(path)
             loaded = self._loaded.get(path)

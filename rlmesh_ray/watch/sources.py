@@ -61,14 +61,12 @@ class WatchedAddress:
     """Secret of the pool."""
 
     def observer(self) -> EndpointObserver:
-        """Return an observer of what listens there."""
         to, token = self.options, self.options.token
         if self.pool:
             token = None if self.secret is None else registration_token(self.secret)
         return EndpointObserver(to.address, token=token, tls=to.tls, timeout_s=_TIMEOUT_S)
 
     def member_options(self, endpoint: EndpointStatus) -> ConnectOptions:
-        """Return how to connect to an endpoint that was found there."""
         token = self.options.token
         if self.secret is not None:
             token = endpoint_token(self.secret, self.pool, endpoint.endpoint_id)
@@ -105,7 +103,6 @@ class AddressSource:
         return [each for each, _ in self._seen.values()]
 
     def runners(self) -> tuple[()]:
-        """Return nothing: an endpoint knows sessions, and not their runners."""
         return ()
 
     def connect_options(self, endpoint: EndpointStatus) -> ConnectOptions:

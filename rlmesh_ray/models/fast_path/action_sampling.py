@@ -79,7 +79,6 @@ class ActionSampler:
 
 
 def _categorical(logits: torch.Tensor) -> tuple[SampledActions, SampledActions]:
-    """Draw as torch's Categorical of logits does."""
     if logits.is_cpu and logits.dtype in _ALSO_NUMPYS and _is_done_alike():
         normalized = _normalized(logits)
         chosen = _drawn(torch.softmax(normalized, dim=-1))

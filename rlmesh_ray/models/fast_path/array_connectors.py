@@ -39,7 +39,6 @@ _FITTING = DEFAULT_MODULE_TO_ENV.index(to_env.NormalizeAndClipActions)
 
 
 def connector_types(pipeline: Any) -> tuple[type, ...]:
-    """Return the types of a pipeline's connectors, in their order."""
     return tuple(type(piece) for piece in getattr(pipeline, "connectors", ()))
 
 
@@ -74,7 +73,6 @@ class ArrayConnectors:
         return batch_of(observations, self._device)
 
     def add_actions(self, output: dict[str, Any], *, explore: bool) -> None:
-        """Add actions to the module's output, unless it has them; see ``ActionSampler``."""
         self._sampler.add_to(output, explore=explore)
 
     def actions_for_env(self, arrays: Mapping[str, Any]) -> Any:

@@ -72,7 +72,6 @@ class FastForward:
         self._is_switched_as_usual = is_switched_as_usual(module)
 
     def explore(self, batch: dict[str, Any], t: int) -> dict[str, Any]:
-        """Return the result of ``module.forward_exploration``."""
         if self._layers is not None and not any(self._hooks):
             return _straight(self._layers, batch)
         forward = self._module.forward_exploration
@@ -83,7 +82,6 @@ class FastForward:
         return output
 
     def infer(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the result of ``module.forward_inference``."""
         if self._layers is not None and not any(self._hooks):
             return _straight(self._layers, batch)
         forward = self._module.forward_inference
@@ -110,7 +108,6 @@ def is_switched_as_usual(module: Any) -> bool:
 
 
 def _has_rllibs(module: Any, kind: type[Any], *names: str) -> bool:
-    """Return whether these methods of a module are those of ``kind``, not overridden."""
     return all(
         getattr(type(module), name) is getattr(kind, name) and name not in vars(module)
         for name in names

@@ -48,7 +48,6 @@ class SequentialFastPath:
         self._hooks = hooks_on(network)
 
     def __call__(self, *inputs: Any) -> Any:
-        """Return the result of calling the network."""
         if len(inputs) != 1 or any(self._hooks):
             return self._network(*inputs)
         (values,) = inputs
@@ -61,7 +60,6 @@ class SequentialFastPath:
 
 
 def layers_in(network: nn.Module) -> Iterator[Layer]:
-    """Yield the layers of a sequential network as functions, in order; see ``is_sequential``."""
     if isinstance(network, nn.Sequential):
         for part in network:
             yield from layers_in(part)

@@ -216,7 +216,6 @@ class CompiledForward:
     def _prove(
         self, module: nn.Module, batches: Iterable[tuple[Sequence[torch.Tensor], float]]
     ) -> None:
-        """Compare with a copy of the module that has the weights of now."""
         for batch, tolerance in batches:
             expected = _expected(module, self._called, batch)
             self._require(self._apart(expected, [each.numpy() for each in batch]) <= tolerance)
@@ -230,7 +229,6 @@ class CompiledForward:
 
 
 def _called(call: Callable[..., Any], module: nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """Return what a module makes of its inputs."""
     try:
         with EXPORTING, torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what torch copies
@@ -299,7 +297,6 @@ def _expected(
 
 
 def _positive(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Return the examples with two and three rows, then drawn inputs: positive, large and small."""
     yield [each[:2] for each in examples]
     yield [torch.cat([each, each])[:3] for each in examples]
     generator = torch.Generator().manual_seed(1)
@@ -308,7 +305,6 @@ def _positive(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def _signed(examples: Sequence[torch.Tensor]) -> Iterator[tuple[list[torch.Tensor], float]]:
-    """Return drawn inputs with tolerances: of either sign, small and large."""
     generator = torch.Generator().manual_seed(2)
     for size, tolerance in ((1.0, TOLERANCE), (100.0, 1e-3)):
         yield [_drawn(each, -size, size, generator) for each in examples], tolerance

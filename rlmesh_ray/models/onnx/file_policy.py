@@ -71,7 +71,6 @@ def input_names(observation: SpaceSpec) -> tuple[str, ...]:
 
 
 def output_names(observation: SpaceSpec, action: SpaceSpec) -> tuple[str, ...]:
-    """Return the names of an exported file's outputs: ``action``, with the names of leaves."""
     named = [_dotted("action", leaf) for leaf in leaves(action)]
     inputs = input_names(observation)
     return _distinct([*inputs, *named])[len(inputs) :]
@@ -217,7 +216,6 @@ class OnnxFilePolicy:
         """Do nothing: the model has no state of lanes."""
 
     def _run(self, contract: EnvContract, columns: Sequence[Any], part: PaddedBatch) -> Any:
-        """Return the outputs for a part of a batch, nested as the action space is."""
         places = self._places(contract.observation_space, contract.action_space)
         feeds: dict[str, NDArray[Any]] = {}
         for declared, leaf, column in zip(

@@ -152,7 +152,6 @@ class OnnxGraph:
 
     @property
     def operations(self) -> set[str]:
-        """ONNX's names of the operations."""
         return {each.op_type for each in _nodes(self._model.graph)}
 
     def index_inputs(self) -> list[int]:
@@ -208,7 +207,6 @@ def _subgraphs(node: Any) -> list[Any]:
 
 
 def _nodes(*graphs: Any) -> Iterator[Any]:
-    """Yield the nodes of graphs, and of the branches and loops in them."""
     for node in (each for graph in graphs for each in graph.node):
         yield node
         yield from _nodes(*_subgraphs(node))

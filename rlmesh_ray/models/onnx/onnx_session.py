@@ -72,12 +72,10 @@ class OnnxSession:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The model's ``metadata_props``."""
         props: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
         return props
 
     def run(self, *inputs: NDArray[Any]) -> list[NDArray[np.generic]]:
-        """Return the outputs, for one array for each input."""
         outputs: list[NDArray[np.generic]] = self._run(
             None, dict(zip(self.input_names, inputs, strict=True))
         )
@@ -127,7 +125,6 @@ def check_model(model: bytes, name: str) -> bool:
 
 
 def _messages(message: Any) -> Iterator[Any]:
-    """Yield a protobuf message and all messages in it."""
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:

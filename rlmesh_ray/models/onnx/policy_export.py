@@ -220,7 +220,6 @@ def _prove(
 def _drawn(
     spec: SpaceSpec, space: Any, random: np.random.Generator, num_rows: int
 ) -> list[NDArray[Any]]:
-    """Return observations, drawn from a space."""
     columns = []
     for column in stack(spec, [space.sample() for _ in range(num_rows)]):
         drawn = np.asarray(column)
@@ -234,7 +233,6 @@ def _drawn(
 def _acted(
     policy: Policy, contract: EnvContract, columns: Sequence[NDArray[Any]], num_rows: int
 ) -> list[NDArray[Any]]:
-    """Return a policy's actions, an array for each leaf of the action space."""
     slots = [PredictSlot(lane, "", 0, reset=True) for lane in range(num_rows)]
     observations = unflatten(contract.observation_space, columns)
     actions = policy.predict(contract, Rows(observations, [RouteRows(_ROUTE, slots)]))

@@ -52,12 +52,10 @@ class CheckpointParts:
 
     @property
     def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one lane of the environment."""
         return (self.env_to_module.input_observation_space, self.env_to_module.input_action_space)
 
 
 def pieces(parts: CheckpointParts) -> Iterator[Any]:
-    """Yield the connectors of both pipelines, including those of nested pipelines."""
     yield from _pieces(parts.env_to_module)
     yield from _pieces(parts.module_to_env)
 
@@ -168,7 +166,6 @@ def _pipeline(folder: Path, device: str) -> Any:
 
 
 def _pieces(pipeline: Any) -> Iterator[Any]:
-    """Yield all connectors of a pipeline, including those of nested pipelines."""
     for piece in pipeline.connectors:
         if isinstance(piece, ConnectorPipelineV2):
             yield from _pieces(piece)

@@ -211,15 +211,12 @@ class RllibPolicy:
         return refusable(from_gymnasium(self._spaces[1]), actions, is_nan)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """Free the episode of a lane, or of all lanes of a route."""
         self._actor.forget(route_key, env_index)
 
     def greedy_forward(self, contract: EnvContract) -> GreedyForward:
-        """Return module and connectors as a function of tensors; see ``ExportablePolicy``."""
         return greedy_forward(self._parts, contract)
 
     def get_weights(self) -> dict[str, Any]:
-        """Return a copy of the module's and the connectors' state, as an EnvRunner has it."""
         return {
             _MODULE: {_MODULE_ID: weights_of(self._parts.module)},
             **self._states(),
@@ -290,7 +287,6 @@ class RllibPolicy:
             ) from error
 
     def _try(self) -> None:
-        """Act on one row of zeros, of a lane that no client has."""
         spec = from_gymnasium(self._spaces[0])
         observations = unflatten(spec, empty_columns(spec, 1))
         try:
@@ -342,7 +338,6 @@ def _module_pairs(module: Any, state: object) -> Pairs:
 
 
 def _for_learning(module: Any) -> Callable[[str], bool]:
-    """Return a function: whether a name in a state is of a part that inference does not need."""
     attributes: list[str] = getattr(module, "get_non_inference_attributes", list)()
     prefixes = tuple(f"{attribute}." for attribute in attributes)
     return lambda name: name in attributes or name.startswith(prefixes)

@@ -64,7 +64,6 @@ class CompiledModule:
             module.train(was_training)
 
     def load(self) -> None:
-        """Take the module's weights as they are now; see ``CompiledForward``."""
         self._forward.load()
 
     def _as_input(self, rows: NDArray[Any]) -> NDArray[Any]:

@@ -62,13 +62,11 @@ def distribution_of(module: RLModule, *, explore: bool = True) -> str:
 
 
 def q_values(module: Any, obs: torch.Tensor) -> torch.Tensor:
-    """Return what an epsilon-greedy module chooses by."""
     values: torch.Tensor = module.compute_q_values({Columns.OBS: obs.to(torch.float32)})["qf_preds"]
     return values
 
 
 def distribution_inputs(module: Any, obs: torch.Tensor) -> torch.Tensor:
-    """Return what actions are drawn from, for observations as the space has them."""
     batch = {Columns.OBS: obs.to(torch.float32)}
     if is_epsilon_greedy(module):
         return q_values(module, obs)  # its exploration draws, and gives actions only

@@ -74,7 +74,6 @@ def greedy_forward(parts: CheckpointParts, contract: EnvContract) -> GreedyForwa
 
 
 def _chosen(module: Any, outputs: dict[str, Any]) -> tuple[Tensor, Any]:
-    """Return what actions are chosen by, and the greedy actions, as RLlib's GetActions."""
     if Columns.ACTIONS in outputs:
         raise ConfigurationError(f"{type(module).__name__} chooses its actions itself")
     inputs = outputs[Columns.ACTION_DIST_INPUTS]

@@ -67,11 +67,9 @@ class BucketedForward:
         )
 
     def torch_reason(self) -> str | None:
-        """Return why the module runs in torch; None: it runs compiled."""
         return self._inference.torch_reason
 
     def load(self) -> None:
-        """Take the module's weights as they are now; to be called after each change of them."""
         self._inference.load()
 
     def __call__(self, batch: dict[str, Any], env_steps: int) -> dict[str, Any]:
@@ -128,7 +126,6 @@ def compiled_forward(module: Any, batch: dict[str, Any], *, explore: bool) -> Co
 
 
 def forward_with_logits(module: Any, *, explore: bool) -> Callable[[Any, Any], dict[str, Any]]:
-    """Return what a served module is run for; see ``bare_forward``, and ``_gives_logits``."""
     return _logits if _gives_logits(module, explore) else bare_forward(module, explore=explore)
 
 

@@ -59,7 +59,6 @@ class ArrayInference:
         )
 
     def act(self, rows: Rows) -> Acted:
-        """Choose one action for each row."""
         given = rows.observations
         is_array = isinstance(given, np.ndarray)
         observations = _writable(given) if is_array else map_structure(_writable, given)
@@ -90,7 +89,6 @@ class _LaneEpisode:
     outputs: dict[str, Any] = field(default_factory=dict)
 
     def advance(self, observation: Any) -> None:
-        """Add the next observation, and the action that led to it."""
         if not self.episode.is_reset:
             self.episode.add_env_reset(observation=observation, infos={})
         else:
@@ -103,7 +101,6 @@ class _LaneEpisode:
             )
 
     def keep(self, action: Any, outputs: dict[str, Any], lookback: int) -> None:
-        """Store the action for the latest observation."""
         self.action, self.outputs = action, outputs
         if len(self.episode) >= STEPS_BETWEEN_CUTS:
             self.episode = self.episode.cut(len_lookback_buffer=lookback)
@@ -152,7 +149,6 @@ class EpisodeInference:
             raise
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """Free the episode of a lane, or of all lanes of a route."""
         self._lanes.forget(route_key, env_index)
 
     def _act(self, lanes: Sequence[_LaneEpisode], rows: Rows) -> Acted:

@@ -73,7 +73,6 @@ def load_program(file: Path, device: str) -> "torch.nn.Module":
 
 
 def _loader(file: Path) -> "Callable[[Path, str], torch.nn.Module]":
-    """Return the loader for a file, by its table of contents."""
     if not zipfile.is_zipfile(file):
         raise ConfigurationError(f"{file} is not a policy; name {KINDS}")
     with zipfile.ZipFile(file) as archive:

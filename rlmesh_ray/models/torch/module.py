@@ -83,7 +83,6 @@ class TorchModule:
         )
 
     def torch_reason(self) -> str | None:
-        """Return why the module runs in torch; None: it runs compiled."""
         return self._inference.torch_reason
 
     def trial_parts(self, num_lanes: int) -> list[PaddedBatch]:
@@ -100,7 +99,6 @@ class TorchModule:
     def misfit(
         self, error: RlmeshError, contract: EnvContract, part: PaddedBatch
     ) -> ContractMismatchError:
-        """Return the error of a trial run whose ``part`` has failed."""
         remedy = (
             "; it works with one row: export it for any number of rows, or have batches cut to one "
             "(buckets=[1], --bucket 1)"
@@ -158,7 +156,6 @@ class TorchModule:
             ) from error
 
     def get_weights(self) -> dict[str, Any]:
-        """Return a copy of the module's state dict; see ``weights.weights_of``."""
         return weights_of(self.module)
 
     def set_weights(self, weights: object) -> None:

@@ -124,8 +124,6 @@ class TorchPolicy:
         """Do nothing: the module has no state of lanes."""
 
     def greedy_forward(self, contract: EnvContract) -> GreedyForward:
-        """Return the module as a function of tensors; see ``ExportablePolicy``."""
-
         def act(called: Any, *columns: torch.Tensor) -> list[LeafAction]:
             result = called(unflatten(contract.observation_space, columns))
             outputs = flatten(contract.action_space, result)
@@ -157,6 +155,5 @@ def _leaf_action(leaf: Leaf, output: torch.Tensor) -> LeafAction:
 
 
 def dtype_of(leaf: Leaf) -> torch.dtype:
-    """Return torch's dtype for a leaf's values."""
     dtype: torch.dtype = getattr(torch, str(leaf.dtype))
     return dtype

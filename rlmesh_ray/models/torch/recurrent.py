@@ -118,7 +118,6 @@ class RecurrentTorchPolicy(TorchPolicy):
         self._table.scatter(index, states)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """Free the state of a lane, or of all lanes of a route."""
         self._lanes.forget(route_key, env_index)
 
     def greedy_forward(self, contract: EnvContract) -> NoReturn:
@@ -179,7 +178,6 @@ class StateTable:
         self._begin()
 
     def allocate(self) -> int:
-        """Return a row with the initial state."""
         if self._released:
             row = self._released.pop()
         else:
@@ -189,7 +187,6 @@ class StateTable:
         return row
 
     def release(self, row: int) -> None:
-        """Free a row."""
         self._released.append(row)
         is_last = len(self._released) == self._num_rows - 1  # apart from the padding's
         if is_last and len(self._tables[0]) > _FIRST_CAPACITY:
@@ -229,12 +226,10 @@ class StateTable:
         return [leaf[: part.num_rows].clone() for leaf in found]
 
     def scatter(self, index: torch.Tensor, states: Sequence[torch.Tensor]) -> None:
-        """Store the result of ``kept`` for the part of an index, without its padding."""
         for table, leaf in zip(self._tables, states, strict=True):
             table.index_copy_(0, index[: len(leaf)], leaf)
 
     def _begin(self) -> None:
-        """Make small tables without lanes."""
         self._tables = [
             torch.zeros((_FIRST_CAPACITY, *leaf.shape), dtype=leaf.dtype, device=self._device)
             for leaf in leaves(self._like)
