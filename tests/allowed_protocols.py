@@ -35,7 +35,6 @@ ALLOWED_PROTOCOLS = {
     "ModelClientDialect": "EditionModelClientDialect, ReleasedModelClientDialect",
     "ModelServerDialect": "EditionModelServerDialect, ReleasedModelServerDialect",
     "MultiAgentEnv": "the environments of RLlib and of PettingZoo, which envs must not import",
-    "PerLane": "a list, an array",
     "Policy": "TorchPolicy, RllibPolicy and others, also those of users",
     "PoolRegistry": "keeps the server from actors, which have PoolMembership",
     "RllibInference": "ArrayInference, EpisodeInference",
@@ -46,5 +45,4 @@ ALLOWED_PROTOCOLS = {
     "StepObserver": "keeps envs from recording, which has SessionObserver",
     "UpdatablePolicy": "TorchPolicy, RllibPolicy",
     "WeightSink": "ModelServer, ModelFleet",
-    "_Rule": "_IntervalRule, _TextRule",
 }

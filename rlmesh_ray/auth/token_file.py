@@ -241,10 +241,8 @@ def _stamp(status: os.stat_result) -> FileStamp:
     return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredToken:
-    digest: bytes
-    role: TokenRole
+_StoredToken = tuple[bytes, TokenRole]
+"""Digest and role."""
 
 
 class TokenStore:
@@ -282,8 +280,8 @@ class TokenStore:
         digest = hashlib.sha256(token).digest()
         found = 0
         # All are compared, so that the duration reveals nothing.
-        for known in self._tokens:
-            found = max(found, known.role * hmac.compare_digest(known.digest, digest))
+        for known, role in self._tokens:
+            found = max(found, role * hmac.compare_digest(known, digest))
         return TokenRole(found) if found else None
 
     def _reload_if_changed(self) -> None:
@@ -311,8 +309,8 @@ class TokenStore:
 
 def _checked(entries: Iterable[TokenEntry], source: str) -> tuple[_StoredToken, ...]:
     foreign = [_digest(token) for token in ray_tokens()]
-    known = tuple(_StoredToken(_digest(entry.token), entry.role) for entry in entries)
-    if any(hmac.compare_digest(own.digest, ray) for own in known for ray in foreign):
+    known = tuple((_digest(entry.token), entry.role) for entry in entries)
+    if any(hmac.compare_digest(own, ray) for own, _ in known for ray in foreign):
         raise ConfigurationError(
             f"{source} holds Ray's own token, which allows its holder to run code on the cluster; "
             "make another one for endpoints: python -c 'import secrets; "

@@ -1,4 +1,4 @@
-"""Registry of the checks by clause, and their results.
+"""The checks by clause, and their results.
 
 A check returns if its clause holds, and raises one of two exceptions else.
 """
@@ -6,7 +6,7 @@ A check returns if its clause holds, and raises one of two exceptions else.
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from rlmesh_ray.compliance.clauses import CLAUSES
 
@@ -14,22 +14,18 @@ SubjectT = TypeVar("SubjectT")
 Check = Callable[[SubjectT], None]
 
 
-class CheckRegistry(Generic[SubjectT]):
-    """The checks of one service, filled by the modules that define them."""
+def holds(
+    checks: dict[str, Check[SubjectT]], clause: str
+) -> Callable[[Check[SubjectT]], Check[SubjectT]]:
+    """Add the decorated function to the checks of a service, by its clause."""
+    assert clause in CLAUSES, clause
 
-    def __init__(self) -> None:
-        self.checks: dict[str, Check[SubjectT]] = {}
-        """The checks by clause key."""
+    def keep(check: Check[SubjectT]) -> Check[SubjectT]:
+        assert clause not in checks, clause
+        checks[clause] = check
+        return check
 
-    def holds(self, clause: str) -> Callable[[Check[SubjectT]], Check[SubjectT]]:
-        assert clause in CLAUSES, clause
-
-        def keep(check: Check[SubjectT]) -> Check[SubjectT]:
-            assert clause not in self.checks, clause
-            self.checks[clause] = check
-            return check
-
-        return keep
+    return keep
 
 
 class ClauseBroken(Exception):  # a verdict rather than an error

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlmesh_ray.compliance.checks import ClauseNotObservable, require
+from rlmesh_ray.compliance.checks import ClauseNotObservable, holds, require
 from rlmesh_ray.compliance.env_subject import (
     ENV,
     MOST_STEPS,
@@ -21,7 +21,7 @@ from rlmesh_ray.wire._pb.rlmesh.env.v1.interaction_pb2 import JoinResponse
 _STEPS_AFTER_AN_END = 3
 
 
-@ENV.holds("episodes.begin")
+@holds(ENV, "episodes.begin")
 def tracking_begins_at_reset_from_nothing(subject: EnvSubject) -> None:
     """Counts from before a Reset, in mid-episode or after an end, are dropped."""
     with subject.session() as session:
@@ -40,7 +40,7 @@ def tracking_begins_at_reset_from_nothing(subject: EnvSubject) -> None:
         _require_sums(session, subject)
 
 
-@ENV.holds("episodes.accrue")
+@holds(ENV, "episodes.accrue")
 def every_step_adds_a_step_and_its_reward(subject: EnvSubject) -> None:
     """From Reset to the first end, compared with the responses of the steps."""
     with subject.session() as session:
@@ -48,7 +48,7 @@ def every_step_adds_a_step_and_its_reward(subject: EnvSubject) -> None:
         _require_sums(session, subject)
 
 
-@ENV.holds("episodes.complete")
+@holds(ENV, "episodes.complete")
 def an_end_is_reported_in_its_own_response(subject: EnvSubject) -> None:
     """The lanes with a flag are those with a record, up to the first end."""
     with subject.session() as session:
@@ -60,7 +60,7 @@ def an_end_is_reported_in_its_own_response(subject: EnvSubject) -> None:
         _require_records_for_flags(done)
 
 
-@ENV.holds("episodes.metadata")
+@holds(ENV, "episodes.metadata")
 def a_record_describes_its_episode(subject: EnvSubject) -> None:
     """Id, lane, seed, cause and times; the last infos with the probe, for either cause."""
     seeds = tuple(range(40, 40 + subject.contract.num_envs))
@@ -74,7 +74,7 @@ def a_record_describes_its_episode(subject: EnvSubject) -> None:
             _check_records(session, subject, session.obey(ProbeCommand.TRUNCATE), ids, seeds)
 
 
-@ENV.holds("episodes.once")
+@holds(ENV, "episodes.once")
 def a_record_is_delivered_once(subject: EnvSubject) -> None:
     """Not again in later steps, nor in the answer to Close."""
     with subject.session() as session:
@@ -88,7 +88,7 @@ def a_record_is_delivered_once(subject: EnvSubject) -> None:
     require(not twice, f"records of episodes {twice} are delivered more than once")
 
 
-@ENV.holds("episodes.empty-id")
+@holds(ENV, "episodes.empty-id")
 def the_id_of_an_ended_lane_is_empty(subject: EnvSubject) -> None:
     """From the step that ended it until the next Reset; the ids of other lanes stay."""
     with subject.session() as session:
@@ -104,7 +104,7 @@ def the_id_of_an_ended_lane_is_empty(subject: EnvSubject) -> None:
     require(all(again), f"after a Reset the ids are {list(again)}")
 
 
-@ENV.holds("episodes.no-restart")
+@holds(ENV, "episodes.no-restart")
 def an_episode_that_an_autoreset_starts_is_not_tracked(subject: EnvSubject) -> None:
     """A second end in a lane without an explicit Reset has no record; after a Reset it has."""
     subject.probe()
@@ -123,7 +123,7 @@ def an_episode_that_an_autoreset_starts_is_not_tracked(subject: EnvSubject) -> N
     require(records == [fresh], f"after a Reset the records are of {records}, not {[fresh]}")
 
 
-@ENV.holds("episodes.autoreset")
+@holds(ENV, "episodes.autoreset")
 def ended_lanes_go_on_as_the_contract_says(subject: EnvSubject) -> None:
     """NEXT_STEP: the step after the end starts an episode; DISABLED: the environment goes on."""
     mode = subject.probe().autoreset_mode

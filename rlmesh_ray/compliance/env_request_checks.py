@@ -8,7 +8,7 @@ import numpy as np
 
 from rlmesh_ray.client.remote_base import decode_png
 from rlmesh_ray.compliance.action_cases import packed_rest
-from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, holds, require
 from rlmesh_ray.compliance.env_subject import ENV, EnvSubject, RawEnvSession, ended_lanes, is_same
 from rlmesh_ray.compliance.probe import SLEEP_S, ProbeCommand
 from rlmesh_ray.errors import EndpointLostError
@@ -28,7 +28,7 @@ from rlmesh_ray.protocol.messages import (
 _PIPELINED_STEPS = 40
 
 
-@ENV.holds("ordering.arrival")
+@holds(ENV, "ordering.arrival")
 def responses_come_in_the_order_of_arrival(subject: EnvSubject) -> None:
     """Many requests of every kind are sent before any response is read."""
     with subject.session() as session:
@@ -38,7 +38,7 @@ def responses_come_in_the_order_of_arrival(subject: EnvSubject) -> None:
     require(first_seen == expected, f"responses came in the order {first_seen}")
 
 
-@ENV.holds("ordering.one-response")
+@holds(ENV, "ordering.one-response")
 def every_request_has_one_response(subject: EnvSubject) -> None:
     """Ids are counted over all responses up to the end of the stream."""
     with subject.session() as session:
@@ -48,7 +48,7 @@ def every_request_has_one_response(subject: EnvSubject) -> None:
     require(not strange, f"responses by request_id, where it is not one: {strange}")
 
 
-@ENV.holds("ordering.in-band")
+@holds(ENV, "ordering.in-band")
 def what_cannot_be_satisfied_is_answered_in_band(subject: EnvSubject) -> None:
     """Invalid arguments, each in its own session."""
     lanes = subject.contract.num_envs
@@ -65,7 +65,7 @@ def what_cannot_be_satisfied_is_answered_in_band(subject: EnvSubject) -> None:
             session.refused(request, why)
 
 
-@ENV.holds("vector.width")
+@holds(ENV, "vector.width")
 def the_vector_is_as_wide_as_the_contract_says(subject: EnvSubject) -> None:
     """The contract's width against that of the first response."""
     lanes = subject.contract.num_envs
@@ -75,7 +75,7 @@ def the_vector_is_as_wide_as_the_contract_says(subject: EnvSubject) -> None:
     require(len(ids) == lanes, f"num_envs is {lanes}, but Reset gives {len(ids)} episode ids")
 
 
-@ENV.holds("vector.batches")
+@holds(ENV, "vector.batches")
 def values_are_batches_over_all_lanes(subject: EnvSubject) -> None:
     """Observations decode as batches; an action over more or fewer lanes is refused."""
     contract = subject.contract
@@ -91,7 +91,7 @@ def values_are_batches_over_all_lanes(subject: EnvSubject) -> None:
             session.refused(session.step_request(action), f"with actions for {width} lanes")
 
 
-@ENV.holds("vector.entries")
+@holds(ENV, "vector.entries")
 def rewards_and_masks_have_one_entry_a_lane(subject: EnvSubject) -> None:
     """In every response up to the one that ends an episode; ``step`` counts them."""
     with subject.session() as session:
@@ -100,7 +100,7 @@ def rewards_and_masks_have_one_entry_a_lane(subject: EnvSubject) -> None:
             session.until_episode_ends()
 
 
-@ENV.holds("vector.index-order")
+@holds(ENV, "vector.index-order")
 def entries_stand_in_the_order_of_the_lanes(subject: EnvSubject) -> None:
     """Only the last of several lanes ends, and only it ends."""
     lanes = subject.probe().num_envs
@@ -117,7 +117,7 @@ def entries_stand_in_the_order_of_the_lanes(subject: EnvSubject) -> None:
     require(ended == [lanes - 1, 0], f"records are for lanes {ended}, not {[lanes - 1, 0]}")
 
 
-@ENV.holds("reset.all-lanes")
+@holds(ENV, "reset.all-lanes")
 def reset_starts_all_lanes(subject: EnvSubject) -> None:
     """In mid-episode: every lane has a new id; the probe is in the state of the first Reset."""
     seeds = tuple(range(7, 7 + subject.contract.num_envs))
@@ -134,7 +134,7 @@ def reset_starts_all_lanes(subject: EnvSubject) -> None:
         require(is_back, "a Reset in mid-episode with the same seeds starts elsewhere")
 
 
-@ENV.holds("reset.first")
+@holds(ENV, "reset.first")
 def a_step_before_the_first_reset_is_refused(subject: EnvSubject) -> None:
     """NOT_READY; after a Reset it succeeds."""
     with subject.session() as session:
@@ -145,7 +145,7 @@ def a_step_before_the_first_reset_is_refused(subject: EnvSubject) -> None:
         session.step()
 
 
-@ENV.holds("reset.seeds")
+@holds(ENV, "reset.seeds")
 def seeds_are_empty_or_one_a_lane(subject: EnvSubject) -> None:
     """Any other number is refused. With the probe: each seed reaches its own lane."""
     lanes = subject.contract.num_envs
@@ -163,7 +163,7 @@ def seeds_are_empty_or_one_a_lane(subject: EnvSubject) -> None:
             session.refused(request, f"with {count} seeds for {lanes} lanes")
 
 
-@ENV.holds("reset.response")
+@holds(ENV, "reset.response")
 def reset_gives_observations_and_ids(subject: EnvSubject) -> None:
     """The batch decodes, and every lane has a different id."""
     with subject.session() as session:
@@ -174,7 +174,7 @@ def reset_gives_observations_and_ids(subject: EnvSubject) -> None:
     require(len(set(ids)) == len(ids), f"lanes share an episode id: {list(ids)}")
 
 
-@ENV.holds("step.all-lanes")
+@holds(ENV, "step.all-lanes")
 def a_step_is_one_of_each_lane(subject: EnvSubject) -> None:
     """By the records in the response to Close; the probe counts itself."""
     with subject.session() as session:
@@ -191,7 +191,7 @@ def a_step_is_one_of_each_lane(subject: EnvSubject) -> None:
     require(counts == expected, f"after one Step the lanes have done {counts} steps")
 
 
-@ENV.holds("step.response")
+@holds(ENV, "step.response")
 def a_step_gives_all_there_is(subject: EnvSubject) -> None:
     """Observation, current ids, and the environment's infos."""
     with subject.session() as session:
@@ -203,7 +203,7 @@ def a_step_gives_all_there_is(subject: EnvSubject) -> None:
         require("steps" in done.infos, f"the infos have only {sorted(done.infos)}")
 
 
-@ENV.holds("wire.unreadable")
+@holds(ENV, "wire.unreadable")
 def a_frame_that_is_no_request_is_answered_in_band(subject: EnvSubject) -> None:
     """A message without a kind. Bytes that are no message may also end the stream with a status."""
     with subject.session() as session:
@@ -216,7 +216,7 @@ def a_frame_that_is_no_request_is_answered_in_band(subject: EnvSubject) -> None:
             _require_error(session, b"\xff\xff\xff\xff")
 
 
-@ENV.holds("wire.bare-join")
+@holds(ENV, "wire.bare-join")
 def a_join_without_a_session_id_is_served(subject: EnvSubject) -> None:
     """By its first message: clients of other implementations have no session id."""
     with subject.session(is_bare=True) as session:
@@ -224,7 +224,7 @@ def a_join_without_a_session_id_is_served(subject: EnvSubject) -> None:
         session.step()
 
 
-@ENV.holds("wire.partial-reset")
+@holds(ENV, "wire.partial-reset")
 def env_indices_restart_just_those_lanes(subject: EnvSubject) -> None:
     """The other lanes keep id, observation and count; a server without the feature refuses it."""
     lanes = subject.contract.num_envs
@@ -262,7 +262,7 @@ def env_indices_restart_just_those_lanes(subject: EnvSubject) -> None:
         )
 
 
-@ENV.holds("wire.step-lanes")
+@holds(ENV, "wire.step-lanes")
 def env_indices_of_a_step_are_refused(subject: EnvSubject) -> None:
     """The field is reserved: a Step steps all lanes or none."""
     with subject.session() as session:
@@ -272,7 +272,7 @@ def env_indices_of_a_step_are_refused(subject: EnvSubject) -> None:
         session.refused(request, "of some lanes")
 
 
-@ENV.holds("render.frame")
+@holds(ENV, "render.frame")
 def render_gives_a_frame_where_the_mode_has_one(subject: EnvSubject) -> None:
     """``rgb_array`` has frames after a Reset; without a mode there is none."""
     mode = subject.contract.render_mode
@@ -326,7 +326,7 @@ _LATE_S = 0.9
 """Longest time from the deadline to its response, network included."""
 
 
-@ENV.holds("close.answer")
+@holds(ENV, "close.answer")
 def close_reports_the_running_episodes(subject: EnvSubject) -> None:
     """One record for every lane whose episode is running, without a cause."""
     seeds = tuple(range(40, 40 + subject.contract.num_envs))
@@ -345,7 +345,7 @@ def close_reports_the_running_episodes(subject: EnvSubject) -> None:
         require(bool(is_sum), f"lane {lane}: cumulative_reward is {record.cumulative_reward}")
 
 
-@ENV.holds("close.end")
+@holds(ENV, "close.end")
 def the_stream_ends_after_close(subject: EnvSubject) -> None:
     """Also when more requests were sent after it: none of them is answered."""
     with subject.session() as session:
@@ -364,7 +364,7 @@ def the_stream_ends_after_close(subject: EnvSubject) -> None:
     require(len(responses) == 1, f"{len(responses) - 1} responses came after that to Close")
 
 
-@ENV.holds("timeout.in-band")
+@holds(ENV, "timeout.in-band")
 def a_deadline_that_passes_is_answered_in_band(subject: EnvSubject) -> None:
     """TIMEOUT, in time, of a Step and of a Reset; the late result is dropped."""
     subject.probe()
@@ -402,7 +402,7 @@ def _require_timeout(session: RawEnvSession, request: Step | Reset, round_trip_s
     return error.is_recoverable
 
 
-@ENV.holds("errors.interrupted")
+@holds(ENV, "errors.interrupted")
 def episodes_that_an_error_ends_are_reported(subject: EnvSubject) -> None:
     """In the error itself, once, without a cause; a Reset begins new ones."""
     subject.probe()
@@ -423,7 +423,7 @@ def episodes_that_an_error_ends_are_reported(subject: EnvSubject) -> None:
     require(not again & set(ids), f"Close reports interrupted episodes again: {again & set(ids)}")
 
 
-@ENV.holds("errors.content")
+@holds(ENV, "errors.content")
 def an_error_has_a_code_and_a_message(subject: EnvSubject) -> None:
     """For a refused request, and for an environment that raises."""
     with subject.session() as session:
@@ -437,7 +437,7 @@ def an_error_has_a_code_and_a_message(subject: EnvSubject) -> None:
         require(bool(error.message), f"no message with {error.code.name}")
 
 
-@ENV.holds("errors.recoverable")
+@holds(ENV, "errors.recoverable")
 def a_session_goes_on_after_a_recoverable_error(subject: EnvSubject) -> None:
     """After a refusal with any request, after an environment's error with a Reset."""
     lanes = subject.contract.num_envs

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.compliance.action_cases import commands, is_probe, packed_rest
-from rlmesh_ray.compliance.checks import CheckRegistry, ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.checks import Check, ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.compliance.raw_session import RawSession, Subject, joined
 from rlmesh_ray.errors import CodecError
@@ -111,7 +111,7 @@ class EnvSubject(Subject):
                 session.leave(Close(session.new_id()))
 
 
-ENV: CheckRegistry[EnvSubject] = CheckRegistry()
+ENV: dict[str, Check[EnvSubject]] = {}
 """The checks of the service, which the modules of checks fill."""
 
 

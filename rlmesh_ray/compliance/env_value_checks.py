@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rlmesh_ray.compliance import action_cases
-from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, holds, require
 from rlmesh_ray.compliance.env_subject import ENV, EnvSubject, RawEnvSession, ended_lanes
 from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.errors import EndpointLostError
@@ -23,58 +23,58 @@ _WRONG_OBSERVATIONS = (
 )
 
 
-@ENV.holds("structure.dict-keys")
+@holds(ENV, "structure.dict-keys")
 def a_dict_without_a_declared_key_is_rejected(subject: EnvSubject) -> None:
     """By an action whose first Dict lacks a key."""
     _require_rejected(subject, action_cases.without_key(subject.contract), "Dict")
 
 
-@ENV.holds("structure.box-shape")
+@holds(ENV, "structure.box-shape")
 def a_box_of_another_shape_is_rejected(subject: EnvSubject) -> None:
     """By actions with an element too many, and one too few."""
     _require_rejected(subject, action_cases.resized(subject.contract, BoxSpec), "Box")
 
 
-@ENV.holds("structure.multi-discrete-shape")
+@holds(ENV, "structure.multi-discrete-shape")
 def a_multi_discrete_of_another_shape_is_rejected(subject: EnvSubject) -> None:
     """By actions with an element too many, and one too few."""
     found = action_cases.resized(subject.contract, MultiDiscreteSpec)
     _require_rejected(subject, found, "MultiDiscrete")
 
 
-@ENV.holds("structure.multi-binary-shape")
+@holds(ENV, "structure.multi-binary-shape")
 def a_multi_binary_of_another_shape_is_rejected(subject: EnvSubject) -> None:
     """By actions with an element too many, and one too few."""
     found = action_cases.resized(subject.contract, MultiBinarySpec)
     _require_rejected(subject, found, "MultiBinary")
 
 
-@ENV.holds("structure.tuple-arity")
+@holds(ENV, "structure.tuple-arity")
 def a_tuple_with_more_or_fewer_parts_is_rejected(subject: EnvSubject) -> None:
     """By actions whose first Tuple has a part less, and one more."""
     _require_rejected(subject, action_cases.of_another_arity(subject.contract), "Tuple")
 
 
-@ENV.holds("structure.discrete-domain")
+@holds(ENV, "structure.discrete-domain")
 def a_discrete_outside_its_domain_is_rejected(subject: EnvSubject) -> None:
     """By actions one above, and one below."""
     _require_rejected(subject, action_cases.outside_discrete(subject.contract), "Discrete")
 
 
-@ENV.holds("structure.multi-discrete-domain")
+@holds(ENV, "structure.multi-discrete-domain")
 def a_multi_discrete_element_outside_its_own_domain_is_rejected(subject: EnvSubject) -> None:
     """By actions one above, where another element may be that large, and one below."""
     found = action_cases.outside_multi_discrete(subject.contract)
     _require_rejected(subject, found, "MultiDiscrete")
 
 
-@ENV.holds("structure.nan")
+@holds(ENV, "structure.nan")
 def nan_is_rejected(subject: EnvSubject) -> None:
     """Also beside an element that is merely out of range."""
     _require_rejected(subject, action_cases.with_nan(subject.contract), "Box of floats")
 
 
-@ENV.holds("structure.non-recoverable")
+@holds(ENV, "structure.non-recoverable")
 def a_structural_rejection_is_non_recoverable(subject: EnvSubject) -> None:
     """Of every kind that the action space allows; afterwards all requests are refused."""
     contract = subject.contract
@@ -96,7 +96,7 @@ def a_structural_rejection_is_non_recoverable(subject: EnvSubject) -> None:
                 session.refused(session.step_request(), "after a non-recoverable error")
 
 
-@ENV.holds("range.policy")
+@holds(ENV, "range.policy")
 def values_out_of_range_follow_the_policy(subject: EnvSubject) -> None:
     """Actions beyond a finite bound; the operator states the server's policy."""
     found = _needed(action_cases.out_of_range(subject.contract), "Box with a finite bound")
@@ -108,7 +108,7 @@ def values_out_of_range_follow_the_policy(subject: EnvSubject) -> None:
         _require_policy(subject, infinite, "an infinity against a finite bound")
 
 
-@ENV.holds("range.infinite")
+@holds(ENV, "range.infinite")
 def an_infinity_is_in_range_where_the_bound_is_infinite(subject: EnvSubject) -> None:
     """Delivered without a warning, under every policy."""
     subject.probe()
@@ -121,7 +121,7 @@ def an_infinity_is_in_range_where_the_bound_is_infinite(subject: EnvSubject) -> 
     require(np.array_equal(echo[0], ray), f"{ray} has become {echo[0]}")
 
 
-@ENV.holds("range.text")
+@holds(ENV, "range.text")
 def texts_follow_the_policy(subject: EnvSubject) -> None:
     """One that is too long or too short, and one with a character outside the charset."""
     for action in _needed(action_cases.odd_texts(subject.contract), "Text of limited length"):
@@ -132,7 +132,7 @@ def texts_follow_the_policy(subject: EnvSubject) -> None:
         _require_policy(subject, outside, "a Text with a character outside its charset")
 
 
-@ENV.holds("range.shared")
+@holds(ENV, "range.shared")
 def observations_follow_the_same_policy(subject: EnvSubject) -> None:
     """An observation above its bound, at a step and at a reset."""
     subject.probe()
@@ -144,7 +144,7 @@ def observations_follow_the_same_policy(subject: EnvSubject) -> None:
     _require_policy(subject, action, "an observation above its bound")
 
 
-@ENV.holds("enforcement.observations")
+@holds(ENV, "enforcement.observations")
 def wrong_observations_do_not_reach_the_client(subject: EnvSubject) -> None:
     """NaN, a wrong shape, a missing key: an error in their place, at a step and at a reset."""
     subject.probe()
@@ -158,7 +158,7 @@ def wrong_observations_do_not_reach_the_client(subject: EnvSubject) -> None:
             _require_fatal(session.refused(reset, f"that gives {command.name}"), command)
 
 
-@ENV.holds("enforcement.actions")
+@holds(ENV, "enforcement.actions")
 def actions_reach_the_environment_as_they_were_sent(subject: EnvSubject) -> None:
     """By the probe's echo, part by part; also a value out of range, where it is delivered."""
     subject.probe()
@@ -178,7 +178,7 @@ def actions_reach_the_environment_as_they_were_sent(subject: EnvSubject) -> None
             _require_echo(session, session.obey(box=beyond), "box", beyond)
 
 
-@ENV.holds("dtype.declared")
+@holds(ENV, "dtype.declared")
 def delivered_values_have_their_declared_dtype(subject: EnvSubject) -> None:
     """Every batch has just the bytes that the declared dtypes need."""
     with subject.session() as session:
@@ -193,13 +193,13 @@ def delivered_values_have_their_declared_dtype(subject: EnvSubject) -> None:
             session.observation(done.observation)
 
 
-@ENV.holds("dtype.exact-bytes")
+@holds(ENV, "dtype.exact-bytes")
 def bytes_of_another_dtype_are_rejected(subject: EnvSubject) -> None:
     """A Box whose elements are sent at twice their width."""
     _require_rejected(subject, action_cases.widened(subject.contract), "Box")
 
 
-@ENV.holds("dtype.integers")
+@holds(ENV, "dtype.integers")
 def floats_become_integers_only_if_nothing_is_lost(subject: EnvSubject) -> None:
     """An integral float is coerced; a fraction and too large a float are rejected."""
     subject.probe()
@@ -215,7 +215,7 @@ def floats_become_integers_only_if_nothing_is_lost(subject: EnvSubject) -> None:
             session.refused(request, f"that gives {command.name} for an integer")
 
 
-@ENV.holds("dtype.floats")
+@holds(ENV, "dtype.floats")
 def floats_are_narrowed(subject: EnvSubject) -> None:
     """A double for a float32 loses precision and nothing else."""
     subject.probe()
@@ -227,7 +227,7 @@ def floats_are_narrowed(subject: EnvSubject) -> None:
     require(np.array_equal(noise, expected), f"the doubles 0.25 and 0.1 have become {noise}")
 
 
-@ENV.holds("warnings.place")
+@holds(ENV, "warnings.place")
 def warnings_stand_in_the_infos(subject: EnvSubject) -> None:
     """Under the reserved key, of a step and of a reset."""
     with _warned(subject) as session:
@@ -240,7 +240,7 @@ def warnings_stand_in_the_infos(subject: EnvSubject) -> None:
         require(WARNING_KEY in start.infos, "a Reset out of range has no warning in its infos")
 
 
-@ENV.holds("warnings.once")
+@holds(ENV, "warnings.once")
 def each_violation_is_reported_once(subject: EnvSubject) -> None:
     """By kind and path, during the session; another path or kind is reported again."""
     beyond = np.array([2.0, 0.0], np.float32)
@@ -266,7 +266,7 @@ def each_violation_is_reported_once(subject: EnvSubject) -> None:
     require(not warned[7], "two violations that were warned about before are warned about again")
 
 
-@ENV.holds("warnings.advisory")
+@holds(ENV, "warnings.advisory")
 def a_warning_leaves_value_and_session_as_they_are(subject: EnvSubject) -> None:
     """The value is delivered unaltered; later Steps and Resets succeed."""
     with _warned(subject) as session:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from rlmesh_ray.compliance.checks import Check, ClauseNotObservable, require
+from rlmesh_ray.compliance.checks import Check, ClauseNotObservable, holds, require
 from rlmesh_ray.compliance.env_subject import ENV, EnvSubject
 from rlmesh_ray.compliance.model_subject import END_REMEDY, MODEL, ModelSubject
 from rlmesh_ray.compliance.raw_session import Subject
@@ -18,8 +18,8 @@ _TOO_OLD, _TOO_NEW = "2000.01", "2999.12"
 
 def _both(clause: str) -> Callable[[Check[Subject]], Check[Subject]]:
     def keep(check: Check[Subject]) -> Check[Subject]:
-        ENV.holds(clause)(check)
-        MODEL.holds(clause)(check)
+        holds(ENV, clause)(check)
+        holds(MODEL, clause)(check)
         return check
 
     return keep
@@ -107,7 +107,7 @@ def another_text_of_the_edition_is_refused(subject: Subject) -> None:
     require(not other.compatible, "a client with another text of the edition is compatible")
 
 
-@ENV.holds("shutdown.distinct")
+@holds(ENV, "shutdown.distinct")
 def the_end_of_a_session_leaves_the_endpoint_running(subject: EnvSubject) -> None:
     """Two sessions after each other, and a handshake at the end."""
     for _ in range(2):
@@ -136,7 +136,7 @@ def a_refused_shutdown_changes_nothing(subject: Subject) -> None:
     subject.raw_session()
 
 
-@ENV.holds("session.contract")
+@holds(ENV, "session.contract")
 def the_contract_comes_with_compatible_only(subject: EnvSubject) -> None:
     """Present after a match, absent after a refusal."""
     require(subject.has_contract(), "a compatible handshake has no contract")
@@ -144,7 +144,7 @@ def the_contract_comes_with_compatible_only(subject: EnvSubject) -> None:
     require(not has_contract, "a refusal carries a contract")
 
 
-@ENV.holds("session.contract-fixed")
+@holds(ENV, "session.contract-fixed")
 def the_contract_stays_the_same(subject: EnvSubject) -> None:
     """Before, during and after a session."""
     before = _packed(subject.shake_hands().contract)
@@ -156,7 +156,7 @@ def the_contract_stays_the_same(subject: EnvSubject) -> None:
     require(before == during == after, "the contract has changed")
 
 
-@MODEL.holds("model.establishment")
+@holds(MODEL, "model.establishment")
 def a_model_has_no_contract(subject: ModelSubject) -> None:
     """Field 6, where an EnvService has its contract, must be absent."""
     require(not subject.has_contract(), "the handshake's answer has field 6, a contract")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlmesh_ray.compliance.action_cases import conforming
-from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, holds, require
 from rlmesh_ray.compliance.model_subject import (
     END_REMEDY,
     MODEL,
@@ -55,7 +55,7 @@ _OTHER_ROUTE = "check-route-2"
 _PIPELINED = 20
 
 
-@MODEL.holds("route.configure-first")
+@holds(MODEL, "route.configure-first")
 def predict_needs_a_configured_route(subject: ModelSubject) -> None:
     """NOT_CONFIGURED at first, and also while another route is open."""
     when = "on a route that is not open"
@@ -68,7 +68,7 @@ def predict_needs_a_configured_route(subject: ModelSubject) -> None:
             session.predict()
 
 
-@MODEL.holds("route.contract-fixed")
+@holds(MODEL, "route.contract-fixed")
 def a_route_keeps_its_contract(subject: ModelSubject) -> None:
     """While another route opens and closes, with another contract if the model accepts one.
 
@@ -113,7 +113,7 @@ def _beside_another_contract(subject: ModelSubject) -> Iterator[RawModelSession]
     raise ClauseNotObservable("the model opens only one route a session")
 
 
-@MODEL.holds("route.close")
+@holds(MODEL, "route.close")
 def close_route_releases_the_route(subject: ModelSubject) -> None:
     """NOT_CONFIGURED afterwards, until it is configured again."""
     with subject.acting() as session:
@@ -127,7 +127,7 @@ def close_route_releases_the_route(subject: ModelSubject) -> None:
             session.predict()
 
 
-@MODEL.holds("predict.observation")
+@holds(MODEL, "predict.observation")
 def observations_are_of_the_routes_space(subject: ModelSubject) -> None:
     """A batch of another size is refused in band."""
     with subject.acting() as session:
@@ -135,7 +135,7 @@ def observations_are_of_the_routes_space(subject: ModelSubject) -> None:
         session.refused(_misshapen(session), "of a wrong size")
 
 
-@MODEL.holds("predict.context")
+@holds(MODEL, "predict.context")
 def the_response_mirrors_the_context(subject: ModelSubject) -> None:
     """Session, route, request id and slots unchanged, for lanes at different steps."""
     with subject.acting() as session:
@@ -146,7 +146,7 @@ def the_response_mirrors_the_context(subject: ModelSubject) -> None:
             require(context == request.context, f"{request.context} has become {context}")
 
 
-@MODEL.holds("predict.actions")
+@holds(MODEL, "predict.actions")
 def there_is_one_action_a_slot(subject: ModelSubject) -> None:
     """For all lanes, for one lane, and in the order of the slots."""
     lanes = subject.contract.num_envs
@@ -160,7 +160,7 @@ def there_is_one_action_a_slot(subject: ModelSubject) -> None:
         ActionOrderCheck(session, subject.wide_contract).check()
 
 
-@MODEL.holds("model.one-response")
+@holds(MODEL, "model.one-response")
 def every_request_has_one_response(subject: ModelSubject) -> None:
     """On one route, whose responses are in order: the last one ends the count."""
     with subject.acting() as session:
@@ -185,7 +185,7 @@ def every_request_has_one_response(subject: ModelSubject) -> None:
     require(not strange, f"responses by request_id, where it is not one: {strange}")
 
 
-@MODEL.holds("model.in-band")
+@holds(MODEL, "model.in-band")
 def failures_have_a_code_and_a_message(subject: ModelSubject) -> None:
     """A missing route, an invalid observation, a missing contract."""
     errors = []
@@ -203,7 +203,7 @@ def failures_have_a_code_and_a_message(subject: ModelSubject) -> None:
         require(bool(error.message), f"no message with {error.code.name}")
 
 
-@MODEL.holds("model.recoverable")
+@holds(MODEL, "model.recoverable")
 def a_session_goes_on_after_a_recoverable_error(subject: ModelSubject) -> None:
     """The next Predict succeeds."""
     with subject.acting() as session:
@@ -212,7 +212,7 @@ def a_session_goes_on_after_a_recoverable_error(subject: ModelSubject) -> None:
             session.predict()
 
 
-@MODEL.holds("model.arrival")
+@holds(MODEL, "model.arrival")
 def without_the_capability_answers_come_as_asked(subject: ModelSubject) -> None:
     """On two routes, in the order of arrival."""
     if subject.is_concurrent:
@@ -226,7 +226,7 @@ def without_the_capability_answers_come_as_asked(subject: ModelSubject) -> None:
     require(received == expected, f"responses came in the order {received}")
 
 
-@MODEL.holds("model.route-order")
+@holds(MODEL, "model.route-order")
 def requests_of_a_route_take_effect_in_order(subject: ModelSubject) -> None:
     """A route's whole lifecycle is sent at once, and another one starts.
 
@@ -259,7 +259,7 @@ def requests_of_a_route_take_effect_in_order(subject: ModelSubject) -> None:
     require(found == effects, f"a route's requests, sent at once, had the effects {names}")
 
 
-@MODEL.holds("model.close-drains")
+@holds(MODEL, "model.close-drains")
 def close_is_answered_after_everything_else(subject: ModelSubject) -> None:
     """Sent after predictions on two routes; then the stream ends.
 

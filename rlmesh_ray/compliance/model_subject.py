@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.compliance.action_cases import conforming
-from rlmesh_ray.compliance.checks import CheckRegistry, ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.checks import Check, ClauseBroken, ClauseNotObservable, require
 from rlmesh_ray.compliance.raw_session import RawSession, Subject, joined
 from rlmesh_ray.errors import CodecError, ConformanceError
 from rlmesh_ray.protocol import capabilities
@@ -119,7 +119,7 @@ class ModelSubject(Subject):
             yield RawModelSession(self, stream, session_id or uuid4().hex)
 
 
-MODEL: CheckRegistry[ModelSubject] = CheckRegistry()
+MODEL: dict[str, Check[ModelSubject]] = {}
 """The checks of the service, which the modules of checks fill."""
 
 

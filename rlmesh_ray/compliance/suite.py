@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from rlmesh_ray.compliance import (  # noqa: F401  # they fill the registries
+from rlmesh_ray.compliance import (  # noqa: F401  # they fill ENV and MODEL
     env_episode_checks,
     env_request_checks,
     env_value_checks,
@@ -37,10 +37,10 @@ def _ordered(found: Mapping[str, Check[SubjectT]]) -> Mapping[str, Check[Subject
     return {key: found[key] for key in (*order, *_LAST) if key in found}
 
 
-# The modules of checks fill the registries when they are imported.
-ENV_CHECKS = _ordered(ENV.checks)
+# The modules of checks fill ENV and MODEL when they are imported.
+ENV_CHECKS = _ordered(ENV)
 """Checks of an EnvService by clause, in the order in which they run."""
-MODEL_CHECKS = _ordered(MODEL.checks)
+MODEL_CHECKS = _ordered(MODEL)
 """Checks of a ModelService by clause, in the order in which they run."""
 
 

@@ -11,6 +11,7 @@ Requests are processed one at a time, in arrival order (edition 2026.06, "Orderi
 """
 
 import enum
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,6 @@ from rlmesh_ray.protocol.episodes import (
     EpisodeCounterSource,
     EpisodeStart,
     EpisodeTracker,
-    SupersededEpisodes,
 )
 from rlmesh_ray.protocol.failure_effects import (
     EDITION_FAILURES,
@@ -120,14 +120,8 @@ _MOST_LISTED = 32
 _LARGEST_SEED = 2**63 - 1  # an int64 field
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidRequest:
-    """Error code and message of a refused request."""
-
-    code: EnvErrorCode
-    message: str
-    is_final: bool = False
-    """Whether the refusal ends the session."""
+_Invalid = tuple[EnvErrorCode, str]
+"""Error code and message of a refused request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +195,8 @@ class EnvSession:
         self._autoreset_lanes: tuple[int, ...] = ()
         # The lanes that have been reset since the session's start or since their loss.
         self.begun_lanes: set[int] = set()
-        self._superseded = SupersededEpisodes(max(_MAX_SUPERSEDED, num_lanes))
+        # Records of episodes that Resets have ended, in the order of the Resets.
+        self._superseded: deque[EpisodeRecord] = deque(maxlen=max(_MAX_SUPERSEDED, num_lanes))
 
     @property
     def state(self) -> SessionState:
@@ -247,7 +242,9 @@ class EnvSession:
             return self._illegal(request)
         error = self._invalid_request(request)
         if error is not None:
-            return self._reject(request, error, now_ns)
+            if isinstance(request, Configure):  # an edition that is not served ends the session
+                return self._abandon(request, *error, now_ns)
+            return self._refuse(request, *error)
         if isinstance(request, (Close, Configure)):
             return self._answered(request, now_ns)
         self._pending = self._spread(request) if isinstance(request, Reset) else request
@@ -304,7 +301,7 @@ class EnvSession:
     def _reset(self, request: Reset, outcome: ResetOutcome, now_ns: int) -> EnvResponse:
         lanes = request.env_indices or self._all_lanes
         if self._rules.reports_superseded:
-            self._superseded.add(self._cut_off(lanes, now_ns, is_before=True))
+            self._superseded.extend(self._cut_off(lanes, now_ns, is_before=True))
         ids = request.episode_ids if self._rules.client_mints_ids else ()
         self.tracker.begin(lanes, request.seeds, now_ns, ids)
         self.begun_lanes.update(lanes)
@@ -326,7 +323,7 @@ class EnvSession:
             ids = [episode_id for lane, episode_id in given if lane in self._autoreset_lanes]
             self.tracker.begin(self._autoreset_lanes, (), now_ns, ids)
         if self._rules.reports_superseded:
-            completed = (*self._superseded.take(lanes), *completed)
+            completed = (*self._take_superseded(lanes), *completed)
         return StepDone(
             request.request_id,
             outcome.observation,
@@ -376,16 +373,11 @@ class EnvSession:
         message = f"{name} is not allowed: an error has ended the session; open a new one"
         return EnvFailed(request.request_id, EnvErrorCode.CLOSED, message, is_recoverable=False)
 
-    def _reject(self, request: Request, error: InvalidRequest, now_ns: int) -> EnvFailed:
-        if error.is_final:
-            return self._abandon(request, error.code, error.message, now_ns)
-        return self._refuse(request, error.code, error.message)
-
     def _refuse(self, request: Request, code: EnvErrorCode, message: str) -> EnvFailed:
         is_recoverable = self._state in (SessionState.AWAIT_RESET, SessionState.READY)
         return EnvFailed(request.request_id, code, message, is_recoverable)
 
-    def _invalid_request(self, request: EnvRequest) -> InvalidRequest | None:
+    def _invalid_request(self, request: EnvRequest) -> _Invalid | None:
         if isinstance(request, Step):
             is_plain = not request.env_indices and len(self.begun_lanes) == self._num_lanes
             return None if is_plain else self._check_step(request)
@@ -398,7 +390,7 @@ class EnvSession:
                 return self._check_edition(request.edition)
         return None
 
-    def _check_step(self, request: Step) -> InvalidRequest | None:
+    def _check_step(self, request: Step) -> _Invalid | None:
         lanes = request.env_indices
         if lanes:
             if not self._rules.subsets_are_advertised:
@@ -409,11 +401,9 @@ class EnvSession:
         missing = [lane for lane in lanes or range(self._num_lanes) if lane not in self.begun_lanes]
         if not missing:
             return None
-        return InvalidRequest(
-            EnvErrorCode.NOT_READY, f"Step needs a Reset of the lanes {_listed(missing)} first"
-        )
+        return (EnvErrorCode.NOT_READY, f"Step needs a Reset of the lanes {_listed(missing)} first")
 
-    def _check_reset(self, request: Reset) -> InvalidRequest | None:
+    def _check_reset(self, request: Reset) -> _Invalid | None:
         lanes = request.env_indices
         if lanes:
             error = self._check_subset("Reset", lanes)
@@ -426,19 +416,19 @@ class EnvSession:
                 )
         return self._check_seeds(request.seeds, len(lanes))
 
-    def _check_subset(self, kind: str, lanes: Sequence[int]) -> InvalidRequest | None:
+    def _check_subset(self, kind: str, lanes: Sequence[int]) -> _Invalid | None:
         error = self._check_lanes(kind, lanes)
         is_possible = self._steps_subsets or not self._rules.subsets_are_advertised
         if error is not None or is_possible or lanes == tuple(range(self._num_lanes)):
             return error
-        return InvalidRequest(
+        return (
             EnvErrorCode.UNSUPPORTED,
             f"{kind}.env_indices {_listed(lanes)}: this endpoint's lanes go together (it does not "
             "offer the capability subset_step); leave env_indices out, or serve single "
             "environments that do not reset themselves",
         )
 
-    def _check_lanes(self, kind: str, lanes: Sequence[int]) -> InvalidRequest | None:
+    def _check_lanes(self, kind: str, lanes: Sequence[int]) -> _Invalid | None:
         if len(lanes) > self._num_lanes:  # first: there may be a million of them
             return _invalid(
                 f"{kind}.env_indices has {len(lanes)} entries; there are {self._num_lanes} lanes"
@@ -451,7 +441,7 @@ class EnvSession:
             return _invalid(f"{kind}.env_indices {_listed(lanes)} name a lane twice")
         return None
 
-    def _check_seeds(self, seeds: Sequence[int], num_named: int) -> InvalidRequest | None:
+    def _check_seeds(self, seeds: Sequence[int], num_named: int) -> _Invalid | None:
         wanted = num_named or self._num_lanes
         if self._rules.spreads_one_seed and len(seeds) == 1 and not num_named:
             if seeds[0] + wanted - 1 > _LARGEST_SEED:
@@ -464,15 +454,14 @@ class EnvSession:
             return None
         return _invalid(f"Reset.seeds has {len(seeds)} entries; give none or one a lane ({wanted})")
 
-    def _check_edition(self, edition: str) -> InvalidRequest | None:
+    def _check_edition(self, edition: str) -> _Invalid | None:
         # Release candidates append their own version to the edition's name.
         if not edition or edition.partition("-")[0] in self._rules.editions:
             return None
         supported = ", ".join(sorted(self._rules.editions))
-        return InvalidRequest(
+        return (
             EnvErrorCode.INVALID_ACTION,
             f"edition {quoted(edition)!r} is not supported here; configure {supported}",
-            is_final=True,
         )
 
     def _spread(self, reset: Reset) -> Reset:
@@ -507,8 +496,16 @@ class EnvSession:
 
     def _all_cut_off(self, now_ns: int, *, is_before: bool = False) -> tuple[EpisodeRecord, ...]:
         """End all episodes; return their records, after those that no Step has taken."""
-        superseded = self._superseded.take(self._all_lanes)
+        superseded = self._take_superseded(self._all_lanes)
         return (*superseded, *self._cut_off(self._all_lanes, now_ns, is_before=is_before))
+
+    def _take_superseded(self, lanes: Iterable[int]) -> tuple[EpisodeRecord, ...]:
+        if not self._superseded:
+            return ()
+        own, kept = set(lanes), list(self._superseded)
+        self._superseded.clear()
+        self._superseded.extend(record for record in kept if record.env_index not in own)
+        return tuple(record for record in kept if record.env_index in own)
 
     def _ids_of(self, request: Reset | Step) -> tuple[str, ...]:
         ids = self.tracker.episode_ids
@@ -526,8 +523,8 @@ def _listed(lanes: Sequence[int]) -> str:
     return f"[{first}, …]" if len(lanes) > _MOST_LISTED else f"[{first}]"
 
 
-def _invalid(message: str) -> InvalidRequest:
-    return InvalidRequest(EnvErrorCode.INVALID_ACTION, message)
+def _invalid(message: str) -> _Invalid:
+    return EnvErrorCode.INVALID_ACTION, message
 
 
 __all__ = ["EnvSession", "SessionState"]

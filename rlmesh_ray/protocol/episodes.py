@@ -8,24 +8,14 @@ Rule 3: only the party that steps the lanes counts. The tracker knows the episod
 reads the counts when it makes a record.
 """
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from rlmesh_ray.protocol.messages import EpisodeRecord, Infos
 
-T = TypeVar("T", covariant=True)
-
 MAX_ID_CHARACTERS = 2**10
 """Longest id that a client may give an episode or a route, which keeps it while it runs."""
-
-
-class PerLane(Protocol[T]):
-    """A sequence with one value for each lane: a list, or an array."""
-
-    def __iter__(self) -> Iterator[T]: ...
-    def __getitem__(self, lane: int, /) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +28,18 @@ class EpisodeStart:
 
 
 class EpisodeCounters(Protocol):
-    """Counts of the tracked episodes at one moment, with one entry for each lane."""
+    """Counts of the tracked episodes at one moment: one entry for each lane, in lists or arrays."""
 
     @property
-    def is_tracked(self) -> PerLane[Any]:
+    def is_tracked(self) -> Any:
         """Whether the lane's episode is tracked."""
 
     @property
-    def step_counts(self) -> PerLane[Any]:
+    def step_counts(self) -> Any:
         """Steps of the lane's episode, or of its last one."""
 
     @property
-    def cumulative_rewards(self) -> PerLane[Any]:
+    def cumulative_rewards(self) -> Any:
         """Sum of the rewards of that episode."""
 
 
@@ -206,27 +196,3 @@ class EpisodeTracker:
             final_info=final_info,
         )
         return [record]
-
-
-class SupersededEpisodes:
-    """Records of episodes that Resets have ended, until a Step takes them.
-
-    Args:
-        max_records: Most records to keep; of more the oldest are dropped.
-    """
-
-    def __init__(self, max_records: int) -> None:
-        self._records: deque[EpisodeRecord] = deque(maxlen=max_records)
-
-    def add(self, records: Iterable[EpisodeRecord]) -> None:
-        self._records.extend(records)
-
-    def take(self, lanes: Collection[int]) -> tuple[EpisodeRecord, ...]:
-        if not self._records:
-            return ()
-        own = set(lanes)
-        taken = tuple(record for record in self._records if record.env_index in own)
-        kept = [record for record in self._records if record.env_index not in own]
-        self._records.clear()
-        self._records.extend(kept)
-        return taken

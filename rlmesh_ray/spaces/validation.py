@@ -11,7 +11,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol, Self, assert_never
+from typing import Any, Self, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,10 +181,6 @@ def structure_checker(spec: SpaceSpec) -> Checker:
     return Checker(leaves(spec), ValidationMode.OFF)
 
 
-class _Rule(Protocol):
-    def violations(self, column: Any, *, is_range_checked: bool) -> list[Violation]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _IntervalRule:
     """Bounds of an array leaf; None on a side where every value of the dtype is allowed."""
@@ -198,7 +194,7 @@ class _IntervalRule:
     is_uniform: bool
     """Whether the bounds are numbers that hold for every element; arrays otherwise."""
 
-    def violations(self, column: NDArray[Any], *, is_range_checked: bool) -> list[Violation]:
+    def violations(self, column: Any, *, is_range_checked: bool) -> list[Violation]:
         is_bounded = self.low is not None or self.high is not None
         is_checked = is_bounded and (is_range_checked or self.is_domain)
         # NaN is outside every interval: one comparison finds it, too.
@@ -249,7 +245,7 @@ class _TextRule:
     charset: frozenset[str]
     """Empty: every character is allowed."""
 
-    def violations(self, column: tuple[str, ...], *, is_range_checked: bool) -> list[Violation]:
+    def violations(self, column: Any, *, is_range_checked: bool) -> list[Violation]:
         if not is_range_checked:
             return []
         by_kind: dict[str, Violation] = {}
@@ -271,7 +267,7 @@ class _TextRule:
 
 
 @lru_cache(maxsize=1024)
-def _rule(leaf: Leaf) -> _Rule:
+def _rule(leaf: Leaf) -> _IntervalRule | _TextRule:
     spec, dtype = leaf.spec, leaf.dtype
     match spec:
         case BoxSpec():
