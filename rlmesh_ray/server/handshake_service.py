@@ -67,8 +67,7 @@ async def first_message(
     except TimeoutError:
         silence = f"no message came on this stream for {FIRST_MESSAGE_TIMEOUT_S:g} s"
         reason = f"{silence}; open it when it is needed"
-        await context.abort(grpc.StatusCode.ABORTED, reason)
-        raise  # never reached: abort raises
+        await refuse(context, grpc.StatusCode.ABORTED, reason)
 
 
 class PrependedStream:
@@ -237,8 +236,7 @@ class HandshakeService:
         offer = parsed(frames.parse_handshake_request, data)
         del data
         if isinstance(offer, CodecError):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(offer))
-            raise AssertionError("abort raises")
+            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(offer))
         answer = self._answer(generation, offer)
         if came_through_gateway(context):
             usable = {**answer.capabilities}
