@@ -255,7 +255,8 @@ class Batcher:
             self.executor.wake()
             return
         try:
-            batch = self._take_batch()
+            with self._lock:
+                batch = self._queue.next_batch(time.monotonic(), self.num_routes)
             result = self._run(batch) if batch else None
         finally:
             self.executor.end_inline()
@@ -288,17 +289,14 @@ class Batcher:
         """Return the next batch for the policy's thread."""
         if not self._queue.waiting:  # asked without the lock: it is asked again when it is woken
             return None
-        batch = self._take_batch()
+        with self._lock:
+            batch = self._queue.next_batch(time.monotonic(), self.num_routes)
         return partial(self._run_in_thread, batch) if batch else None
 
     def _run_in_thread(self, batch: Sequence[PredictionRequest]) -> None:
         result = self._run(batch)
         assert self._loop is not None  # predict was called
         self._loop.call_soon_threadsafe(self._deliver_and_flush, batch, *result)
-
-    def _take_batch(self) -> Sequence[PredictionRequest]:
-        with self._lock:
-            return self._queue.next_batch(time.monotonic(), self.num_routes)
 
     def _run(
         self, batch: Sequence[PredictionRequest], *, is_queued: bool = True

@@ -215,7 +215,8 @@ class ModelStream:
                 refusal = self._begin(request)
                 if refusal is not None:
                     following.append(self._session.complete(request, refusal))
-        self._end_if_done()
+        if not self._is_reading:
+            self._end_if_done()
 
     def _end_if_done(self) -> None:
         """End the stream when nothing comes in any more and nothing is outstanding."""

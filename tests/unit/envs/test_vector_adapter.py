@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rlmesh_ray.envs.batch_validator import rows_of
 from rlmesh_ray.envs.vector_adapter import VectorEnvAdapter, autoreset_mode
+from rlmesh_ray.envs.vector_host import rows_of
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, RlmeshError
 from rlmesh_ray.spaces import contract
 from rlmesh_ray.spaces.batch import unflatten

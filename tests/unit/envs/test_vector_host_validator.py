@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
-from rlmesh_ray.envs.batch_validator import BatchValidator, rows_of
+from rlmesh_ray.envs.vector_host import BatchValidator, rows_of
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.validation import ValidationMode, WarningCounter
