@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from rlmesh_ray.protocol.model_rules import ForgetEpisodes
 
 from rlmesh_ray.dialects.released import protocol as a
 from rlmesh_ray.dialects.released.client.env_dialect import as_vector_infos
@@ -26,6 +25,7 @@ from rlmesh_ray.protocol.messages import (
     PredictContext,
     RouteClosed,
 )
+from rlmesh_ray.protocol.model_session import ForgetEpisodes
 from rlmesh_ray.spaces.batch import leaves, stack
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 from rlmesh_ray.spaces.vector_infos import lane_info

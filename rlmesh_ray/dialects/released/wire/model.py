@@ -30,7 +30,7 @@ from rlmesh_ray.protocol.messages import (
     PredictContext,
     RouteClosed,
 )
-from rlmesh_ray.protocol.model_rules import ForgetEpisodes
+from rlmesh_ray.protocol.model_session import ForgetEpisodes
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import service_pb2

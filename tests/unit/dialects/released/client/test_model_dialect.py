@@ -12,7 +12,6 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from rlmesh_ray.protocol.model_rules import ForgetEpisodes
 
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.model_dialect import RouteBatch
@@ -50,6 +49,7 @@ from rlmesh_ray.protocol.messages import (
     PredictContext,
     PredictSlot,
 )
+from rlmesh_ray.protocol.model_session import ForgetEpisodes
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rlmesh_ray.protocol.model_rules import ForgetEpisodes
 
 from rlmesh_ray.dialects.released import protocol as a
 from rlmesh_ray.dialects.released.protocol import make_released_offer
@@ -16,6 +15,7 @@ from rlmesh_ray.dialects.released.wire.handshake import (
 from rlmesh_ray.protocol import messages as m
 from rlmesh_ray.protocol.handshake import make_handshake_request
 from rlmesh_ray.protocol.messages import CloseModel, PredictContext
+from rlmesh_ray.protocol.model_session import ForgetEpisodes
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_env
 from rlmesh_ray.wire.rlmesh_v1 import model as edition_model

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rlmesh_ray.protocol.model_rules import ForgetEpisodes
 
 from rlmesh_ray.dialects.released import protocol as a
 from rlmesh_ray.dialects.released.protocol import WIRE_V1
@@ -25,6 +24,7 @@ from rlmesh_ray.protocol.messages import (
     PredictContext,
     RouteClosed,
 )
+from rlmesh_ray.protocol.model_session import ForgetEpisodes
 from rlmesh_ray.spaces.batch import leaves
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
