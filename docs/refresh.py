@@ -152,7 +152,7 @@ _COMMAND_OF = {
     "local_ray": "train, evaluate",
     "main": "any",
     "register_with_pool": "serve-env, register",
-    "metrics": "serve-env, serve-model, pool",
+    "common": "serve-env, serve-model, pool",
     "serve_loop": "serve-env, serve-model",
     "training_view": "train",
 }
