@@ -35,6 +35,12 @@ class Signal:
 
 
 @pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs without a signal are late from the beginning."""
+    monkeypatch.setattr(arrivals_module, "_MAX_WATCH_S", 0.0)
+
+
+@pytest.fixture
 def signal() -> Iterator[Signal]:
     signal = Signal()
     yield signal
@@ -93,10 +99,10 @@ def test_take_waits_when_no_idle_work_is_left(
     thread.join()
 
 
+@pytest.mark.usefixtures("no_patience")
 def test_a_job_without_a_signal_for_long_runs_in_a_thread(
-    completions: CompletionQueue[str], signal: Signal, monkeypatch: pytest.MonkeyPatch
+    completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    monkeypatch.setattr(arrivals_module, "_MAX_WATCH_S", 0.0)
     names: list[str] = []
 
     def job() -> str:
@@ -109,10 +115,10 @@ def test_a_job_without_a_signal_for_long_runs_in_a_thread(
     assert names == ["rlmesh-ray-slot"]
 
 
+@pytest.mark.usefixtures("no_patience")
 def test_a_job_without_a_signal_for_long_runs_although_others_have_signals(
-    completions: CompletionQueue[str], signal: Signal, monkeypatch: pytest.MonkeyPatch
+    completions: CompletionQueue[str], signal: Signal
 ) -> None:
-    monkeypatch.setattr(arrivals_module, "_MAX_WATCH_S", 0.0)
     silent = Signal()
     completions.submit("silent", lambda: "late", silent.wakeup)
     completions.submit("one", lambda: "done", signal.wakeup)
@@ -122,10 +128,8 @@ def test_a_job_without_a_signal_for_long_runs_although_others_have_signals(
     silent.close()
 
 
-def test_the_next_job_of_an_owner_runs_after_its_late_one(
-    signal: Signal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arrivals_module, "_MAX_WATCH_S", 0.0)
+@pytest.mark.usefixtures("no_patience")
+def test_the_next_job_of_an_owner_runs_after_its_late_one(signal: Signal) -> None:
     completions, may_end = CompletionQueue[str](1), threading.Event()
 
     def late() -> str:
