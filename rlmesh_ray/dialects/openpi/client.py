@@ -162,11 +162,9 @@ class _Lane:
         return await self._connection.recv()
 
     async def close(self) -> None:
-        """Close the connection. Idempotent."""
         await self._connection.close()
 
     def abort(self) -> None:
-        """Cut the connection without waiting."""
         self._connection.transport.abort()
 
 
@@ -204,7 +202,6 @@ class OpenpiSession:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process has opened it."""
         return self._process.is_owner
 
     def ask(self, make: Make, timeout_s: float) -> ModelReply:
@@ -236,7 +233,6 @@ class OpenpiSession:
         return reply
 
     def close(self) -> None:
-        """Close all connections. Idempotent."""
         if not self.is_own:
             return
         self._session.close()
@@ -245,13 +241,11 @@ class OpenpiSession:
     def configure(
         self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
     ) -> EncodedRequest:
-        """Return the request to open a route; its lanes are connected when they are used."""
         return _RouteRequest(next(ids), b"", lambda _: self._configure(route_id, contract))
 
     def predict(
         self, ids: Iterator[str], route_id: str, rows: Sequence[PredictSlot], observation: bytes
     ) -> list[EncodedRequest]:
-        """Return the request for a prediction."""
         request_id = next(ids)
         work = functools.partial(self._predict, request_id, route_id, rows, unpack(observation))
         return [_RouteRequest(request_id, observation, work)]
@@ -259,16 +253,13 @@ class OpenpiSession:
     def predict_chunk(
         self, ids: Iterator[str], route_id: str, batch: RouteBatch
     ) -> list[EncodedRequest]:
-        """Return the request for a prediction: every result is a chunk."""
         contract, rows, columns = batch
         return self.predict(ids, route_id, rows, self.encode(contract, columns, len(rows)))
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
-        """Return the request to close a route."""
         return _RouteRequest(next(ids), b"", lambda _: self._release(route_id))
 
     def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
-        """Return the messages of a batch, as a list in msgpack."""
         return pack(ClientCodec(contract.observation_space).encode(columns, num_rows))
 
     def actions(
@@ -351,7 +342,6 @@ class OpenpiSession:
             raise EndpointLostError(f"the session broke ({error}){reason}", address) from error
 
     async def _open_lanes(self, route: _Route, rows: Sequence[PredictSlot]) -> None:
-        """Connect the lanes that have no connection, or that begin another episode."""
         begun = [row.env_index for row in rows if _begins_anew(route.lanes.get(row.env_index), row)]
         await _closed([route.lanes.pop(index) for index in begun])
         turns = asyncio.Semaphore(_MOST_OPENING)
@@ -376,7 +366,6 @@ class OpenpiSession:
 
 
 def _begins_anew(lane: _Lane | None, row: PredictSlot) -> bool:
-    """Return whether a lane was asked in another episode than that of a row; see ``Policy``."""
     if lane is None or not lane.is_used:
         return False
     return row.reset or row.episode_id not in ("", lane.episode_id)
@@ -408,7 +397,6 @@ class _Connect(connect):
     """Connects to the server that was named alone: a redirect would take the token elsewhere."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
-        """Follow no redirect."""
         return exc
 
 
@@ -419,7 +407,6 @@ _STARTING = threading.Lock()
 # Python's ssl module does not allow that, and about one connection in fifty hung with TLS.
 @functools.cache
 def _loop(_pid: int) -> asyncio.AbstractEventLoop:
-    """Return the loop of this process's openpi clients, in a thread of its own."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="rlmesh-ray-openpi", daemon=True).start()
     return loop
@@ -481,7 +468,6 @@ async def _connection(options: ConnectOptions) -> ClientConnection:
 
 
 def _telemetry(message: object) -> PredictTelemetry | None:
-    """Return what a result's ``server_timing`` says."""
     timing = message.get(SERVER_TIMING) if isinstance(message, dict) else None
     if not isinstance(timing, dict):
         return None
@@ -507,7 +493,6 @@ MODEL_SESSION = OpenpiSession
 
 
 def _refusal(response: Response, address: str) -> EndpointError:
-    """Return the error of a server that has answered the opening handshake with a refusal."""
     text = bytes(response.body or b"").decode("utf-8", "replace").strip()[:500]
     reason = f"{text or response.reason_phrase} (HTTP {response.status_code})"
     if response.status_code in _DENIED:

@@ -128,7 +128,6 @@ class OpenpiConnection:
         self._peer = f"{host}:{port}"
 
     async def serve(self) -> None:
-        """Answer each request, one at a time, until either side closes the connection."""
         enter(self._policy.endpoint_id, short_name(""))
         host = self._policy.host
         routes = ModelRoutes(
@@ -171,7 +170,6 @@ class OpenpiConnection:
         return not self.is_busy and self._connection.close_code in _CLOSED
 
     async def close(self) -> None:
-        """Close the connection, because the endpoint stops."""
         await self._connection.close(CloseCode.GOING_AWAY, "the endpoint stops")
 
     async def _answer_all(self, route: Route, gone: "asyncio.Future[None]") -> None:
@@ -260,7 +258,6 @@ class OpenpiConnection:
             answered.set_exception(error)
 
     async def _refuse(self, reason: str) -> None:
-        """Send why the connection ends, as text, and close it."""
         try:
             await self._send(reason)
             short = reason[:_MAX_REASON_CHARACTERS]
@@ -468,7 +465,6 @@ class _Connection(ServerConnection):
         self._strangers[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         self._strangers.pop(self, None)
         super().connection_lost(exc)
 

@@ -75,7 +75,6 @@ def unpack(data: bytes) -> Any:
 
 
 def _read_map(found: dict[Any, Any]) -> Any:
-    """Return what a map stands for: an array, a number, or itself with text as keys."""
     by_name: dict[str, Any] = {}
     for key, value in found.items():
         name = key.decode("utf-8") if isinstance(key, bytes) else key
@@ -160,7 +159,6 @@ def require_keys(spec: SpaceSpec, root: str) -> dict[str, Leaf]:
 
 
 def _outer(keys: Iterable[str]) -> frozenset[str]:
-    """Return the paths, each with a slash at its end, of the maps that can hold one of ``keys``."""
     return frozenset(
         key[: at + 1] for key in keys for at, character in enumerate(key) if character == "/"
     )
@@ -256,11 +254,9 @@ class ServerCodec:
         return pack({**message, SERVER_TIMING: timing})
 
     def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
-        """Return the columns of several observations; see ``BatchCodec.join``."""
         return join_each(repeat(self, len(batches)), batches, counts)
 
     def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
-        """Return the packed results of several rows; see ``BatchCodec.split``."""
         return split_each(repeat(self, len(counts)), columns, counts)
 
     def _wrong_keys(self, found: Mapping[str, Any], unknown: Sequence[str]) -> str:
@@ -287,7 +283,6 @@ class ClientCodec(NamedTuple):
     spec: SpaceSpec
 
     def encode(self, columns: Sequence[Column], num_rows: int) -> list[bytes]:
-        """Return one observation message a row; maps nest as the Dicts of the space do."""
         return [pack(self._nested(columns, row)) for row in range(num_rows)]
 
     def _nested(self, columns: Sequence[Column], row: int) -> dict[str, Any]:
@@ -457,7 +452,6 @@ def horizon_of(found: Mapping[str, Any]) -> int:
 
 
 def facts_of(found: Mapping[str, Any]) -> PolicyFacts:
-    """Return the description of the policy in a server's metadata; unknown facts are empty."""
     policy = found.get("policy")
     facts = {name: policy.get(name) for name in _FACTS} if isinstance(policy, dict) else {}
     spaces = {name: _lines(found.get(name)) for name, _ in _SPACES}

@@ -152,7 +152,6 @@ def _is_mask(value: object, num_lanes: int) -> bool:
 
 
 def _array(values: list[Any]) -> NDArray[Any]:
-    """Return an array with one entry a lane: of numbers, of arrays of one shape, or of objects."""
     flat, shape = _flattened(values)
     dtype = _dtype(flat)
     if dtype is not None:
@@ -164,7 +163,6 @@ def _array(values: list[Any]) -> NDArray[Any]:
 
 
 def _flattened(values: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    """Return the numbers in lists in lists, and their shape; none where they have no shape."""
     shape: tuple[int, ...] = (len(values),)
     while values and len(shape) < _MAX_AXES and all(type(value) is list for value in values):
         sizes = {len(value) for value in values}
@@ -176,7 +174,6 @@ def _flattened(values: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
 
 
 def _warning_texts(warning: object) -> object:
-    """Return warnings as texts, in the edition's form."""
     if not isinstance(warning, list):
         return warning
     return [_warning_text(each) for each in warning]
@@ -209,12 +206,10 @@ class EpisodeIds:
         self._running = self.names
 
     def new_ids(self, count: int) -> tuple[str, ...]:
-        """Return ids that no episode has."""
         first, self._num_named = self._num_named, self._num_named + count
         return tuple(f"{self._prefix}{number:012x}" for number in range(first, first + count))
 
     def rename(self, lanes: Sequence[int], episode_ids: Sequence[str]) -> None:
-        """Change the ids of the next episodes of ``lanes``."""
         self.names = _replaced(self.names, lanes, episode_ids)
 
     def begin(self, lanes: Sequence[int], episode_ids: Sequence[str]) -> None:
@@ -307,13 +302,11 @@ class ReleasedEnvClientDialect:
         return request
 
     def step(self, request_id: str, action: Sequence[Column], timeout_ms: int) -> Step:
-        """Return the request to step all lanes."""
         contract = self._contract
         data = values.encode_batch(contract.action_space, action, contract.num_envs)
         return Step(request_id, data, timeout_ms, episode_ids=self._episodes.names)
 
     def reset_result(self, done: ResetDone) -> ResetResult:
-        """Return the result in ``done``, over all lanes."""
         request = self._resets.popleft()
         while request.request_id != done.request_id:  # earlier ones were answered with errors
             request = self._resets.popleft()
@@ -324,7 +317,6 @@ class ReleasedEnvClientDialect:
         return ResetResult(owned(self._latest), infos, self._episodes.tracked)
 
     def step_result(self, done: StepDone) -> StepResult:
-        """Return the result in ``done``."""
         width = self._contract.num_envs
         if done.env_indices and done.env_indices != tuple(self._all_lanes):
             raise CodecError(

@@ -95,7 +95,6 @@ class ReleasedModelClientDialect:
     def configure(
         self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
     ) -> EncodedRequest:
-        """Return the request to open a route."""
         self._episodes.setdefault(route_id, RowEpisodes())
         context = self._context(route_id, next(ids))
         return _asked(ResolveAdapter(context.request_id, context, contract, EDITION_NAME, horizon))
@@ -139,7 +138,6 @@ class ReleasedModelClientDialect:
     def _begin(
         self, ids: Iterator[str], route_id: str, rows: Sequence[PredictSlot]
     ) -> tuple[tuple[RowEpisode, ...], list[EncodedRequest]]:
-        """Return the rows' episodes, and the report of those that they have replaced, if any."""
         episodes, replaced = self._episodes.setdefault(route_id, RowEpisodes()).of(rows)
         if not replaced:
             return episodes, []
@@ -147,17 +145,14 @@ class ReleasedModelClientDialect:
         return episodes, [_asked(ForgetEpisodes(context.request_id, context, replaced))]
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
-        """Return the request to close a route."""
         self._episodes.pop(route_id, None)
         context = self._context(route_id, next(ids))
         return _asked(CloseRoute(context.request_id, context))
 
     def close(self, ids: Iterator[str]) -> EncodedRequest:
-        """Return the request to end the session."""
         return _asked(CloseModel(next(ids)))
 
     def read(self, frame: bytes) -> ModelReply:
-        """Return the answer in ``frame``."""
         response = wire.parse_response(frame)
         if isinstance(response, ModelFailed):
             return ModelReply(response.request_id, response)
@@ -173,13 +168,11 @@ class ReleasedModelClientDialect:
         return ModelReply(response.request_id, None, response.actions[0], telemetry)
 
     def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
-        """Return the bytes of observations."""
         return values.encode_batch(contract.observation_space, columns, num_rows)
 
     def actions(
         self, contract: EnvContract, reply: ModelReply, num_rows: int, horizon: int = 1
     ) -> list[Column]:
-        """Return the actions of a prediction: of this step, or of as many as the chunks have."""
         if horizon == 1:
             return values.decode_batch(contract.action_space, action_of(reply), num_rows)
         lengths = {len(chunk) for chunk in reply.chunks}
@@ -201,7 +194,6 @@ def _asked(request: AnyAdapterRequest) -> EncodedRequest:
 
 
 def _of_groups(response: GroupedPredicted, frame: bytes) -> ModelReply:
-    """Return the reply to a prediction of chunks: that of all rows, or the first failure."""
     chunks = []
     for result in response.results:
         if isinstance(result, ModelFailed):

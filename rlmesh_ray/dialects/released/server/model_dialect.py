@@ -111,7 +111,6 @@ class EpisodeLanes:
         self._free: list[int] = []
 
     def assign_lanes(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
-        """Set the lane of each row, and whether it is the first of its episode."""
         episodes = [slot.episode_id for slot in slots]
         _check_episodes(episodes)
         new = [episode for episode in episodes if episode not in self._lanes]
@@ -134,13 +133,11 @@ class EpisodeLanes:
         return [self._lanes[episode].lane for episode in self._known(episode_ids)]
 
     def free(self, episode_ids: Sequence[str]) -> None:
-        """Free the lanes of episodes, whose states the policy has dropped."""
         known = self._known(episode_ids)
         self._free += [self._lanes.pop(episode).lane for episode in known]
         self._held.count -= len(known)
 
     def clear(self) -> None:
-        """Free all lanes, since the policy has dropped the states of the route."""
         self.free(tuple(self._lanes))
 
     def _known(self, episode_ids: Sequence[str]) -> list[str]:
@@ -179,7 +176,6 @@ class PendingFrame:
     num_left: int = 0
 
     def response(self) -> AnyAdapterResponse:
-        """Return the message to send, once all requests have been answered."""
         answers = [answer for answer in self.answers if answer is not None]
         if not self.groups:
             (answer,) = answers
@@ -230,7 +226,6 @@ class ModelTranslation:
 
     @property
     def num_in_flight(self) -> int:
-        """How many frames have not been answered."""
         return self._num_in_flight
 
     def receive(
@@ -256,7 +251,6 @@ class ModelTranslation:
         return requests
 
     def answer(self, response: SessionResponse) -> PendingFrame | None:
-        """Handle the core's answer to a request; return the frame that it completes, or None."""
         exchange, place = self._outstanding.pop(response.request_id)
         exchange.answers[place] = response
         exchange.num_left -= 1
@@ -321,7 +315,6 @@ class ModelTranslation:
 def _answered(
     request: AnyAdapterRequest | MalformedRequest, answer: SessionResponse
 ) -> AnyAdapterResponse:
-    """Return the dialect's message for the core's answer to a request."""
     request_id = request.request_id
     match answer:
         case Predicted(action=action, later=later):
@@ -355,7 +348,6 @@ class ReleasedModelServerDialect:
         self._held = EpisodeLimit()
 
     def receive(self, session: ModelSession, frame: bytes) -> list[ModelSessionOutput]:
-        """Pass the requests that the message in a frame consists of to the session."""
         arrived_ns = time.perf_counter_ns()
         message = wire.parse_request(frame)
         decode_ns = time.perf_counter_ns() - arrived_ns
@@ -363,7 +355,6 @@ class ReleasedModelServerDialect:
         return [session.receive(request) for request in requests]
 
     def frame(self, response: SessionResponse) -> bytes | None:
-        """Return the frame of an answer, with its timings, once all of its parts are there."""
         in_flight = self._translation.num_in_flight
         pending = self._translation.answer(response)
         if pending is None:
@@ -380,11 +371,9 @@ class ReleasedModelServerDialect:
         return wire.with_timings(packed, timings)
 
     def lanes(self, contract: EnvContract) -> RouteLanes:
-        """Return lanes of a route without episodes."""
         return EpisodeLanes(self._held)
 
     def values(self, contract: EnvContract) -> BatchCodecs:
-        """Return the codecs of the dialect."""
         return values
 
 

@@ -226,7 +226,6 @@ def _response_message(
 
 
 def with_timings(frame: bytes, timings: EnvTimings) -> bytes:
-    """Return ``frame``, a response, with its timings."""
     numbers = (
         (6, timings.endpoint_total_ns),
         (11, timings.decode_ns),
@@ -344,7 +343,6 @@ def parse_handshake_request(data: bytes) -> HandshakeRequest:
 
 
 def pack_handshake_request(offer: HandshakeRequest) -> bytes:
-    """Return the frame of ``offer``."""
     return service_pb2.HandshakeRequest(base=handshake.offer_to_base(offer)).SerializeToString()
 
 
@@ -361,7 +359,6 @@ def parse_handshake_response(data: bytes) -> HandshakeResponse:
 
 
 def pack_handshake_response(answer: HandshakeResponse) -> bytes:
-    """Return the frame of ``answer``; its contract is an ``EnvContract`` or None."""
     message = service_pb2.HandshakeResponse(base=handshake.answer_to_base(answer))
     if isinstance(answer.contract, EnvContract):
         message.env_contract.CopyFrom(contract_to_proto(answer.contract))

@@ -45,7 +45,6 @@ def request_from_proto(message: AnyRequest) -> HandshakeRequest:
 
 
 def offer_to_base(offer: HandshakeRequest) -> pb.HandshakeRequest:
-    """Return the message of ``offer``."""
     return pb.HandshakeRequest(
         protocol_generation=offer.generation,
         peer_info=_peer_info(offer.client_name, offer.client_version),
@@ -81,7 +80,6 @@ def response_from_proto(message: AnyResponse, contract: object) -> HandshakeResp
 
 
 def answer_to_base(answer: HandshakeResponse) -> pb.HandshakeResponse:
-    """Return the message of ``answer``, but for its contract."""
     return pb.HandshakeResponse(
         compatible=answer.compatible,
         peer_info=_peer_info(_COMPONENT, answer.server_version),
@@ -112,7 +110,6 @@ def parse_shutdown_request(data: bytes) -> ShutdownRequest:
 
 
 def pack_shutdown_request(reason: str = "") -> bytes:
-    """Return the frame of a client that asks an endpoint to stop."""
     message = env_pb.ShutdownRequest()
     message.base.reason = as_utf8(reason)
     message.base.SetInParent()
@@ -126,7 +123,6 @@ def parse_shutdown_response(data: bytes) -> ShutdownResponse:
 
 
 def pack_shutdown_response(*, accepted: bool, message: str = "") -> bytes:
-    """Return the frame of the answer: whether the endpoint will stop, and why not."""
     response = env_pb.ShutdownResponse()
     response.base.accepted, response.base.message = accepted, as_utf8(message)
     response.base.SetInParent()
@@ -159,7 +155,6 @@ is_shutdown = is_handshake
 
 
 def is_request(data: bytes) -> bool:
-    """Return whether a ``JoinRequest`` to an environment or a policy is this dialect's."""
     return any(number in _OWN_FIELDS for number, _ in _fields(data))
 
 

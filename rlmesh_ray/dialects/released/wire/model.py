@@ -39,12 +39,10 @@ from rlmesh_ray.wire.protobuf import as_utf8, field, parse, varint
 
 
 def context_from_proto(message: pb.AdapterContext) -> PredictContext:
-    """Return the context in ``message``."""
     return PredictContext(message.session_id, message.env_id, message.request_id)
 
 
 def context_to_proto(context: PredictContext) -> pb.AdapterContext:
-    """Return the message of ``context``."""
     return pb.AdapterContext(
         session_id=context.session_id, env_id=context.route_id, request_id=context.request_id
     )
@@ -190,7 +188,6 @@ _CODES = {number: code for code, number in _CODE_NUMBERS.items()}
 
 
 def pack_response(response: AnyAdapterResponse) -> bytes:
-    """Return the frame of ``response``."""
     if isinstance(response, AdapterPredicted):
         body = _predicted_bytes(response)
         request_id = field(b"\x2a", response.request_id.encode())  # JoinResponse.request_id
@@ -208,7 +205,6 @@ def parse_response(data: bytes) -> AnyAdapterResponse:
 
 
 def with_timings(frame: bytes, timings: ModelTimings) -> bytes:
-    """Return ``frame``, a response, with its timings."""
     numbers = (
         (6, timings.endpoint_total_ns),
         (11, timings.decode_ns),
@@ -332,7 +328,6 @@ def parse_handshake_request(data: bytes) -> HandshakeRequest:
 
 
 def pack_handshake_request(offer: HandshakeRequest) -> bytes:
-    """Return the frame of ``offer``."""
     return service_pb2.HandshakeRequest(base=handshake.offer_to_base(offer)).SerializeToString()
 
 
@@ -342,5 +337,4 @@ def parse_handshake_response(data: bytes) -> HandshakeResponse:
 
 
 def pack_handshake_response(answer: HandshakeResponse) -> bytes:
-    """Return the frame of ``answer``; a model's answer carries no contract."""
     return service_pb2.HandshakeResponse(base=handshake.answer_to_base(answer)).SerializeToString()

@@ -35,7 +35,6 @@ _NAMES = {number: name for name, number in _NUMBERS.items()}
 
 
 def spec_to_proto(spec: SpaceSpec) -> pb.SpaceSpec:
-    """Return the message that describes ``spec``."""
     message = pb.SpaceSpec()
     match spec:
         case DictSpec(items):
@@ -188,7 +187,6 @@ _MODE_KEY = "autoreset_mode"
 
 
 def contract_to_proto(contract: EnvContract) -> contract_pb.EnvContract:
-    """Return the message of ``contract``; metadata that are not JSON-like become text."""
     spec = env_spec_to_proto(contract)
     spec.metadata.entries[_MODE_KEY].str = contract.autoreset_mode.value
     return contract_pb.EnvContract(
@@ -214,7 +212,6 @@ def contract_from_proto(message: contract_pb.EnvContract) -> EnvContract:
 
 
 def env_spec_to_proto(contract: EnvContract) -> contract_pb.EnvSpec:
-    """Return the message of the part of ``contract`` that a policy gets."""
     return contract_pb.EnvSpec(
         id=contract.id,
         action_space=spec_to_proto(contract.action_space),

@@ -26,7 +26,6 @@ _WORD = 8
 
 
 def encode_batch(spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) -> bytes:
-    """Return the bytes of a batch of a space; see ``BatchCodec.encode``."""
     return codec(spec).encode(columns, num_lanes)
 
 
@@ -100,7 +99,6 @@ def _slab(texts: tuple[str, ...]) -> bytes:
 
 
 def _parts(data: bytes, count: int) -> list[memoryview]:
-    """Return the leaves of a value, which has ``count`` of them."""
     view, at = memoryview(data), 0
     parts: list[memoryview] = []
     while at < len(data):
@@ -119,7 +117,6 @@ def _parts(data: bytes, count: int) -> list[memoryview]:
 
 
 def _length(data: bytes, at: int) -> tuple[int, int]:
-    """Return the integer at ``at`` and where it ends."""
     number = shift = 0
     for position in range(at, min(at + 5, len(data))):
         part = data[position]

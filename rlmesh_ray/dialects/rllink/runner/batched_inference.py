@@ -64,11 +64,9 @@ class AskedEpisode:
         self._is_over = False
 
     def add_reward(self, reward: float) -> None:
-        """Count a reward to the present step."""
         self._reward += reward
 
     def ask(self, obs: m.Array) -> Future[m.Reply | None]:
-        """Take what the last action has led to; return the answer to come."""
         self._complete(obs, is_terminated=False, is_truncated=False)
         self.obs, self.answer = obs, Future()
         return self.answer
@@ -80,14 +78,12 @@ class AskedEpisode:
             self._queue.begin_rollout(self._rollout, 1, chosen.seq_no)
 
     def end(self, obs: m.Array, *, is_truncated: bool) -> None:
-        """Take what the last action has led to, which is the end."""
         self._complete(obs, is_terminated=not is_truncated, is_truncated=is_truncated)
         self._is_over = True
         if self._progress.num_steps:
             self._queue.finish(self._progress)
 
     def abandon(self) -> None:
-        """Note that the client has gone."""
         self._is_over = True
         self._queue.end_rollout(self._rollout)
         self._queue.abandon(1)

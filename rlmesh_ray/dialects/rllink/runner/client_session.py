@@ -76,7 +76,6 @@ class SimulatorSession:
                     return self._converse(request)
 
     def leave(self) -> None:
-        """Forget its episodes: they will not go on."""
         with self._queue.lock:
             for episode in self._asked.values():
                 episode.abandon()
@@ -134,7 +133,6 @@ class SimulatorSession:
         return EpisodeProgress()
 
     def _give_up_others(self, present: set[EpisodeProgress]) -> None:
-        """Forget the nameless episodes that a message has not continued."""
         going = [progress for progress in self._nameless if progress in present]
         self._queue.abandon(len(self._nameless) - len(going))
         self._nameless = going

@@ -125,7 +125,6 @@ class EpisodeChain:
         ]
 
     def _outputs(self, received: Sequence[ReceivedChunk]) -> dict[int, Mapping[str, m.Array]]:
-        """Return what the policy had thought of each chunk's actions."""
         if self._logp_recomputer is None:
             return {number: {} for number in range(len(received))}
         outputs: dict[int, Mapping[str, m.Array]] = {}

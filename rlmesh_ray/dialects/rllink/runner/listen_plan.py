@@ -49,7 +49,6 @@ class RLlinkPlan:
 
     @property
     def is_on_policy(self) -> bool:
-        """Whether clients must wait for new weights before they go on."""
         return self.max_weights_lag == 0
 
     def port_of(self, worker_index: int, *, num_training: int, in_evaluation: bool) -> int:
@@ -109,7 +108,6 @@ def client_config(
 
 
 def weights_extras(module: Any, num_env_steps: int) -> m.Extras:
-    """Return what changes with training in addition to the weights: how much is left to chance."""
     if not is_epsilon_greedy(module):
         return {}
     module.epsilon_schedule.update(num_env_steps)

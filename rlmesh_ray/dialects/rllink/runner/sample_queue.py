@@ -66,7 +66,6 @@ class EpisodeProgress:
     last_obs: m.Array | None = None
 
     def received(self, chunk: m.Chunk, seq_no: int) -> "ReceivedChunk":
-        """Count the next chunk of the episode, of steps that weights have made."""
         received = ReceivedChunk(chunk, self, self.num_steps, seq_no)
         self.num_steps += len(chunk)
         self.return_ += float(chunk.rewards.sum())
@@ -206,20 +205,17 @@ class SampleQueue:
             return self._kept.get(seq_no)
 
     def forget_samples(self) -> None:
-        """Drop all samples in the queue."""
         with self.lock:
             self._replace([])
             self._release()
 
     def take_counters(self) -> SampleCounters:
-        """Return what has happened since the last call."""
         with self.lock:
             counters, self._counters = self._counters, SampleCounters(0)
             counters.num_clients = self.num_clients
         return counters
 
     def close(self) -> None:
-        """End all waiting."""
         with self.lock:
             self.is_closed = True
             for each in self._waiting:
@@ -272,20 +268,17 @@ class SampleQueue:
             self.lock.notify_all()
 
     def finish(self, progress: EpisodeProgress) -> None:
-        """Note that an episode has ended."""
         progress.seconds, progress.last_obs = time.monotonic() - progress.began_s, None
         with self.lock:
             self._counters.finished.append(progress)
             self.lock.notify_all()
 
     def abandon(self, num_episodes: int) -> None:
-        """Note that episodes will not continue, since their client has gone."""
         with self.lock:
             self._counters.num_abandoned += num_episodes
 
     @property
     def is_full(self) -> bool:
-        """Whether more has come than may wait."""
         if self._num_bytes > self._max_bytes:
             return True
         if self._max_lag == 0 or self._max_steps is None:
@@ -339,7 +332,6 @@ class SampleQueue:
             self._put(each)
 
     def _is_fresh(self, seq_no: int) -> bool:
-        """Tell whether what weights have done may be learnt from now."""
         if self._max_lag is None:
             return self.weights is not None and seq_no <= self.weights.seq_no
         # Numbers may be left out: what such weights have done could not be worked out.
@@ -359,7 +351,6 @@ class SampleQueue:
         return self._num_steps >= (num_steps or 0)
 
     def _release(self) -> None:
-        """Answer those who may continue."""
         self.lock.notify_all()
         if self.weights is None:
             return

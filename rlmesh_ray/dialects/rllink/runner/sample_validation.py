@@ -93,7 +93,6 @@ class SampleSpaces:
         return cast
 
     def _conformed_outputs(self, chunk: m.Chunk, num: int) -> dict[str, m.Array]:
-        """Return what a policy has said of its actions, if that is all of it."""
         if len(chunk.model_outputs) < len(m.MODEL_OUTPUTS):
             return {}
         shapes = {m.ACTION_DIST_INPUTS: (num, self.input_width), m.ACTION_LOGP: (num,)}

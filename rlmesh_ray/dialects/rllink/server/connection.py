@@ -155,7 +155,6 @@ class RLlinkConnection:
     async def _awaited(
         self, answer: Future[m.Reply | None], coming: asyncio.Task[bytes]
     ) -> m.Reply | None:
-        """Wait for a reply, unless the client goes meanwhile."""
         waiting = asyncio.wrap_future(answer)
         either: set[asyncio.Future[Any]] = {waiting, coming}
         try:

@@ -87,12 +87,10 @@ class RLlinkServer:
 
     @property
     def address(self) -> str:
-        """Where it listens; before ``start``, where it is to listen."""
         return str(self._bound or self._wanted)
 
     @property
     def is_serving(self) -> bool:
-        """Whether it listens."""
         return self._server is not None
 
     def start(self) -> None:

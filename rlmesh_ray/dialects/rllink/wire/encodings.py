@@ -479,7 +479,6 @@ def _chunk_of_state(state: Any) -> m.Chunk | None:
 
 
 def _buffer(state: Body, name: str) -> tuple[int, m.Array]:
-    """Return how many of a buffer's values belong to earlier chunks, and all of them."""
     buffer = state.get(name)
     if not isinstance(buffer, dict):
         raise CodecError(f"{name} must be the state of a buffer")

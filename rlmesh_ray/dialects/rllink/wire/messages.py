@@ -44,7 +44,6 @@ class Chunk:
 
     @property
     def is_done(self) -> bool:
-        """Whether the episode ends here."""
         return self.is_terminated or self.is_truncated
 
     def part(self, begin: int, end: int) -> "Chunk":
@@ -62,7 +61,6 @@ class Chunk:
 
 
 def joined(parts: Sequence[Chunk]) -> Chunk:
-    """Return chunks of one episode, which follow each other, as one."""
     *_, last = parts
     if len(parts) == 1:
         return last
@@ -220,7 +218,6 @@ LONGEST_TEXT = 256
 
 
 def is_plain(array: Array | np.generic) -> bool:
-    """Tell whether ``array`` holds numbers or truth values and nothing else."""
     return array.dtype.kind in "biuf" and array.itemsize <= 8
 
 
@@ -254,7 +251,6 @@ def _id_fault(episode_id: str | None) -> str:
 
 
 def shape_fault(chunk: Chunk) -> str:
-    """Return what is wrong with the lengths of a chunk; nothing if they agree."""
     num_steps = len(chunk)
     if chunk.rewards.ndim != 1:
         return f"rewards of shape {chunk.rewards.shape}; one number a step is expected"
