@@ -81,8 +81,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
         method = details.method.rpartition("/")[2]
         session_id = str(dict(metadata).get(SESSION_METADATA_KEY, ""))
         is_named = bool(session_id) or method in _SESSIONS
-        # A call has a task of its own, in which this and the handler run: nothing has to be undone
-        # at its end.
+        # Each call runs in its own task, with this and the handler: nothing has to be undone at the
+        # end of the call.
         enter(self._endpoint_id, short_name(session_id) if is_named else "")
         # First: strangers do not learn that an endpoint drains.
         if self._store is not None and (refusal := self._unauthorized(self._store, details)):

@@ -109,7 +109,7 @@ def _is_compiled(inference: str) -> Mapping[str, float]:
 
 
 RESTARTS = _gauge("restarts", "How often the endpoint has been started anew.")
-"""It is no field: an endpoint's process does not know of former ones."""
+"""Not a field: a process does not know how often the endpoint has been started before."""
 _UPTIME = _gauge("uptime_seconds", "Age of the endpoint's process.")
 _ERRORS = _counter(
     "errors", "Requests that were answered with an error, by its code.", label="code"
