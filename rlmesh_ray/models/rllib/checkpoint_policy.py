@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tree
 from ray.rllib.core.columns import Columns
+from tree import flatten as flatten_tree
+from tree import map_structure
 
 from rlmesh_ray.errors import (
     ConfigurationError,
@@ -42,7 +43,6 @@ from rlmesh_ray.models.policy import (
     no_chunks_with_state,
 )
 from rlmesh_ray.models.rllib.checkpoint import load_checkpoint, pieces
-from rlmesh_ray.models.rllib.exported_policy import greedy_forward
 from rlmesh_ray.models.rllib.forward import BucketedForward
 from rlmesh_ray.models.rllib.inference import (
     ArrayInference,
@@ -214,6 +214,9 @@ class RllibPolicy:
         self._actor.forget(route_key, env_index)
 
     def greedy_forward(self, contract: EnvContract) -> GreedyForward:
+        # Late: only an export needs RLlib's connectors by their names.
+        from rlmesh_ray.models.rllib.exported_policy import greedy_forward
+
         return greedy_forward(self._parts, contract)
 
     def get_weights(self) -> dict[str, Any]:
@@ -255,9 +258,9 @@ class RllibPolicy:
     def _run_module(self, batch: dict[str, Any]) -> tuple[dict[str, Any], IsNan | None]:
         outputs = self._forward(batch, self._env_steps)
         acted_on = {key: outputs[key] for key in _ACTED_ON & outputs.keys()}
-        is_nan = nan_rows(tree.flatten(acted_on))
+        is_nan = nan_rows(flatten_tree(acted_on))
         if is_nan is not None:
-            outputs |= tree.map_structure(lambda output: zeroed(output, is_nan), acted_on)
+            outputs |= map_structure(lambda output: zeroed(output, is_nan), acted_on)
         return outputs, is_nan
 
     def _states(self) -> dict[str, Any]:
