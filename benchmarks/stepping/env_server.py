@@ -1,8 +1,5 @@
 """EnvServer as serve-env has it: ``python -m benchmarks.stepping.env_server HOSTING``."""
 
-import contextlib
-import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -27,7 +24,3 @@ if __name__ == "__main__":
         ) as server:
             freeze_heap()
             stay(server.address)
-        # What a writer has left would slow down the side that is measured next.
-        for alive in Path(folder).glob("recording/episodes/.*.alive"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(alive.name[1:].partition("-")[0]), signal.SIGKILL)
