@@ -125,10 +125,10 @@ def test_values_larger_than_the_kernel_s_buffers_arrive_as_they_are() -> None:
     own.close()
 
 
-def test_a_client_that_reads_nothing_costs_its_session_but_not_the_worker() -> None:
+def test_a_client_that_reads_nothing_costs_its_own_session_alone() -> None:
     with EnvServer(Film, max_sessions=1) as server:
         client = EnvClient(ConnectOptions(server.address), transport="tcp")
-        pid: Any = client.reset().infos["pid"]
+        client.reset()
         client.step([np.zeros((1, 300_000), np.float32)])
         client.send_step([np.zeros((1, 300_000), np.float32)])
         assert eventually(lambda: server.statistics().steps == 2)
@@ -136,8 +136,7 @@ def test_a_client_that_reads_nothing_costs_its_session_but_not_the_worker() -> N
         assert eventually(lambda: server.num_sessions == 0)
 
         other = EnvClient(ConnectOptions(server.address), transport="tcp")
-        again: Any = other.reset().infos["pid"]
-        assert again.tolist() == pid.tolist()
+        other.reset()
         other.step([np.zeros((1, 300_000), np.float32)])
         other.close()
         client.close()
