@@ -8,7 +8,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,26 +184,22 @@ def test_over_tcp_actions_come_into_the_block_when_their_step_is_executed() -> N
         render_mode="",
         metadata={},
     )
-    block, is_turn = StepBuffers(-1, contract), [False, True]
+    block = StepBuffers(-1, contract)
     seen: list[list[int]] = []
-
-    def step(number: int, _: int, load: Callable[[], None], pack: object) -> bytes | None:
-        is_executed = is_turn.pop(0)
-        if is_executed:
-            load()
-        seen.append(np.asarray(block.actions[0]).tolist())
-        return b"" if is_executed else None
-
-    progress = SessionProgress.local(2)
-    end = DirectStepServer(worker, progress, block, step, lambda *_: [], tag_arrays=True)
+    end = DirectStepServer(worker, SessionProgress.local(2), block, tag_arrays=True)
     sent = StepBuffers(-1, contract)
     np.asarray(sent.actions[0])[:] = 1
     actions = sent.sent_parts[0]
     with client:
-        for number in (1, 2):
+        for number, is_executed in ((1, False), (2, True)):
             client.sendall(frames.pack_request(number, 0, actions.nbytes) + bytes(actions))
-            while len(seen) < number:
-                end.serve()
+            while (request := end.receive()) is None:
+                pass
+            assert request == (number, 0, False)
+            if is_executed:
+                end.load()
+            end.answer(number, b"" if is_executed else None)
+            seen.append(np.asarray(block.actions[0]).tolist())
 
         assert seen == [[0, 0], [1, 1]]
     end.close()
