@@ -40,7 +40,6 @@ ALLOWED_PROTOCOLS = {
     "RouteLanes": "ContractLanes, EpisodeLanes",
     "RouteRequests": "EditionModelClientDialect, OpenpiSession",
     "ServedDialect": "EnvServerDialect, EditionModelServerDialect",
-    "ServerLifecycle": "EnvServer, ModelServer, RegisteredServer",
     "StepObserver": "keeps envs from recording, which has SessionObserver",
     "UpdatablePolicy": "TorchPolicy, RllibPolicy",
     "WeightSink": "ModelServer, ModelFleet",

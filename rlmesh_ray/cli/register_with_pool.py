@@ -1,9 +1,11 @@
 """Registration of an endpoint with a pool: options of serve-env and register, and the server."""
 
+import contextlib
 import os
 import re
 import secrets
 import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +23,8 @@ from rlmesh_ray.protocol.pool_membership import RegistrationAccepted, checked_na
 
 if TYPE_CHECKING:
     from rlmesh_ray.auth.client_tls import ClientTls
-    from rlmesh_ray.client.endpoint_registration import RegistrarOptions, Registration
+    from rlmesh_ray.client.endpoint_registration import RegistrarOptions
     from rlmesh_ray.server.env_server import EnvServer
-    from rlmesh_ray.server.statistics import Statistics
 
 POOL_TOKEN_VARIABLE = "RLMESH_RAY_POOL_TOKEN"
 _DAY_S = 86_400.0
@@ -217,66 +218,37 @@ def pool_secret(file: Path | None) -> str | None:
     return os.environ.get(POOL_TOKEN_VARIABLE, "").strip() or None
 
 
-class RegisteredServer:
-    """An ``EnvServer`` whose endpoint is registered with a pool while it serves.
+@contextlib.contextmanager
+def registered(
+    server: "EnvServer", entry: RegistrationConfig, console: Console
+) -> Iterator[Callable[[], None]]:
+    """Have the endpoint of a server registered with a pool; yield what raises if it is refused.
+
+    In the end it leaves the pool, and sessions have ``leave_time_s`` to move.
 
     Args:
-        server: The server.
+        server: The server, which has started.
         entry: The settings of the registration.
         console: Reports each registration.
     """
+    from rlmesh_ray.client.endpoint_registration import Registration
+    from rlmesh_ray.server.statistics_report import pack_report
 
-    def __init__(self, server: "EnvServer", entry: RegistrationConfig, console: Console) -> None:
-        self._server = server
-        self._entry = entry
-        self._console = console
-        self._registration: Registration | None = None
-
-    @property
-    def address(self) -> str:
-        return self._server.address
-
-    def start(self) -> object:
-        return self._server.start()
-
-    def statistics(self) -> "Statistics":
-        return self._server.statistics()
-
-    def register(self) -> None:
-        """Start to register; returns at once."""
-        from rlmesh_ray.client.endpoint_registration import Registration
-        from rlmesh_ray.server.statistics_report import pack_report
-
-        entry, console, server = self._entry, self._console, self._server
-        host, port = entry.place(parse_address(self._server.address))
-        self._registration = Registration(
-            entry.connect_options,
-            host=host,
-            port=port,
-            version=__version__,
-            on_registered=lambda registered: report_registered(console, entry, registered),
-            report=lambda: pack_report(server.statistics()),
-        ).start()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the server has stopped; return whether it has.
-
-        Raises:
-            RlmeshError: The pool has refused the endpoint for good.
-        """
-        if self._registration is not None:
-            self._registration.require_not_failed()
-        return self._server.wait(timeout_s)
-
-    def stop(self, grace_s: float = 1.0) -> None:
-        """Leave the pool, give sessions ``leave_time_s`` to move, then end those that remain."""
-        try:
-            if self._registration is not None:
-                self._registration.close()
-            if self._entry.leave_time_s:
-                self._server.drain(self._entry.leave_time_s)
-        finally:
-            self._server.stop(grace_s)
+    host, port = entry.place(parse_address(server.address))
+    registration = Registration(
+        entry.connect_options,
+        host=host,
+        port=port,
+        version=__version__,
+        on_registered=lambda registered: report_registered(console, entry, registered),
+        report=lambda: pack_report(server.statistics()),
+    )
+    try:
+        with registration:
+            yield registration.require_not_failed
+    finally:
+        if entry.leave_time_s:
+            server.drain(entry.leave_time_s)
 
 
 def report_registered(

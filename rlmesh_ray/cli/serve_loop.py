@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.live import Live
 from rich.text import Text
@@ -15,27 +15,12 @@ from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.log_format import LogFormat
 from rlmesh_ray.server.statistics import EnvStatistics, MeasuredEndpoint, Statistics
 
+if TYPE_CHECKING:
+    from rlmesh_ray.server.env_server import EnvServer
+    from rlmesh_ray.server.model_server import ModelServer
+
 _POLL_S = 1.0
-
-
-class ServerLifecycle(Protocol):
-    """The methods that the served objects share."""
-
-    @property
-    def address(self) -> str:
-        """The address that it listens on; only after ``start``."""
-
-    def start(self) -> object:
-        """Start listening."""
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until it has stopped."""
-
-    def stop(self, grace_s: float = 1.0) -> None:
-        """End the sessions."""
-
-    def statistics(self) -> Statistics:
-        """Return the server's statistics."""
+_NO_MEMBER = contextlib.nullcontext(lambda: None)
 
 
 def quiet_for_programs(console: Console, log_format: LogFormat) -> None:
@@ -46,15 +31,17 @@ def quiet_for_programs(console: Console, log_format: LogFormat) -> None:
 
 def serve(
     console: Console,
-    server: ServerLifecycle,
+    server: "EnvServer | ModelServer",
     announce: Callable[[], None],
     monitoring: MonitoringFlags,
     labels: tuple[str, str] | None = None,
+    member: contextlib.AbstractContextManager[Callable[[], None]] = _NO_MEMBER,
 ) -> None:
     """Start ``server``, call ``announce`` once it accepts, and serve until a signal ends it.
 
     Ctrl-C and SIGTERM stop it alike: running calls get a second. Metrics have the endpoint's id and
-    its fleet as ``labels``; default: its address.
+    its fleet as ``labels``; default: its address. ``member`` is open while the server serves; it
+    yields a function that raises to end that.
     """
     is_started = False
 
@@ -76,11 +63,12 @@ def serve(
         try:
             announce()
             announce_metrics()
-            with _live_line(console) as show:
+            with member as require_member, _live_line(console) as show:
                 before = server.statistics()
                 # Polled: on Windows no signal ends a wait.
                 while not server.wait(_POLL_S):
                     require_no_interrupt()
+                    require_member()
                     now = server.statistics()
                     show(summary(before, now))
                     before = now

@@ -18,7 +18,7 @@ from rlmesh_ray.cli.options.common import (
     read_token,
     search_current_folder,
 )
-from rlmesh_ray.cli.register_with_pool import PoolFlags, RegisteredServer, RegistrationConfig
+from rlmesh_ray.cli.register_with_pool import PoolFlags, RegistrationConfig, registered
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address, parse_address
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool, full_id
@@ -113,8 +113,7 @@ def _serve(
             },
             next_commands(contract, dialed, options) if entry is None else [],
         )
-        if attending is not None:
-            attending.register()
 
-    attending = None if entry is None else RegisteredServer(server, entry, console)
-    run(console, attending or server, announce)
+    if entry is not None:
+        run = functools.partial(run, member=registered(server, entry, console))
+    run(console, server, announce)

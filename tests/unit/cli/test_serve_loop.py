@@ -2,6 +2,7 @@
 
 import gc
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.statistics import EnvStatistics, SessionStatistics
 
 
-class ServerLifecycle:
+class StoppingServer:
     """A server that stops as soon as ``wait`` is called.
 
     Args:
@@ -45,9 +46,8 @@ def test_the_heap_is_frozen_before_the_address_is_announced(
     monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
     monkeypatch.setattr(gc, "freeze", lambda: story.append("settles"))
 
-    serve_loop.serve(
-        Console(), ServerLifecycle(story), lambda: story.append("announces"), MonitoringFlags()
-    )
+    server: Any = StoppingServer(story)
+    serve_loop.serve(Console(), server, lambda: story.append("announces"), MonitoringFlags())
 
     assert story == ["starts", "settles", "announces", "stops"]
 

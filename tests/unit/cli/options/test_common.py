@@ -109,11 +109,11 @@ def test_a_server_without_files_speaks_no_tls() -> None:
 
 @pytest.mark.parametrize("given", [0, 1])
 def test_a_certificate_needs_its_key(given: int, tmp_path: Path) -> None:
-    files: list[Path | None] = [None, None]
-    files[given] = tmp_path / "file.pem"
+    file = tmp_path / "file.pem"
+    pair = (file, None) if given == 0 else (None, file)
 
     with pytest.raises(typer.BadParameter, match=r"--tls-cert and --tls-key"):
-        ServerSecurity(None, *files).tls()
+        ServerSecurity(None, *pair).tls()
 
 
 def test_clients_certificates_are_checked_only_by_a_server_with_its_own(tmp_path: Path) -> None:
