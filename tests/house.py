@@ -66,11 +66,15 @@ class Limit:
 
 
 def files(suffixes: Iterable[str] = (".py",)) -> Iterator[Path]:
-    """Yield the files of the installed package, generated ones left out."""
+    """Yield the files of the installed package, generated ones left out.
+
+    A link is left out, too: the dashboard for Grafana, which stands in the root of the repository.
+    """
     for folder in ("rlmesh_ray", "actors"):
         for path in sorted((ROOT / folder).rglob("*")):
             parts = path.relative_to(ROOT).parts
-            if path.suffix in suffixes and "_pb" not in parts and "actors" not in parts[1:]:
+            is_own = "_pb" not in parts and "actors" not in parts[1:] and not path.is_symlink()
+            if path.suffix in suffixes and is_own:
                 yield path
 
 
