@@ -21,6 +21,7 @@ HANDSHAKE = GenerationHandshake(is_handshake, is_shutdown, is_request, answer_re
 
 
 def _infos(infos: Infos, lanes: Sequence[int], num_lanes: int) -> Infos:
+    """Return the infos of one lane as they are, and those of several as gymnasium's vectors do."""
     if len(lanes) == 1:
         return warnings_as_maps(lane_info(infos, lanes[0]))
     return warnings_as_maps(infos if len(lanes) == num_lanes else lanes_infos(infos, lanes))

@@ -165,7 +165,7 @@ class SampleQueue:
             self._kept[weights.seq_no] = weights
             for seq_no in [each for each in self._kept if not self._is_kept(each)]:
                 del self._kept[seq_no]
-            self._replace(self._received)
+            self._refill(self._received)
             self._release()
 
     def take(
@@ -194,7 +194,7 @@ class SampleQueue:
             taken, kept = self._received, list[ReceivedChunk]()
             if self._max_lag is None and num_steps is not None:
                 taken, kept = _parted(taken, num_steps)
-            self._replace(kept)
+            self._refill(kept)
             # Off-policy, there is room again.
             self._release()
         return _joined(taken)
@@ -206,7 +206,7 @@ class SampleQueue:
 
     def forget_samples(self) -> None:
         with self.lock:
-            self._replace([])
+            self._refill([])
             self._release()
 
     def take_counters(self) -> SampleCounters:
@@ -326,7 +326,7 @@ class SampleQueue:
         arrays = (chunk.obs, chunk.actions, chunk.rewards, *chunk.model_outputs.values())
         self._num_bytes += sum(array.nbytes for array in arrays)
 
-    def _replace(self, received: Iterable[ReceivedChunk]) -> None:
+    def _refill(self, received: Iterable[ReceivedChunk]) -> None:
         self._received, self._num_steps, self._num_bytes = [], 0, 0
         for each in received:
             self._put(each)
