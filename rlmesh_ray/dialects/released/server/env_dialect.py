@@ -18,6 +18,7 @@ from rlmesh_ray.spaces.validation import warnings_as_maps
 from rlmesh_ray.spaces.vector_infos import lane_info, lanes_infos
 
 HANDSHAKE = GenerationHandshake(is_handshake, is_shutdown, is_request, answer_released_offer)
+"""For sessions with a policy, too: how a first frame is known, and how its offer is answered."""
 
 
 def _infos(infos: Infos, lanes: Sequence[int], num_lanes: int) -> Infos:
