@@ -177,7 +177,7 @@ def _frame(request: EnvRequest | MalformedRequest) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "num_sessions", [40, pytest.param(3000, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])]
+    "num_sessions", [40, pytest.param(3000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
 )
 def test_random_sessions_with_a_real_endpoint_are_as_the_text_says(num_sessions: int) -> None:
     seen: Counter[str] = Counter()
