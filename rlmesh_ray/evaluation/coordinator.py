@@ -19,8 +19,8 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.evaluation.endpoints import (
     NAMES,
-    Endpoint,
     Endpoints,
+    RemoteEndpoint,
     have_failed,
     next_due_s,
     next_endpoint,
@@ -135,14 +135,17 @@ class Attempt:
     """
 
     def __init__(
-        self, key: int, env: Endpoint[RemoteVectorEnv], model: Endpoint[RemoteModel] | None
+        self,
+        key: int,
+        env: RemoteEndpoint[RemoteVectorEnv],
+        model: RemoteEndpoint[RemoteModel] | None,
     ) -> None:
         self.key = key
         self.model = model
-        self.endpoints: list[Endpoint[Any]] = [env] if model is None else [env, model]
+        self.endpoints: list[RemoteEndpoint[Any]] = [env] if model is None else [env, model]
         self.has_begun = False
 
-    def endpoint(self, role: EndpointRole) -> Endpoint[Any]:
+    def endpoint(self, role: EndpointRole) -> RemoteEndpoint[Any]:
         """Return the endpoint with that role; a function has none."""
         return next(each for each in self.endpoints if each.role is role)
 
@@ -198,7 +201,7 @@ class Coordinator:
             self.is_stopped = True
             self._changed.notify_all()
 
-    def await_attempt(self, env: Endpoint[RemoteVectorEnv]) -> Attempt | None:
+    def await_attempt(self, env: RemoteEndpoint[RemoteVectorEnv]) -> Attempt | None:
         """Block until the worker of ``env`` should open sessions; None when it is done.
 
         Raises:
@@ -295,7 +298,7 @@ class Coordinator:
             wall_s = self._end_s - (self._start_s or self._end_s)
             return EvaluationResult(self._sorted(), wall_s, endpoint_reports(self._news))
 
-    def _next_attempt(self, env: Endpoint[RemoteVectorEnv], now_s: float) -> Attempt | None:
+    def _next_attempt(self, env: RemoteEndpoint[RemoteVectorEnv], now_s: float) -> Attempt | None:
         if not self._schedule.num_waiting or not env.is_due(now_s):
             return None
         model = next_endpoint(self._models, now_s)

@@ -44,7 +44,7 @@ class EndpointDirectory(Protocol):
         """Return an endpoint's address; raises EndpointUnreachableError while it has none."""
 
 
-class Endpoint(Generic[SessionT]):
+class RemoteEndpoint(Generic[SessionT]):
     """One endpoint: its sessions, and whether it works.
 
     A lost endpoint is due again after 0.1 s, then 0.2 s, and so on, at most every 5 s.
@@ -135,11 +135,11 @@ class Endpoint(Generic[SessionT]):
         return is_first
 
 
-Endpoints = Sequence[Endpoint[Any]]
+Endpoints = Sequence[RemoteEndpoint[Any]]
 """Those of one role, at least one."""
 
 
-def next_endpoint(endpoints: Endpoints, now_s: float) -> Endpoint[Any] | None:
+def next_endpoint(endpoints: Endpoints, now_s: float) -> RemoteEndpoint[Any] | None:
     """Return the endpoint to use next; None where none is due.
 
     Endpoints that work come before those that failed, then those with the fewest users.
@@ -174,7 +174,7 @@ def as_endpoints(
     given: Any,
     token: TokenSource | None,
     connect: Callable[[ConnectOptions], SessionT],
-) -> list[Endpoint[SessionT]]:
+) -> list[RemoteEndpoint[SessionT]]:
     """Return all endpoints that the caller names.
 
     Args:
@@ -201,10 +201,10 @@ def as_endpoints(
             )
         return found
     if isinstance(given, kind):
-        return [Endpoint(role, given, connect)]
+        return [RemoteEndpoint(role, given, connect)]
     if isinstance(given, (str, ConnectOptions)):
         options = ConnectOptions(given, token) if isinstance(given, str) else given
-        return [Endpoint(role, lambda: options, connect)]
+        return [RemoteEndpoint(role, lambda: options, connect)]
     if is_fleet(given):
         return _of_fleet(role, given, connect)
     raise ConfigurationError(
@@ -254,17 +254,17 @@ class _Listed:
 
 def _of_fleet(
     role: EndpointRole, fleet: EndpointFleet, connect: Callable[[ConnectOptions], SessionT]
-) -> list[Endpoint[SessionT]]:
+) -> list[RemoteEndpoint[SessionT]]:
     resolver = resolver_of(fleet)
 
-    def endpoint(index: int) -> Endpoint[SessionT]:
+    def endpoint(index: int) -> RemoteEndpoint[SessionT]:
         token = token_at(fleet, index)
 
         # Ray hosts the endpoint: where Ray uses TLS, it does, too.
         def find() -> ConnectOptions:
             return ConnectOptions(resolver.address(index), token, RayTls())
 
-        return Endpoint(role, find, connect, is_known=True)
+        return RemoteEndpoint(role, find, connect, is_known=True)
 
     return [endpoint(index) for index in range(len(resolver))]
 

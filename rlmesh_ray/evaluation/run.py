@@ -14,7 +14,7 @@ from rlmesh_ray.client.remote_model import RemoteModel
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.evaluation.coordinator import Attempt, Coordinator, News
-from rlmesh_ray.evaluation.endpoints import Endpoint, EndpointFleet, Endpoints, as_endpoints
+from rlmesh_ray.evaluation.endpoints import EndpointFleet, Endpoints, RemoteEndpoint, as_endpoints
 from rlmesh_ray.evaluation.options import (
     EvaluationOptions,
     RecordedEvaluationOptions,
@@ -172,7 +172,7 @@ class _Evaluation:
         self._is_threaded = len(envs) > 1
         self._function = model if callable(model) else None
         self._function_lock = threading.Lock() if self._is_threaded else contextlib.nullcontext()
-        models: list[Endpoint[RemoteModel]] = []
+        models: list[RemoteEndpoint[RemoteModel]] = []
         if not callable(model):
             models = as_endpoints(EndpointRole.MODEL, model, token, self._connect_model)
         if are_known:

@@ -16,7 +16,7 @@ from rlmesh_ray.client.remote_model import RemoteModel, Slots
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import AccessDeniedError, EndpointError, RemoteError, RlmeshError
 from rlmesh_ray.evaluation.coordinator import Attempt, Coordinator
-from rlmesh_ray.evaluation.endpoints import Endpoint
+from rlmesh_ray.evaluation.endpoints import RemoteEndpoint
 from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult, success_of
 from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.contract import AutoresetMode
@@ -90,7 +90,7 @@ class RemoteActionSource(ActionSource):
 
     def __init__(
         self,
-        endpoint: Endpoint[RemoteModel],
+        endpoint: RemoteEndpoint[RemoteModel],
         route_id: str,
         env: RemoteVectorEnv,
         observation_map: ObservationMap | None,
@@ -157,7 +157,7 @@ class EndpointWorker:
 
     def __init__(
         self,
-        endpoint: Endpoint[RemoteVectorEnv],
+        endpoint: RemoteEndpoint[RemoteVectorEnv],
         make_action_source: MakeActionSource,
         coordinator: Coordinator,
         seed: int | None,

@@ -1,17 +1,19 @@
-// The page: it asks for JSON every few seconds while it is visible, and keeps nothing but the last.
+// The page: it asks for JSON every few seconds while it is visible.
 
 const $ = (id) => document.getElementById(id);
 const DASH = "–";
 const STATISTICS_MS = 3000, SESSIONS_MS = 2000, RUNS_MS = 5000, TIMEOUT_MS = 20000, PAGE_EPISODES = 50;
 const chosen = { endpoint: "", episode: "", first: 0 };
 let endpoints = [], pace = {};
-let token = sessionStorage.getItem("token") ?? "";
+const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? sessionStorage.getItem("token") ?? "";
+sessionStorage.setItem("token", token);
+history.replaceState(null, "", location.pathname);  // so that no token is copied with the address
 
 class Refused extends Error {}
 
 async function ask(path, values = {}) {
   const signal = AbortSignal.timeout(TIMEOUT_MS);
-  const headers = token ? { authorization: `Bearer ${token}` } : {};
+  const headers = { authorization: `Bearer ${token}` };
   const response = await fetch(`api/${path}?${new URLSearchParams(values)}`, { signal, headers });
   if (response.status === 401) showLogin();
   return response;
@@ -354,8 +356,7 @@ async function replay(episode) {
   const video = $("video");
   video.hidden = !found.video;
   video.ariaLabel = `Video of episode ${episode}`;
-  const shown = token ? { token } : {};  // with a video's requests the browser sends no header
-  if (found.video) video.src = `api/video?${new URLSearchParams({ recording, episode, ...shown })}`;
+  if (found.video) video.src = `api/video?${new URLSearchParams({ recording, episode, token })}`;
   else video.removeAttribute("src");
   $("no-video").hidden = found.video && !found.problem;
   put($("no-video"), found.problem || "This episode has no video.");
@@ -389,34 +390,15 @@ $("run").onchange = refreshRuns;
 function showLogin() {
   $("main").hidden = true;
   $("login").hidden = false;
-  put($("status"), "this page needs its token");
+  put($("refused"), token && "this token is not the page's");
   $("token").focus();
 }
 
-function keep(given) {
-  token = given;
-  sessionStorage.setItem("token", given);
-}
-
-$("login").onsubmit = async (event) => {
+$("login").onsubmit = (event) => {
   event.preventDefault();
-  keep($("token").value.trim());
-  const response = await ask("runs").catch(() => null);
-  put($("refused"), !response ? "no connection to the page's server" : response.ok ? "" : "this token is not the page's");
-  if (response) $("token").value = "";
-  if (response?.ok) open();
+  location.hash = new URLSearchParams({ token: $("token").value.trim() });
+  location.reload();
 };
 
-function open() {
-  $("login").hidden = true;
-  $("main").hidden = false;
-  refreshEndpoints();
-  refreshRuns();
-}
-
-const inLink = new URLSearchParams(location.hash.slice(1)).get("token");
-if (inLink) {
-  keep(inLink);
-  history.replaceState(null, "", location.pathname);  // so that nobody copies it with the address
-}
-open();
+refreshEndpoints();
+refreshRuns();

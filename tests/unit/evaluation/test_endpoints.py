@@ -5,7 +5,7 @@ import pytest
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.errors import EndpointLostError
 from rlmesh_ray.evaluation.endpoints import (
-    Endpoint,
+    RemoteEndpoint,
     have_failed,
     next_due_s,
     next_endpoint,
@@ -16,17 +16,19 @@ GONE = EndpointLostError("gone", "a")
 PATIENCE_S = 30.0
 
 
-def endpoints(count: int, *, is_known: bool = False) -> list[Endpoint[Any]]:
+def endpoints(count: int, *, is_known: bool = False) -> list[RemoteEndpoint[Any]]:
     def find() -> ConnectOptions:
         raise GONE
 
     def connect(_: ConnectOptions) -> Any:
         raise GONE
 
-    return [Endpoint(EndpointRole.ENV, find, connect, is_known=is_known) for _ in range(count)]
+    return [
+        RemoteEndpoint(EndpointRole.ENV, find, connect, is_known=is_known) for _ in range(count)
+    ]
 
 
-def at_work(count: int) -> list[Endpoint[Any]]:
+def at_work(count: int) -> list[RemoteEndpoint[Any]]:
     """Return endpoints that have all been reached."""
     found = endpoints(count)
     for each in found:

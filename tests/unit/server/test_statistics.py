@@ -116,13 +116,17 @@ def test_each_count_has_a_metric(kind: type[Statistics]) -> None:
     assert values.keys() - metrics_of(kind).keys() <= NO_METRICS
 
 
+def know_the_later_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics_report, "EnvStatistics", LaterEnvStatistics)
+
+
 def test_a_new_metric_reaches_pools_that_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pack_report(later(11))
 
     assert parse_report(data) == EnvStatistics(
         **{each.name: getattr(later(11), each.name) for each in fields(EnvStatistics)}
     )
-    monkeypatch.setattr(statistics_report, "EnvStatistics", LaterEnvStatistics)
+    know_the_later_metric(monkeypatch)
     assert parse_report(data) == later(11)
 
 
@@ -134,7 +138,7 @@ def without(report: pb.Report, *names: str) -> None:
 def test_a_report_without_the_newer_fields_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     request = pb.AttendRequest.FromString(pack_report(later(11)))
     without(request.report, "deviations", "transports", "others")
-    monkeypatch.setattr(statistics_report, "EnvStatistics", LaterEnvStatistics)
+    know_the_later_metric(monkeypatch)
 
     found = parse_report(request.SerializeToString())
 
@@ -159,7 +163,7 @@ def test_an_impossible_number_of_a_new_metric_is_refused(
 ) -> None:
     request = pb.AttendRequest.FromString(pack_report(later(11)))
     request.report.others["thefts"] = number
-    monkeypatch.setattr(statistics_report, "EnvStatistics", LaterEnvStatistics)
+    know_the_later_metric(monkeypatch)
 
     with pytest.raises(CodecError, match="out of range"):
         parse_report(request.SerializeToString())

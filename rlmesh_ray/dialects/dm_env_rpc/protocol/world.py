@@ -32,7 +32,7 @@ class SequencePhase(enum.Enum):
     reports that."""
 
 
-class LaneState(enum.Enum):
+class LanePhase(enum.Enum):
     """State of a lane of the environment."""
 
     NEW = enum.auto()
@@ -103,7 +103,7 @@ class _Agent:
 
 @dataclass(slots=True)
 class _Lane:
-    state: LaneState = LaneState.NEW
+    state: LanePhase = LanePhase.NEW
     first_frame: object = None
     """Of a FRESH lane."""
     reset_options: object = None
@@ -235,7 +235,7 @@ class World:
         if not num_running or num_acting < num_running:
             return None
         if not self._resets_itself:
-            ended = [at for at, lane in enumerate(self._lanes) if lane.state is LaneState.ENDED]
+            ended = [at for at, lane in enumerate(self._lanes) if lane.state is LanePhase.ENDED]
             if ended:
                 return self._issue(ResetLanes(tuple(ended), None))
         return self._issue(
@@ -314,15 +314,15 @@ class World:
     def _missing_reset(self, number: int) -> ResetLanes | None:
         """Return the reset that a lane needs before it can begin; None: it needs none."""
         lane = self._lanes[number]
-        if lane.state is LaneState.NEW:
+        if lane.state is LanePhase.NEW:
             return ResetLanes((), self.restart_options)
-        if lane.state is LaneState.FRESH and lane.reset_options is None:
+        if lane.state is LanePhase.FRESH and lane.reset_options is None:
             return None
         return ResetLanes((number,), lane.reset_options)
 
     def _begin(self, number: int) -> None:
         lane = self._lanes[number]
-        frame, lane.first_frame, lane.state = lane.first_frame, None, LaneState.LIVE
+        frame, lane.first_frame, lane.state = lane.first_frame, None, LanePhase.LIVE
         for slot, own in self._agents.items():
             if own.lane == number:
                 own.phase = SequencePhase.RUNNING
@@ -331,7 +331,7 @@ class World:
     def _note_reset(self, done: ResetLanes, frame: object) -> None:
         for number in done.lanes or range(len(self._lanes)):
             lane = self._lanes[number]
-            lane.state, lane.first_frame = LaneState.FRESH, frame
+            lane.state, lane.first_frame = LanePhase.FRESH, frame
             if done.lanes and lane.reset_options is done.reset_options:
                 lane.reset_options = None
         if not done.lanes:
@@ -343,11 +343,11 @@ class World:
     def _note_step(self, outcome: WorkDone) -> None:
         for lane, has_ended in zip(self._lanes, outcome.has_ended, strict=True):
             if has_ended:
-                lane.state = LaneState.ENDED
-            elif lane.state is LaneState.ENDED and self._is_autoreset_welcome:
-                lane.state, lane.first_frame = LaneState.FRESH, outcome.frame
+                lane.state = LanePhase.ENDED
+            elif lane.state is LanePhase.ENDED and self._is_autoreset_welcome:
+                lane.state, lane.first_frame = LanePhase.FRESH, outcome.frame
             else:
-                lane.state = LaneState.LIVE
+                lane.state = LanePhase.LIVE
 
     def _answer_step(self, done: StepLanes, outcome: WorkDone) -> None:
         for slot in filter(self._is_acting, done.actions):
@@ -378,7 +378,7 @@ class World:
     def _forget_lanes(self) -> None:
         self._generation += 1
         for lane in self._lanes:
-            lane.state, lane.first_frame = LaneState.NEW, None
+            lane.state, lane.first_frame = LanePhase.NEW, None
 
     def _lose(self) -> None:
         self._forget_lanes()

@@ -137,7 +137,7 @@ class WorldRunner:
         if due is not None:
             due.cancel()
         if self._driver is not None and self._core.is_work_unneeded:
-            # Nobody waits for it any more, and it may never end.
+            # No request waits for it any more, and it may never end.
             self._driver.cancel()
             self._abandon(self._core)
             self._driver, self._is_driven = None, False

@@ -50,6 +50,15 @@ def test_impossible_deadlines_are_wrong_usage(option: str, value: str, capsys: C
     assert "finite number of seconds" in line
 
 
+def evaluate_by(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlmesh_ray.evaluation.run.evaluate", run)
+    monkeypatch.setattr(
+        env_session_client,
+        "probe_endpoint",
+        lambda _connect_options: SimpleNamespace(contract=None),
+    )
+
+
 def cut_short(monkeypatch: pytest.MonkeyPatch, num_episodes: int, error: BaseException) -> None:
     """Let evaluations end with ``error`` once some episodes have finished."""
 
@@ -58,12 +67,7 @@ def cut_short(monkeypatch: pytest.MonkeyPatch, num_episodes: int, error: BaseExc
             on_episode(episode(index))
         raise error
 
-    monkeypatch.setattr("rlmesh_ray.evaluation.run.evaluate", run)
-    monkeypatch.setattr(
-        env_session_client,
-        "probe_endpoint",
-        lambda _connect_options: SimpleNamespace(contract=None),
-    )
+    evaluate_by(run, monkeypatch)
 
 
 def covered_interrupt() -> RuntimeError:
@@ -153,12 +157,7 @@ def test_a_file_that_is_removed_meanwhile_does_not_fail_the_command(
         path.unlink()
         return EvaluationResult((episode(0),), 1.0)
 
-    monkeypatch.setattr("rlmesh_ray.evaluation.run.evaluate", run)
-    monkeypatch.setattr(
-        env_session_client,
-        "probe_endpoint",
-        lambda _connect_options: SimpleNamespace(contract=None),
-    )
+    evaluate_by(run, monkeypatch)
 
     assert main([*COMMAND, "--episodes", "1", "--output", str(path)]) == 0
 
