@@ -28,7 +28,7 @@ from rlmesh_ray.protocol.capabilities import (
 from rlmesh_ray.protocol.gateway_balancer import GatewayBalancer, Target
 from rlmesh_ray.server.bind_policy import TlsSource
 from rlmesh_ray.server.endpoint import Endpoint
-from rlmesh_ray.server.error_text import clipped, text_of
+from rlmesh_ray.server.error_text import clipped, refuse, text_of
 from rlmesh_ray.server.event_loop import in_thread, shared_loop
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.session_limit import refusing_when_full, require_descriptors
@@ -255,8 +255,7 @@ class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no t
             async with refusing_when_full(context):
                 upstream = await self._route(connection, is_bound=is_bound)
         except (_NoEndpointError, ConfigurationError) as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            raise  # never reached: abort raises
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
         state = self._balancer.begin(connection, upstream.target, time.monotonic())
         call = upstream.channel.stream_stream(method)(
             timeout=context.time_remaining(), metadata=_shown_to(upstream.target, metadata)

@@ -292,13 +292,12 @@ class HandshakeService:
         generation = self._generation(attrgetter("is_request"), frame)
         if generation in self._obstacles:
             del frame  # see ``parsed``
-            await self.require_enabled(generation, context)
-            raise AssertionError("abort raises")
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, self._obstacles[generation])
         return FirstMessage(generation, frame)
 
     async def require_enabled(self, generation: str, context: grpc.aio.ServicerContext) -> None:
         if generation in self._obstacles:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self._obstacles[generation])
+            await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, self._obstacles[generation])
 
     def _generation(
         self, predicate: Callable[[GenerationHandshake], Callable[[bytes], bool]], data: bytes
