@@ -802,4 +802,5 @@ def test_lines_leave_no_descriptor_and_no_process_behind(
     for _ in range(10):
         step_once()
     assert eventually(lambda: stumbling.num_sessions == 0)
-    assert eventually(lambda: descriptors() <= before + 2)
+    # Fewer than one for each session: a spare worker, which has some, may have come meanwhile.
+    assert eventually(lambda: descriptors() < before + 10)

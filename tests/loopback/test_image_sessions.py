@@ -222,7 +222,7 @@ def test_the_command_takes_a_codec(server: EnvServer, capsys: pytest.CaptureFixt
         assert main([*names, "--resize", "24"]) == 2
 
     errors = capsys.readouterr().err
-    assert "image_codec='gif' is not known" in errors
+    assert "'gif' is not known" in errors
     assert "'24' is no height and width, such as 224x224" in errors
     exact = resize_images(Filmed().reset(seed=0)[0]["camera"], (24, 32))
     assert seen[0].shape[1:] == (24, 32, 3)

@@ -16,7 +16,7 @@ from rlmesh_ray import EnvServer
 from rlmesh_ray.actors.registry.assignment_table import Assignment
 from rlmesh_ray.errors import EndpointUnreachableError
 from rlmesh_ray.rllib import configure
-from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
+from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, CombinedResolver
 from tests.loopback.eventually import eventually
 
 
@@ -118,7 +118,7 @@ class Fleet:
         config = (config or PPOConfig()).env_runners(num_env_runners=0, **settings)
         addresses = [address for address in self.board.addresses if address]
         config = configure(config, addresses, lockstep=lockstep)
-        plan = replace(config.env_config[PLAN_KEY], resolver=self.board)
+        plan = replace(config.env_config[PLAN_KEY], resolver=CombinedResolver.of([self.board]))
         config.env_config[PLAN_KEY] = plan
         return config.env_runner_cls(
             config=config, worker_index=worker_index, num_workers=worker_index

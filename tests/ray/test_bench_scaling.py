@@ -19,7 +19,7 @@ from benchmarks.scaling.sleeping_env import Simulator
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib import configure
-from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
+from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, CombinedResolver
 from tests.ray.lost_endpoints import Fleet
 
 Capture = pytest.CaptureFixture[str]
@@ -53,7 +53,7 @@ def test_a_watched_runner_tells_who_gave_a_step_before_and_after_the_stroke(
     addresses = [address for address in fleet.board.addresses if address]
     config = configure(PPOConfig().env_runners(num_env_runners=0), addresses)
     plan = config.env_config[PLAN_KEY]
-    config.env_config[PLAN_KEY] = replace(plan, resolver=fleet.board)
+    config.env_config[PLAN_KEY] = replace(plan, resolver=CombinedResolver.of([fleet.board]))
     runner = WatchedRunner(config=config, worker_index=0, num_workers=0)
 
     def stroke() -> None:
