@@ -13,17 +13,17 @@ LIMITS = {
     limit.case: limit
     for limit in (
         # case, client, its files, endpoint, worker, all files
-        Calls("step, 1 lane, gRPC", 111, 22, 139, 75, 45),
-        Calls("step, 1 lane, TCP", 79, 17, 0, 103, 28),
-        Calls("step, 1 lane, shared memory", 76, 17, 0, 100, 28),
-        Calls("step, 64 lanes, gRPC", 116, 22, 140, 77, 45),
-        Calls("step, 64 lanes, TCP", 83, 18, 0, 105, 29),
-        Calls("step, 64 lanes, shared memory", 80, 18, 0, 102, 29),
-        Calls("prediction, 1 row", 76, 19, 124, None, 34),
-        Calls("prediction, 32 rows", 76, 19, 126, None, 34),
-        Calls("step of a runner, 8 lanes, gRPC", 174, 36),
-        Calls("step of a runner, 8 lanes, TCP", 146, 31),
-        Calls("step of a runner, 8 lanes, shared memory", 143, 31),
+        Calls("step, 1 lane, gRPC", 100, 19, 97, 57, 34),
+        Calls("step, 1 lane, TCP", 68, 16, 0, 63, 24),
+        Calls("step, 1 lane, shared memory", 65, 16, 0, 60, 24),
+        Calls("step, 64 lanes, gRPC", 105, 19, 98, 59, 34),
+        Calls("step, 64 lanes, TCP", 72, 17, 0, 65, 25),
+        Calls("step, 64 lanes, shared memory", 69, 17, 0, 62, 25),
+        Calls("prediction, 1 row", 76, 16, 109, None, 29),
+        Calls("prediction, 32 rows", 76, 16, 111, None, 29),
+        Calls("step of a runner, 8 lanes, gRPC", 160, 32),
+        Calls("step of a runner, 8 lanes, TCP", 132, 29),
+        Calls("step of a runner, 8 lanes, shared memory", 129, 29),
     )
 }
 FILES_OF_A_STEP = LIMITS["step of a runner, 8 lanes, gRPC"].client_files
