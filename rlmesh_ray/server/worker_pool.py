@@ -1,4 +1,4 @@
-"""The worker processes of an environment endpoint: one a session, started ahead of need."""
+"""The workers of an environment endpoint: one per session, started ahead of need."""
 
 import asyncio
 
@@ -160,7 +160,7 @@ class WorkerPool:
             await asyncio.wait(self._leaving, timeout=self._close_timeout_s)
         await asyncio.gather(
             *(in_thread(worker.kill) for worker in self._out),
-            *(in_thread(process.end, 0.0) for process in self._starting),
+            *(in_thread(process.end, 0.0) for process in tuple(self._starting)),  # threads add some
         )
 
     async def _start_another(self) -> WorkerProcess:
@@ -175,9 +175,13 @@ class WorkerPool:
                 f"the endpoint cannot start a process for another session ({error}): {RAISE_LIMITS}"
             ) from error
 
-    def _start(self) -> WorkerProcess:
-        """Start a worker that ``close`` can end; in a thread."""
-        if process := self._joined_process():
+    def _start(self, place: ChildProcess | None = None) -> WorkerProcess:
+        """Start a worker that ``close`` can end; in a thread.
+
+        Args:
+            place: In the process of a session that has ended; None: there is none.
+        """
+        if process := place or self._joined_process():
             try:
                 return self._start_in(process)
             except EnvStartError:
@@ -235,6 +239,10 @@ class WorkerPool:
         return in_thread(worker.kill)
 
     async def _retire(self, worker: WorkerProcess, is_idle: bool) -> None:
+        is_wanted = self._spare is None and not self._orphans and self._source.can_recreate
+        place = None
+        if is_wanted and is_idle:  # the spare needs no other process, which takes a second to start
+            place = await in_thread(worker.process.join, self._sessions_per_worker + 1)
         try:
             if is_idle:
                 await in_thread(worker.close, _LEAVE_TIMEOUT_S)
@@ -243,10 +251,11 @@ class WorkerPool:
         finally:
             self._out.discard(worker)
             self.num_sessions -= 1
-        # Not before: two environments at a time may want the same device.
-        is_wanted = self._spare is None and not self._orphans and not self._is_closed
-        if is_wanted and self._source.can_recreate:
-            self._leave(in_thread(self._start))
+        if is_wanted and not self._is_closed:
+            # Not before: two environments at a time may want the same device.
+            self._leave(in_thread(self._start, place))
+        elif place is not None:
+            await in_thread(place.end, 0.0)
 
 
 def _kind_of(contract: EnvContract | None) -> tuple[object, ...] | None:

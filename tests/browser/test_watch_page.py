@@ -177,7 +177,7 @@ def test_a_policy_says_why_it_runs_in_torch(width: int, chromium: Any, folder: P
     with opened(chromium, many(folder), width) as view:
         view.get_by_role("button", name="Show hills/9").first.click()
 
-        view.get_by_text("torch: a batch takes 2140 us compiled, and 2000 us in torch").wait_for()
+        view.get_by_text('torch: inference="torch" says so').wait_for()
         assert view.evaluate("document.documentElement.scrollWidth") <= width
 
 

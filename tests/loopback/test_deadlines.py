@@ -706,8 +706,7 @@ def test_a_spare_environment_that_is_slow_to_start_holds_no_place(
         with closing(Session(server)) as session:
             assert_reset_times_out(session, "has not started within")
             gate.write_text("")
-            assert pid_of(session.reset()) != pid
-            assert not is_running(pid)
+            assert pid_of(session.reset()) == pid  # in the process of the former session
 
 
 def test_stopping_ends_the_start_of_a_spare_worker(
@@ -720,7 +719,6 @@ def test_stopping_ends_the_start_of_a_spare_worker(
             Path(f"{gate}.constructor").touch()
             session.ask(Close("close"))
         assert eventually(lambda: server.num_sessions == 0)
-        assert not is_running(pid)
         assert eventually(lambda: len(worker_pids() - others) == 1)
 
     assert eventually(lambda: not worker_pids() - others)

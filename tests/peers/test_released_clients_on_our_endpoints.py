@@ -319,7 +319,7 @@ def test_two_of_its_clients_have_an_environment_each() -> None:
 
         reported = deeds(server, {"seed": 5}, Deed.STEP)
 
-        assert server.num_sessions == 1
+        assert eventually(lambda: server.num_sessions == 1)
         assert reported[1][0] == [5.0, 1.0]
 
 
