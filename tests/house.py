@@ -231,7 +231,7 @@ def order(modules: Sequence[Module]) -> Iterator[Limit]:
     slivers = (module.name for module in single if module.num_lines < SMALL)
     private = (at for module in modules if module.room != "compat" for at in module.strange_names)
     yield Limit("statements, docstrings left out", sum(m.num_statements for m in modules), 38_531)
-    yield Limit("tokens of Python", sum(module.num_tokens for module in modules), 424_061)
+    yield Limit("tokens of Python", sum(module.num_tokens for module in modules), 424_066)
     yield Limit("modules", len(modules), 402)
     yield Limit("classes", sum(len(module.classes) for module in modules), 751)
     yield Limit("functions", sum(len(module.functions) for module in modules), 4_919)

@@ -241,7 +241,9 @@ class WorkerPool:
     async def _retire(self, worker: WorkerProcess, is_idle: bool) -> None:
         is_wanted = self._spare is None and not self._orphans and self._source.can_recreate
         place = None
-        if is_wanted and is_idle:  # the spare needs no other process, which takes a second to start
+        # Then the spare needs no other process, which takes a second to start. What is recorded is
+        # handed over until the process ends.
+        if is_wanted and is_idle and not self._is_observed:
             place = await in_thread(worker.process.join, self._sessions_per_worker + 1)
         try:
             if is_idle:
