@@ -239,11 +239,10 @@ class WorkerPool:
         return in_thread(worker.kill)
 
     async def _retire(self, worker: WorkerProcess, is_idle: bool) -> None:
-        is_wanted = self._spare is None and not self._orphans and self._source.can_recreate
         place = None
-        # Then the spare needs no other process, which takes a second to start. What is recorded is
-        # handed over until the process ends.
-        if is_wanted and is_idle and not self._is_observed:
+        # Then the spare needs no other process, which takes a second to start. Not where sessions
+        # are recorded: when the endpoint stopped right after one, its episodes were missing.
+        if is_idle and self._needs_spare() and not self._is_observed:
             place = await in_thread(worker.process.join, self._sessions_per_worker + 1)
         try:
             if is_idle:
@@ -253,11 +252,15 @@ class WorkerPool:
         finally:
             self._out.discard(worker)
             self.num_sessions -= 1
-        if is_wanted and not self._is_closed:
-            # Not before: two environments at a time may want the same device.
+        if self._needs_spare():  # not before: two environments at a time may want the same device
             self._leave(in_thread(self._start, place))
         elif place is not None:
-            await in_thread(place.end, 0.0)
+            await in_thread(place.end, _CLOSE_TIMEOUT_S, spares_others=True)
+
+    def _needs_spare(self) -> bool:
+        # An instance that was handed in cannot be made anew.
+        is_wanted = self._spare is None and not self._orphans and not self._is_closed
+        return is_wanted and self._source.can_recreate
 
 
 def _kind_of(contract: EnvContract | None) -> tuple[object, ...] | None:
