@@ -75,6 +75,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         cloudpickle.register_pickle_by_value(module)
 
 
+@pytest.fixture(autouse=True)
+def package_log() -> Iterator[None]:
+    """Undo what a command that a test runs in this process does to the package's log.
+
+    A later test that expects warnings alone would find the begin and end of sessions, too.
+    """
+    log = logging.getLogger("rlmesh_ray")
+    level, handlers = log.level, log.handlers[:]
+    yield
+    log.setLevel(level)
+    log.handlers[:] = handlers
+
+
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
     """One Ray for all tests of this process: to start one takes eight seconds."""
