@@ -44,7 +44,7 @@ from rlmesh_ray.envs.commands import (
     StopCommand,
 )
 from rlmesh_ray.envs.env_source import build, explain_start_error
-from rlmesh_ray.envs.reply_limits import MAX_BYTES, encode_reply, limit_reply
+from rlmesh_ray.envs.reply_limits import MAX_BYTES, encode_reply
 from rlmesh_ray.envs.vector_host import StepObserver, VectorHost, describe, encode_png
 from rlmesh_ray.envs.worker_channel import (
     WorkerChannel,
@@ -270,10 +270,7 @@ class EnvWorker:
         body = None
         if isinstance(self._kept, StepReply):
             try:
-                plain = limit_reply(self._kept, self._max_info_bytes)
-                assert isinstance(plain, StepReply), "limit_reply keeps the type"
-                self._kept = plain
-                body = direct.body(number, plain.infos, plain.final_infos)
+                body = direct.body(number, self._kept.infos, self._kept.final_infos)
             except BaseException as error:  # noqa: BLE001  # encoding runs code of the user's infos
                 self._kept = failure(error)
         if body is None:

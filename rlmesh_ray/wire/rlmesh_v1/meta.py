@@ -75,6 +75,8 @@ class MetaBudget:
     def __init__(self, size_bytes: int = MAX_BYTES, num_nodes: int = MAX_NODES) -> None:
         self.bytes_left = size_bytes
         self.nodes_left = num_nodes
+        self.num_left_out = 0
+        """Entries of the maps that did not fit: they are left out, or their container is text."""
 
     def affords(self, size_bytes: int, num_nodes: int = 0) -> bool:
         """Subtract a cost if the budget covers it; return whether it did."""
@@ -113,6 +115,11 @@ def encode_meta(
     encoder = _MetaEncoder(tag_arrays, budget or MetaBudget())
     encoder.fill_infos(message, infos)
     return message
+
+
+def as_decoded(infos: Mapping[Any, Any], budget: MetaBudget) -> dict[str, Any]:
+    """Return what a peer with the capability NDARRAY decodes of ``infos``."""
+    return decode_meta(encode_meta(infos, tag_arrays=True, budget=budget))
 
 
 class InputEncoder:
@@ -270,13 +277,16 @@ class _MetaEncoder:
 
         All keys together take half at most, too.
         """
-        num_kept = min(len(infos), self._budget.nodes_left // 2 // _MAP_ENTRY_NODES)
-        self._budget.affords(0, num_kept * _MAP_ENTRY_NODES)
+        budget = self._budget
+        num_kept = min(len(infos), budget.nodes_left // 2 // _MAP_ENTRY_NODES)
+        former, budget.num_left_out = budget.num_left_out, len(infos) - num_kept
+        budget.affords(0, num_kept * _MAP_ENTRY_NODES)
         for key, value in itertools.islice(infos.items(), num_kept):
-            with self._budget.halved():
+            with budget.halved():
                 self._fill(self._entry(message, key), value, 0)
-        if num_kept < len(infos):
-            message.entries[LEFT_OUT_KEY].str = left_out_notice(len(infos) - num_kept)
+        if budget.num_left_out:
+            message.entries[LEFT_OUT_KEY].str = left_out_notice(budget.num_left_out)
+        budget.num_left_out += former
 
     def _fill_map(self, message: pb.MetaMap, infos: Mapping[Any, Any], depth: int) -> None:
         for key, value in infos.items():
@@ -306,6 +316,7 @@ class _MetaEncoder:
             message.str = self._text(plain)
             return True
         if isinstance(plain, (str, bytes)) and not self._budget.affords(len(plain) - _ENTRY_BYTES):
+            self._budget.num_left_out += 1
             message.str = f"<{len(plain)} of {type(plain).__name__}>"
         else:
             setattr(message, kind, plain)
@@ -330,7 +341,7 @@ class _MetaEncoder:
                 message.map.SetInParent()
                 self._fill_map(message.map, value, depth + 1)
             else:
-                self._fill_text(message, value)
+                self._leave_out(message, value, len(value))
         elif isinstance(value, (list, tuple)):
             self._fill_list(message, value, depth)
         else:
@@ -338,7 +349,7 @@ class _MetaEncoder:
 
     def _fill_list(self, message: pb.MetaValue, items: Sequence[Any], depth: int) -> None:
         if not self._budget.affords(len(items) * _ENTRY_BYTES, _CONTAINER_NODES + len(items)):
-            self._fill_text(message, items)
+            self._leave_out(message, items, len(items))
             return
         message.list.SetInParent()
         for item in items:
@@ -352,7 +363,7 @@ class _MetaEncoder:
         num_nodes = 0 if is_tagged and dtype is not None else max(array.size, array.nbytes // 64)
         is_small = array.size * item_bytes <= self._budget.bytes_left
         if not (is_small and _ARRAY_NODES + num_nodes <= self._budget.nodes_left):
-            self._fill_text(message, array)
+            self._leave_out(message, array, array.size)
         elif is_tagged:
             self._fill_tagged(message, array, dtype, depth)
         else:
@@ -370,6 +381,10 @@ class _MetaEncoder:
         entries["dtype"].str = _OBJECT
         self._fill_list(entries["shape"], array.shape, 0)
         self._fill_list(entries["data"], array.ravel().tolist(), depth + 2)
+
+    def _leave_out(self, message: pb.MetaValue, value: Any, num_entries: int) -> None:
+        self._budget.num_left_out += num_entries
+        self._fill_text(message, value)
 
     def _fill_text(self, message: pb.MetaValue, value: Any) -> None:
         text = self._text(value)
