@@ -7,12 +7,16 @@ sent in the messages, in the order of the space's text leaves.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.failure_effects import Failure
 from rlmesh_ray.protocol.messages import Infos
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
+
+if TYPE_CHECKING:
+    from rlmesh_ray.envs.env_source import EnvSource
 
 TextColumns = tuple[tuple[str, ...], ...]
 """One entry for each text leaf, with one string for each lane."""
@@ -78,6 +82,7 @@ class SkipRequestCommand:
 class OpenDirectCommand:
     """Serve steps on a direct connection, too; it replaces a former one.
 
+    A Failure of the kind BAD_REQUEST says which resource the process lacks; nothing is open then.
     Its descriptors were sent before it on their own socket. For TCP it is one, the connection. For
     shared memory they are four: the socket, new step buffers that replace the present ones, and the
     eventfds of the worker and of the client.
@@ -167,27 +172,11 @@ class OpenDirectReply:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenDirectRefused:
-    """Reply to OpenDirectCommand where the process lacks a resource; nothing is opened."""
-
-    message: str
-    """The missing resource, and the remedy."""
-
-
-@dataclass(frozen=True, slots=True)
 class CloseDirectReply:
     """Reply to CloseDirectCommand; from now on the worker's own step buffers are used."""
 
 
-Reply = (
-    ResetReply
-    | StepReply
-    | RenderReply
-    | CallReply
-    | OpenDirectReply
-    | OpenDirectRefused
-    | CloseDirectReply
-)
+Reply = ResetReply | StepReply | RenderReply | CallReply | OpenDirectReply | CloseDirectReply
 Outcome = Reply | Failure
 
 
@@ -195,19 +184,8 @@ Outcome = Reply | Failure
 class Start:
     """The first message to a worker: the environment to create, and its import path."""
 
-    payload: bytes
-    """``EnvSource.payload``."""
-    num_envs: int
-    autoresets: bool
-    """See ``EnvSource``."""
-    description: str
+    source: "EnvSource"
     validation: ValidationMode
-    truncates: bool
-    """See ``EnvSource.truncates_on_bad_value``."""
-    reset_threads: int
-    """See ``EnvSource``."""
-    observer: bytes | None
-    """See ``EnvSource``."""
     sys_path: tuple[str, ...]
     """``sys.path`` of the parent, so that the worker can import the same modules."""
     pythonpath: str | None

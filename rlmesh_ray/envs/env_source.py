@@ -10,8 +10,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import cloudpickle
 import gymnasium
@@ -82,7 +83,7 @@ class EnvSource:
     """The environment of a worker, serialized, with its options."""
 
     payload: bytes
-    """A pickled callable without arguments that returns an Env or a VectorEnv."""
+    """The pickled environment as it was given, and its keyword arguments."""
     num_envs: int
     """Number of lanes; 1 also for a factory that returns a VectorEnv of any width."""
     max_sessions: int | None
@@ -133,14 +134,14 @@ def make_source(
     kwargs = _keywords(env_kwargs)
     if isinstance(env, str):
         require_env_name(env)
-        return EnvSource(_pickle(_FromId(env, kwargs), env), num_envs, None, env, autoresets)
-    if isinstance(env, (gymnasium.Env, VectorEnv)) or is_multi_agent(env):
+        return EnvSource(_pickle(env, kwargs, env), num_envs, None, env, autoresets)
+    if _is_instance(env):
         if isinstance(env, VectorEnv):
             _check_mode(env, autoresets)
         return _instance_source(env, num_envs, kwargs, autoresets)
     if callable(env):
         name = str(getattr(env, "__qualname__", None) or repr(env))
-        payload = _pickle(_FromFactory(env, kwargs), name)
+        payload = _pickle(env, kwargs, name)
         return EnvSource(payload, num_envs, None, name, autoresets)
     raise ConfigurationError(
         f"cannot host {env!r}; give a Gymnasium id, a factory, a gymnasium.Env, a "
@@ -179,49 +180,47 @@ def require_env_name(name: str) -> None:
         )
 
 
-def build(
-    payload: bytes,
-    num_envs: int,
-    *,
-    autoresets: bool = True,
-    truncates_at: ValidationMode | None = None,
-    reset_threads: int = 1,
-) -> AnyVectorEnv:
+def build(source: EnvSource, validation: ValidationMode = ValidationMode.WARN) -> AnyVectorEnv:
     """Create the environment of a source, in the worker.
 
     Args:
-        payload: ``EnvSource.payload``.
-        num_envs: ``EnvSource.num_envs``.
-        autoresets: ``EnvSource.autoresets``.
-        truncates_at: The endpoint's validation mode, where episodes are to be truncated at values
-            that it would refuse; None: they are not.
-        reset_threads: ``EnvSource.reset_threads``.
+        source: The environment.
+        validation: The endpoint's validation mode: where episodes are truncated at bad values, it
+            says which values are bad.
 
     Raises:
-        ConfigurationError: The result is no environment, has another width, or contradicts
-            ``autoresets``, ``truncates_at`` or ``reset_threads``.
+        ConfigurationError: The result is not an environment, has another width, or contradicts the
+            options of the source.
     """
-    builder = pickle.loads(payload)
-    first = builder()
+    env, kwargs = pickle.loads(source.payload)
+    if isinstance(env, str):
+        make = partial(_from_id, env, kwargs)
+    else:
+        make = (lambda: env) if _is_instance(env) else partial(_from_factory, env, kwargs)
+    first = make()
     if isinstance(first, VectorEnv):
-        _check_vector(first, num_envs)
-        _check_mode(first, autoresets)
-        if truncates_at is not None:
+        _check_vector(first, source.num_envs)
+        _check_mode(first, source.autoresets)
+        if source.truncates_on_bad_value:
             raise ConfigurationError(
                 f'on_bad_value="truncate" ends single lanes, and {first} resets its lanes itself; '
                 "give a factory of single environments and num_envs"
             )
-        if reset_threads > 1:
+        if source.reset_threads > 1:
             raise ConfigurationError(
                 f"reset_threads is for single environments, and {first} resets its lanes itself; "
                 "leave it out, or give a factory of single environments and num_envs"
             )
         return first
     _check_single(first)
-    envs = _lanes([first, *(builder() for _ in range(num_envs - 1))])
-    if truncates_at is not None and len(set(map(id, envs))) == len(envs):
-        envs = [TruncateOnBadValue(env, truncates_at, lane) for lane, env in enumerate(envs)]
-    return LaneVectorEnv(envs, autoresets=autoresets, reset_threads=reset_threads)
+    envs = _lanes([first, *(make() for _ in range(source.num_envs - 1))])
+    if source.truncates_on_bad_value and len(set(map(id, envs))) == len(envs):
+        envs = [TruncateOnBadValue(env, validation, lane) for lane, env in enumerate(envs)]
+    return LaneVectorEnv(envs, autoresets=source.autoresets, reset_threads=source.reset_threads)
+
+
+def _is_instance(env: object) -> TypeGuard[EnvInstance]:
+    return isinstance(env, (gymnasium.Env, VectorEnv)) or is_multi_agent(env)
 
 
 def _check_vector(vector: AnyVectorEnv, num_envs: int) -> None:
@@ -295,31 +294,26 @@ def _lanes(envs: list[Any]) -> list[AnyEnv]:
     return [by_id[id(env)] for env in envs]
 
 
-@dataclass(frozen=True)
-class _FromId:
-    env_id: str
-    kwargs: dict[str, Any]
-
-    def __call__(self) -> object:
-        module_name, _, name = self.env_id.rpartition(":")
-        factory = _factory_named(module_name, name) if module_name else None
-        if factory is not None:
-            return _FromFactory(factory, self.kwargs)()
-        try:
-            return gymnasium.make(self.env_id, **self.kwargs)
-        except (gymnasium_error.UnregisteredEnv, gymnasium_error.DeprecatedEnv) as error:
-            if not OWN_CODE.fullmatch(self.env_id):
-                raise ConfigurationError(explain_start_error(error)) from error
-            raise ConfigurationError(
-                f"module {module_name} has no function or class {name}, and registers no "
-                "environment of that id"
-            ) from error
-        except TypeError as error:
-            creator = getattr(gymnasium.registry.get(name), "entry_point", None)
-            if isinstance(creator, str):
-                creator = load_env_creator(creator)
-            _refuse_unknown_keyword(error, self.kwargs, creator)
-            raise
+def _from_id(env_id: str, kwargs: dict[str, Any]) -> object:
+    module_name, _, name = env_id.rpartition(":")
+    factory = _factory_named(module_name, name) if module_name else None
+    if factory is not None:
+        return _from_factory(factory, kwargs)
+    try:
+        return gymnasium.make(env_id, **kwargs)
+    except (gymnasium_error.UnregisteredEnv, gymnasium_error.DeprecatedEnv) as error:
+        if not OWN_CODE.fullmatch(env_id):
+            raise ConfigurationError(explain_start_error(error)) from error
+        raise ConfigurationError(
+            f"module {module_name} has no function or class {name}, and registers no "
+            "environment of that id"
+        ) from error
+    except TypeError as error:
+        creator = getattr(gymnasium.registry.get(name), "entry_point", None)
+        if isinstance(creator, str):
+            creator = load_env_creator(creator)
+        _refuse_unknown_keyword(error, kwargs, creator)
+        raise
 
 
 def _factory_named(module_name: str, attributes: str) -> Callable[..., object] | None:
@@ -339,17 +333,12 @@ def _factory_named(module_name: str, attributes: str) -> Callable[..., object] |
     return found if callable(found) else None
 
 
-@dataclass(frozen=True)
-class _FromFactory:
-    factory: Callable[..., object]
-    kwargs: dict[str, Any]
-
-    def __call__(self) -> object:
-        try:
-            return self.factory(**self.kwargs)
-        except TypeError as error:
-            _refuse_unknown_keyword(error, self.kwargs, self.factory)
-            raise
+def _from_factory(factory: Callable[..., object], kwargs: dict[str, Any]) -> object:
+    try:
+        return factory(**kwargs)
+    except TypeError as error:
+        _refuse_unknown_keyword(error, kwargs, factory)
+        raise
 
 
 def _refuse_unknown_keyword(error: TypeError, kwargs: Mapping[str, object], factory: Any) -> None:
@@ -373,14 +362,6 @@ def _refuse_unknown_keyword(error: TypeError, kwargs: Mapping[str, object], fact
             ) from error
 
 
-@dataclass(frozen=True)
-class _Instance:
-    env: EnvInstance
-
-    def __call__(self) -> EnvInstance:
-        return self.env
-
-
 def _instance_source(
     env: EnvInstance, num_envs: int, kwargs: dict[str, object], autoresets: bool
 ) -> EnvSource:
@@ -396,12 +377,12 @@ def _instance_source(
             "or id instead of an instance"
         )
     name = id_of(env) or str(env)
-    return EnvSource(_pickle(_Instance(env), name), width, 1, name, autoresets)
+    return EnvSource(_pickle(env, {}, name), width, 1, name, autoresets)
 
 
-def _pickle(builder: object, name: str) -> bytes:
+def _pickle(env: EnvLike, kwargs: dict[str, Any], name: str) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(builder))
+        return bytes(cloudpickle.dumps((env, kwargs)))
     except Exception as error:
         # Any exception: pickling runs code of the objects inside.
         raise ConfigurationError(

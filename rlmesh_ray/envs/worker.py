@@ -27,7 +27,6 @@ from rlmesh_ray.envs.commands import (
     CloseDirectReply,
     Command,
     OpenDirectCommand,
-    OpenDirectRefused,
     OpenDirectReply,
     Outcome,
     RenderCommand,
@@ -144,7 +143,7 @@ class EnvWorker:
             descriptors = _received_descriptors(self._descriptors, command.num_descriptors)
             client, shared = _opened(descriptors, self._host.contract)
         except OSError as error:
-            return OpenDirectRefused(str(error))
+            return Failure(FailureKind.BAD_REQUEST, str(error))
         buffers = shared or self._own_buffers
         self._switch_buffers(buffers)
         self._direct = DirectStepServer(
@@ -331,22 +330,21 @@ def failure(error: BaseException, place: str = "") -> Failure:
 
 def _started(channel: WorkerChannel, start: Start) -> EnvWorker | None:
     """Create the environment of a new worker, and tell the endpoint; None: it cannot be created."""
-    _adopt(start)
+    source = start.source
+    sys.path[:] = start.sys_path
+    if start.pythonpath is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = start.pythonpath
     try:
-        vector = build(
-            start.payload,
-            start.num_envs,
-            autoresets=start.autoresets,
-            truncates_at=start.validation if start.truncates else None,
-            reset_threads=start.reset_threads,
-        )
+        vector = build(source, start.validation)
         observer: StepObserver | None = None
-        if start.observer is not None:
-            observer = pickle.loads(start.observer)(describe(vector, start.description))
-        host = VectorHost(vector, start.validation, start.description, observer)
+        if source.observer is not None:
+            observer = pickle.loads(source.observer)(describe(vector, source.description))
+        host = VectorHost(vector, start.validation, source.description, observer)
         started = encode(Started(host.contract, host.steps_subsets, os.getpid()))
     except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
-        message = f"cannot create {start.description}: {explain_start_error(error)}"
+        message = f"cannot create {source.description}: {explain_start_error(error)}"
         # Its subclasses are about what an environment turns out to have.
         is_wrong_usage = type(error) is ConfigurationError
         channel.send(encode(StartFailed(message, traceback.format_exc(), is_wrong_usage)))
@@ -517,14 +515,6 @@ def _opened(
         tcp = TcpSocket(connection)
         owned.pop_all()
         return tcp, None
-
-
-def _adopt(start: Start) -> None:
-    sys.path[:] = start.sys_path
-    if start.pythonpath is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = start.pythonpath
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

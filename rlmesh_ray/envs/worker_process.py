@@ -224,21 +224,8 @@ class WorkerProcess:
         self.process.end(timeout_s, spares_others=True)
 
 
-def _handshake(
-    process: ChildProcess, source: EnvSource, validation: ValidationMode, timeout_s: float | None
-) -> Started:
-    start = Start(
-        payload=source.payload,
-        num_envs=source.num_envs,
-        autoresets=source.autoresets,
-        description=source.description,
-        validation=validation,
-        truncates=source.truncates_on_bad_value,
-        reset_threads=source.reset_threads,
-        observer=source.observer,
-        sys_path=search_path(),
-        pythonpath=os.environ.get("PYTHONPATH"),
-    )
+def _handshake(process: ChildProcess, source: EnvSource, validation: ValidationMode) -> Started:
+    start = Start(source, validation, search_path(), os.environ.get("PYTHONPATH"))
     try:
         process.channel.send(encode(start))
         if timeout_s is not None and not process.channel.wait(timeout_s):

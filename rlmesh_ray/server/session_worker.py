@@ -15,7 +15,6 @@ from rlmesh_ray.envs.commands import (
     CloseDirectCommand,
     Command,
     OpenDirectCommand,
-    OpenDirectRefused,
     OpenDirectReply,
     Outcome,
     ResetReply,
@@ -485,7 +484,7 @@ class SessionWorker:
         command = OpenDirectCommand(tag_arrays, direct.num_descriptors)
         reply = await self.call_after_step(command, timeout_ms)
         if not isinstance(reply, OpenDirectReply):
-            if isinstance(reply, OpenDirectRefused):
+            if isinstance(reply, Failure) and reply.kind is FailureKind.BAD_REQUEST:
                 self.warn("no direct connection for a session: %s", reply.message)
             direct.disconnect()
             return None

@@ -28,7 +28,6 @@ from rlmesh_ray.envs.child_process import ChildProcess
 from rlmesh_ray.envs.commands import (
     Command,
     OpenDirectCommand,
-    OpenDirectRefused,
     Outcome,
     RenderCommand,
     RenderReply,
@@ -779,7 +778,7 @@ def test_a_direct_connection_that_a_worker_cannot_take_is_refused_and_leaves_not
         )
         direct.disconnect()
 
-    assert isinstance(reply, OpenDirectRefused)
+    assert isinstance(reply, Failure)
     assert ("RLIMIT_NOFILE" in reply.message) is (fault == "too few")
     assert sorted(os.listdir(held)) == before
     assert isinstance(step(worker, [1]), StepReply)

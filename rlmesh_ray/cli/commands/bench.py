@@ -132,7 +132,7 @@ def _own_vector(env: str, num_envs: int, kwargs: Mapping[str, object] | None) ->
 
     source = make_source(env, num_envs, kwargs)
     try:
-        return build(source.payload, num_envs)
+        return build(source)
     except RlmeshError:
         raise
     except Exception as error:

@@ -1,4 +1,5 @@
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def sync_vector() -> SyncVectorEnv:
 
 
 def built(source: EnvSource) -> VectorEnv[Any, Any, Any]:
-    return build(source.payload, source.num_envs, autoresets=source.autoresets)
+    return build(source)
 
 
 def test_an_id_becomes_lanes() -> None:
@@ -314,4 +315,4 @@ def test_a_vector_that_resets_its_lanes_itself_takes_no_threads_for_that() -> No
     source = make_source(lambda: gymnasium.make_vec("CartPole-v1", 2))
 
     with pytest.raises(ConfigurationError, match="reset_threads is for single environments"):
-        build(source.payload, source.num_envs, reset_threads=2)
+        build(replace(source, reset_threads=2))

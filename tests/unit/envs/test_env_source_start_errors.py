@@ -121,7 +121,7 @@ class StepGiven(WithoutStep):
     [lambda: gymnasium.wrappers.TimeLimit(Adapted(OldReset()), 9), HidingItself, StepGiven],
 )
 def test_environments_that_are_complete_in_unusual_ways_are_accepted(factory: Any) -> None:
-    build(make_source(factory).payload, 1).close()
+    build(make_source(factory)).close()
 
 
 @pytest.mark.parametrize(
@@ -138,5 +138,5 @@ def test_an_environment_that_is_incomplete_is_refused_before_its_first_reset(
     factory: Any, cause: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=cause):
-        build(make_source(factory).payload, 1)
-    build(make_source(Complete).payload, 1).close()
+        build(make_source(factory))
+    build(make_source(Complete)).close()

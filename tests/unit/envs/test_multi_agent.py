@@ -186,7 +186,7 @@ def test_a_parallel_episode_ends_with_its_last_agent(
 
 
 def test_the_contract_names_the_agents() -> None:
-    vector = build(make_source(Pair, 3).payload, 3)
+    vector = build(make_source(Pair, 3))
 
     contract = describe(vector, "pair")
 
@@ -234,7 +234,7 @@ def test_calls_reach_the_environment_itself(env: Any) -> None:
 def test_an_instance_is_hosted_like_any_other(env: Any) -> None:
     source = make_source(env)
 
-    vector = build(source.payload, source.num_envs)
+    vector = build(source)
 
     assert source.max_sessions == 1
     assert vector.single_action_space == spaces.Dict(Duel.action_spaces)
@@ -345,7 +345,7 @@ def test_one_environment_for_several_lanes_is_refused() -> None:
     source = make_source(lambda: shared, 2)
 
     with pytest.raises(ConfigurationError, match="same environment for several lanes"):
-        build(source.payload, source.num_envs)
+        build(source)
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -429,7 +429,7 @@ def test_what_cannot_be_hosted_is_refused_with_the_remedy(kind: Any, message: st
     source = make_source(kind)
 
     with pytest.raises(ConfigurationError, match=message):
-        build(source.payload, source.num_envs)
+        build(source)
 
 
 def test_a_space_that_has_no_place_in_a_contract_keeps_its_own_error() -> None:

@@ -1,6 +1,7 @@
 """Episodes that end at a value which would be refused."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -97,9 +98,7 @@ def test_faults_that_are_no_values_are_passed_on() -> None:
 
 def test_lanes_begin_anew_by_themselves_and_the_session_is_warned_once() -> None:
     source = make_source(lambda: FaultyEnv(Fault.NAN, 2), 2)
-    host = VectorHost(
-        build(source.payload, 2, truncates_at=ValidationMode.WARN), ValidationMode.WARN, ""
-    )
+    host = VectorHost(build(replace(source, truncates_on_bad_value=True)), ValidationMode.WARN, "")
     descriptor = create_step_buffers(host.contract)
     buffers = StepBuffers(descriptor, host.contract)
     os.close(descriptor)
@@ -122,7 +121,7 @@ def test_a_vector_that_resets_its_own_lanes_is_refused() -> None:
     source = make_source(lambda: SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")]))
 
     with pytest.raises(ConfigurationError, match="give a factory of single environments"):
-        build(source.payload, 1, truncates_at=ValidationMode.WARN)
+        build(replace(source, truncates_on_bad_value=True))
 
 
 class TwoAgents:
@@ -147,7 +146,7 @@ class TwoAgents:
 
 
 def test_several_agents_are_truncated_together_and_no_reward_is_paid_twice() -> None:
-    lanes = build(make_source(TwoAgents).payload, 1, truncates_at=ValidationMode.WARN)
+    lanes = build(replace(make_source(TwoAgents), truncates_on_bad_value=True))
     (env,) = lanes.envs  # type: ignore[attr-defined]
     env.reset()
     action = {"a": np.int64(0), "b": np.int64(0)}
@@ -167,7 +166,7 @@ def test_a_nan_reward_of_an_agent_is_the_lane_s_and_costs_no_session() -> None:
             observations, rewards, *rest = super().step(actions)
             return observations, {**rewards, "a": np.nan, "b": np.inf}, *rest
 
-    lanes = build(make_source(NanReward).payload, 1)
+    lanes = build(make_source(NanReward))
     (env,) = lanes.envs  # type: ignore[attr-defined]
     env.reset()
 

@@ -1,6 +1,7 @@
 import io
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -257,7 +258,7 @@ def test_with_truncation_none_as_a_reward_is_an_error_of_the_environment_too() -
     def forgetful() -> Any:
         return Forgets(SPACES["box"])
 
-    vector = build(make_source(forgetful, 2).payload, 2, truncates_at=ValidationMode.WARN)
+    vector = build(replace(make_source(forgetful, 2), truncates_on_bad_value=True))
     host, buffers = hosted(vector)
     host.reset(ResetCommand())
 
@@ -290,7 +291,7 @@ def test_a_bad_reward_of_an_agent_is_named_with_agent_and_lane(
 ) -> None:
     source = make_source(Duel, 2)
     host, _buffers = hosted(
-        build(source.payload, 2, truncates_at=validation if truncates else None), validation
+        build(replace(source, truncates_on_bad_value=truncates), validation), validation
     )
     host.reset(ResetCommand())
 
@@ -337,7 +338,7 @@ def test_with_truncation_the_log_says_what_was_delivered_instead(
     fault: Fault, delivered: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = make_source(lambda: FaultyEnv(fault, 1), 2)
-    host, _buffers = hosted(build(source.payload, 2, truncates_at=ValidationMode.WARN))
+    host, _buffers = hosted(build(replace(source, truncates_on_bad_value=True)))
     host.reset(ResetCommand())
     host.step(StepCommand())
 

@@ -12,7 +12,6 @@ import pytest
 from rlmesh_ray.envs.commands import (
     Command,
     OpenDirectCommand,
-    OpenDirectRefused,
     OpenDirectReply,
     Outcome,
     RenderCommand,
@@ -261,7 +260,10 @@ def test_a_worker_has_as_long_to_open_a_direct_connection_as_for_a_step() -> Non
 @pytest.mark.parametrize(
     ("reply", "logged"),
     [
-        (OpenDirectRefused("no room"), ["no direct connection for a session: no room"]),
+        (
+            Failure(FailureKind.BAD_REQUEST, "no room"),
+            ["no direct connection for a session: no room"],
+        ),
         (Failure(FailureKind.RAISED, "logged already"), []),
     ],
 )
