@@ -223,7 +223,7 @@ FAULTS = (
         "a-ticket-opens-twice",
         "transport",
         "A ticket for a direct TCP connection can be used twice.",
-        "rlmesh_ray/transport/tickets.py",
+        "rlmesh_ray/transport/tcp.py",
         "issued = self._issued.pop(ticket_id, None)",
         "issued = self._issued.get(ticket_id)",
         "tests/loopback/test_direct_tcp.py::test_strangers_are_hung_up_on_and_cost_nothing",

@@ -60,7 +60,7 @@ from rlmesh_ray.spaces.images import AS_THEY_ARE, ImageOptions
 from rlmesh_ray.transport.direct_connection import DirectConnection, Pictures
 from rlmesh_ray.transport.direct_connector import DirectConnector
 from rlmesh_ray.transport.exactly_once import ClientSide
-from rlmesh_ray.transport.tickets import KEY_BYTES, TICKET_ID_BYTES, Ticket
+from rlmesh_ray.transport.tcp import KEY_BYTES, TICKET_ID_BYTES, Ticket
 from rlmesh_ray.wire import lane_calls_v1, transport_v1
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes

@@ -56,8 +56,7 @@ from rlmesh_ray.polling import AdaptivePoller, WakeupDescriptors, use_batch_sche
 from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.transport.anonymous_memory import map_progress
-from rlmesh_ray.transport.direct_frames import PICTURE_SIZE_BYTES
+from rlmesh_ray.transport.direct_frames import PICTURE_SIZE
 from rlmesh_ray.transport.exactly_once import ExecutionDecision, WorkerSide
 from rlmesh_ray.transport.session_progress import SessionProgress
 from rlmesh_ray.transport.shared_memory import EventfdSocket
@@ -295,7 +294,7 @@ class EnvWorker:
         are_alike = len(frames) == self._num_lanes and len(shapes) == 1
         if not (are_alike and frames[0].ndim == 3 and frames[0].shape[2] == 3):
             return []
-        num_bytes = PICTURE_SIZE_BYTES + sum(frame.nbytes for frame in frames)
+        num_bytes = PICTURE_SIZE.size + sum(frame.nbytes for frame in frames)
         return frames if num_bytes <= max_response_bytes(self._host.contract) else []
 
     def _close_direct(self) -> Outcome:
@@ -355,7 +354,7 @@ def _started(channel: WorkerChannel, start: Start) -> EnvWorker | None:
         host,
         observer,
         StepBuffers(buffers, host.contract),
-        map_progress(memory, host.contract.num_envs),
+        SessionProgress.mapped(memory, host.contract.num_envs),
         socket.socket(fileno=descriptor_socket),
     )
     os.close(buffers)

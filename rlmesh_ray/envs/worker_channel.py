@@ -10,10 +10,8 @@ import dataclasses
 import enum
 import io
 import pickle
-import select
 import socket
 import struct
-import time
 import types
 from collections.abc import Callable
 from functools import lru_cache
@@ -51,8 +49,8 @@ _BUILTINS: frozenset[object] = frozenset(
 class WorkerChannel:
     """One end of the channel; messages alternate, so at most one is in flight in each direction.
 
-    ``send`` and ``receive`` block. ``queue_frame``, ``advance``, ``try_send`` and ``try_receive``
-    never do: the next call continues where they stopped, so that an event loop can wait in between.
+    ``send`` and ``receive`` block. ``queue_frame`` and ``advance`` never do: the next call
+    continues where they stopped, so that an event loop can wait in between.
 
     Args:
         connection: A connected, blocking stream socket; owned.
@@ -88,12 +86,11 @@ class WorkerChannel:
         self.connection.sendall(frame)
 
     def queue_frame(self, frame: bytes) -> None:
-        """Send as much of ``frame`` as possible without blocking; ``try_send`` sends the rest."""
+        """Send as much of ``frame`` as possible without blocking; ``advance`` sends the rest."""
         self._unsent = memoryview(self._unsent.tobytes() + frame if self._unsent else frame)
-        self.try_send()
+        self._send_unsent()
 
-    def try_send(self) -> None:
-        """Send as much of the unsent bytes as possible without blocking."""
+    def _send_unsent(self) -> None:
         try:
             while self._unsent:
                 count = self.connection.send(self._unsent, socket.MSG_DONTWAIT)
@@ -104,33 +101,16 @@ class WorkerChannel:
             # The other end is gone; its last message may still be there for ``receive``.
             self._unsent = memoryview(b"")
 
-    def try_receive(self) -> bool:
-        """Read the received bytes; return whether ``receive`` would not block."""
+    def advance(self) -> bool:
+        """Send and receive without blocking; return whether ``receive`` would not block."""
+        if self._unsent:
+            self._send_unsent()
         try:
             while not (self.has_message or self._is_over):
                 self._take(socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         return True
-
-    def advance(self) -> bool:
-        """Send and receive without blocking; return whether ``receive`` would not block."""
-        self.try_send()
-        return self.try_receive()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Send and receive until ``receive`` would not block; return False after ``timeout_s``."""
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            if self.advance():
-                return True
-            # Not select: it fails for descriptors above 1023.
-            poller = select.poll()
-            poller.register(
-                self.connection, select.POLLIN | (select.POLLOUT if self.is_sending else 0)
-            )
-            if not poller.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
-                return False
 
     def receive(self) -> Any:
         """Return the next message; blocks.

@@ -25,13 +25,11 @@ from rlmesh_ray.envs.env_source import EnvSource
 from rlmesh_ray.envs.worker_channel import WorkerChannel, command_frame, encode
 from rlmesh_ray.errors import CodecError, ConfigurationError, EnvStartError
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
-from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
-from rlmesh_ray.transport import anonymous_memory
-from rlmesh_ray.transport.direct_handle import DirectHandle
+from rlmesh_ray.transport.connection_broker import DirectHandle
 from rlmesh_ray.transport.session_progress import SessionProgress
-from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers
+from rlmesh_ray.transport.step_buffers import StepBuffers, create_memory, create_step_buffers
 
 _UNREADABLE = "the endpoint cannot read what the environment's process sent"
 
@@ -61,16 +59,10 @@ class WorkerProcess:
         """Id of the process that the environment runs in."""
         self.progress = progress
         """Progress of the session; readable after the worker's death, too."""
-        self._bind_buffers(buffers)
-
-    def _bind_buffers(self, buffers: StepBuffers) -> None:
-        self.action_columns: list[Column] = buffers.actions
-        """One for each leaf: ``(num_envs, *leaf.shape)`` at its dtype, in shared memory; to be
-        written before a StepCommand. Text is sent in the command; empty strings stand for it."""
-        self.observation_columns: list[Column] = buffers.observations
-        """Observations in the same form, from a ResetReply or StepReply to the next command."""
-        self.results: StepArrays = buffers.results
-        """Rewards and flags, after a StepReply, until the next command."""
+        self.buffers = buffers
+        """In shared memory. Actions are written before a StepCommand; observations, rewards and
+        flags are valid from the reply to the next command. Text is sent in the messages; empty
+        strings stand for it here."""
 
     @classmethod
     def start(
@@ -78,7 +70,6 @@ class WorkerProcess:
         source: EnvSource,
         *,
         validation: ValidationMode,
-        timeout_s: float | None = None,
         process: ChildProcess | None = None,
     ) -> Self:
         """Start a worker; blocks until its environment exists.
@@ -86,7 +77,6 @@ class WorkerProcess:
         Args:
             source: The environment.
             validation: Treatment of range violations.
-            timeout_s: Time for creating the environment; None: no limit.
             process: The process that becomes the worker, ended when the start fails; another
                 thread may end it to abort the start. None: a new one.
 
@@ -101,7 +91,7 @@ class WorkerProcess:
             )
         process = process or ChildProcess.start()
         try:
-            started = _handshake(process, source, validation, timeout_s)
+            started = _handshake(process, source, validation)
             return cls(process, started, *_share_memory(process.channel, started.contract))
         except BaseException:
             process.end(0.0)
@@ -155,7 +145,7 @@ class WorkerProcess:
             OSError: A resource is exhausted, or the worker is gone.
         """
         with contextlib.ExitStack() as owned, contextlib.ExitStack() as given:
-            buffers = anonymous_memory.create_step_buffers(self.contract)
+            buffers = create_step_buffers(self.contract)
             owned.callback(os.close, buffers)
             own_end, worker_end = socket.socketpair()
             owned.enter_context(worker_end)
@@ -198,9 +188,9 @@ class WorkerProcess:
             return Failure(FailureKind.RAISED, f"{_UNREADABLE}: {error}")
         match reply:
             case OpenDirectReply():
-                self._bind_buffers(self._direct_buffers)
+                self.buffers = self._direct_buffers
             case CloseDirectReply():
-                self._bind_buffers(self._own_buffers)
+                self.buffers = self._own_buffers
         return reply
 
     def kill(self, *, spares_others: bool = False) -> None:
@@ -228,11 +218,6 @@ def _handshake(process: ChildProcess, source: EnvSource, validation: ValidationM
     start = Start(source, validation, search_path(), os.environ.get("PYTHONPATH"))
     try:
         process.channel.send(encode(start))
-        if timeout_s is not None and not process.channel.wait(timeout_s):
-            raise EnvStartError(
-                f"cannot create {source.description}: not ready after {timeout_s:g} s; find out "
-                "what it waits for, or allow it more time"
-            )
         answer: Started | StartFailed = process.channel.receive()
     except (EOFError, OSError) as error:
         status = process.end()
@@ -257,9 +242,9 @@ def _share_memory(
     with contextlib.ExitStack() as failing, contextlib.ExitStack() as owned:
         failing.enter_context(own_end)
         owned.enter_context(worker_end)
-        buffers = anonymous_memory.create_step_buffers(contract)
+        buffers = create_step_buffers(contract)
         owned.callback(os.close, buffers)
-        progress = anonymous_memory.create_progress(contract.num_envs)
+        progress = create_memory(SessionProgress.size_bytes(contract.num_envs))
         owned.callback(os.close, progress)
         try:
             socket.send_fds(channel.connection, [b"\0"], [buffers, progress, worker_end.fileno()])
@@ -268,7 +253,7 @@ def _share_memory(
             raise EnvStartError(message) from error
         shared = (
             StepBuffers(buffers, contract),
-            anonymous_memory.map_progress(progress, contract.num_envs),
+            SessionProgress.mapped(progress, contract.num_envs),
         )
         failing.pop_all()
         return *shared, own_end

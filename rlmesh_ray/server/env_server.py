@@ -36,9 +36,8 @@ from rlmesh_ray.server.statistics_report import observed_statistics
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
-from rlmesh_ray.transport.anonymous_memory import can_seal
 from rlmesh_ray.transport.connection_broker import ConnectionBroker, TcpListener
-from rlmesh_ray.transport.step_buffers import is_fixed_size
+from rlmesh_ray.transport.step_buffers import can_seal, is_fixed_size
 from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 
 if TYPE_CHECKING:

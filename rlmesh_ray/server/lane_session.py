@@ -54,7 +54,7 @@ from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.transport.direct_handle import DirectHandle
+from rlmesh_ray.transport.connection_broker import DirectHandle
 from rlmesh_ray.wire.image_codec_v1 import SentImages
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 
@@ -328,7 +328,7 @@ class LaneSession:
         reply = await self.worker.request(command, deadline, number)
         if not isinstance(reply, StepReply):
             return as_failure(reply)
-        block = process.results
+        block = process.buffers.results
         rewards, terminated, truncated = block.rewards, block.terminated, block.truncated
         if lanes:
             rows = list(lanes)
@@ -367,7 +367,7 @@ class LaneSession:
         columns = self.dialect.values.decode_batch(self._contract.action_space, action, num_rows)
         rows = list(lanes) if lanes else ...
         texts = []
-        for target, column in zip(process.action_columns, columns, strict=True):
+        for target, column in zip(process.buffers.actions, columns, strict=True):
             if isinstance(column, tuple):
                 texts.append(column)
             else:
@@ -378,7 +378,7 @@ class LaneSession:
         texts = iter(text_columns)
         columns: list[Column] = [
             next(texts) if isinstance(column, tuple) else column
-            for column in self.worker.require().observation_columns
+            for column in self.worker.require().buffers.observations
         ]
         if lanes:
             columns = [_rows(column, lanes) for column in columns]

@@ -5,33 +5,109 @@ the abstract namespace: it leaves no file, and only processes of this network na
 client that receives descriptors there is on this machine. It authenticates by its session id, which
 it has from its handshake, and which cannot be guessed.
 
-TCP: the endpoint listens on another port. A client authenticates by a ticket (``tickets``) that it
-has requested by gRPC.
+TCP: the endpoint listens on another port. A client authenticates by a ticket (``tcp.Ticket``) that
+it has requested by gRPC.
 """
 
 import asyncio
+import contextlib
 import hmac
 import logging
+import os
 import secrets
 import socket
+import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from rlmesh_ray.options import SHARED_MEMORY, TCP
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.transport import shared_memory, tcp
-from rlmesh_ray.transport.direct_handle import DirectHandle
-from rlmesh_ray.transport.tickets import PROOF_BYTES, Ticket, TicketIssuer
-from rlmesh_ray.transport.unauthenticated_limit import AuthenticatingListener, read_exactly
+from rlmesh_ray.transport.tcp import PROOF_BYTES, Ticket, TicketIssuer
 
 _LOG = logging.getLogger(__name__)
+
+_HELLO_TIMEOUT_S = 5.0
+_MAX_UNAUTHENTICATED = 16
+"""Most unauthenticated connections; a client authenticates at once."""
+_BACKLOG = 64
+_PAUSE_S = 1.0
+_CREDENTIALS = struct.Struct("3i")
+"""Linux's ucred of a peer: its process, user and group."""
+
+
+class DirectHandle:
+    """Disconnects a direct connection, which the endpoint itself does not use.
+
+    Args:
+        to_send: Descriptors of the client's step buffers and of the eventfds; owned. Empty for TCP.
+        connection: The socket to the client, or the client's end; owned and kept: shutting it down
+            disconnects both client and worker.
+    """
+
+    def __init__(self, to_send: Sequence[int], connection: socket.socket) -> None:
+        self._to_send = list(to_send)
+        self._connection = connection
+        self.num_descriptors = 1 + len(to_send)
+        """Number of descriptors that the worker receives for the connection."""
+
+    @property
+    def transport(self) -> str:
+        """Transport of the steps: ``"shared_memory"`` or ``"tcp"``."""
+        return SHARED_MEMORY if self.num_descriptors > 1 else TCP
+
+    @property
+    def is_disconnected(self) -> bool:
+        return self._connection.fileno() < 0
+
+    @property
+    def has_ended(self) -> bool:
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def send_descriptors(self, to: socket.socket, hello: bytes) -> None:
+        """Send ``hello`` and the client's descriptors to a client; never blocks.
+
+        Raises:
+            OSError: It cannot be sent.
+        """
+        buffers, *eventfds = self._to_send
+        descriptors = [buffers, self._connection.fileno(), *eventfds]
+        socket.send_fds(to, [hello], descriptors, socket.MSG_DONTWAIT)
+        self._close_descriptors()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes to a TCP client, before its first request; never blocks.
+
+        Raises:
+            OSError: They cannot be sent.
+        """
+        self._connection.send(data, socket.MSG_DONTWAIT)
+
+    def disconnect(self) -> None:
+        """Disconnect client and worker at once. Idempotent."""
+        self._close_descriptors()
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _close_descriptors(self) -> None:
+        while self._to_send:
+            os.close(self._to_send.pop())
+
 
 OpenDirect = Callable[[int, socket.socket | None], Awaitable[DirectHandle | None]]
 """Opens a session's direct connection, given the timeout of its steps, and the client's connection
 (None: shared memory). Returns None where that is not possible now."""
 CloseDirect = Callable[[], Awaitable[None]]
 """Closes a session's direct connection, if any, after the step in progress."""
-
-_HELLO_TIMEOUT_S = 5.0
+Authenticate = Callable[[socket.socket, Callable[[], None]], Awaitable[None]]
+"""Handles a new connection, which is closed afterwards; calls the second argument, in the same
+task, once the peer is authenticated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +120,6 @@ class TcpListener:
     """The advertised port, which differs where it is mapped."""
     endpoint: str
     """Id and incarnation of the endpoint."""
-
-
-@dataclass(slots=True, eq=False)
-class _RegisteredSession:
-    open_direct: OpenDirect
-    close_direct: CloseDirect
-    is_waiting: bool = False
-    """Whether its client is already opening a connection: each takes descriptors."""
-
-    async def open_once(
-        self, timeout_ms: int, connection: socket.socket | None
-    ) -> DirectHandle | None:
-        """Open a direct connection, if no other one is being opened."""
-        if self.is_waiting:
-            return None
-        self.is_waiting = True
-        try:
-            return await self.open_direct(timeout_ms, connection)
-        finally:
-            self.is_waiting = False
 
 
 class ConnectionBroker:
@@ -79,7 +135,9 @@ class ConnectionBroker:
             secrets.token_hex(shared_memory.SOCKET_NAME_LENGTH // 2) if has_shared_memory else ""
         )
         self._listener = listener
-        self._open: dict[str, _RegisteredSession] = {}
+        self._open: dict[str, tuple[OpenDirect, CloseDirect]] = {}
+        self._opening: set[str] = set()
+        """Sessions whose clients are opening a connection: each takes descriptors."""
         self._tickets = TicketIssuer(listener.endpoint if listener is not None else "")
         self._listeners: list[AuthenticatingListener] = []
 
@@ -121,13 +179,13 @@ class ConnectionBroker:
         for listener in self._listeners:
             listener.stop()
         self._tickets.clear()
-        await asyncio.gather(*(session.close_direct() for session in self._open.values()))
+        await asyncio.gather(*(close_direct() for _, close_direct in self._open.values()))
 
     def open(
         self, session_id: str, open_direct: OpenDirect, close_direct: CloseDirect
     ) -> Callable[[], None]:
         """Register a session, whose client may connect until the returned function is called."""
-        own = _RegisteredSession(open_direct, close_direct)
+        own = open_direct, close_direct
         # A second session with the same id is a replay.
         self._open.setdefault(session_id, own)
 
@@ -148,6 +206,18 @@ class ConnectionBroker:
             return None
         return self._tickets.issue(session_id, timeout_ms)
 
+    async def _open_once(
+        self, session_id: str, timeout_ms: int, connection: socket.socket | None
+    ) -> DirectHandle | None:
+        """Open a session's direct connection, unless another one of it is being opened."""
+        if session_id not in self._open or session_id in self._opening:
+            return None
+        self._opening.add(session_id)
+        try:
+            return await self._open[session_id][0](timeout_ms, connection)
+        finally:
+            self._opening.discard(session_id)
+
     async def _accept_local(
         self, client: socket.socket, mark_authenticated: Callable[[], None]
     ) -> None:
@@ -155,8 +225,7 @@ class ConnectionBroker:
             data = await read_exactly(client, shared_memory.HELLO_BYTES)
         mark_authenticated()
         hello = shared_memory.ClientHello.unpack(data)
-        session = self._open.get(hello.session_id)
-        direct = await session.open_once(hello.timeout_ms, None) if session is not None else None
+        direct = await self._open_once(hello.session_id, hello.timeout_ms, None)
         if direct is None:
             client.send(shared_memory.REFUSED)
             return
@@ -181,14 +250,11 @@ class ConnectionBroker:
             proof = await read_exactly(client, PROOF_BYTES)
         if not hmac.compare_digest(proof, issued.ticket.proof(b"client", client_nonce, nonce)):
             return
-        session = self._open.get(issued.session_id)
-        if session is None:
-            return
         client.setblocking(True)  # the worker's duplicate shares the flag
         connection = client.dup()
         direct = None
         try:
-            direct = await session.open_once(issued.timeout_ms, connection)
+            direct = await self._open_once(issued.session_id, issued.timeout_ms, connection)
             if direct is not None:
                 direct.send(tcp.ACCEPTED)
         except OSError:
@@ -198,3 +264,100 @@ class ConnectionBroker:
         finally:
             if direct is None:
                 connection.close()
+
+
+class AuthenticatingListener:
+    """Accepts connections, of which only a few may be unauthenticated. For the serving loop.
+
+    Above the limit a new connection replaces the oldest unauthenticated one, but a connection of
+    another local user never replaces one of the server's own user.
+
+    Args:
+        listener: Bound socket; owned.
+        authenticate: Handler of each connection.
+        purpose: Purpose of the connections, for the log.
+    """
+
+    def __init__(self, listener: socket.socket, authenticate: Authenticate, purpose: str) -> None:
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        self._authenticate = authenticate
+        self._purpose = purpose
+        self._handshakes: set[asyncio.Task[None]] = set()
+        # The unauthenticated ones, the oldest first; True: of another local user.
+        self._unauthenticated: dict[asyncio.Task[None], bool] = {}
+        self._serving = asyncio.ensure_future(self._serve(listener))
+        self._serving.add_done_callback(lambda _: listener.close())
+
+    def stop(self) -> None:
+        """Stop listening; authenticated connections are still handled. Idempotent."""
+        for task in (self._serving, *self._unauthenticated):
+            task.cancel()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of descriptors, perhaps: sessions use the Join stream
+                _LOG.warning("%s cannot be opened for clients: %s", self._purpose, error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            self._admit(client)
+            await asyncio.sleep(0)  # a flood of connections must not starve the loop
+
+    def _admit(self, client: socket.socket) -> None:
+        """Handle a new connection, if the limit of unauthenticated ones allows it."""
+        is_other_user = client.family == socket.AF_UNIX and peer_uid(client) not in (
+            os.geteuid(),
+            0,
+        )
+        if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
+            other_users = (task for task, is_other in self._unauthenticated.items() if is_other)
+            oldest = next(other_users, None)
+            if oldest is None and not is_other_user:
+                oldest = next(iter(self._unauthenticated))
+            if oldest is None:
+                client.close()
+                return
+            del self._unauthenticated[oldest]
+            oldest.cancel()
+        task = asyncio.ensure_future(self._run_handshake(client))
+        self._handshakes.add(task)
+        self._unauthenticated[task] = is_other_user
+        # Callbacks, since the task may be cancelled before it starts.
+        task.add_done_callback(lambda _: client.close())
+        task.add_done_callback(self._handshakes.discard)
+        task.add_done_callback(lambda _: self._unauthenticated.pop(task, None))
+
+    async def _run_handshake(self, client: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        client.setblocking(False)
+        # A peer that sends nothing, or hangs up, affects no other connection.
+        with client, contextlib.suppress(OSError, TimeoutError):
+            await self._authenticate(client, lambda: self._unauthenticated.pop(task, None))
+
+
+def peer_uid(client: socket.socket) -> int:
+    """Return the user id of the peer's process; -1 where the kernel does not report it."""
+    try:
+        ucred = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except (OSError, AttributeError):
+        return -1
+    return int(_CREDENTIALS.unpack(ucred)[1])
+
+
+async def read_exactly(client: socket.socket, size: int) -> bytes:
+    """Return the next ``size`` bytes.
+
+    Raises:
+        OSError: The client has hung up.
+    """
+    data = b""
+    while len(data) < size:
+        more = await asyncio.get_running_loop().sock_recv(client, size - len(data))
+        if not more:
+            raise ConnectionResetError("the client has hung up")
+        data += more
+    return data

@@ -23,7 +23,7 @@ from rlmesh_ray.transport import shared_memory as wire
 from rlmesh_ray.transport import tcp
 from rlmesh_ray.transport.shared_memory import EventfdSocket
 from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers, size_bytes
-from rlmesh_ray.transport.tickets import Ticket
+from rlmesh_ray.transport.tcp import Ticket
 from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.rlmesh_v1.limits import max_response_bytes
 
@@ -66,7 +66,7 @@ class DirectConnection:
         is_shared = worker.transport == SHARED_MEMORY
         # Without shared memory the arrays are sent after the headers.
         self._actions, self._results = (_NOTHING, _NOTHING) if is_shared else buffers.sent_parts
-        self._header = memoryview(bytearray(frames.ANSWER_BYTES))
+        self._header = memoryview(bytearray(frames.ANSWER.size))
         self._incoming = frames.FrameReader(self._header, self._results)
         self._most_bytes = max_response_bytes(contract)
         self._receiving = threading.RLock()
@@ -164,7 +164,7 @@ class DirectConnection:
         """
         self._write(action)
         self.number = number
-        header = frames.pack_request(number, timeout_ms, self._actions.nbytes)
+        header = frames.REQUEST.pack(number, timeout_ms, self._actions.nbytes)
         try:
             with self._receiving:
                 self.worker_socket.send(header, self._actions)
@@ -189,7 +189,7 @@ class DirectConnection:
         self.number = number
         try:
             with self._receiving:
-                self.worker_socket.send(frames.pack_request(number, timeout_ms, frames.RENDER))
+                self.worker_socket.send(frames.REQUEST.pack(number, timeout_ms, frames.RENDER))
         except OSError:
             self.close()
         return self._answer(timeout_s, self._receive_pictures)
@@ -250,9 +250,9 @@ class DirectConnection:
             OSError: Either end is closed, or the bytes are no answer.
         """
         self._incoming.num_received = 0
-        while self._incoming.num_received < frames.ANSWER_BYTES:
+        while self._incoming.num_received < frames.ANSWER.size:
             self._receive_part(end_s)
-        number, kind, size, num_bytes = frames.unpack_answer(self._header)
+        number, kind, size, num_bytes = frames.ANSWER.unpack(self._header)
         if kind == frames.DONE:
             if num_bytes != self._results.nbytes or size > self._most_bytes:
                 raise ConnectionAbortedError("the answer has a wrong size")
@@ -293,9 +293,9 @@ class DirectConnection:
 
     def _receive_pictures(self, size: int, end_s: float) -> Pictures:
         """Return the pictures in the next ``size`` bytes; see ``_receive``."""
-        height, width = frames.unpack_picture_size(self._receive(frames.PICTURE_SIZE_BYTES, end_s))
+        height, width = frames.PICTURE_SIZE.unpack(self._receive(frames.PICTURE_SIZE.size, end_s))
         num_lanes = self._contract.num_envs
-        if size != frames.PICTURE_SIZE_BYTES + num_lanes * height * width * 3:
+        if size != frames.PICTURE_SIZE.size + num_lanes * height * width * 3:
             raise ConnectionAbortedError("the pictures have a wrong size")
         pictures = tuple(np.empty((height, width, 3), np.uint8) for _ in range(num_lanes))
         for picture in pictures:

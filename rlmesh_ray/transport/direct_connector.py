@@ -14,7 +14,7 @@ from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport import tcp
 from rlmesh_ray.transport.direct_connection import DirectConnection, is_reachable
-from rlmesh_ray.transport.tickets import Ticket
+from rlmesh_ray.transport.tcp import Ticket
 
 _LOG = logging.getLogger(__name__)
 

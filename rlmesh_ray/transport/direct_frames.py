@@ -30,23 +30,12 @@ from rlmesh_ray.polling import WakeupDescriptors
 DONE, FALL_BACK = 0, 1
 RENDER = 2**64 - 1
 
-_REQUEST = struct.Struct("<QQQ")
-_ANSWER = struct.Struct("<QIIQ")
-_PICTURE_SIZE = struct.Struct("<II")
-
-REQUEST_BYTES = _REQUEST.size
-ANSWER_BYTES = _ANSWER.size
-PICTURE_SIZE_BYTES = _PICTURE_SIZE.size
-
-pack_request = _REQUEST.pack
-"""Number, timeout in ms (0: none), bytes of actions or RENDER -> bytes."""
-unpack_request = _REQUEST.unpack
-pack_answer = _ANSWER.pack
-"""Number, DONE or FALL_BACK, bytes of the message, bytes of results -> bytes."""
-unpack_answer = _ANSWER.unpack
-pack_picture_size = _PICTURE_SIZE.pack
-"""Height, width -> bytes."""
-unpack_picture_size = _PICTURE_SIZE.unpack
+REQUEST = struct.Struct("<QQQ")
+"""Number, timeout in ms (0: none), bytes of actions or RENDER."""
+ANSWER = struct.Struct("<QIIQ")
+"""Number, DONE or FALL_BACK, bytes of the message, bytes of results."""
+PICTURE_SIZE = struct.Struct("<II")
+"""Height, width."""
 
 
 class DirectSocket:

@@ -59,7 +59,7 @@ class DirectStepServer:
             client.limit_sending(_SEND_TIMEOUT_S)
         # Not into the step buffers: the endpoint may have written another step's actions there.
         self._actions = memoryview(bytearray(self._targets.nbytes))
-        self._header = memoryview(bytearray(frames.REQUEST_BYTES))
+        self._header = memoryview(bytearray(frames.REQUEST.size))
         self._request = frames.FrameReader(self._header, self._actions)
         self._progress = progress
         self._tag_arrays = tag_arrays
@@ -99,7 +99,7 @@ class DirectStepServer:
         if not self._request.is_complete:
             return None
         self._request.num_received = 0
-        number, timeout_ms, num_bytes = frames.unpack_request(self._header)
+        number, timeout_ms, num_bytes = frames.REQUEST.unpack(self._header)
         is_render = num_bytes == frames.RENDER and self._is_shared
         if not is_render and num_bytes != self._actions.nbytes:
             _LOG.warning(
@@ -124,9 +124,9 @@ class DirectStepServer:
         """
         try:
             if body is None:
-                self.client.send(frames.pack_answer(number, frames.FALL_BACK, 0, 0))
+                self.client.send(frames.ANSWER.pack(number, frames.FALL_BACK, 0, 0))
                 return
-            header = frames.pack_answer(number, frames.DONE, len(body), self._answers.nbytes)
+            header = frames.ANSWER.pack(number, frames.DONE, len(body), self._answers.nbytes)
             self.client.send(header, self._answers, body)
         except OSError as error:  # also BlockingIOError: the client does not take the answer
             self._end(error)
@@ -143,10 +143,10 @@ class DirectStepServer:
             self.answer(number, None)
             return
         height, width, _ = pictures[0].shape
-        size = frames.PICTURE_SIZE_BYTES + sum(picture.nbytes for picture in pictures)
-        header = frames.pack_answer(number, frames.DONE, size, 0)
+        size = frames.PICTURE_SIZE.size + sum(picture.nbytes for picture in pictures)
+        header = frames.ANSWER.pack(number, frames.DONE, size, 0)
         try:
-            self.client.send(header, frames.pack_picture_size(height, width))
+            self.client.send(header, frames.PICTURE_SIZE.pack(height, width))
             for picture in pictures:  # one after the other: together they would be copied once more
                 self.client.connection.sendall(np.ascontiguousarray(picture).data)
         except OSError as error:

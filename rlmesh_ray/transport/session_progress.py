@@ -8,6 +8,7 @@ counts before it. Noting the request as done makes its half the current one, so 
 dies in between leaves no partial counts.
 """
 
+import mmap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,6 +57,11 @@ class SessionProgress:
     @staticmethod
     def size_bytes(num_lanes: int) -> int:
         return _COUNTS_AT + 2 * _half_bytes(num_lanes)
+
+    @classmethod
+    def mapped(cls, descriptor: int, num_lanes: int) -> Self:
+        """Return the progress in memory of ``size_bytes(num_lanes)``, which processes share."""
+        return cls(memoryview(mmap.mmap(descriptor, cls.size_bytes(num_lanes))), num_lanes)
 
     @classmethod
     def local(cls, num_lanes: int) -> Self:

@@ -6,6 +6,8 @@ actions before it sends a request, the worker everything else before it replies.
 """
 
 import mmap
+import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +21,7 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import SpaceSpec
 
 _ALIGNMENT_BYTES = 64  # a cache line, and the widest vector register
+_SIZE_SEALS = 7  # F_SEAL_SEAL, F_SEAL_SHRINK and F_SEAL_GROW, which macOS does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,11 @@ def size_bytes(contract: EnvContract) -> int:
     return end
 
 
+def create_step_buffers(contract: EnvContract) -> int:
+    """Return the descriptor of new memory that ``StepBuffers`` can map."""
+    return create_memory(size_bytes(contract))
+
+
 def _request_bytes(contract: EnvContract) -> int:
     num_actions = sum(leaf.dtype is not None for leaf in leaves(contract.action_space))
     offsets = (offset for offset, _, _ in _layout(contract))
@@ -105,3 +113,31 @@ def _columns(space: SpaceSpec, num_lanes: int, views: Iterator[NDArray[Any]]) ->
 
 def _count(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64))
+
+
+def can_seal() -> bool:
+    """Return whether the size of memory can be sealed (Linux), so that clients may map it."""
+    return hasattr(os, "memfd_create")
+
+
+def create_memory(size: int) -> int:
+    """Return the descriptor of ``size`` bytes of new, anonymous memory, all zeros.
+
+    Where possible its size is sealed: else a process that has the descriptor could shrink it, and
+    SIGBUS would kill the others when they read.
+    """
+    if not can_seal():
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    else:
+        descriptor = os.memfd_create("rlmesh-ray", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size)
+        if can_seal():
+            import fcntl  # not available on Windows, where clients import this module
+
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -2,8 +2,12 @@
 
 import contextlib
 import os
+import select
+import time
 
 import psutil
+
+from rlmesh_ray.envs.worker_channel import WorkerChannel
 
 
 def child_pids(parent: int | None = None) -> set[int]:
@@ -24,3 +28,15 @@ def _works(process: psutil.Process) -> bool:
         is_guard = process.name() == "rlmesh-guard"
         return is_leader and not is_guard and "rlmesh_ray.envs.worker_guard" in process.cmdline()
     return False
+
+
+def arrives(channel: WorkerChannel, timeout_s: float) -> bool:
+    """Send and receive until a message or the end has arrived; return False after ``timeout_s``."""
+    deadline_s = time.monotonic() + timeout_s
+    while not channel.advance():
+        waiting = select.poll()
+        events = select.POLLIN | (select.POLLOUT if channel.is_sending else 0)
+        waiting.register(channel.connection, events)
+        if not waiting.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
+            return False
+    return True

@@ -30,7 +30,7 @@ from rlmesh_ray.server.data_address import bound_sockets
 from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.transport import direct_connector, tcp, tickets
+from rlmesh_ray.transport import direct_connector, tcp
 from rlmesh_ray.transport import direct_frames as frames
 from rlmesh_ray.transport.direct_step_server import DirectStepServer
 from rlmesh_ray.transport.session_progress import SessionProgress
@@ -47,7 +47,7 @@ def port_of(server: EnvServer) -> int:
     return int(shake_hands(ConnectOptions(server.address)).capabilities[capabilities.DIRECT_TCP])
 
 
-def ticket_for(client: EnvClient, *shown: tuple[str, str]) -> tickets.Ticket:
+def ticket_for(client: EnvClient, *shown: tuple[str, str]) -> tcp.Ticket:
     """Request a ticket for the worker of a client's session, with more metadata."""
     session = (capabilities.SESSION_METADATA_KEY, client.session_id)
     with plain_channel(client.address) as channel:
@@ -192,7 +192,7 @@ def test_over_tcp_actions_come_into_the_block_when_their_step_is_executed() -> N
     actions = sent.sent_parts[0]
     with client:
         for number, is_executed in ((1, False), (2, True)):
-            client.sendall(frames.pack_request(number, 0, actions.nbytes) + bytes(actions))
+            client.sendall(frames.REQUEST.pack(number, 0, actions.nbytes) + bytes(actions))
             while (request := end.receive()) is None:
                 pass
             assert request == (number, 0, False)
@@ -225,7 +225,7 @@ def said(port: int, *words: bytes) -> bytes:
 
 
 def greeting(ticket_id: bytes) -> bytes:
-    return tickets.PROTOCOL + ticket_id + secrets.token_bytes(tcp.NONCE_BYTES)
+    return tcp.PROTOCOL + ticket_id + secrets.token_bytes(tcp.NONCE_BYTES)
 
 
 def test_strangers_are_hung_up_on_and_cost_nothing(server: EnvServer) -> None:
@@ -235,10 +235,10 @@ def test_strangers_are_hung_up_on_and_cost_nothing(server: EnvServer) -> None:
     port = port_of(server)
 
     assert said(port, b"GET / HTTP/1.1\r\nHost: somewhere.example\r\nAccept: */*\r\n\r\n") == b""
-    assert said(port, greeting(secrets.token_bytes(tickets.TICKET_ID_BYTES))) == b""
+    assert said(port, greeting(secrets.token_bytes(tcp.TICKET_ID_BYTES))) == b""
     ticket = ticket_for(client)
-    heard = said(port, greeting(ticket.ticket_id), secrets.token_bytes(tickets.PROOF_BYTES))
-    assert len(heard) == tcp.NONCE_BYTES + tickets.PROOF_BYTES  # and no more
+    heard = said(port, greeting(ticket.ticket_id), secrets.token_bytes(tcp.PROOF_BYTES))
+    assert len(heard) == tcp.NONCE_BYTES + tcp.PROOF_BYTES  # and no more
     assert said(port, greeting(ticket.ticket_id)) == b""  # a ticket is good for one try
     assert array(client.step(NOTHING)).item() == 2
     client.close()
@@ -261,14 +261,14 @@ def test_a_client_shows_nothing_to_another_endpoint() -> None:
     def pretend(listener: socket.socket) -> None:
         with listener.accept()[0] as peer:
             peer.recv(tcp.HELLO_BYTES, socket.MSG_WAITALL)
-            peer.sendall(secrets.token_bytes(tcp.NONCE_BYTES + tickets.PROOF_BYTES))
+            peer.sendall(secrets.token_bytes(tcp.NONCE_BYTES + tcp.PROOF_BYTES))
             heard.append(peer.recv(1024))
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pretending = threading.Thread(target=pretend, args=(listener,))
         pretending.start()
         with pytest.raises(OSError, match="is another endpoint"):
-            tcp.connect("127.0.0.1", listener.getsockname()[1], tickets.new_ticket("theirs"), 30.0)
+            tcp.connect("127.0.0.1", listener.getsockname()[1], tcp.new_ticket("theirs"), 30.0)
         pretending.join()
 
     assert heard == [b""]

@@ -324,7 +324,7 @@ def test_pictures_that_get_lost_are_sent_again_and_not_drawn_again() -> None:
         direct = client.direct_connector.connection()
         assert direct is not None
         number = client.numbers.next_number
-        direct.worker_socket.send(frames.pack_request(number, 0, frames.RENDER))
+        direct.worker_socket.send(frames.REQUEST.pack(number, 0, frames.RENDER))
         assert select.select([direct.worker_socket.connection], [], [], 60.0)[0]
         direct.close()
 

@@ -18,8 +18,7 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.spaces.validation import WARNING_KEY, ValidationMode
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
-from rlmesh_ray.transport.anonymous_memory import create_step_buffers
-from rlmesh_ray.transport.step_buffers import StepBuffers
+from rlmesh_ray.transport.step_buffers import StepBuffers, create_step_buffers
 
 
 def truncating(

@@ -29,8 +29,7 @@ from rlmesh_ray.spaces.validation import WARNING_KEY, ValidationMode
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.transport.anonymous_memory import create_step_buffers
-from rlmesh_ray.transport.step_buffers import StepBuffers
+from rlmesh_ray.transport.step_buffers import StepBuffers, create_step_buffers
 
 Env = gymnasium.Env[Any, Any]
 

@@ -19,6 +19,7 @@ from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.envs import EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
+from tests.loopback.child_processes import arrives
 
 
 class Point(NamedTuple):
@@ -252,11 +253,11 @@ def test_pulling_never_blocks_and_says_when_the_message_is_whole(
 
     heard = []
     for start, end in itertools.pairwise(cuts):
-        heard.append(ends[1].try_receive())
+        heard.append(ends[1].advance())
         ends[0].connection.sendall(frame[start:end])
 
     assert heard == [False] * 5
-    assert ends[1].try_receive()
+    assert ends[1].advance()
     assert ends[1].has_message
     assert_identical(ends[1].receive(), np.arange(10_000))
 
@@ -271,8 +272,8 @@ def test_a_frame_without_a_reader_is_sent_as_far_as_it_goes(
 
     assert ends[0].is_sending
     while ends[0].is_sending:
-        ends[0].try_send()
-        ends[1].try_receive()
+        ends[0].advance()
+        ends[1].advance()
     assert_identical(ends[1].receive(), large)
     assert ends[1].receive() == "and another"
 
@@ -280,14 +281,14 @@ def test_a_frame_without_a_reader_is_sent_as_far_as_it_goes(
 def test_waiting_ends_with_the_message_the_time_or_the_other_end(
     ends: tuple[WorkerChannel, WorkerChannel],
 ) -> None:
-    assert not ends[1].wait(0.01)
+    assert not arrives(ends[1], 0.01)
     ends[0].connection.sendall(encode("whole")[:10])
-    assert not ends[1].wait(0.01)
+    assert not arrives(ends[1], 0.01)
     ends[0].connection.sendall(encode("whole")[10:])
-    assert ends[1].wait(20.0)
+    assert arrives(ends[1], 20.0)
     assert ends[1].receive() == "whole"
     ends[0].close()
-    assert ends[1].wait(20.0)
+    assert arrives(ends[1], 20.0)
     assert not ends[1].has_message
 
 
@@ -300,7 +301,7 @@ def test_the_last_message_is_received_although_the_other_end_is_gone(
     ends[1].queue_frame(encode("too late"))
 
     assert not ends[1].is_sending
-    assert ends[1].try_receive()
+    assert ends[1].advance()
     assert ends[1].receive() == "farewell"
     with pytest.raises(EOFError):
         ends[1].receive()

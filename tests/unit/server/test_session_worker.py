@@ -24,7 +24,7 @@ from rlmesh_ray.server import session_worker
 from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.session_log import FailureLog
 from rlmesh_ray.server.session_worker import Deadline, SessionWorker
-from rlmesh_ray.transport.direct_handle import DirectHandle
+from rlmesh_ray.transport.connection_broker import DirectHandle
 from rlmesh_ray.transport.session_progress import SessionProgress
 from tests.unit.server.jumping_loop import JumpingLoop
 

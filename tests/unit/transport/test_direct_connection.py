@@ -14,11 +14,10 @@ from gymnasium.spaces import Box, Discrete
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.transport import anonymous_memory
 from rlmesh_ray.transport import direct_frames as frames
 from rlmesh_ray.transport.direct_connection import DirectConnection
 from rlmesh_ray.transport.shared_memory import EventfdSocket
-from rlmesh_ray.transport.step_buffers import StepBuffers
+from rlmesh_ray.transport.step_buffers import StepBuffers, create_step_buffers
 
 ACTION = [np.zeros(1, np.int64)]
 
@@ -49,7 +48,7 @@ def _ends() -> Iterator[Ends]:
         render_mode="",
         metadata={},
     )
-    descriptor = anonymous_memory.create_step_buffers(contract)
+    descriptor = create_step_buffers(contract)
     buffers = StepBuffers(descriptor, contract)
     os.close(descriptor)
     ours, theirs = socket.socketpair()
@@ -88,7 +87,7 @@ def answer_at_the_next_hush(ends: Ends, answer: bytes, *, before: bool) -> None:
 def test_an_answer_that_comes_after_a_late_bell_is_received(ends: Ends) -> None:
     ends.direct.send(1, ACTION, 1000)
     ends.wake()
-    answer_at_the_next_hush(ends, frames.pack_answer(1, frames.DONE, 4, 0) + b"body", before=False)
+    answer_at_the_next_hush(ends, frames.ANSWER.pack(1, frames.DONE, 4, 0) + b"body", before=False)
 
     assert ends.direct.receive(60.0) == b"body"
     assert ends.direct.is_open
@@ -98,7 +97,7 @@ def test_a_late_bell_does_not_end_the_wait_for_an_answer(ends: Ends) -> None:
     ends.direct.send(1, ACTION, 1000)
     clear = ends.client.clear
     happens = iter(
-        (ends.wake, ends.wake, lambda: ends.worker.send(frames.pack_answer(1, frames.DONE, 0, 0)))
+        (ends.wake, ends.wake, lambda: ends.worker.send(frames.ANSWER.pack(1, frames.DONE, 0, 0)))
     )
 
     def clear_and_go_on() -> None:
@@ -113,7 +112,7 @@ def test_a_late_bell_does_not_end_the_wait_for_an_answer(ends: Ends) -> None:
 
 def test_a_worker_that_stops_in_the_middle_of_an_answer_is_waited_for(ends: Ends) -> None:
     ends.direct.send(1, ACTION, 1000)
-    ends.worker.send(frames.pack_answer(1, frames.DONE, 8, 0) + b"half")
+    ends.worker.send(frames.ANSWER.pack(1, frames.DONE, 8, 0) + b"half")
 
     assert ends.direct.receive(0.05) is None
     assert not ends.direct.is_open
@@ -121,8 +120,8 @@ def test_a_worker_that_stops_in_the_middle_of_an_answer_is_waited_for(ends: Ends
 
 def pictures_of(ends: Ends, height: int, width: int, pixels: bytes) -> Any:
     """Return what the client gets when the worker answers with these pictures."""
-    size = frames.PICTURE_SIZE_BYTES + len(pixels)
-    header = frames.pack_answer(1, frames.DONE, size, 0) + frames.pack_picture_size(height, width)
+    size = frames.PICTURE_SIZE.size + len(pixels)
+    header = frames.ANSWER.pack(1, frames.DONE, size, 0) + frames.PICTURE_SIZE.pack(height, width)
     ends.worker.send(header + pixels)
     return ends.direct.render(1, 1000, 60.0)
 
@@ -131,8 +130,8 @@ def test_pictures_arrive_as_they_were_sent(ends: Ends) -> None:
     noise = np.random.default_rng(0).integers(256, size=(2, 5, 3), dtype=np.uint8)
 
     assert_identical(pictures_of(ends, 2, 5, noise.tobytes()), (noise,))
-    asked = ends.worker.connection.recv(frames.REQUEST_BYTES)
-    assert frames.unpack_request(asked) == (1, 1000, frames.RENDER)
+    asked = ends.worker.connection.recv(frames.REQUEST.size)
+    assert frames.REQUEST.unpack(asked) == (1, 1000, frames.RENDER)
     assert ends.direct.is_open
 
 

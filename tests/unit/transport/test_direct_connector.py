@@ -15,7 +15,7 @@ from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.transport import direct_connector
 from rlmesh_ray.transport.direct_connector import DirectConnector
-from rlmesh_ray.transport.tickets import new_ticket
+from rlmesh_ray.transport.tcp import new_ticket
 
 CONTRACT = EnvContract(
     id="",

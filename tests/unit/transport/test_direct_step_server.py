@@ -60,9 +60,9 @@ class Rig:
 
     def ask(self, number: int) -> tuple[int, int, bytes]:
         """Return number, kind and body of the answer."""
-        self.client.sendall(frames.pack_request(number, 1000, 0))
+        self.client.sendall(frames.REQUEST.pack(number, 1000, 0))
         self.serve()
-        answered, kind, size, _ = frames.unpack_answer(self.client.recv(frames.ANSWER_BYTES))
+        answered, kind, size, _ = frames.ANSWER.unpack(self.client.recv(frames.ANSWER.size))
         return answered, kind, self.client.recv(size) if size else b""
 
     def serve(self) -> None:
@@ -148,12 +148,12 @@ def test_an_answer_larger_than_the_kernel_s_buffer_is_rung_for_before_it_has_lef
     rig: Rig,
 ) -> None:
     rig.outcomes = [StepReply({"text": "x" * 4_000_000})]
-    rig.client.sendall(frames.pack_request(1, 0, 0))
+    rig.client.sendall(frames.REQUEST.pack(1, 0, 0))
     serving = threading.Thread(target=rig.serve)
     serving.start()
 
     AdaptivePoller(0.0).wait_readable(rig.client_eventfd)
-    _, kind, size, _ = frames.unpack_answer(rig.client.recv(frames.ANSWER_BYTES))
+    _, kind, size, _ = frames.ANSWER.unpack(rig.client.recv(frames.ANSWER.size))
     with rig.client.makefile("rb") as reader:
         body = reader.read(size)
 
@@ -167,20 +167,20 @@ def test_an_answer_larger_than_the_kernel_s_buffer_is_rung_for_before_it_has_lef
 def test_pictures_are_sent_as_their_pixels(rig: Rig) -> None:
     noise = np.random.default_rng(0).integers(256, size=(NUM_LANES, 2, 5, 3), dtype=np.uint8)
     rig.drawn = [noise[0], noise[1].transpose(1, 0, 2).copy().transpose(1, 0, 2)]
-    rig.client.sendall(frames.pack_request(1, 1000, frames.RENDER))
+    rig.client.sendall(frames.REQUEST.pack(1, 1000, frames.RENDER))
 
     rig.serve()
 
-    answered, kind, size, num_bytes = frames.unpack_answer(rig.client.recv(frames.ANSWER_BYTES))
+    answered, kind, size, num_bytes = frames.ANSWER.unpack(rig.client.recv(frames.ANSWER.size))
     assert (answered, kind, num_bytes) == (1, frames.DONE, 0)
     body = rig.client.recv(size)
-    assert frames.unpack_picture_size(body[: frames.PICTURE_SIZE_BYTES]) == (2, 5)
-    assert body[frames.PICTURE_SIZE_BYTES :] == noise.tobytes()
+    assert frames.PICTURE_SIZE.unpack(body[: frames.PICTURE_SIZE.size]) == (2, 5)
+    assert body[frames.PICTURE_SIZE.size :] == noise.tobytes()
 
 
 def test_a_client_that_takes_no_pictures_does_not_block_the_worker(rig: Rig) -> None:
     rig.drawn = [np.zeros((2000, 2000, 3), np.uint8)] * NUM_LANES  # more than a socket holds
-    rig.client.sendall(frames.pack_request(1, 1000, frames.RENDER))
+    rig.client.sendall(frames.REQUEST.pack(1, 1000, frames.RENDER))
 
     rig.serve()
 
@@ -188,11 +188,11 @@ def test_a_client_that_takes_no_pictures_does_not_block_the_worker(rig: Rig) -> 
 
 
 def test_lanes_without_such_pictures_are_handed_over(rig: Rig) -> None:
-    rig.client.sendall(frames.pack_request(7, 1000, frames.RENDER))
+    rig.client.sendall(frames.REQUEST.pack(7, 1000, frames.RENDER))
 
     rig.serve()
 
-    answer = frames.unpack_answer(rig.client.recv(frames.ANSWER_BYTES))
+    answer = frames.ANSWER.unpack(rig.client.recv(frames.ANSWER.size))
     assert answer == (7, frames.FALL_BACK, 0, 0)
 
 
@@ -218,7 +218,7 @@ def test_a_client_that_wakes_the_worker_without_data_does_not_block_it(rig: Rig)
 
 
 def test_a_timeout_beyond_every_clock_is_one_for_ever(rig: Rig) -> None:
-    rig.client.sendall(frames.pack_request(1, 2**64 - 1, 0))
+    rig.client.sendall(frames.REQUEST.pack(1, 2**64 - 1, 0))
     rig.serve()
 
     assert (rig.progress.done, rig.progress.timeout_ms) == (1, 2**63 - 1)
@@ -241,7 +241,7 @@ def test_a_client_hears_that_the_worker_has_ended_the_connection(
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
 
         monkeypatch.setattr(socket.socket, "send", fail)
-    rig.client.sendall(frames.pack_request(1, 1000, num_bytes))
+    rig.client.sendall(frames.REQUEST.pack(1, 1000, num_bytes))
 
     rig.serve()
 

@@ -10,8 +10,12 @@ from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.envs import SPACES
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.transport.anonymous_memory import create_step_buffers
-from rlmesh_ray.transport.step_buffers import StepBuffers, is_fixed_size, size_bytes
+from rlmesh_ray.transport.step_buffers import (
+    StepBuffers,
+    create_step_buffers,
+    is_fixed_size,
+    size_bytes,
+)
 
 NUM_LANES = 3
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.transport import tcp
-from rlmesh_ray.transport.tickets import new_ticket
+from rlmesh_ray.transport.tcp import new_ticket
 
 
 class Network:

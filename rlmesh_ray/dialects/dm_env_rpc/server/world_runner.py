@@ -430,7 +430,7 @@ class EnvDriver:
         """
         process = self._worker.require()
         texts = []
-        for target, column in zip(process.action_columns, actions, strict=True):
+        for target, column in zip(process.buffers.actions, actions, strict=True):
             if isinstance(target, tuple):
                 texts.append(tuple(column))
             else:
@@ -439,7 +439,7 @@ class EnvDriver:
         reply = await self._worker.request(StepCommand(tuple(texts)), deadline)
         if not isinstance(reply, StepReply):
             raise self._failed(as_failure(reply))
-        results = process.results
+        results = process.buffers.results
         return LaneFrame(
             _shown(process, reply.text_columns),
             results.rewards.copy(),
@@ -471,5 +471,5 @@ def _shown(process: WorkerProcess, text_columns: TextColumns) -> list[Column]:
     texts = iter(text_columns)
     return [
         next(texts) if isinstance(column, tuple) else column.copy()
-        for column in process.observation_columns
+        for column in process.buffers.observations
     ]

@@ -2,8 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlmesh_ray.transport import tickets
-from rlmesh_ray.transport.tickets import TicketIssuer
+from rlmesh_ray.transport import tcp
+from rlmesh_ray.transport.tcp import TicketIssuer
 
 
 def test_a_ticket_is_good_for_one_connection() -> None:
@@ -28,7 +28,7 @@ def test_a_newer_ticket_replaces_the_older_one_of_its_session_only() -> None:
 
 def test_a_ticket_expires_after_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now_s=100.0)
-    monkeypatch.setattr(tickets, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(tcp, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     issuer = TicketIssuer("endpoint")
     early, late = issuer.issue("one", 0), issuer.issue("two", 0)
 
