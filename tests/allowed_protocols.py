@@ -9,7 +9,6 @@ OTHER_NAMES = {"PettingZoo", "RLlib", "RLlink"}
 ALLOWED_PROTOCOLS = {
     "BatchCodec": "ServerCodec, ImageBatchCodec, and those of wire and of the released dialect",
     "BatchCodecs": "the modules of values: wire, released, openpi; CompressedObservations",
-    "BatchFrames": "the modules of values: wire, released",
     "BidiCall": "QueuedCall, SingleThreadedCall",
     "ClientHandshakeFrames": "the modules env and model: wire, released",
     "ClientSession": "keeps RLlink's server from its runner, which has SimulatorSession",
@@ -31,7 +30,6 @@ ALLOWED_PROTOCOLS = {
     "ExportablePolicy": "TorchPolicy, RecurrentTorchPolicy, RllibPolicy",
     "FurtherPort": "keeps the server from the dialect openpi, which has OpenpiPort",
     "HandshakeFrames": "the modules env and model: wire, released",
-    "LaneVector": "LaneVectorEnv, VectorEnvAdapter",
     "ModelClientDialect": "EditionModelClientDialect, ReleasedModelClientDialect",
     "ModelServerDialect": "EditionModelServerDialect, ReleasedModelServerDialect",
     "MultiAgentEnv": "the environments of RLlib and of PettingZoo, which envs must not import",

@@ -36,18 +36,15 @@ from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column, leaves
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium, require_one_space, spec_fields
-from rlmesh_ray.spaces.multi_agent import filler_of_leaf
-from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import (
     Checker,
     ConformanceWarning,
     ValidationMode,
-    Violation,
     WarningCounter,
     check_rewards,
     warnings_info,
 )
-from rlmesh_ray.transport.step_buffers import StepArrays, StepBuffers
+from rlmesh_ray.transport.step_buffers import StepBuffers
 
 
 def encode_png(frames: list[NDArray[np.uint8]]) -> bytes:
@@ -112,51 +109,8 @@ def _tiled(frames: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 _LOG = logging.getLogger(__name__)
 
 
-class LaneVector(Protocol):
-    """Interface of LaneVectorEnv and VectorEnvAdapter: a vector that is driven by columns."""
-
-    observations: list[Column]
-    results: StepArrays
-    final_infos: dict[int, dict[str, Any]]
-
-    @property
-    def lane_in_progress(self) -> int | None:
-        """See LaneVectorEnv."""
-
-    @property
-    def lane_without_reward(self) -> int | None:
-        """See LaneVectorEnv."""
-
-    def bind_buffers(self, observations: list[Column], results: StepArrays) -> None:
-        """Write into these buffers from now on."""
-
-    def reset_lanes(
-        self,
-        lanes: Sequence[int],
-        seeds: Sequence[int | None],
-        options: Mapping[str, object] | None,
-    ) -> dict[str, Any]:
-        """Start new episodes in ``lanes``; return their infos."""
-
-    def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
-        """Step all lanes; return their infos."""
-
-    def step_subset(self, lanes: Sequence[int], actions: Sequence[Column]) -> dict[str, Any]:
-        """Step only ``lanes``, with one row of actions for each; return their infos."""
-
-    def flush(self) -> None:
-        """Write the new observations into the buffers."""
-
-    def call_lanes(
-        self, name: str, arguments: Sequence[object], lanes: Sequence[int]
-    ) -> Sequence[object]:
-        """Call attribute ``name`` of the environment of each of ``lanes``; return the results."""
-
-    def render_lanes(self, lanes: Sequence[int]) -> Any:
-        """Return frames of ``lanes``."""
-
-    def close(self) -> None:
-        """Release the environment."""
+LaneVector = LaneVectorEnv | VectorEnvAdapter
+"""A vector that is driven by columns."""
 
 
 class StepObserver(Protocol):
@@ -193,62 +147,39 @@ class StepObserver(Protocol):
         """Release all resources: the process ends."""
 
 
-class BatchValidator:
-    """Checks the action batches, or the observation batches, of one session.
+def checked(
+    side: str, checker: Checker, columns: Sequence[Column], lanes: Sequence[int] = ()
+) -> list[ConformanceWarning]:
+    """Return a warning for each kind and leaf of range violations in a batch.
 
     Args:
         side: ``"action"`` or ``"observation"``.
-        spec: Space of one lane.
-        num_lanes: Width of the session.
-        validation: Treatment of range violations.
+        checker: The space's.
+        columns: One coerced column for each leaf.
+        lanes: The lanes of the rows in ``columns``; empty: all lanes.
+
+    Raises:
+        ConformanceError: As ``Checker.check``.
     """
+    try:
+        found = checker.check(columns)
+    except ConformanceError as error:
+        if not lanes or error.lane is None:
+            raise
+        lane = lanes[error.lane]
+        reason = _with_lane(error.reason, error.lane, lane)
+        raise ConformanceError(error.kind, error.path, reason, lane) from error
+    warnings = []
+    for one in found:
+        lane = lanes[one.lane] if lanes else one.lane
+        detail = _with_lane(one.message, one.lane, lane)
+        warnings.append(ConformanceWarning(side, one.kind, one.path, detail, lane))
+    return warnings
 
-    def __init__(
-        self, side: str, spec: SpaceSpec, num_lanes: int, validation: ValidationMode
-    ) -> None:
-        self._side = side
-        self._leaves = leaves(spec)
-        self._num_lanes = num_lanes
-        self._checker = Checker(self._leaves, validation)
 
-    def check(
-        self, columns: Sequence[Column], lanes: Sequence[int] = ()
-    ) -> list[ConformanceWarning]:
-        """Return a warning for each kind and leaf of range violations.
-
-        Args:
-            columns: One coerced column for each leaf.
-            lanes: The lanes of the rows in ``columns``; empty: all lanes.
-
-        Raises:
-            ConformanceError: As ``Checker.check``.
-        """
-        found = self._found(columns, lanes) if lanes else self._checker.check(columns)
-        return [ConformanceWarning.of(self._side, violation) for violation in found]
-
-    def _found(self, rows: Sequence[Column], lanes: Sequence[int]) -> list[Violation]:
-        try:
-            if not self._checker.check(rows):
-                return []
-        except ConformanceError:
-            pass
-        # Again with the rows at their lanes' places, so that messages name the lane.
-        return self._checker.check(self._in_place(rows, lanes))
-
-    def _in_place(self, rows: Sequence[Column], lanes: Sequence[int]) -> list[Column]:
-        """Return columns over all lanes with ``rows``, and conforming fillers elsewhere."""
-        columns: list[Column] = []
-        for leaf, own in zip(self._leaves, rows, strict=True):
-            filler = filler_of_leaf(leaf)
-            if isinstance(own, tuple):
-                by_lane = dict(zip(lanes, own, strict=True))
-                columns.append(tuple(by_lane.get(n, filler) for n in range(self._num_lanes)))
-            else:
-                column = np.empty((self._num_lanes, *leaf.shape), leaf.dtype)
-                column[...] = filler
-                column[list(lanes)] = own
-                columns.append(column)
-        return columns
+def _with_lane(text: str, row: int, lane: int) -> str:
+    """Return what the checker says about a row, as said about its lane."""
+    return text.replace(f"(lane {row}", f"(lane {lane}")
 
 
 def rows_of(columns: Sequence[Column], lanes: Sequence[int]) -> list[Column]:
@@ -290,12 +221,8 @@ class VectorHost:
         self.steps_subsets = isinstance(vector, LaneVectorEnv) and vector.steps_subsets
         """Whether any of its lanes can be stepped alone."""
         self._all_lanes = range(contract.num_envs)
-        self._validators = (
-            BatchValidator("action", contract.action_space, contract.num_envs, validation),
-            BatchValidator(
-                "observation", contract.observation_space, contract.num_envs, validation
-            ),
-        )
+        self._action_checker = Checker(leaves(contract.action_space), validation)
+        self._observation_checker = Checker(leaves(contract.observation_space), validation)
         self._validation = validation
         self._warnings = WarningCounter()
         self._num_reported = 0
@@ -342,7 +269,7 @@ class VectorHost:
             lanes = ()
         actions = self._own_actions(command.text_columns, lanes)
         try:
-            found = self._validators[0].check(actions, lanes)
+            found = checked("action", self._action_checker, actions, lanes)
         except ConformanceError as error:
             return Failure(FailureKind.BAD_ACTION, str(error.about("action")))
         self._num_steps += 1
@@ -447,7 +374,8 @@ class VectorHost:
         """Write the new observations; check those of ``lanes`` (empty: all)."""
         self._lanes.flush()
         columns = self._lanes.observations
-        return self._validators[1].check(rows_of(columns, lanes) if lanes else columns, lanes)
+        rows = rows_of(columns, lanes) if lanes else columns
+        return checked("observation", self._observation_checker, rows, lanes)
 
     def _rewards_checked(self, lanes: Sequence[int]) -> list[ConformanceWarning]:
         rewards = self._lanes.results.rewards

@@ -7,7 +7,7 @@ for a batch of a few rows it would take longer than the policy.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce, structure_checker
-from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
+from rlmesh_ray.wire.batch_codec import BatchCodec, BatchCodecs, join_each, split_each
 
 _ROWS = (np.ndarray, list, tuple)
 
@@ -36,13 +36,6 @@ Answer = Callable[[Actions | RlmeshError, BatchRun, int], None]
 """Takes a request's actions (or its error), its batch, and the ns that it waited.
 
 Must not raise: the other requests of the batch wait for their answers."""
-
-
-class BatchCodecs(Protocol):
-    """The module of a protocol version that encodes values."""
-
-    def codec(self, spec: SpaceSpec) -> BatchCodec:
-        """Return the codec for the batches of a space."""
 
 
 class _MixedCodec:

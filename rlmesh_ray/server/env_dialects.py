@@ -22,10 +22,9 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.handshake_service import GenerationHandshake, HandshakeFrames
 from rlmesh_ray.server.worker_pool import WorkerPool
-from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import warnings_as_texts
+from rlmesh_ray.wire.batch_codec import BatchCodecs
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_frames
 from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
 
@@ -40,16 +39,6 @@ class EnvServerFrames(HandshakeFrames, Protocol):
         """Return the frame of a response; arrays in infos keep their dtype if they are tagged."""
 
 
-class BatchFrames(Protocol):
-    """A dialect's wire module for batches of values."""
-
-    def encode_batch(self, spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) -> bytes:
-        """Return the bytes of a batch. Raises CodecError if a column does not fit ``spec``."""
-
-    def decode_batch(self, spec: SpaceSpec, data: bytes, num_lanes: int) -> list[Column]:
-        """Return the columns of a batch. Raises CodecError if ``data`` is no such batch."""
-
-
 @dataclass(frozen=True, slots=True)
 class EnvServerDialect:
     """One generation's part in a session with an environment."""
@@ -57,7 +46,7 @@ class EnvServerDialect:
     name: str
     """The generation's."""
     frames: EnvServerFrames
-    values: BatchFrames
+    values: BatchCodecs
     rules: EnvRules
     infos: Callable[[Infos, Sequence[int], int], Infos]
     """Converts the infos of a vector to the dialect's form, given the lanes that the response is

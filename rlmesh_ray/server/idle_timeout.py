@@ -26,6 +26,7 @@ class IdleTimeout:
         self._is_active = is_active
         self._loop = asyncio.get_running_loop()
         self._since_s = self._loop.time()
+        self._frames: AsyncIterator[bytes]
         self._reader: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -34,7 +35,8 @@ class IdleTimeout:
         if self._timeout_s is None:
             return frames
         self._timer = self._loop.call_later(self._timeout_s, self._check, self._timeout_s)
-        return _IdleWatchedFrames(frames, self)
+        self._frames = aiter(frames)
+        return self
 
     async def abort_if_expired(self, context: grpc.aio.ServicerContext) -> None:
         if self.has_expired:
@@ -48,16 +50,15 @@ class IdleTimeout:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def next_message(self, frames: AsyncIterator[bytes]) -> bytes:
-        """Return the next message.
+    # Not a generator: an abandoned one is closed in a separate task.
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
 
-        Raises:
-            StopAsyncIteration: There is none, or the client has been silent for too long.
-        """
+    async def __anext__(self) -> bytes:
         self._since_s = self._loop.time()
         reader = self._reader = asyncio.current_task()
         try:
-            return await anext(frames)
+            return await anext(self._frames)
         except asyncio.CancelledError:
             if not self.has_expired or reader is None:
                 raise
@@ -77,20 +78,6 @@ class IdleTimeout:
             return
         self.has_expired = True
         self._reader.cancel()
-
-
-class _IdleWatchedFrames:
-    """The watched messages. Not a generator: an abandoned one is closed in a task of its own."""
-
-    def __init__(self, frames: AsyncIterator[bytes], idle_timeout: IdleTimeout) -> None:
-        self._frames = aiter(frames)
-        self._idle_timeout = idle_timeout
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        return await self._idle_timeout.next_message(self._frames)
 
 
 def change_detector(look: Callable[[], object]) -> Callable[[], bool]:

@@ -160,6 +160,8 @@ class LaneSession:
             (SessionState.CLOSED, SessionState.ABANDONED) if ends_early else (SessionState.CLOSED,)
         )
         self._frames = dialect.frames
+        self._action_codec = dialect.values.codec(contract.action_space)
+        self._observation_codec = dialect.values.codec(contract.observation_space)
         self._tag_arrays = tag_arrays
         self._images = images
         self._all_lanes = tuple(range(contract.num_envs))
@@ -364,7 +366,7 @@ class LaneSession:
     ) -> tuple[tuple[str, ...], ...]:
         """Write the array columns to the step buffers; return the text columns."""
         num_rows = len(lanes) or self._contract.num_envs
-        columns = self.dialect.values.decode_batch(self._contract.action_space, action, num_rows)
+        columns = self._action_codec.decode(action, num_rows)
         rows = list(lanes) if lanes else ...
         texts = []
         for target, column in zip(process.buffers.actions, columns, strict=True):
@@ -382,13 +384,11 @@ class LaneSession:
         ]
         if lanes:
             columns = [_rows(column, lanes) for column in columns]
-        return self.dialect.values.encode_batch(
-            self._contract.observation_space, columns, len(lanes) or self._contract.num_envs
-        )
+        return self._observation_codec.encode(columns, len(lanes) or self._contract.num_envs)
 
     def _sent(self, images: SentImages, observation: bytes) -> bytes:
-        space, num_lanes = self._contract.observation_space, self._contract.num_envs
-        columns = self.dialect.values.decode_batch(space, observation, num_lanes)
+        num_lanes = self._contract.num_envs
+        columns = self._observation_codec.decode(observation, num_lanes)
         return images.values.encode(images.resized(columns), num_lanes)
 
     def _infos(self, infos: Infos, lanes: Lanes) -> Infos:

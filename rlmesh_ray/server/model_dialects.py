@@ -17,11 +17,11 @@ from rlmesh_ray.protocol.model_session import (
     RouteLanes,
     SessionResponse,
 )
-from rlmesh_ray.server.batch_schema import BatchCodecs
 from rlmesh_ray.server.bind_policy import TlsSource
 from rlmesh_ray.server.handshake_service import GenerationHandshake, HandshakeFrames
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire import image_codec_v1
+from rlmesh_ray.wire.batch_codec import BatchCodecs
 from rlmesh_ray.wire.rlmesh_v1 import model as edition
 from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
 

@@ -11,11 +11,12 @@ from typing import NamedTuple
 from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.model_session import RouteLanes
-from rlmesh_ray.server.batch_schema import BatchCodecs, BatchSchema
+from rlmesh_ray.server.batch_schema import BatchSchema
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.batch_codec import BatchCodecs
 from rlmesh_ray.wire.validation import MAX_LANES
 
 _LOG = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from rlmesh_ray.spaces.batch import concatenate, split
 from rlmesh_ray.spaces.leaves import Column
+from rlmesh_ray.spaces.spec import SpaceSpec
 
 
 class BatchCodec(Protocol):
@@ -51,6 +52,13 @@ class BatchCodec(Protocol):
         Raises:
             CodecError: A column has not the dtype and shape of its leaf; coerce it first.
         """
+
+
+class BatchCodecs(Protocol):
+    """The module of a protocol version that encodes values."""
+
+    def codec(self, spec: SpaceSpec) -> BatchCodec:
+        """Return the codec for the batches of a space."""
 
 
 def join_each(

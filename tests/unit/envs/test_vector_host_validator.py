@@ -4,10 +4,16 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
-from rlmesh_ray.envs.vector_host import BatchValidator, rows_of
+from rlmesh_ray.envs.vector_host import checked, rows_of
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.validation import ValidationMode, WarningCounter
+from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.spaces.validation import (
+    Checker,
+    ConformanceWarning,
+    ValidationMode,
+    WarningCounter,
+)
 from rlmesh_ray.testing.equality import assert_identical
 
 SPACE = Dict(
@@ -20,8 +26,13 @@ SPACE = Dict(
 SOUND: list[Any] = [np.full((2, 2), 2.5, np.float32), np.array([5, 7]), ("ab", "abc")]
 
 
-def inspector(validation: ValidationMode = ValidationMode.WARN) -> BatchValidator:
-    return BatchValidator("observation", from_gymnasium(SPACE), 4, validation)
+def check(
+    columns: list[Any],
+    lanes: tuple[int, ...] = (),
+    validation: ValidationMode = ValidationMode.WARN,
+) -> list[ConformanceWarning]:
+    checker = Checker(leaves(from_gymnasium(SPACE)), validation)
+    return checked("observation", checker, columns, lanes)
 
 
 def with_leaf(position: int, value: Any) -> list[Any]:
@@ -30,7 +41,7 @@ def with_leaf(position: int, value: Any) -> list[Any]:
 
 @pytest.mark.parametrize("validation", ValidationMode)
 def test_rows_that_conform_pass_with_any_values_in_other_lanes(validation: ValidationMode) -> None:
-    assert inspector(validation).check(SOUND, (3, 1)) == []
+    assert check(SOUND, (3, 1), validation) == []
 
 
 @pytest.mark.parametrize(
@@ -44,7 +55,7 @@ def test_rows_that_conform_pass_with_any_values_in_other_lanes(validation: Valid
 def test_what_is_found_in_some_rows_names_its_lane(
     columns: list[Any], path: str, where: str
 ) -> None:
-    (warning,) = inspector().check(columns, (3, 1))
+    (warning,) = check(columns, (3, 1))
 
     assert (warning.side, warning.path) == ("observation", path)
     assert f"({where})" in warning.detail
@@ -54,24 +65,24 @@ def test_what_is_found_in_some_rows_names_its_lane(
     ("columns", "where"),
     [
         (with_leaf(1, np.array([5, 9])), "lane 1"),
-        (with_leaf(0, np.full((2, 2), np.nan, np.float32)), "lane 1"),
+        (with_leaf(0, np.full((2, 2), np.nan, np.float32)), "lane 3"),
     ],
 )
 def test_what_breaks_the_structure_names_its_lane(columns: list[Any], where: str) -> None:
     with pytest.raises(ConformanceError, match=where):
-        inspector(ValidationMode.OFF).check(columns, (3, 1))
+        check(columns, (3, 1), ValidationMode.OFF)
 
 
 def test_each_violation_is_reported_once_and_counted_each_time() -> None:
-    one, counter = inspector(), WarningCounter()
+    counter = WarningCounter()
     bad: list[Any] = [np.full((4, 2), 9, np.float32), np.full(4, 5), ("ab",) * 4]
 
-    first = counter.unreported(one.check(bad))
+    first = counter.unreported(check(bad))
     again = [
-        counter.unreported(one.check(bad)),
-        counter.unreported(one.check(rows_of(bad, (2,)), (2,))),
+        counter.unreported(check(bad)),
+        counter.unreported(check(rows_of(bad, (2,)), (2,))),
     ]
-    other = counter.unreported(one.check(with_leaf(2, ("a", "ab")), (0, 1)))
+    other = counter.unreported(check(with_leaf(2, ("a", "ab")), (0, 1)))
 
     assert [warning.path for warning in first] == ["box"]
     assert again == [[], []]

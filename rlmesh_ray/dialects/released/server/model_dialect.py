@@ -57,9 +57,9 @@ from rlmesh_ray.protocol.model_session import (
     SessionResponse,
     check_id_lengths,
 )
-from rlmesh_ray.server.batch_schema import BatchCodecs
 from rlmesh_ray.server.handshake_service import HandshakeFrames
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.batch_codec import BatchCodecs
 
 MAX_EPISODES = 2**16
 """Episodes that one session may have at a time. A policy may keep a state for each of them, and
