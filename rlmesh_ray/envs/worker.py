@@ -6,6 +6,7 @@ Ray.
 """
 
 import contextlib
+import faulthandler
 import os
 import pickle
 import signal
@@ -20,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.envs import fault_log
 from rlmesh_ray.envs.commands import (
     CallCommand,
     CloseDirectCommand,
@@ -433,11 +433,11 @@ class WorkerLoop:
                 is_over = True
             if is_over:
                 del self._workers[channel]
-                # The endpoint is told first, since the rest may take seconds.
-                channel.connection.close()
                 if worker is not None:
                     worker.close_direct()
                     worker.close()
+                # Not before: the endpoint waits for what an observer hands over.
+                channel.connection.close()
         elif (
             worker is not None
             and (wakeup := worker.wakeup) is not None
@@ -526,6 +526,7 @@ def main() -> None:
     os.set_inheritable(socket_descriptor, False)
     # A handler rather than SIG_IGN, which processes of the environment would inherit.
     signal.signal(signal.SIGINT, _ignore)
-    fault_log.enable(fault_log_descriptor)
+    os.set_inheritable(fault_log_descriptor, False)
+    faulthandler.enable(fault_log_descriptor)
     use_batch_scheduling()
     WorkerLoop(socket.socket(fileno=socket_descriptor)).run()

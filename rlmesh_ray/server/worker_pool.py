@@ -14,7 +14,6 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
 
 _CLOSE_TIMEOUT_S = 1.0
-_OBSERVED_CLOSE_TIMEOUT_S = 5.0  # the observer hands over what it has noted
 _LEAVE_TIMEOUT_S = 5.0  # environments write videos when a session ends, and have time for it
 _PLACE_TIMEOUT_S = _LEAVE_TIMEOUT_S + 2.0  # a leaving worker is gone by then, or killed
 
@@ -45,8 +44,6 @@ class WorkerPool:
     ) -> None:
         self._source = source
         self._sessions_per_worker = sessions_per_worker
-        self._is_observed = source.observer is not None
-        self._close_timeout_s = _OBSERVED_CLOSE_TIMEOUT_S if self._is_observed else _CLOSE_TIMEOUT_S
         self._validation = validation
         self._out: set[WorkerProcess] = set()
         # Processes whose start is not complete; they end with the pool.
@@ -155,9 +152,9 @@ class WorkerPool:
         self._is_closed = True
         spare, self._spare = self._spare, None
         if spare is not None:
-            await in_thread(spare.close, self._close_timeout_s)
+            await in_thread(spare.close, _CLOSE_TIMEOUT_S)
         if self._leaving:
-            await asyncio.wait(self._leaving, timeout=self._close_timeout_s)
+            await asyncio.wait(self._leaving, timeout=_LEAVE_TIMEOUT_S)
         await asyncio.gather(
             *(in_thread(worker.kill) for worker in self._out),
             *(in_thread(process.end, 0.0) for process in tuple(self._starting)),  # threads add some
@@ -230,19 +227,12 @@ class WorkerPool:
             self._spare = started.result()
             self._starting.discard(self._spare.process)
         else:
-            self._end(started.result())
-
-    def _end(self, worker: WorkerProcess) -> "asyncio.Future[None]":
-        """End a worker without a session, whose observer may still hand over what it has noted."""
-        if self._is_observed:
-            return in_thread(worker.close, self._close_timeout_s)
-        return in_thread(worker.kill)
+            in_thread(started.result().kill, spares_others=True)
 
     async def _retire(self, worker: WorkerProcess, is_idle: bool) -> None:
         place = None
-        # Then the spare needs no other process, which takes a second to start. Not where sessions
-        # are recorded: when the endpoint stopped right after one, its episodes were missing.
-        if is_idle and self._needs_spare() and not self._is_observed:
+        # Then the spare needs no other process, which takes a second to start.
+        if is_idle and self._needs_spare():
             place = await in_thread(worker.process.join, self._sessions_per_worker + 1)
         try:
             if is_idle:
@@ -252,6 +242,9 @@ class WorkerPool:
         finally:
             self._out.discard(worker)
             self.num_sessions -= 1
+        if place is not None and place.is_stuck:
+            await in_thread(place.end, 0.0, spares_others=True)
+            place = None
         if self._needs_spare():  # not before: two environments at a time may want the same device
             self._leave(in_thread(self._start, place))
         elif place is not None:

@@ -510,6 +510,62 @@ def test_a_start_that_fails_leaves_the_other_worker_of_its_process(start: Start)
     again.kill()
 
 
+def test_the_end_of_an_environment_is_waited_for_although_its_process_goes_on(
+    start: Start, tmp_path: Path
+) -> None:
+    gate, closed = tmp_path / "gate", tmp_path / "closed"
+    os.mkfifo(gate)
+
+    class Closing(EchoEnv):
+        def close(self) -> None:
+            closed.write_text(gate.read_text())
+
+    first = start(lambda: Closing(SPACES["box"]))
+    second = start_beside(first, "CartPole-v1")
+    opening = threading.Thread(target=gate.write_text, args=("in order",))
+    opening.start()
+
+    first.close(20.0)
+
+    opening.join()
+    assert closed.read_text() == "in order"
+    assert not second.process.is_stuck
+    assert isinstance(ask(second, ResetCommand()), ResetReply)
+    second.kill()
+
+
+def test_a_process_whose_environment_does_not_end_in_time_takes_no_further_worker(
+    start: Start, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    class Hanging(EchoEnv):
+        def close(self) -> None:
+            gate.read_text()
+
+    first = start(lambda: Hanging(SPACES["box"]))
+    place = first.process.join(2)
+    assert place is not None
+
+    first.close(0.05)
+
+    assert place.is_stuck
+    assert place.join(9) is None
+    place.end(0.0, spares_others=True)
+    assert not exists(first.pid)
+
+
+def test_a_place_that_gets_no_environment_is_given_back(start: Start) -> None:
+    first = start("CartPole-v1")
+    place = first.process.join(2)
+    assert place is not None
+
+    place.end(0.05, spares_others=True)
+
+    assert isinstance(ask(first, ResetCommand()), ResetReply)
+
+
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "crashed"])
 def test_what_ends_a_process_ends_each_of_its_workers(start: Start, is_killed: bool) -> None:
     first = start(lambda: FaultyEnv(Fault.SEGFAULT, at_step=1))

@@ -1,0 +1,224 @@
+"""What a pool starts and ends, in every order of events; its threads run when the test says so."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmesh_ray.errors import EnvStartError
+from rlmesh_ray.server import worker_pool
+from rlmesh_ray.server.worker_pool import WorkerPool
+from rlmesh_ray.spaces.validation import ValidationMode
+
+CONTRACT = SimpleNamespace(
+    observation_space=0, action_space=0, num_envs=1, autoreset_mode=0, metadata={}
+)
+
+
+class Host:
+    """A process, and the workers in it."""
+
+    def __init__(self) -> None:
+        self.places: list[Place] = []
+        self.is_killed = False
+
+
+class Place:
+    """A worker's place in a process."""
+
+    is_stuck = False
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.when_ended: Callable[[], None] = lambda: None
+        host.places.append(self)
+
+    @property
+    def is_over(self) -> bool:
+        return self.host.is_killed or not self.host.places
+
+    def join(self, most_workers: int) -> "Place | None":
+        return Place(self.host) if len(self.host.places) < most_workers else None
+
+    def end(self, grace_s: float, *, spares_others: bool = False) -> None:
+        """End the place; all of its process, if it does not end by itself."""
+        if self in self.host.places:
+            self.host.places.remove(self)
+        # A worker that waits for its first message does not end in time.
+        self.host.is_killed = self.host.is_killed or not (spares_others and self.host.places)
+        self.when_ended()
+
+
+class Worker:
+    """An environment in a place."""
+
+    contract = CONTRACT
+    steps_subsets = True
+    is_alive = True
+
+    def __init__(self, process: Place) -> None:
+        self.process = process
+
+    def close(self, timeout_s: float) -> None:
+        self.process.end(timeout_s, spares_others=True)
+
+    def kill(self, *, spares_others: bool = False) -> None:
+        self.process.end(0.0, spares_others=spares_others)
+
+
+class Threads:
+    """What was to run in threads, and has not run."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[str, Callable[[], None]]] = []
+
+    def submit(
+        self, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> "asyncio.Future[Any]":
+        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(function(*args, **kwargs))
+            except EnvStartError as error:
+                outcome.set_exception(error)
+
+        self.waiting.append((function.__name__, run))
+        return outcome
+
+    async def run(self, *names: str) -> None:
+        """Run what waits under these names, in their order, and let the loop see the outcomes."""
+        for name in names:
+            index = next(i for i, (each, _) in enumerate(self.waiting) if each == name)
+            self.waiting.pop(index)[1]()
+            await settled()
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.waiting]
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(name="threads")
+def _threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
+    threads = Threads()
+    monkeypatch.setattr(worker_pool, "in_thread", threads.submit)
+    monkeypatch.setattr(worker_pool, "ChildProcess", SimpleNamespace(start=lambda: Place(Host())))
+
+    def start(_source: object, *, process: Place | None = None, **_: object) -> Worker:
+        return Worker(process or Place(Host()))
+
+    monkeypatch.setattr(worker_pool, "WorkerProcess", SimpleNamespace(start=start))
+    return threads
+
+
+def started(sessions_per_worker: int = 1) -> WorkerPool:
+    source: Any = SimpleNamespace(observer=None, can_recreate=True, description="env")
+    pool = WorkerPool(source, ValidationMode.WARN, 9, sessions_per_worker)
+    pool.start()
+    return pool
+
+
+async def taken(pool: WorkerPool, threads: Threads, count: int) -> list[Any]:
+    """Return the workers of so many new sessions."""
+    workers: list[Any] = []
+    for _ in range(count):
+        await pool.reserve()
+        taking = asyncio.ensure_future(pool.take())
+        await settled()
+        await threads.run(*threads.names)
+        workers.append(await taking)
+    return workers
+
+
+def test_two_sessions_that_end_together_start_one_spare(threads: Threads) -> None:
+    async def run() -> None:
+        pool = started()
+        first, second = await taken(pool, threads, 2)
+
+        pool.release(first, is_idle=True)
+        pool.release(second, is_idle=True)
+        await settled()
+        await threads.run("join", "join", "close", "close")
+
+        assert threads.names == ["_start", "end"]
+        await threads.run("_start", "end")
+        assert [first.process.host.is_killed, second.process.host.is_killed] == [False, True]
+        assert (await pool.take()).process.host is first.process.host
+
+    asyncio.run(run())
+
+
+def test_a_place_that_is_not_needed_leaves_the_process_to_other_sessions(threads: Threads) -> None:
+    async def run() -> None:
+        pool = started(sessions_per_worker=2)
+        neighbour, first, second = await taken(pool, threads, 3)
+        assert neighbour.process.host is first.process.host is not second.process.host
+
+        pool.release(second, is_idle=True)
+        pool.release(first, is_idle=True)
+        await settled()
+        await threads.run("join", "join", "close", "close", "_start", "end")
+
+        assert threads.names == []
+        assert neighbour.process.host.places == [neighbour.process]
+        assert not neighbour.process.host.is_killed
+
+    asyncio.run(run())
+
+
+def test_a_spare_does_not_start_behind_an_environment_that_does_not_close(
+    threads: Threads,
+) -> None:
+    async def run() -> None:
+        pool = started()
+        (worker,) = await taken(pool, threads, 1)
+        pool.release(worker, is_idle=True)
+        await settled()
+        await threads.run("join")
+        worker.process.host.places[-1].is_stuck = True
+        await threads.run("close", "end", "_start")
+
+        assert worker.process.host.is_killed
+        assert (await pool.take()).process.host is not worker.process.host
+
+    asyncio.run(run())
+
+
+def test_a_pool_closes_while_a_worker_starts(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        pool = started()
+        await taken(pool, threads, 1)
+        taking = []
+        for _ in range(2):
+            await pool.reserve()
+            taking.append(asyncio.ensure_future(pool.take()))
+        await settled()
+        (_, start), (_, start_later) = threads.waiting
+        threads.waiting.clear()
+        start()  # in its thread; the loop does not know yet
+
+        def during_close(function: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+            if function.__name__ == "end":
+                start_later()  # in another thread
+            return threads.submit(function, *args)
+
+        monkeypatch.setattr(worker_pool, "in_thread", during_close)
+        closing = asyncio.ensure_future(pool.close())
+        await settled()
+        await threads.run(*threads.names)
+        await closing
+        await threads.run(*threads.names)
+
+        ends = await asyncio.gather(*taking, return_exceptions=True)
+        assert [str(end) for end in ends] == ["the endpoint is closing"] * 2
+
+    asyncio.run(run())
