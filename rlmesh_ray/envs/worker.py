@@ -137,7 +137,7 @@ class EnvWorker:
 
         # The endpoint has disconnected the former one; its descriptors may be short.
         self.close_direct()
-        self._requests.refuse_direct()
+        self._requests.is_direct_open = False
         try:
             descriptors = _received_descriptors(self._descriptors, command.num_descriptors)
             client, shared = _opened(descriptors, self._host.contract)
@@ -184,7 +184,7 @@ class EnvWorker:
             self._kept = self._execute(command)
             frame = self._encoded(self._kept)
             if isinstance(self._kept, Failure) and isinstance(command, (ResetCommand, StepCommand)):
-                self._requests.refuse_direct()
+                self._requests.is_direct_open = False
             self._progress.end()
             return frame
         return self._encoded(self._kept)
@@ -192,9 +192,9 @@ class EnvWorker:
     def _set_episodes(self, episodes: Sequence[EpisodeStart | None]) -> None:
         if self._direct is not None and episodes:
             self._direct.set_episodes(episodes)
-            self._requests.accept_direct()
+            self._requests.is_direct_open = True
         else:
-            self._requests.refuse_direct()
+            self._requests.is_direct_open = False
 
     def _execute(self, command: Command) -> Outcome:
         """Execute ``command``; any exception becomes a Failure."""
@@ -272,7 +272,7 @@ class EnvWorker:
             except BaseException as error:  # noqa: BLE001  # encoding runs code of the user's infos
                 self._kept = failure(error)
         if body is None:
-            self._requests.refuse_direct()
+            self._requests.is_direct_open = False
         self._progress.end()
         return body
 

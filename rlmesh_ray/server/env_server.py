@@ -13,6 +13,7 @@ from rlmesh_ray.envs.env_source import EnvLike, make_source
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import SHARED_MEMORY, allowed_transports, completed, takes_options
 from rlmesh_ray.polling import should_spin
+from rlmesh_ray.server.connection_broker import ConnectionBroker, TcpListener
 from rlmesh_ray.server.connection_limits import max_calls
 from rlmesh_ray.server.data_address import bound_sockets, checked_data_address
 from rlmesh_ray.server.endpoint import Endpoint
@@ -36,7 +37,6 @@ from rlmesh_ray.server.statistics_report import observed_statistics
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.validation import ValidationMode
-from rlmesh_ray.transport.connection_broker import ConnectionBroker, TcpListener
 from rlmesh_ray.transport.step_buffers import can_seal, is_fixed_size
 from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 

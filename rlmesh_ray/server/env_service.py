@@ -12,7 +12,6 @@ stream.
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -22,6 +21,7 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.failure_effects import Failure
 from rlmesh_ray.protocol.messages import EnvErrorCode
+from rlmesh_ray.server.connection_broker import ConnectionBroker
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.env_dialects import EnvServerDialect, load_env_dialects
 from rlmesh_ray.server.error_text import parsed, refuse
@@ -30,6 +30,7 @@ from rlmesh_ray.server.handshake_service import (
     PrependedStream,
     ServiceOptions,
     came_through_gateway,
+    capabilities_of_session,
 )
 from rlmesh_ray.server.idle_timeout import IdleTimeout, change_detector
 from rlmesh_ray.server.lane_session import CallOutcome, LaneSession
@@ -39,7 +40,6 @@ from rlmesh_ray.server.session_limit import refusing_when_full
 from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.transport.connection_broker import ConnectionBroker
 from rlmesh_ray.wire import image_codec_v1, lane_calls_v1, observe_v1, transport_v1
 from rlmesh_ray.wire.image_codec_v1 import SentImages
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
@@ -133,8 +133,6 @@ class EnvService:
         self._lists = TokenBucket(MAX_A_SECOND, clock)
         self._open: dict[str, _OpenSession] = {}
         """The open sessions by their names in the log."""
-        self._by_id: dict[str, LaneSession] = {}
-        """Those that have an id, which only the edition's handshake gives."""
         mode = contract.autoreset_mode
         # Clients may reset and step any lanes alone, where their dialect knows that.
         self._steps_subsets = mode is AutoresetMode.DISABLED and pool.steps_subsets
@@ -181,32 +179,26 @@ class EnvService:
     async def _serve(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
-        offered = self._handshakes.capabilities_of(context)
+        session_id = session_id_of(context)
+        offered = capabilities_of_session(session_id)
         if self._is_same_step and capabilities.SAME_STEP not in offered:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _SAME_STEP_REFUSAL)
         begun = await self._begin(requests, context)
         if begun is None:
             return
         dialect, frames, images = begun
-        is_numbered = capabilities.NUMBERED_REQUESTS in offered
         session = LaneSession(
             self._pool,
             self._contract,
             self._step_grace_s,
             dialect,
             tag_arrays=capabilities.NDARRAY in offered,
-            is_numbered=is_numbered,
+            is_numbered=capabilities.NUMBERED_REQUESTS in offered,
             steps_subsets=self._steps_subsets,
             images=images,
         )
-        session_id = session_id_of(context)
         idle_timeout = IdleTimeout(self._idle_timeout_s, _signs_of_life(session))
-        cleanup = ExitStack()
-        cleanup.callback(self.add(session, context.peer(), session_id))
-        if is_numbered and offered & {capabilities.SHARED_MEMORY, capabilities.DIRECT_TCP}:
-            cleanup.callback(
-                self._broker.open(session_id, session.open_direct, session.close_direct)
-            )
+        close = self.add(session, context.peer(), session_id)
         log = SessionLog(
             self._pool.counts.sessions,
             context.peer(),
@@ -219,7 +211,7 @@ class EnvService:
                 try:
                     answer = await session.answer(data)
                     if session.is_over:
-                        cleanup.close()
+                        close()
                         # Before the answer: its reader may open the next session at once.
                         session.release()
                     await context.write(answer)
@@ -234,7 +226,7 @@ class EnvService:
         finally:
             idle_timeout.stop()
             session.interrupt()
-            cleanup.close()
+            close()
             session.release()
             log.end(
                 is_closed=session.is_over,
@@ -272,8 +264,8 @@ class EnvService:
             if is_known:
                 begun = self._dialects[PROTOCOL_V1], requests, images
             elif message := await self._handshakes.first_message(requests, context):
-                stream = PrependedStream(message.frame, requests)
-                begun = self._dialects[message.generation], stream, None
+                generation, frame = message
+                begun = self._dialects[generation], PrependedStream(frame, requests), None
         finally:
             if begun is None:
                 self._pool.release(None, is_idle=True)
@@ -291,16 +283,17 @@ class EnvService:
         while not name or name in self._open:  # a replay has the same
             name = short_name("")
         pictures = TokenBucket(MAX_A_SECOND, self._clock)
-        self._open[name] = _OpenSession(session, peer, pictures, time.time_ns())
+        own = self._open[name] = _OpenSession(session, peer, pictures, time.time_ns())
         if session_id:
             # A second stream with the same id is a replay.
-            self._by_id.setdefault(session_id, session)
+            self._broker.sessions.setdefault(session_id, session)
 
         def close() -> None:
             session.close()
-            self._open.pop(name, None)
-            if self._by_id.get(session_id) is session:
-                del self._by_id[session_id]
+            if self._open.get(name) is own:
+                del self._open[name]
+            if self._broker.sessions.get(session_id) is session:
+                del self._broker.sessions[session_id]
 
         return close
 
@@ -311,7 +304,7 @@ class EnvService:
         del data
         if isinstance(call, CodecError):
             await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(call))
-        session = self._by_id.get(session_id_of(context))
+        session = self._broker.sessions.get(session_id_of(context))
         outcome: CallOutcome = None
         if session is not None:
             with self._drain.request_in_progress():

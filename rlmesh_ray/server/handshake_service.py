@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rlmesh_ray import __version__
 from rlmesh_ray.dialects import registry
@@ -31,26 +31,12 @@ _SHUTDOWN_REFUSAL = (
 )
 
 
-class FirstMessage(NamedTuple):
-    """The first message of a Join."""
-
-    generation: str
-    """The client's, as detected in ``frame``."""
-    frame: bytes
-
-
-async def first_frame(requests: AsyncIterator[bytes]) -> bytes | None:
-    """Take the first message off a stream; None: the stream has ended without one.
-
-    An ``async for`` over ``requests`` then yields the messages after it.
-    """
-    return await anext(aiter(requests), None)
-
-
 async def first_message(
     requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext, *, is_known: bool = False
 ) -> bytes | None:
     """Take the first message off a stream, or abort its call after a timeout.
+
+    An ``async for`` over ``requests`` then yields the messages after it.
 
     Args:
         requests: The stream's messages.
@@ -59,11 +45,11 @@ async def first_message(
             what it needs for the session, a policy for example.
 
     Returns:
-        As ``first_frame``.
+        None: the stream has ended without a message.
     """
     try:
         async with asyncio.timeout(None if is_known else FIRST_MESSAGE_TIMEOUT_S):
-            return await first_frame(requests)
+            return await anext(aiter(requests), None)
     except TimeoutError:
         silence = f"no message came on this stream for {FIRST_MESSAGE_TIMEOUT_S:g} s"
         reason = f"{silence}; open it when it is needed"
@@ -268,21 +254,16 @@ class HandshakeService:
         message = "stopping after the outstanding requests"
         return frames.pack_shutdown_response(accepted=True, message=message)
 
-    def capabilities_of(self, context: grpc.aio.ServicerContext) -> frozenset[str]:
-        """Return the capabilities of the client of a Join; none if it has not shaken hands."""
-        metadata = dict(context.invocation_metadata() or ())
-        return capabilities_of_session(str(metadata.get(capabilities.SESSION_METADATA_KEY, "")))
-
     async def first_message(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> FirstMessage | None:
+    ) -> tuple[str, bytes] | None:
         """Take the first message off a Join, and detect its generation.
 
         Aborts the call if the endpoint does not serve that generation, or if a client that has not
         shaken hands sends no message in time; see the function ``first_message``.
 
         Returns:
-            None: the stream has ended without a message.
+            The generation and the message; None: the stream has ended without one.
         """
         metadata = dict(context.invocation_metadata() or ())
         is_known = capabilities.SESSION_METADATA_KEY in metadata
@@ -293,7 +274,7 @@ class HandshakeService:
         if generation in self._obstacles:
             del frame  # see ``parsed``
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, self._obstacles[generation])
-        return FirstMessage(generation, frame)
+        return generation, frame
 
     async def require_enabled(self, generation: str, context: grpc.aio.ServicerContext) -> None:
         if generation in self._obstacles:

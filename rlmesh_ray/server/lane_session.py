@@ -24,7 +24,7 @@ from rlmesh_ray.envs.commands import (
     StepCommand,
     StepReply,
 )
-from rlmesh_ray.envs.worker_process import WorkerProcess
+from rlmesh_ray.envs.worker_process import DirectHandle, WorkerProcess
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.env_session import (
     EDITION_2026_06_RULES,
@@ -54,7 +54,6 @@ from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.transport.connection_broker import DirectHandle
 from rlmesh_ray.wire.image_codec_v1 import SentImages
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 

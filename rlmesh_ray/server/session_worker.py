@@ -21,7 +21,7 @@ from rlmesh_ray.envs.commands import (
     SetEpisodesCommand,
     SkipRequestCommand,
 )
-from rlmesh_ray.envs.worker_process import WorkerProcess
+from rlmesh_ray.envs.worker_process import DirectHandle, WorkerProcess
 from rlmesh_ray.errors import CapacityError, EnvStartError
 from rlmesh_ray.polling import AdaptiveSpin
 from rlmesh_ray.protocol.episodes import EpisodeStart
@@ -29,7 +29,6 @@ from rlmesh_ray.protocol.failure_effects import NOT_STARTED, Failure, FailureKin
 from rlmesh_ray.server.event_loop import in_thread
 from rlmesh_ray.server.log_context import current, facts, logged_as
 from rlmesh_ray.server.worker_pool import WorkerPool
-from rlmesh_ray.transport.connection_broker import DirectHandle
 from rlmesh_ray.transport.exactly_once import EndpointSide
 from rlmesh_ray.transport.session_progress import SessionProgress
 

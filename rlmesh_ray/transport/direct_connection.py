@@ -105,7 +105,7 @@ class DirectConnection:
             with socket.socket(socket.AF_UNIX) as broker:
                 broker.settimeout(_HELLO_TIMEOUT_S)
                 broker.connect(where)
-                broker.sendall(wire.ClientHello(session_id, timeout_ms).pack())
+                broker.sendall(wire.HELLO.pack(session_id.encode(), timeout_ms))
                 answer, descriptors, _, _ = socket.recv_fds(broker, 1, wire.NUM_DESCRIPTORS)
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)

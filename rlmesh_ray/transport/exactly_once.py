@@ -49,6 +49,7 @@ class WorkerSide:
     def __init__(self, progress: SessionProgress) -> None:
         self.progress = progress
         self.is_direct_open = False
+        """Whether steps from the direct connection are executed; else all get FALL_BACK."""
 
     def decide(self, number: int) -> ExecutionDecision:
         """Return what to do with a request that the endpoint has forwarded."""
@@ -69,14 +70,6 @@ class WorkerSide:
         if number == self.progress.begun + 1:
             self.progress.begin(number, 0)
             self.progress.end()
-
-    def accept_direct(self) -> None:
-        """Execute steps from the direct connection from now on."""
-        self.is_direct_open = True
-
-    def refuse_direct(self) -> None:
-        """Answer all steps from the direct connection with FALL_BACK, until ``accept_direct``."""
-        self.is_direct_open = False
 
 
 class EndpointSide:

@@ -13,8 +13,6 @@ import os
 import socket
 import struct
 import weakref
-from dataclasses import dataclass
-from typing import Self
 
 from rlmesh_ray.options import SHARED_MEMORY
 from rlmesh_ray.transport.direct_frames import DirectSocket
@@ -29,24 +27,8 @@ SOCKET_NAME_LENGTH = 32
 ACCEPTED, REFUSED = b"\1", b"\0"
 NUM_DESCRIPTORS = 4
 
-_HELLO = struct.Struct(f"<{SESSION_ID_BYTES}sQ")
-HELLO_BYTES = _HELLO.size
-
-
-@dataclass(frozen=True, slots=True)
-class ClientHello:
-    """The greeting of a client."""
-
-    session_id: str
-    timeout_ms: int
-
-    def pack(self) -> bytes:
-        return _HELLO.pack(self.session_id.encode("ascii"), self.timeout_ms)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Self:
-        session_id, timeout_ms = _HELLO.unpack(data)
-        return cls(session_id.decode("ascii", "replace"), timeout_ms)
+HELLO = struct.Struct(f"<{SESSION_ID_BYTES}sQ")
+"""The greeting: session id, timeout in ms."""
 
 
 def socket_address(name: str) -> bytes | None:

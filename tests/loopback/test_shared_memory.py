@@ -27,9 +27,9 @@ from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.errors import ConfigurationError, EndpointError, RemoteEnvError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close
+from rlmesh_ray.server import connection_broker
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.transport import connection_broker
 from rlmesh_ray.transport import direct_frames as frames
 from rlmesh_ray.transport import shared_memory as wire
 from rlmesh_ray.transport.step_buffers import StepBuffers
@@ -186,7 +186,7 @@ def test_the_block_is_sealed() -> None:
 
 def greet(server: EnvServer, client: EnvClient, timeout_ms: int = 1000) -> tuple[bytes, list[int]]:
     """Come to the endpoint's broker as ``client`` would."""
-    return come(server, wire.ClientHello(client.session_id, timeout_ms).pack())
+    return come(server, wire.HELLO.pack(client.session_id.encode(), timeout_ms))
 
 
 def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:
@@ -205,8 +205,8 @@ def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:
 @pytest.mark.parametrize(
     "greeting",
     [
-        wire.ClientHello("0" * 32, 1000).pack(),
-        b"\xff" * wire.HELLO_BYTES,
+        wire.HELLO.pack(b"0" * 32, 1000),
+        b"\xff" * wire.HELLO.size,
         b"GET / HTTP/1.1\r\n\r\n",
         b"",
     ],

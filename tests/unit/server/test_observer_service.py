@@ -11,12 +11,12 @@ import pytest
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.env_session import RenderOutcome
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
+from rlmesh_ray.server.connection_broker import ConnectionBroker
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.env_service import EnvService
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.log_context import logged_as
 from rlmesh_ray.server.observer_service import MAX_A_SECOND, StatisticsService, TokenBucket
-from rlmesh_ray.transport.connection_broker import ConnectionBroker
 from rlmesh_ray.wire import observe_v1 as wire
 from tests.unit.server.slow_session import SlowSession, contract
 

@@ -19,12 +19,12 @@ from rlmesh_ray.envs.commands import (
     ResetCommand,
     SetEpisodesCommand,
 )
+from rlmesh_ray.envs.worker_process import DirectHandle
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
 from rlmesh_ray.server import session_worker
 from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.session_log import FailureLog
 from rlmesh_ray.server.session_worker import Deadline, SessionWorker
-from rlmesh_ray.transport.connection_broker import DirectHandle
 from rlmesh_ray.transport.session_progress import SessionProgress
 from tests.unit.server.jumping_loop import JumpingLoop
 

@@ -30,7 +30,7 @@ def test_a_worker_begins_where_the_session_stands() -> None:
 
 def test_a_number_is_executed_once_over_either_transport() -> None:
     worker, progress = worker_at(0)
-    worker.accept_direct()
+    worker.is_direct_open = True
     progress.begin(1, 0)
     progress.end()
 
@@ -42,9 +42,9 @@ def test_a_number_is_executed_once_over_either_transport() -> None:
 def test_direct_steps_are_executed_only_while_they_are_accepted() -> None:
     worker, progress = worker_at(0)
     assert not worker.executes_direct(1)
-    worker.accept_direct()
+    worker.is_direct_open = True
     progress.begin(1, 0)
-    worker.refuse_direct()
+    worker.is_direct_open = False
     progress.end()
 
     assert not worker.executes_direct(2)

@@ -169,9 +169,9 @@ class WorkerModel:
         self.orders = tuple(rest)
         match order.kind:
             case "track":  # Worker.track
-                (self.side.accept_direct if self.direct else self.side.refuse_direct)()
+                self.side.is_direct_open = bool(self.direct)
             case "untrack":
-                self.side.refuse_direct()
+                self.side.is_direct_open = False
             case "skip":  # Worker.skip
                 self.writable_progress()
                 self.side.skip(order.number)
@@ -194,7 +194,7 @@ class WorkerModel:
     def _attach(self, number: int) -> None:
         """``Worker._attach``."""
         self._close_direct()
-        self.side.refuse_direct()
+        self.side.is_direct_open = False
         self._move_to(self.world.connections[number].buffers or self.own_block)
         self.direct = number
         self.replies += (Reply(ATTACH),)
@@ -286,7 +286,7 @@ class WorkerModel:
         self.world.note_execution(doing.number)
         self.kept = Reply(doing.kind, RAISED)
         if doing.kind in (RESET, PARTIAL, STEP):
-            self.side.refuse_direct()
+            self.side.is_direct_open = False
         self.doing = doing._replace(phase=1)
 
     def _answer_direct(self, number: int, *, is_done: bool) -> None:

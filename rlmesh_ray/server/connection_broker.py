@@ -20,8 +20,9 @@ import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from rlmesh_ray.options import SHARED_MEMORY, TCP
+from rlmesh_ray.envs.worker_process import DirectHandle
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.server.lane_session import LaneSession
 from rlmesh_ray.transport import shared_memory, tcp
 from rlmesh_ray.transport.tcp import PROOF_BYTES, Ticket, TicketIssuer
 
@@ -36,75 +37,6 @@ _CREDENTIALS = struct.Struct("3i")
 """Linux's ucred of a peer: its process, user and group."""
 
 
-class DirectHandle:
-    """Disconnects a direct connection, which the endpoint itself does not use.
-
-    Args:
-        to_send: Descriptors of the client's step buffers and of the eventfds; owned. Empty for TCP.
-        connection: The socket to the client, or the client's end; owned and kept: shutting it down
-            disconnects both client and worker.
-    """
-
-    def __init__(self, to_send: Sequence[int], connection: socket.socket) -> None:
-        self._to_send = list(to_send)
-        self._connection = connection
-        self.num_descriptors = 1 + len(to_send)
-        """Number of descriptors that the worker receives for the connection."""
-
-    @property
-    def transport(self) -> str:
-        """Transport of the steps: ``"shared_memory"`` or ``"tcp"``."""
-        return SHARED_MEMORY if self.num_descriptors > 1 else TCP
-
-    @property
-    def is_disconnected(self) -> bool:
-        return self._connection.fileno() < 0
-
-    @property
-    def has_ended(self) -> bool:
-        try:
-            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-
-    def send_descriptors(self, to: socket.socket, hello: bytes) -> None:
-        """Send ``hello`` and the client's descriptors to a client; never blocks.
-
-        Raises:
-            OSError: It cannot be sent.
-        """
-        buffers, *eventfds = self._to_send
-        descriptors = [buffers, self._connection.fileno(), *eventfds]
-        socket.send_fds(to, [hello], descriptors, socket.MSG_DONTWAIT)
-        self._close_descriptors()
-
-    def send(self, data: bytes) -> None:
-        """Send bytes to a TCP client, before its first request; never blocks.
-
-        Raises:
-            OSError: They cannot be sent.
-        """
-        self._connection.send(data, socket.MSG_DONTWAIT)
-
-    def disconnect(self) -> None:
-        """Disconnect client and worker at once. Idempotent."""
-        self._close_descriptors()
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
-
-    def _close_descriptors(self) -> None:
-        while self._to_send:
-            os.close(self._to_send.pop())
-
-
-OpenDirect = Callable[[int, socket.socket | None], Awaitable[DirectHandle | None]]
-"""Opens a session's direct connection, given the timeout of its steps, and the client's connection
-(None: shared memory). Returns None where that is not possible now."""
-CloseDirect = Callable[[], Awaitable[None]]
-"""Closes a session's direct connection, if any, after the step in progress."""
 Authenticate = Callable[[socket.socket, Callable[[], None]], Awaitable[None]]
 """Handles a new connection, which is closed afterwards; calls the second argument, in the same
 task, once the peer is authenticated."""
@@ -135,7 +67,8 @@ class ConnectionBroker:
             secrets.token_hex(shared_memory.SOCKET_NAME_LENGTH // 2) if has_shared_memory else ""
         )
         self._listener = listener
-        self._open: dict[str, tuple[OpenDirect, CloseDirect]] = {}
+        self.sessions: dict[str, LaneSession] = {}
+        """The open sessions by their ids, which only the edition's handshake gives."""
         self._opening: set[str] = set()
         """Sessions whose clients are opening a connection: each takes descriptors."""
         self._tickets = TicketIssuer(listener.endpoint if listener is not None else "")
@@ -179,21 +112,7 @@ class ConnectionBroker:
         for listener in self._listeners:
             listener.stop()
         self._tickets.clear()
-        await asyncio.gather(*(close_direct() for _, close_direct in self._open.values()))
-
-    def open(
-        self, session_id: str, open_direct: OpenDirect, close_direct: CloseDirect
-    ) -> Callable[[], None]:
-        """Register a session, whose client may connect until the returned function is called."""
-        own = open_direct, close_direct
-        # A second session with the same id is a replay.
-        self._open.setdefault(session_id, own)
-
-        def close() -> None:
-            if self._open.get(session_id) is own:
-                del self._open[session_id]
-
-        return close
+        await asyncio.gather(*(session.close_direct() for session in self.sessions.values()))
 
     def issue_ticket(self, session_id: str, timeout_ms: int) -> Ticket | None:
         """Return a ticket for one connection, replacing an older one; None: no such session.
@@ -202,7 +121,7 @@ class ConnectionBroker:
             session_id: Id of the session.
             timeout_ms: Timeout of its steps.
         """
-        if self._listener is None or session_id not in self._open:
+        if self._listener is None or session_id not in self.sessions:
             return None
         return self._tickets.issue(session_id, timeout_ms)
 
@@ -210,11 +129,12 @@ class ConnectionBroker:
         self, session_id: str, timeout_ms: int, connection: socket.socket | None
     ) -> DirectHandle | None:
         """Open a session's direct connection, unless another one of it is being opened."""
-        if session_id not in self._open or session_id in self._opening:
+        session = self.sessions.get(session_id)
+        if session is None or session_id in self._opening:
             return None
         self._opening.add(session_id)
         try:
-            return await self._open[session_id][0](timeout_ms, connection)
+            return await session.open_direct(timeout_ms, connection)
         finally:
             self._opening.discard(session_id)
 
@@ -222,10 +142,10 @@ class ConnectionBroker:
         self, client: socket.socket, mark_authenticated: Callable[[], None]
     ) -> None:
         async with asyncio.timeout(_HELLO_TIMEOUT_S):
-            data = await read_exactly(client, shared_memory.HELLO_BYTES)
+            data = await read_exactly(client, shared_memory.HELLO.size)
         mark_authenticated()
-        hello = shared_memory.ClientHello.unpack(data)
-        direct = await self._open_once(hello.session_id, hello.timeout_ms, None)
+        session_id, timeout_ms = shared_memory.HELLO.unpack(data)
+        direct = await self._open_once(session_id.decode("ascii", "replace"), timeout_ms, None)
         if direct is None:
             client.send(shared_memory.REFUSED)
             return
