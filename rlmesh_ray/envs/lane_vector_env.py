@@ -149,11 +149,9 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     @property
     def lane_without_reward(self) -> int | None:
         """The first lane whose environment gave None as its reward, which NumPy makes NaN."""
-        return self._rewards.index(None) if None in self._rewards else None
-
-    def bind_buffers(self, observations: list[Column], results: StepArrays) -> None:
-        self.observations = observations
-        self.results = results
+        if None not in self._rewards:
+            return None
+        return self._fresh_lanes[self._rewards.index(None)]
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Any = None
@@ -250,80 +248,55 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
         return {lane: partial(reset, lane, number) for number, lane in enumerate(arguments, 1)}
 
-    def step_lanes(self, actions: Iterable[Any]) -> dict[str, Any]:
-        """Step every lane; ``flush`` then writes the observations.
+    def step_lanes(self, actions: Iterable[Any], lanes: Sequence[int] = ()) -> dict[str, Any]:
+        """Step lanes; ``flush`` then writes the observations.
 
         Args:
-            actions: One action for each lane, in the environment's form.
+            actions: One action for each stepped lane, in the environment's form.
+            lanes: Lane indices, all different, where they have no autoreset; empty: all lanes. The
+                other lanes and their ``results`` are unchanged.
 
         Returns:
-            The infos, in the form of gymnasium's vectors.
+            The infos of the stepped lanes, in the form of gymnasium's vectors.
         """
         infos: dict[str, Any] = {}
         fresh: list[object] = []
         rewards: list[Any] = []
+        stepped = lanes or range(self.num_envs)
+        where: Any = list(lanes) if lanes else ...
         terminated, truncated = self.results.terminated, self.results.truncated
-        terminated.fill(False)
-        truncated.fill(False)
-        self._fresh_lanes, self._fresh = range(self.num_envs), fresh
+        terminated[where] = truncated[where] = False
+        self._fresh_lanes, self._fresh = stepped, fresh
         self.final_infos = {}
         due = [lane for lane, has_ended in enumerate(self._has_ended) if has_ended]
         resets = self._resets({lane: {} for lane in due}) if due and self._autoresets else {}
-        for env, action in zip(self.envs, actions, strict=True):
-            if len(fresh) not in resets:
+        for lane, action in zip(stepped, actions, strict=True):
+            if lane in resets:
+                observation, info = resets[lane]()
+                reward = 0.0
+                self._has_ended[lane] = False
+            else:
+                env = self.envs[lane]
                 observation, reward, is_terminated, is_truncated, info = env.step(action)
                 if is_terminated or is_truncated:
-                    lane = len(fresh)
                     terminated[lane], truncated[lane] = is_terminated, is_truncated
                     self._has_ended[lane] = True
                     self.final_infos[lane] = info
-            else:
-                observation, info = resets[len(fresh)]()
-                reward = 0.0
-                self._has_ended[len(fresh)] = False
             if info:
-                merge_info(self._add_info, infos, info, len(fresh), self.num_envs)
+                merge_info(self._add_info, infos, info, lane, self.num_envs)
             fresh.append(observation)
             rewards.append(reward)
-        self._write_rewards(rewards)
+        self._rewards = rewards
+        try:
+            self.results.rewards[where] = rewards
+        except (TypeError, ValueError):  # one is an array of one element, say
+            for lane, reward in zip(stepped, rewards, strict=True):
+                self.results.rewards[lane] = reward
         return infos
 
-    def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
-        """Step every lane with one column of actions for each leaf; see ``step_lanes``."""
-        return self.step_lanes(by_lane(self._action_spec, actions))
-
-    def step_subset(self, lanes: Sequence[int], actions: Sequence[Column]) -> dict[str, Any]:
-        """Step only ``lanes``; the other lanes and their ``results`` are unchanged.
-
-        Args:
-            lanes: Lane indices, all different.
-            actions: One column for each leaf, with one row for each of ``lanes``.
-
-        Returns:
-            The infos of these lanes, in the form of gymnasium's vectors.
-
-        Raises:
-            ConfigurationError: The lanes have autoreset, and are stepped together.
-        """
-        if self._autoresets:
-            raise ConfigurationError(
-                "lanes with autoreset are stepped together; make the vector with autoresets=False"
-            )
-        infos: dict[str, Any] = {}
-        fresh: list[object] = []
-        self._fresh_lanes, self._fresh = lanes, fresh
-        self.final_infos = {}
-        results = self.results
-        self._rewards = [0.0] * self.num_envs
-        for lane, action in zip(lanes, by_lane(self._action_spec, actions), strict=True):
-            observation, reward, is_terminated, is_truncated, info = self.envs[lane].step(action)
-            results.rewards[lane] = self._rewards[lane] = reward
-            results.terminated[lane], results.truncated[lane] = is_terminated, is_truncated
-            if is_terminated or is_truncated:
-                self.final_infos[lane] = info
-            merge_info(self._add_info, infos, info, lane, self.num_envs)
-            fresh.append(observation)
-        return infos
+    def step_columns(self, actions: Sequence[Column], lanes: Sequence[int] = ()) -> dict[str, Any]:
+        """Step lanes with one column of actions for each leaf; see ``step_lanes``."""
+        return self.step_lanes(by_lane(self._action_spec, actions), lanes)
 
     def flush(self) -> None:
         """Write the observations of the last step or reset into ``observations``.
@@ -380,9 +353,6 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             results.append(attribute if is_read else attribute(*copy.deepcopy(arguments)))
         return results
 
-    def render(self) -> tuple[Any, ...]:
-        return tuple(env.render() for env in self.envs)
-
     def render_lanes(self, lanes: Sequence[int]) -> tuple[Any, ...]:
         return tuple(self.envs[lane].render() for lane in lanes)
 
@@ -391,15 +361,6 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             self._threads.shutdown()
         for env in self.envs:
             env.close()  # type: ignore[no-untyped-call]  # gymnasium leaves it untyped
-
-    def _write_rewards(self, rewards: list[Any]) -> None:
-        """Write one reward for each lane, converted as NumPy converts a single one."""
-        self._rewards = rewards
-        try:
-            self.results.rewards[...] = rewards
-        except (TypeError, ValueError):  # one is an array of one element, say
-            for lane, reward in enumerate(rewards):
-                self.results.rewards[lane] = reward
 
     def _copied_observation(self) -> Any:
         self.flush()

@@ -63,10 +63,6 @@ class VectorEnvAdapter:
         )
         """What ``step_columns`` writes."""
 
-    def bind_buffers(self, observations: list[Column], results: StepArrays) -> None:
-        self.observations = observations
-        self.results = results
-
     def reset_lanes(
         self,
         lanes: Sequence[int],
@@ -111,8 +107,17 @@ class VectorEnvAdapter:
         # A copy: vectors remove the mask from the options.
         return self._vector.reset(seed=seed, options=None if options is None else dict(options))
 
-    def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
-        """Step with one column of actions for each leaf; ``flush`` then writes the observations."""
+    def step_columns(self, actions: Sequence[Column], lanes: Sequence[int] = ()) -> dict[str, Any]:
+        """Step with one column of actions for each leaf; ``flush`` then writes the observations.
+
+        Raises:
+            ConfigurationError: Only some ``lanes`` are to be stepped.
+        """
+        if lanes:
+            raise ConfigurationError(
+                f"{self._vector} steps all of its lanes or none, not {list(lanes)}; serve single "
+                "environments"
+            )
         self._untouched = np.arange(0)
         self._observation, rewards, terminated, truncated, infos = self._vector.step(
             unflatten(self._action_spec, list(actions))
@@ -122,17 +127,6 @@ class VectorEnvAdapter:
         _copy(self.results.truncated, truncated, "truncations")
         self.final_infos = self._final_infos(infos)
         return infos
-
-    def step_subset(self, lanes: Sequence[int], actions: Sequence[Column]) -> dict[str, Any]:
-        """Refuse: gymnasium's vectors cannot step some of their lanes.
-
-        Raises:
-            ConfigurationError: Always.
-        """
-        raise ConfigurationError(
-            f"{self._vector} steps all of its lanes or none, not {list(lanes)} with "
-            f"{len(actions)} columns of actions; serve single environments"
-        )
 
     def flush(self) -> None:
         """Write the observations of the last step or reset into ``observations``.

@@ -226,8 +226,6 @@ class VectorHost:
         self._validation = validation
         self._warnings = WarningCounter()
         self._num_reported = 0
-        self._logged: set[tuple[str, str, str]] = set()
-        """Sides, kinds and paths of the violations that were logged."""
         self._envs = vector.envs if isinstance(vector, LaneVectorEnv) else ()
         self._truncating = [env for env in self._envs if isinstance(env, TruncateOnBadValue)]
         self._num_steps = 0
@@ -238,7 +236,7 @@ class VectorHost:
     def bind_buffers(self, buffers: StepBuffers) -> None:
         """Read actions from ``buffers`` and write results there, from now on."""
         self._actions = buffers.actions
-        self._lanes.bind_buffers(buffers.observations, buffers.results)
+        self._lanes.observations, self._lanes.results = buffers.observations, buffers.results
 
     def note_resets_by(self, note: NoteResets) -> None:
         """Call ``note`` before the first reset of a request, and after each."""
@@ -276,9 +274,7 @@ class VectorHost:
         if lanes:
             for lane in set(self._all_lanes).difference(lanes):
                 self._began[lane] += 1
-            infos = self._lanes.step_subset(lanes, actions)
-        else:
-            infos = self._lanes.step_columns(actions)
+        infos = self._lanes.step_columns(actions, lanes)
         try:
             found += self._stored(lanes)
         except ConformanceError as error:
@@ -422,22 +418,15 @@ class VectorHost:
     ) -> dict[str, Any]:
         unreported = self._warnings.unreported(found) if found else found
         for warning in unreported:
-            self._log(warning)
-        if not unreported:
-            return infos
-        return {**infos, **warnings_info(unreported, self.contract.num_envs)}
-
-    def _log(self, warning: ConformanceWarning) -> None:
-        """Log a warning, once in the session for each side, kind and path."""
-        key = (warning.side, warning.kind, warning.path)
-        if key not in self._logged:
-            self._logged.add(key)
             _LOG.warning(
                 "%s: %s; %s; later ones are counted only (statistics().deviations)",
                 self.contract.id,
                 warning.text,
                 _delivered(warning),
             )
+        if not unreported:
+            return infos
+        return {**infos, **warnings_info(unreported, self.contract.num_envs)}
 
     def _refused(self, side: str, error: ConformanceError) -> Failure:
         failure_place = ""

@@ -114,16 +114,12 @@ def test_several_lanes_can_be_left_to_be_reset_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(("width", "steps_subsets"), [(1, True), (2, False)])
-def test_only_lanes_that_do_not_reset_themselves_are_stepped_alone(
+def test_only_lanes_that_do_not_reset_themselves_can_be_stepped_alone(
     width: int, steps_subsets: bool
 ) -> None:
     lanes = LaneVectorEnv([EchoEnv(SPACES["discrete"]) for _ in range(width)])
-    lanes.reset()
 
     assert lanes.steps_subsets == steps_subsets
-    if not steps_subsets:
-        with pytest.raises(ConfigurationError, match="autoresets=False"):
-            lanes.step_subset((0,), [np.array([0])])
 
 
 def test_lanes_that_do_not_reset_themselves_equal_a_sync_vector_env_of_that_mode() -> None:
@@ -158,7 +154,7 @@ def test_lanes_stepped_alone_equal_bare_environments(space: gymnasium.Space[Any]
     for lanes in [(1,), (2, 0), (0,), (1, 2), (1,), (0, 2, 1), (1,)] * 4:
         before = [value.copy() for value in vars_of(env_under_test.results)]
         actions = [space.sample() for _ in lanes]
-        infos = env_under_test.step_subset(lanes, stack(spec, actions))
+        infos = env_under_test.step_columns(stack(spec, actions), lanes)
         env_under_test.flush()
 
         others = [lane for lane in range(NUM_LANES) if lane not in lanes]
