@@ -4,7 +4,7 @@ Everything that depends on a route's spaces alone is computed once, when the rou
 for a batch of a few rows it would take longer than the policy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from rlmesh_ray.models.policy import ChunkRouteRows, RouteRows, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.spaces.batch import (
     chunk_steps,
-    concatenate,
     flatten,
     horizon_hint,
     split,
@@ -151,7 +150,7 @@ class BatchSchema:
         try:
             values = flatten(self.contract.action_space, actions)
             if self._policy_horizon == 1:
-                return self._answers(codecs, values, counts)
+                return self._answers(codecs, values, parts, counts)
             num_rows, horizon = sum(counts), self._policy_horizon
             pairs = zip(self._action_leaves, values, strict=True)
             by_leaf = [chunk_steps(leaf, value, num_rows, horizon) for leaf, value in pairs]
@@ -159,7 +158,7 @@ class BatchSchema:
             raise self._policy_error(error) from error
         horizons = [part.schema.horizon for part in parts]
         by_step = [
-            self._answers(codecs, values, counts)
+            self._answers(codecs, values, parts, counts)
             for values in list(zip(*by_leaf, strict=True))[: max(horizons)]
         ]
         return [
@@ -168,73 +167,54 @@ class BatchSchema:
         ]
 
     def _answers(
-        self, codecs: CodecPair, values: Sequence[Any], counts: Sequence[int]
-    ) -> Sequence[bytes | RlmeshError]:
+        self, codecs: CodecPair, values: Sequence[Any], parts: "Requests", counts: Sequence[int]
+    ) -> list[bytes | RlmeshError]:
         """Return each part's actions of one step as bytes, or the error of that part.
 
         Args:
             codecs: From ``codecs(parts)``.
             values: What the policy returned for each leaf of the action space.
+            parts: See ``answers``.
             counts: Number of rows of each part.
+
+        Raises:
+            PolicyError: The actions of all parts have a wrong dtype or number.
         """
-        try:
-            columns = self._columns(values, sum(counts))
-        except ConformanceError as error:
-            return self._answers_by_part(codecs, values, counts, error)
-        encoded = codecs.actions.split(columns, counts)
-        if self._domain_error(columns) is None:
-            return encoded
-        return [
-            self._domain_error(part) or data
-            for part, data in zip(split(columns, counts), encoded, strict=True)
-        ]
-
-    def _columns(self, values: Sequence[Any], num_rows: int) -> list[Column]:
+        num_rows = sum(counts)
         pairs = zip(self._action_leaves, values, strict=True)
-        return [coerce(leaf, value, num_rows) for leaf, value in pairs]
-
-    def _answers_by_part(
-        self,
-        codecs: CodecPair,
-        values: Sequence[Any],
-        counts: Sequence[int],
-        error: ConformanceError,
-    ) -> Sequence[bytes | RlmeshError]:
-        """Return the answers where some actions have a wrong dtype: only their parts get errors."""
-        if any(not isinstance(value, _ROWS) or len(value) != sum(counts) for value in values):
-            raise self._policy_error(error) from error
-        parts: list[list[Column] | PolicyError] = []
-        for own, count in zip(split(values, counts), counts, strict=True):
-            try:
-                parts.append(self._columns(own, count))
-            except ConformanceError as own_error:
-                parts.append(self._policy_error(own_error))
-        sound = next((part for part in parts if not isinstance(part, PolicyError)), None)
-        if sound is None:
-            hints = [
-                horizon_hint(getattr(value, "shape", ()), (sum(counts), *leaf.shape))
-                for leaf, value in zip(self._action_leaves, values, strict=True)
-            ]
-            raise self._policy_error(error, max(hints, default="")) from error
-        # The codec takes columns over all rows.
-        first = [column[:1] for column in sound]
-        whole = [
-            concatenate([first] * count) if isinstance(part, PolicyError) else part
-            for part, count in zip(parts, counts, strict=True)
-        ]
-        encoded = codecs.actions.split(concatenate(whole), counts)
-        return [
-            part if isinstance(part, PolicyError) else self._domain_error(part) or data
-            for part, data in zip(parts, encoded, strict=True)
-        ]
-
-    def _domain_error(self, columns: list[Column]) -> PolicyError | None:
-        """Return the error of actions outside their space: NaN, or not in a Discrete's domain."""
         try:
+            columns = [coerce(leaf, value, num_rows) for leaf, value in pairs]
+        except ConformanceError as error:
+            is_parted = all(isinstance(each, _ROWS) and len(each) == num_rows for each in values)
+            if len(parts) > 1 and is_parted:
+                answers = list(self._answers_by_part(values, parts, counts))
+                if not all(has_wrong_dtype for _, has_wrong_dtype in answers):
+                    return [answer for answer, _ in answers]
+            hint = ""
+            if is_parted:
+                hint = max(
+                    horizon_hint(getattr(value, "shape", ()), (num_rows, *leaf.shape))
+                    for leaf, value in zip(self._action_leaves, values, strict=True)
+                )
+            raise self._policy_error(error, hint) from error
+        try:  # NaN, or not in the domain of a Discrete
             self._action_checker.check(columns)
         except ConformanceError as error:
-            return self._policy_error(error)
-        return None
+            if len(parts) == 1:
+                return [self._policy_error(error)]
+            return [answer for answer, _ in self._answers_by_part(columns, parts, counts)]
+        return codecs.actions.split(columns, counts)
+
+    def _answers_by_part(
+        self, values: Sequence[Any], parts: "Requests", counts: Sequence[int]
+    ) -> Iterator[tuple[bytes | RlmeshError, bool]]:
+        """Yield each part's answer, by itself, and whether the part has a wrong dtype."""
+        for part, own, count in zip(parts, split(values, counts), counts, strict=True):
+            try:
+                (answer,) = self._answers(self.codecs([part]), own, [part], [count])
+                yield answer, False
+            except PolicyError as error:
+                yield error, True
 
     def _policy_error(self, error: ConformanceError, hint: str = "") -> PolicyError:
         return PolicyError(

@@ -29,40 +29,27 @@ class SessionCounters:
 
     def __init__(self) -> None:
         self._started_s = time.monotonic()
-        self._open = self._opened = self._refused = self._lost = 0
-        self._errors: Counter[str] = Counter()
+        self.num_open = self._opened = 0
+        self.refused = 0
+        """Sessions that were refused because the endpoint was full."""
+        self.lost = 0
+        """Sessions that ended without Close."""
+        self.errors: Counter[str] = Counter()
+        """Errors of requests, by code."""
 
     @property
     def uptime_s(self) -> float:
         return time.monotonic() - self._started_s
 
-    @property
-    def num_open(self) -> int:
-        return self._open
-
     def note_opened(self) -> None:
         self._opened += 1
-        self._open += 1
+        self.num_open += 1
 
     def note_ended(self) -> None:
-        self._open -= 1
-
-    def note_refused(self) -> None:
-        """Count a session that was refused because the endpoint was full."""
-        self._refused += 1
-
-    def note_lost(self) -> None:
-        """Count a session that ended without Close."""
-        self._lost += 1
-
-    def note_error(self, code: str) -> None:
-        self._errors[code] += 1
+        self.num_open -= 1
 
     def sessions(self) -> SessionStatistics:
-        return SessionStatistics(self._open, self._opened, self._refused, self._lost)
-
-    def errors(self) -> dict[str, int]:
-        return dict(self._errors)
+        return SessionStatistics(self.num_open, self._opened, self.refused, self.lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +158,7 @@ class EnvCounters:
         with self._lock:
             total = sum((lanes.read() for lanes in self._running), self._ended)
             transports = Counter(lanes.transport for lanes in self._running)
-            sessions, errors = self.sessions.sessions(), self.sessions.errors()
+            sessions, errors = self.sessions.sessions(), dict(self.sessions.errors)
         return EnvStatistics(
             version=__version__,
             uptime_s=self.sessions.uptime_s,
@@ -233,7 +220,7 @@ class ModelCounters:
             sessions=self.sessions.sessions(),
             routes=routes,
             policy_version=policy_version,
-            errors=self.sessions.errors(),
+            errors=dict(self.sessions.errors),
             batch_rows=histogram_of(BATCH_BOUNDS_ROWS, self._batch_rows.read()),
             queue_s=histogram_of(DURATION_BOUNDS_NS, self._queue.read(), NS_PER_S),
             forward_s=histogram_of(DURATION_BOUNDS_NS, self._forward.read(), NS_PER_S),

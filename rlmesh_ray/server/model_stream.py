@@ -207,7 +207,7 @@ class ModelStream:
                 if frame is not None:
                     self.outbox.put(frame)
                 if isinstance(response, ModelFailed):
-                    self._host.sessions.note_error(response.code.name)
+                    self._host.sessions.errors[response.code.name] += 1
                 elif isinstance(response, ModelClosed):
                     self.is_closed = True
                     self.outbox.put(None)

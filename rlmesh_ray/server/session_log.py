@@ -71,7 +71,7 @@ class SessionLog:
         else:
             cause = "the client was silent" if is_idle else "the client left without Close"
         if is_lost:
-            self._counts.note_lost()
+            self._counts.lost += 1
         done, lasted_s = self._done(), time.monotonic() - self._begun_s
         _LOG.log(
             logging.WARNING if is_lost else logging.INFO,

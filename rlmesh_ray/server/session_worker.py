@@ -606,7 +606,7 @@ class SessionWorker:
             _LOG.warning(message, *values)
 
     def note_error(self, code: str) -> None:
-        self._pool.counts.sessions.note_error(code)
+        self._pool.counts.sessions.errors[code] += 1
 
 
 def as_failure(reply: Any) -> Failure:

@@ -100,7 +100,7 @@ class WorkerPool:
             num_to_start = self.num_sessions + 1 - len(self._out) - (self._spare is not None)
             require_descriptors(max(0, num_to_start) * _WORKER_DESCRIPTORS)
         except CapacityError:
-            self.counts.sessions.note_refused()
+            self.counts.sessions.refused += 1
             raise
         self.num_sessions += 1
 

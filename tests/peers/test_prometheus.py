@@ -46,7 +46,7 @@ pytestmark = [
 def measured(prefix: str) -> list[MeasuredEndpoint]:
     """An environment and a policy, each of which has done a little."""
     env, model = EnvCounters(), ModelCounters()
-    env.sessions.note_error("TIMEOUT")
+    env.sessions.errors["TIMEOUT"] += 1
     note_step(env.open(), 30_000, 4, 1, 1)
     model.note_batch(16, 1_500_000)
     model.note_waited(1_000)

@@ -144,7 +144,7 @@ class OpenpiConnection:
             await self._answer_all(routes.by_id[_ROUTE], gone)
         except RlmeshError as error:
             failed = failure_response("", error)
-            host.sessions.note_error(failed.code.name)
+            host.sessions.errors[failed.code.name] += 1
             _LOG.info("client %s is sent an error: %s", self._peer, failed.message)
             self._is_refused = True
             await self._refuse(failed.message)

@@ -36,9 +36,9 @@ class Metered:
     def __init__(self) -> None:
         env, model = EnvCounters(), ModelCounters()
         for counts in (env, model):
-            counts.sessions.note_refused()
-            counts.sessions.note_lost()
-            counts.sessions.note_error("TIMEOUT")
+            counts.sessions.refused += 1
+            counts.sessions.lost += 1
+            counts.sessions.errors["TIMEOUT"] += 1
         env.note_worker_restart()
         lanes = env.open()
         lanes.resets = 2

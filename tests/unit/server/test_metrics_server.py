@@ -48,7 +48,7 @@ def samples(text: str) -> Samples:
 def env_statistics(num_steps: int = 5) -> EnvStatistics:
     """Statistics after steps of 30 microseconds with four lanes, one of which ends each time."""
     counters = EnvCounters()
-    counters.sessions.note_error("TIMEOUT")
+    counters.sessions.errors["TIMEOUT"] += 1
     lanes = counters.open()
     for _ in range(num_steps):
         note_step(lanes, 30_000, 4, 1, 1)

@@ -226,8 +226,8 @@ def test_the_state_of_stale_and_retiring_endpoints_is_shown() -> None:
 
 def test_only_counts_above_zero_are_shown_as_trouble() -> None:
     counts = EnvCounters()
-    counts.sessions.note_lost()
-    counts.sessions.note_error("TIMEOUT")
+    counts.sessions.lost += 1
+    counts.sessions.errors["TIMEOUT"] += 1
     counts.note_worker_restart()
 
     assert "lost 1, workers replaced 1, TIMEOUT 1" in text(
