@@ -8,6 +8,6 @@ def note_step(
     lanes: LaneCounters, took_ns: int, num_lanes: int, num_ended: int, num_deviations: int = 0
 ) -> None:
     """Have ``lanes`` count a vector step, in which ``num_ended`` episodes have ended."""
-    progress = SessionProgress.local(num_lanes)
-    progress.count_vector_step(took_ns, num_lanes, num_ended, num_deviations)
-    lanes.attach(progress)
+    if lanes.progress is None:
+        lanes.progress = SessionProgress.local(num_lanes)
+    lanes.progress.count_vector_step(took_ns, num_lanes, num_ended, num_deviations)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from rlmesh_ray import __version__
 from rlmesh_ray.histogram import (
@@ -82,40 +82,30 @@ class LaneTotals:
 
 
 class LaneCounters:
-    """Counts what the lanes of one session do, from the progress that their worker records."""
+    """Counts what the lanes of one session do."""
 
     def __init__(self) -> None:
         self.resets = 0
         """Resets that succeeded."""
         self.transport = "grpc"
         """The present transport of its steps."""
-        self._of_former_workers = LaneTotals()
-        self._progress: SessionProgress | None = None
+        self.progress: SessionProgress | None = None
+        """Of its worker, with the statistics of the workers before; None: it had no request yet."""
 
     @property
     def num_steps(self) -> int:
         return self.read().num_steps
 
-    def attach(self, progress: SessionProgress | None) -> None:
-        """Read a worker's progress from now on; keep the counts of the worker before it.
-
-        Args:
-            progress: None: the former worker is dead, or gets another session.
-        """
-        self._of_former_workers, self._progress = self._of_workers(), progress
-
     def read(self) -> LaneTotals:
-        return replace(self._of_workers(), resets=self.resets)
-
-    def _of_workers(self) -> LaneTotals:
-        progress = self._progress
+        progress = self.progress
         if progress is None:
-            return self._of_former_workers
-        return self._of_former_workers + LaneTotals(
+            return LaneTotals(resets=self.resets)
+        return LaneTotals(
             progress.steps.read(),
             progress.num_lane_steps,
             progress.num_ended,
             progress.num_deviations,
+            self.resets,
         )
 
 
@@ -140,14 +130,9 @@ class EnvCounters:
     def close(self, lanes: LaneCounters) -> None:
         """Add a session's counts to the endpoint's; to be called once."""
         with self._lock:
-            lanes.attach(None)
             self._ended += lanes.read()
             self._running.discard(lanes)
             self.sessions.note_ended()
-
-    def attach(self, lanes: LaneCounters, progress: SessionProgress) -> None:
-        with self._lock:
-            lanes.attach(progress)
 
     def note_worker_restart(self) -> None:
         """Count a worker process that takes the place of another within a session."""

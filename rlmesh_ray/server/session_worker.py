@@ -208,7 +208,7 @@ class SessionWorker:
                 return Failure(FailureKind.OUT_OF_ORDER, message)
             self.endpoint.start(number, worker.progress)
             self._started = worker
-            self._pool.counts.attach(self.counts, worker.progress)
+            self.counts.progress = worker.progress
         else:
             self.settle_numbers()  # the worker may have done more while this one waited for it
         endpoint.forward(number)

@@ -106,7 +106,7 @@ class EndpointSide:
 
     def start(self, number: int, progress: SessionProgress) -> None:
         """Let a new worker, with this ``progress``, start with request ``number``."""
-        progress.start(number - 1, self.after(number - 1))
+        progress.start(number - 1, self.after(number - 1), self.progress)
         self.progress = progress
         self._last_skipped = self._failed = 0
         self._skipped = frozenset(one for one in self._skipped if one >= number)

@@ -23,6 +23,7 @@ _BEGUN, _DONE, _BEGUN_NS, _TIMEOUT_MS, _LANE_STEPS, _NUM_ENDED, _NUM_DEVIATIONS 
 _LANES_RESET, _LANES_TO_RESET, _NUM_FIELDS = range(7, 10)
 _WORD_BYTES = 8
 _STEPS_AT = _NUM_FIELDS * _WORD_BYTES
+_STATISTICS_AT = _LANE_STEPS * _WORD_BYTES
 _COUNTS_AT = _STEPS_AT + num_counters(DURATION_BOUNDS_NS) * _WORD_BYTES
 
 
@@ -147,9 +148,19 @@ class SessionProgress:
 
     # --- writing: by the worker alone; ``start`` by the endpoint, between sessions ---------
 
-    def start(self, number: int, counts: EpisodeCounts | None = None) -> None:
-        """Start a session with request ``number`` + 1, and with the counts of a former worker."""
+    def start(
+        self, number: int, counts: EpisodeCounts | None = None, former: Self | None = None
+    ) -> None:
+        """Start a session with request ``number`` + 1.
+
+        Args:
+            number: Number of the last request.
+            counts: The counts of the episodes by then.
+            former: Progress of the worker before, whose statistics continue.
+        """
         self.memory[:] = bytes(len(self.memory))
+        if former is not None:
+            self.memory[_STATISTICS_AT:_COUNTS_AT] = former.memory[_STATISTICS_AT:_COUNTS_AT]
         self._num_tracked = -1
         self._fields[_BEGUN] = self._fields[_DONE] = number
         if counts is not None:

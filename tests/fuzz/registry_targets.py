@@ -52,7 +52,7 @@ def registry_report_seeds() -> Iterator[bytes]:
     counts = EnvCounters()
     yield pack_report(counts.statistics())
     note_step(counts.open(), 30_000, 4, 1)
-    counts.sessions.note_error("TIMEOUT")
+    counts.sessions.errors["TIMEOUT"] += 1
     yield pack_report(counts.statistics())
 
 

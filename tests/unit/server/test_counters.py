@@ -5,6 +5,7 @@ import pytest
 
 from rlmesh_ray.server.batch_queue import BatchQueue
 from rlmesh_ray.server.counters import EnvCounters, ModelCounters
+from rlmesh_ray.transport.exactly_once import EndpointSide
 from rlmesh_ray.transport.session_progress import SessionProgress
 from tests.lane_counts import note_step
 
@@ -30,7 +31,7 @@ def test_the_steps_of_open_and_of_ended_sessions_are_summed_up() -> None:
 def test_what_a_worker_notes_counts_while_it_has_the_session_and_afterwards() -> None:
     counts = EnvCounters()
     lanes, progress = counts.open(), SessionProgress.local(NUM_LANES)
-    counts.attach(lanes, progress)
+    lanes.progress = progress
     progress.count_vector_step(1_000, NUM_LANES, 0, 1)
     progress.count_vector_step(1_000, NUM_LANES, 2)
 
@@ -48,10 +49,11 @@ def test_what_a_worker_notes_counts_while_it_has_the_session_and_afterwards() ->
 
 def test_a_second_worker_adds_to_the_first() -> None:
     counts = EnvCounters()
-    lanes = counts.open()
+    lanes, endpoint = counts.open(), EndpointSide(SessionProgress.local(NUM_LANES))
     for _ in range(2):
         progress = SessionProgress.local(NUM_LANES)
-        counts.attach(lanes, progress)
+        endpoint.start(1, progress)
+        lanes.progress = progress
         progress.count_vector_step(1_000, NUM_LANES, 1)
 
     assert counts.statistics().steps == lanes.num_steps == 2
