@@ -1,6 +1,6 @@
 """The env worker: hosts one environment and executes commands; a process has one or several.
 
-``ChildProcess`` runs ``python -m rlmesh_ray.envs.worker_guard SOCKET PARENT_PID FAULT_LOG SPIN``,
+``WorkerProcess`` runs ``python -m rlmesh_ray.envs.worker_guard SOCKET PARENT_PID FAULT_LOG SPIN``,
 which runs ``main`` here; the socket brings a channel for each worker. It imports neither gRPC nor
 Ray.
 """

@@ -1,4 +1,4 @@
-"""WorkerProcess: the endpoint's handle on an env worker.
+"""WorkerProcess: the endpoint's handle on an env worker, and the process that it runs in.
 
 It has no thread and no event loop: callers wait on its channel. One command at a time; another
 thread may call ``kill`` meanwhile.
@@ -6,12 +6,16 @@ thread may call ``kill`` meanwhile.
 
 import contextlib
 import os
+import select
+import signal
 import socket
+import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Sequence
 from typing import Self
 
-from rlmesh_ray.envs.child_process import ChildProcess, search_path
 from rlmesh_ray.envs.commands import (
     CloseDirectReply,
     Command,
@@ -23,7 +27,7 @@ from rlmesh_ray.envs.commands import (
     StopCommand,
 )
 from rlmesh_ray.envs.env_source import EnvSource
-from rlmesh_ray.envs.worker_channel import WorkerChannel, command_frame, encode
+from rlmesh_ray.envs.worker_channel import WorkerChannel, command_frame, decode_reply, encode
 from rlmesh_ray.errors import CodecError, ConfigurationError, EnvStartError
 from rlmesh_ray.options import SHARED_MEMORY, TCP
 from rlmesh_ray.protocol.failure_effects import Failure, FailureKind
@@ -32,6 +36,9 @@ from rlmesh_ray.spaces.validation import ValidationMode
 from rlmesh_ray.transport.session_progress import SessionProgress
 from rlmesh_ray.transport.step_buffers import StepBuffers, create_memory, create_step_buffers
 
+_REAP_TIMEOUT_S = 1.0
+_KILL_TIMEOUT_S = 10.0  # a process that is not reaped stays; busy machines took more than a second
+_MAX_FAULT_LOG_BYTES = 32 * 1024
 _UNREADABLE = "the endpoint cannot read what the environment's process sent"
 
 
@@ -100,50 +107,64 @@ class DirectHandle:
 
 
 class WorkerProcess:
-    """A running worker; made by ``start``, ended by ``close`` or ``kill``."""
+    """A worker in a process below its guards; made by ``start``, ended by ``close`` or ``kill``.
 
-    def __init__(
-        self,
-        process: ChildProcess,
-        started: Started,
-        buffers: StepBuffers,
-        progress: SessionProgress,
-        descriptors: socket.socket,
-    ) -> None:
-        self.process = process
-        """The operating system's process; ``end`` does not wait for the environment."""
-        self.channel = process.channel
+    ``new`` and ``join`` make one that waits for its first message, and becomes a worker by
+    ``start``; another thread may end it to abort the start.
+    """
+
+    contract: EnvContract
+    """Contract of the environment."""
+    steps_subsets: bool
+    """Whether a StepCommand may name its lanes."""
+    pid: int
+    """Id of the process that the environment runs in."""
+    progress: SessionProgress
+    """Progress of the session; readable after the worker's death, too."""
+    buffers: StepBuffers
+    """In shared memory. Actions are written before a StepCommand; observations, rewards and flags
+    are valid from the reply to the next command. Text is sent in the messages; empty strings stand
+    for it here."""
+
+    def __init__(self, host: "_HostProcess", channel: WorkerChannel) -> None:
+        self._host = host
+        self._has_left = False
+        self.channel = channel
         """Its commands and replies; the descriptor is negative when the worker has ended."""
-        self._own_buffers = self._direct_buffers = buffers
-        self._descriptors = descriptors
-        self.contract = started.contract
-        """Contract of the environment."""
-        self.steps_subsets = started.steps_subsets
-        """Whether a StepCommand may name its lanes."""
-        self.pid = started.pid
-        """Id of the process that the environment runs in."""
-        self.progress = progress
-        """Progress of the session; readable after the worker's death, too."""
-        self.buffers = buffers
-        """In shared memory. Actions are written before a StepCommand; observations, rewards and
-        flags are valid from the reply to the next command. Text is sent in the messages; empty
-        strings stand for it here."""
+        self._descriptors: socket.socket | None = None
+        """For those of direct connections; None: the environment does not exist yet."""
+
+    @classmethod
+    def new(cls) -> Self:
+        """Start a process with one worker."""
+        host = _HostProcess()
+        try:
+            channel = host.open_channel(1)
+        except BaseException:
+            host.kill(None)
+            raise
+        assert channel is not None, "it is the first"
+        return cls(host, channel)
+
+    def join(self, most_workers: int) -> Self | None:
+        """Return another worker of the same process; None: it is ending, or has no room.
+
+        Args:
+            most_workers: How many workers the process may host.
+        """
+        channel = self._host.open_channel(most_workers)
+        return None if channel is None else type(self)(self._host, channel)
 
     @classmethod
     def start(
-        cls,
-        source: EnvSource,
-        *,
-        validation: ValidationMode,
-        process: ChildProcess | None = None,
+        cls, source: EnvSource, *, validation: ValidationMode, process: Self | None = None
     ) -> Self:
         """Start a worker; blocks until its environment exists.
 
         Args:
             source: The environment.
             validation: Treatment of range violations.
-            process: The process that becomes the worker, ended when the start fails; another
-                thread may end it to abort the start. None: a new one.
+            process: What becomes the worker, ended when the start fails; None: a new process.
 
         Raises:
             EnvStartError: The environment could not be created.
@@ -154,13 +175,60 @@ class WorkerProcess:
                 f"environments cannot be hosted on {sys.platform}, which cannot share memory by "
                 "descriptor; use Linux, macOS or WSL"
             )
-        process = process or ChildProcess.start()
+        worker = process or cls.new()
         try:
-            started = _handshake(process, source, validation)
-            return cls(process, started, *_share_memory(process.channel, started.contract))
+            worker._create(source, validation)
         except BaseException:
-            process.end(0.0)
+            worker.kill()
             raise
+        return worker
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended, or is ending: it takes no further worker."""
+        return self._host.is_over
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether another worker of the process has not ended in time, and may hang."""
+        return self._host.is_stuck
+
+    def _create(self, source: EnvSource, validation: ValidationMode) -> None:
+        """Have the environment created, and share memory with the worker."""
+        search_path = tuple(map(str, sys.path))
+        start = Start(source, validation, search_path, os.environ.get("PYTHONPATH"))
+        try:
+            self.channel.send(encode(start))
+            answer: Started | StartFailed = self.channel.receive()
+        except (EOFError, OSError) as error:
+            status = self.end()
+            raise EnvStartError(
+                f"cannot create {source.description}: its process {status}; see its output on "
+                "standard error",
+                self._host.fault_log,
+            ) from error
+        except CodecError as error:
+            message = f"cannot create {source.description}: {_UNREADABLE}: {error}"
+            raise EnvStartError(message) from error
+        if isinstance(answer, StartFailed):
+            self.end()  # not with a grace of 0: it may host the worker of another session, too
+            raise EnvStartError(answer.message, answer.traceback_text, answer.is_wrong_usage)
+        self.contract, self.steps_subsets = answer.contract, answer.steps_subsets
+        self.pid = answer.pid
+        self._descriptors, worker_end = socket.socketpair()
+        with worker_end, contextlib.ExitStack() as owned:
+            buffers = create_step_buffers(self.contract)
+            owned.callback(os.close, buffers)
+            progress = create_memory(SessionProgress.size_bytes(self.contract.num_envs))
+            owned.callback(os.close, progress)
+            descriptors = [buffers, progress, worker_end.fileno()]
+            try:
+                socket.send_fds(self.channel.connection, [b"\0"], descriptors)
+            except OSError as error:
+                message = "the environment's process died as soon as it had started"
+                raise EnvStartError(message) from error
+            self.buffers = self._own_buffers = StepBuffers(buffers, self.contract)
+            self.progress = SessionProgress.mapped(progress, self.contract.num_envs)
 
     @property
     def is_alive(self) -> bool:
@@ -230,6 +298,7 @@ class WorkerProcess:
         return direct
 
     def _send_descriptors(self, descriptors: list[int]) -> None:
+        assert self._descriptors is not None, "the environment exists"
         socket.send_fds(self._descriptors, [b"\0"], descriptors, socket.MSG_DONTWAIT)
 
     def receive(self) -> Outcome:
@@ -242,13 +311,8 @@ class WorkerProcess:
         try:
             reply: Outcome = self.channel.receive()
         except (EOFError, OSError):
-            self._descriptors.close()
-            status = self.process.end()
-            return Failure(
-                FailureKind.CRASHED,
-                f"the environment's process {status}",
-                self.process.fault_log,
-            )
+            message = f"the environment's process {self.end()}"
+            return Failure(FailureKind.CRASHED, message, self._host.fault_log)
         except CodecError as error:
             return Failure(FailureKind.RAISED, f"{_UNREADABLE}: {error}")
         match reply:
@@ -264,10 +328,9 @@ class WorkerProcess:
         Blocks until they have ended, which takes a moment for large processes.
 
         Args:
-            spares_others: See ``ChildProcess.end``.
+            spares_others: See ``end``.
         """
-        self._descriptors.close()
-        self.process.end(0.0, spares_others=spares_others)
+        self.end(0.0, spares_others=spares_others)
 
     def close(self, timeout_s: float) -> None:
         """Ask the worker to close its environment and end; kill it after ``timeout_s``.
@@ -275,50 +338,179 @@ class WorkerProcess:
         A process that it shares with other workers goes on.
         """
         self.submit(StopCommand())
-        self._descriptors.close()
-        self.process.end(timeout_s, spares_others=True)
+        self.end(timeout_s, spares_others=True)
+
+    def end(self, grace_s: float | None = None, *, spares_others: bool = False) -> str:
+        """End the worker and release its resources; return how its process ended. Idempotent.
+
+        The process ends with its last worker, and is killed, with all others, where this worker
+        does not end in time.
+
+        Args:
+            grace_s: Time to end by itself; None: the time to reap a process that is already dead.
+            spares_others: Whether a process with other workers goes on, also where this one does
+                not end in time. If it never does, the deadlines of the others find out.
+        """
+        if self._descriptors is not None:
+            self._descriptors.close()
+        if self.channel.connection.fileno() >= 0:
+            with self._host.lock:
+                has_left, self._has_left = self._has_left, True
+            self._host.end_worker(
+                self.channel, grace_s, is_counted=not has_left, spares_others=spares_others
+            )
+            self.channel.close()
+        return self._host.how_it_ended(self.channel)
 
 
-def _handshake(process: ChildProcess, source: EnvSource, validation: ValidationMode) -> Started:
-    start = Start(source, validation, search_path(), os.environ.get("PYTHONPATH"))
+class _HostProcess:
+    """The process of one or several workers."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.fault_log = ""
+        self._num_workers = 0
+        self.is_over = False
+        self.is_stuck = False
+        self._ended_by: WorkerChannel | None = None
+        self._control, worker_end = socket.socketpair()
+        with worker_end, contextlib.ExitStack() as failing:
+            failing.enter_context(self._control)
+            self._fault_log_descriptor = _new_fault_log()
+            failing.callback(os.close, self._fault_log_descriptor)
+            descriptors = [worker_end.fileno(), self._fault_log_descriptor]
+            arguments = map(str, (descriptors[0], os.getpid(), descriptors[1]))
+            self._process = subprocess.Popen(
+                # -u: output of environments is not buffered. -P: the working directory is not
+                # on the import path, unless it is on the parent's.
+                [sys.executable, "-u", "-P", "-m", "rlmesh_ray.envs.worker_guard", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=2,
+                pass_fds=descriptors,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+            )
+            failing.pop_all()
+
+    def open_channel(self, most_workers: int) -> WorkerChannel | None:
+        """Return a channel to a new worker; None: the process is ending, or has no room."""
+        with self.lock:
+            if self.is_over or self.is_stuck or self._num_workers >= most_workers:
+                return None
+            own_end, worker_end = socket.socketpair()
+            # Where the process is gone already, the channel is at its end.
+            with worker_end, contextlib.suppress(ConnectionError):
+                socket.send_fds(self._control, [b"\0"], [worker_end.fileno()])
+            self._num_workers += 1
+        return WorkerChannel(own_end, decode_reply)
+
+    def end_worker(
+        self,
+        channel: WorkerChannel,
+        grace_s: float | None,
+        *,
+        is_counted: bool,
+        spares_others: bool,
+    ) -> None:
+        """Wait until a worker has ended, or kill the process; reap it if it has ended.
+
+        Args:
+            channel: The worker's channel, which the worker closes when its environment is closed.
+            grace_s: See ``WorkerProcess.end``.
+            is_counted: Whether it is the first call for this worker.
+            spares_others: See ``WorkerProcess.end``.
+        """
+        timeout_s = _REAP_TIMEOUT_S if grace_s is None else grace_s
+        with self.lock:
+            self._num_workers -= is_counted
+            is_last = self.is_over = self.is_over or not self._num_workers
+        if is_last:
+            self._control.close()  # a process without workers ends then
+        else:
+            has_ended = _hangs_up(channel.connection, timeout_s)
+            if spares_others:
+                # One that has not ended may hang; the start of another worker would, too.
+                self.is_stuck = self.is_stuck or not has_ended
+                return
+            timeout_s = _REAP_TIMEOUT_S if grace_s is None else 0.0
+            if has_ended:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout_s)
+                if self._process.returncode is None:
+                    return  # it goes on with its other workers
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        self.kill(channel)
+
+    def kill(self, channel: WorkerChannel | None) -> None:
+        """Kill and reap the process, once; release its resources.
+
+        On Linux it is the worker's guard, which kills all processes below it, and then ends as the
+        worker did. Elsewhere it is the worker, whose group is killed: only this class reaps it, so
+        that its id, which is also its group's, cannot belong to another process.
+
+        Args:
+            channel: Of the worker that is ended so; None: the process has no worker yet.
+        """
+        with self.lock:
+            if self._fault_log_descriptor < 0:
+                return
+            self.is_over = True
+            if self._process.returncode is None:
+                self._ended_by = channel
+            if sys.platform == "linux":
+                self._process.terminate()
+            else:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_KILL_TIMEOUT_S)
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            self._control.close()
+            descriptor, self._fault_log_descriptor = self._fault_log_descriptor, -1
+            # pread leaves the file position alone, which both processes share.
+            log = os.pread(descriptor, _MAX_FAULT_LOG_BYTES, 0)
+            os.close(descriptor)
+            self.fault_log = log.decode("utf-8", "replace").strip()
+
+    def how_it_ended(self, channel: WorkerChannel) -> str:
+        if not self.is_over:
+            return "has closed the connection"
+        how = _how_it_ended(self._process.returncode)
+        if self._ended_by in (None, channel):
+            return how
+        return f"{how}, together with another session's environment (sessions_per_worker)"
+
+
+def _new_fault_log() -> int:
+    """Return a descriptor for the stacks that faulthandler writes when a signal kills the worker.
+
+    It is anonymous memory that both processes have open: nothing has to be read while the worker
+    lives, and no file is left afterwards.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("rlmesh-ray-fault-log", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _hangs_up(connection: socket.socket, timeout_s: float) -> bool:
+    """Return whether the other end is closed within ``timeout_s``; reads nothing."""
+    descriptor = connection.fileno()
+    if descriptor < 0:
+        return True
+    poller = select.poll()  # not select: it fails for descriptors above 1023
+    poller.register(descriptor, 0)
+    return bool(poller.poll(timeout_s * 1000))
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "was killed, but the kernel still holds it"
+    if code >= 0:
+        return f"ended with exit code {code}"
     try:
-        process.channel.send(encode(start))
-        answer: Started | StartFailed = process.channel.receive()
-    except (EOFError, OSError) as error:
-        status = process.end()
-        raise EnvStartError(
-            f"cannot create {source.description}: its process {status}; see its output on "
-            "standard error",
-            process.fault_log,
-        ) from error
-    except CodecError as error:
-        message = f"cannot create {source.description}: {_UNREADABLE}: {error}"
-        raise EnvStartError(message) from error
-    if isinstance(answer, StartFailed):
-        process.end()  # not with a grace of 0: it may host the worker of another session, too
-        raise EnvStartError(answer.message, answer.traceback_text, answer.is_wrong_usage)
-    return answer
-
-
-def _share_memory(
-    channel: WorkerChannel, contract: EnvContract
-) -> tuple[StepBuffers, SessionProgress, socket.socket]:
-    own_end, worker_end = socket.socketpair()
-    with contextlib.ExitStack() as failing, contextlib.ExitStack() as owned:
-        failing.enter_context(own_end)
-        owned.enter_context(worker_end)
-        buffers = create_step_buffers(contract)
-        owned.callback(os.close, buffers)
-        progress = create_memory(SessionProgress.size_bytes(contract.num_envs))
-        owned.callback(os.close, progress)
-        try:
-            socket.send_fds(channel.connection, [b"\0"], [buffers, progress, worker_end.fileno()])
-        except OSError as error:
-            message = "the environment's process died as soon as it had started"
-            raise EnvStartError(message) from error
-        shared = (
-            StepBuffers(buffers, contract),
-            SessionProgress.mapped(progress, contract.num_envs),
-        )
-        failing.pop_all()
-        return *shared, own_end
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

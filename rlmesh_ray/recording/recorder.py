@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from rlmesh_ray.envs.child_process import search_path
 from rlmesh_ray.recording.options import AUTO, RENDER, RecordOptions
 from rlmesh_ray.recording.store import RecordingInfo, Store
 from rlmesh_ray.recording.vector_steps import Abandoned, Frames, Message, StepCollector, Stream
@@ -223,7 +222,7 @@ def _start(options: RecordOptions, source: int) -> "subprocess.Popen[bytes]":
         stdout=2,
         # It outlives a worker that is killed, and Ctrl-C is not for it.
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path())},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
     )
 
 

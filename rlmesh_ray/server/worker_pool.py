@@ -2,7 +2,6 @@
 
 import asyncio
 
-from rlmesh_ray.envs.child_process import ChildProcess
 from rlmesh_ray.envs.env_source import EnvSource
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, EnvStartError
@@ -47,7 +46,7 @@ class WorkerPool:
         self._validation = validation
         self._out: set[WorkerProcess] = set()
         # Processes whose start is not complete; they end with the pool.
-        self._starting: set[ChildProcess] = set()
+        self._starting: set[WorkerProcess] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         # Starts without a caller: of a spare, or of a session that has left meanwhile. The next
         # session takes one over.
@@ -127,7 +126,7 @@ class WorkerPool:
             await in_thread(worker.kill)
             raise EnvStartError(_IS_CLOSING)
         self._out.add(worker)
-        self._starting.discard(worker.process)
+        self._starting.discard(worker)
         return worker
 
     def release(self, worker: WorkerProcess | None, *, is_idle: bool) -> None:
@@ -157,7 +156,7 @@ class WorkerPool:
             await asyncio.wait(self._leaving, timeout=_LEAVE_TIMEOUT_S)
         await asyncio.gather(
             *(in_thread(worker.kill) for worker in self._out),
-            *(in_thread(process.end, 0.0) for process in tuple(self._starting)),  # threads add some
+            *(in_thread(worker.kill) for worker in tuple(self._starting)),  # threads add some
         )
 
     async def _start_another(self) -> WorkerProcess:
@@ -172,7 +171,7 @@ class WorkerPool:
                 f"the endpoint cannot start a process for another session ({error}): {RAISE_LIMITS}"
             ) from error
 
-    def _start(self, place: ChildProcess | None = None) -> WorkerProcess:
+    def _start(self, place: WorkerProcess | None = None) -> WorkerProcess:
         """Start a worker that ``close`` can end; in a thread.
 
         Args:
@@ -185,12 +184,12 @@ class WorkerPool:
                 if not process.is_over:
                     raise
                 # Another session's environment may have ended it.
-        return self._start_in(ChildProcess.start())
+        return self._start_in(WorkerProcess.new())
 
-    def _start_in(self, process: ChildProcess) -> WorkerProcess:
+    def _start_in(self, process: WorkerProcess) -> WorkerProcess:
         self._starting.add(process)
         if self._is_closed:  # after it was added: close has seen it, or is seen here
-            process.end(0.0)
+            process.kill()
             raise EnvStartError(_IS_CLOSING)
         try:
             worker = WorkerProcess.start(self._source, validation=self._validation, process=process)
@@ -205,12 +204,12 @@ class WorkerPool:
             self._starting.discard(process)
             raise
 
-    def _joined_process(self) -> ChildProcess | None:
+    def _joined_process(self) -> WorkerProcess | None:
         """Return a place in a process that has room for another worker; None: there is none."""
         if self._sessions_per_worker == 1:
             return None
         workers = [*self._out, self._spare]  # a copy: this is a thread
-        joined = (worker.process.join(self._sessions_per_worker) for worker in workers if worker)
+        joined = (worker.join(self._sessions_per_worker) for worker in workers if worker)
         return next(filter(None, joined), None)
 
     def _leave(self, starting: "asyncio.Future[WorkerProcess]") -> None:
@@ -225,7 +224,7 @@ class WorkerPool:
             return
         if self._spare is None and not self._is_closed:
             self._spare = started.result()
-            self._starting.discard(self._spare.process)
+            self._starting.discard(self._spare)
         else:
             in_thread(started.result().kill, spares_others=True)
 
@@ -233,7 +232,7 @@ class WorkerPool:
         place = None
         # Then the spare needs no other process, which takes a second to start.
         if is_idle and self._needs_spare():
-            place = await in_thread(worker.process.join, self._sessions_per_worker + 1)
+            place = await in_thread(worker.join, self._sessions_per_worker + 1)
         try:
             if is_idle:
                 await in_thread(worker.close, _LEAVE_TIMEOUT_S)

@@ -24,7 +24,6 @@ from gymnasium.spaces import Dict, Discrete, Graph
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 
-from rlmesh_ray.envs.child_process import ChildProcess
 from rlmesh_ray.envs.commands import (
     Command,
     OpenDirectCommand,
@@ -266,7 +265,7 @@ def test_a_process_without_a_channel_is_ended(monkeypatch: pytest.MonkeyPatch) -
     before = worker_pids()
     monkeypatch.setattr(socket, "socketpair", open_pair)
     with pytest.raises(OSError, match="Too many open files"):
-        ChildProcess.start()
+        WorkerProcess.new()
 
     assert worker_pids() == before
 
@@ -472,7 +471,7 @@ def test_factories_and_classes_of_a_script_work(tmp_path: Path) -> None:
 
 
 def start_beside(worker: WorkerProcess, env: EnvLike, num_envs: int = 1) -> WorkerProcess:
-    process = worker.process.join(2)
+    process = worker.join(2)
     assert process is not None
     source = make_source(env, num_envs)
     return WorkerProcess.start(source, validation=ValidationMode.WARN, process=process)
@@ -483,7 +482,7 @@ def test_workers_of_a_process_step_as_if_alone_and_it_ends_with_the_last(start: 
     second = start_beside(first, "CartPole-v1", 2)
     alone = start("CartPole-v1", 2)
     assert first.pid == second.pid != alone.pid
-    assert first.process.join(2) is None, "the process has no room for a third"
+    assert first.join(2) is None, "the process has no room for a third"
 
     for worker, seed in ((first, 1), (second, 2), (alone, 2)):
         ask(worker, ResetCommand(seeds=(seed, seed)))
@@ -529,7 +528,7 @@ def test_the_end_of_an_environment_is_waited_for_although_its_process_goes_on(
 
     opening.join()
     assert closed.read_text() == "in order"
-    assert not second.process.is_stuck
+    assert not second.is_stuck
     assert isinstance(ask(second, ResetCommand()), ResetReply)
     second.kill()
 
@@ -545,7 +544,7 @@ def test_a_process_whose_environment_does_not_end_in_time_takes_no_further_worke
             gate.read_text()
 
     first = start(lambda: Hanging(SPACES["box"]))
-    place = first.process.join(2)
+    place = first.join(2)
     assert place is not None
 
     first.close(0.05)
@@ -558,7 +557,7 @@ def test_a_process_whose_environment_does_not_end_in_time_takes_no_further_worke
 
 def test_a_place_that_gets_no_environment_is_given_back(start: Start) -> None:
     first = start("CartPole-v1")
-    place = first.process.join(2)
+    place = first.join(2)
     assert place is not None
 
     place.end(0.05, spares_others=True)

@@ -21,51 +21,41 @@ class Host:
     """A process, and the workers in it."""
 
     def __init__(self) -> None:
-        self.places: list[Place] = []
+        self.workers: list[Worker] = []
         self.is_killed = False
 
 
-class Place:
-    """A worker's place in a process."""
-
-    is_stuck = False
-
-    def __init__(self, host: Host) -> None:
-        self.host = host
-        self.when_ended: Callable[[], None] = lambda: None
-        host.places.append(self)
-
-    @property
-    def is_over(self) -> bool:
-        return self.host.is_killed or not self.host.places
-
-    def join(self, most_workers: int) -> "Place | None":
-        return Place(self.host) if len(self.host.places) < most_workers else None
-
-    def end(self, grace_s: float, *, spares_others: bool = False) -> None:
-        """End the place; all of its process, if it does not end by itself."""
-        if self in self.host.places:
-            self.host.places.remove(self)
-        # A worker that waits for its first message does not end in time.
-        self.host.is_killed = self.host.is_killed or not (spares_others and self.host.places)
-        self.when_ended()
-
-
 class Worker:
-    """An environment in a place."""
+    """A worker in a process, or a place for one."""
 
     contract = CONTRACT
     steps_subsets = True
     is_alive = True
+    is_stuck = False
 
-    def __init__(self, process: Place) -> None:
-        self.process = process
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        host.workers.append(self)
+
+    @property
+    def is_over(self) -> bool:
+        return self.host.is_killed or not self.host.workers
+
+    def join(self, most_workers: int) -> "Worker | None":
+        return Worker(self.host) if len(self.host.workers) < most_workers else None
+
+    def end(self, grace_s: float, *, spares_others: bool = False) -> None:
+        """End the worker; all of its process, if the worker does not end by itself."""
+        if self in self.host.workers:
+            self.host.workers.remove(self)
+        # A worker that waits for its first message does not end in time.
+        self.host.is_killed = self.host.is_killed or not (spares_others and self.host.workers)
 
     def close(self, timeout_s: float) -> None:
-        self.process.end(timeout_s, spares_others=True)
+        self.end(timeout_s, spares_others=True)
 
     def kill(self, *, spares_others: bool = False) -> None:
-        self.process.end(0.0, spares_others=spares_others)
+        self.end(0.0, spares_others=spares_others)
 
 
 class Threads:
@@ -109,12 +99,12 @@ async def settled() -> None:
 def _threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     threads = Threads()
     monkeypatch.setattr(worker_pool, "in_thread", threads.submit)
-    monkeypatch.setattr(worker_pool, "ChildProcess", SimpleNamespace(start=lambda: Place(Host())))
 
-    def start(_source: object, *, process: Place | None = None, **_: object) -> Worker:
-        return Worker(process or Place(Host()))
+    def start(_source: object, *, process: Worker | None = None, **_: object) -> Worker:
+        return process or Worker(Host())
 
-    monkeypatch.setattr(worker_pool, "WorkerProcess", SimpleNamespace(start=start))
+    handle = SimpleNamespace(start=start, new=lambda: Worker(Host()))
+    monkeypatch.setattr(worker_pool, "WorkerProcess", handle)
     return threads
 
 
@@ -149,8 +139,8 @@ def test_two_sessions_that_end_together_start_one_spare(threads: Threads) -> Non
 
         assert threads.names == ["_start", "end"]
         await threads.run("_start", "end")
-        assert [first.process.host.is_killed, second.process.host.is_killed] == [False, True]
-        assert (await pool.take()).process.host is first.process.host
+        assert [first.host.is_killed, second.host.is_killed] == [False, True]
+        assert (await pool.take()).host is first.host
 
     asyncio.run(run())
 
@@ -159,7 +149,7 @@ def test_a_place_that_is_not_needed_leaves_the_process_to_other_sessions(threads
     async def run() -> None:
         pool = started(sessions_per_worker=2)
         neighbour, first, second = await taken(pool, threads, 3)
-        assert neighbour.process.host is first.process.host is not second.process.host
+        assert neighbour.host is first.host is not second.host
 
         pool.release(second, is_idle=True)
         pool.release(first, is_idle=True)
@@ -167,8 +157,8 @@ def test_a_place_that_is_not_needed_leaves_the_process_to_other_sessions(threads
         await threads.run("join", "join", "close", "close", "_start", "end")
 
         assert threads.names == []
-        assert neighbour.process.host.places == [neighbour.process]
-        assert not neighbour.process.host.is_killed
+        assert neighbour.host.workers == [neighbour]
+        assert not neighbour.host.is_killed
 
     asyncio.run(run())
 
@@ -182,11 +172,11 @@ def test_a_spare_does_not_start_behind_an_environment_that_does_not_close(
         pool.release(worker, is_idle=True)
         await settled()
         await threads.run("join")
-        worker.process.host.places[-1].is_stuck = True
+        worker.host.workers[-1].is_stuck = True
         await threads.run("close", "end", "_start")
 
-        assert worker.process.host.is_killed
-        assert (await pool.take()).process.host is not worker.process.host
+        assert worker.host.is_killed
+        assert (await pool.take()).host is not worker.host
 
     asyncio.run(run())
 
@@ -196,7 +186,7 @@ def test_a_pool_closes_while_a_worker_starts(
 ) -> None:
     async def run() -> None:
         pool = started()
-        await taken(pool, threads, 1)
+        (running,) = await taken(pool, threads, 1)
         taking = []
         for _ in range(2):
             await pool.reserve()
@@ -204,11 +194,12 @@ def test_a_pool_closes_while_a_worker_starts(
         await settled()
         (_, start), (_, start_later) = threads.waiting
         threads.waiting.clear()
+        later = [start_later]
         start()  # in its thread; the loop does not know yet
 
         def during_close(function: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
-            if function.__name__ == "end":
-                start_later()  # in another thread
+            if function != running.kill and later:
+                later.pop()()  # in another thread
             return threads.submit(function, *args)
 
         monkeypatch.setattr(worker_pool, "in_thread", during_close)
