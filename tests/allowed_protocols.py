@@ -35,7 +35,6 @@ ALLOWED_PROTOCOLS = {
     "MultiAgentEnv": "the environments of RLlib and of PettingZoo, which envs must not import",
     "Policy": "TorchPolicy, RllibPolicy and others, also those of users",
     "PoolRegistry": "keeps the server from actors, which have PoolMembership",
-    "RouteLanes": "ContractLanes, EpisodeLanes",
     "RouteRequests": "EditionModelClientDialect, OpenpiSession",
     "ServedDialect": "EnvServerDialect, EditionModelServerDialect",
     "StepObserver": "keeps envs from recording, which has SessionObserver",

@@ -190,26 +190,14 @@ class EnvSession:
         self._rules = rules
         self._steps_subsets = steps_subsets
         self._tracks_autoresets = autoresets and rules.tracks_autoresets
-        self._state = SessionState.AWAIT_RESET
-        self._pending: EnvRequest | None = None
-        self._autoreset_lanes: tuple[int, ...] = ()
+        self.state = SessionState.AWAIT_RESET
+        self.pending: EnvRequest | None = None
+        """The request to execute: the last one received, with the changes of the rules."""
+        self.autoreset_lanes: tuple[int, ...] = ()
         # The lanes that have been reset since the session's start or since their loss.
         self.begun_lanes: set[int] = set()
         # Records of episodes that Resets have ended, in the order of the Resets.
         self._superseded: deque[EpisodeRecord] = deque(maxlen=max(_MAX_SUPERSEDED, num_lanes))
-
-    @property
-    def state(self) -> SessionState:
-        return self._state
-
-    @property
-    def pending(self) -> EnvRequest | None:
-        """The request to execute: the last one received, with the changes of the rules."""
-        return self._pending
-
-    @property
-    def autoreset_lanes(self) -> tuple[int, ...]:
-        return self._autoreset_lanes
 
     @property
     def episode_ids(self) -> tuple[str, ...]:
@@ -234,23 +222,28 @@ class EnvSession:
         Raises:
             LocalProtocolError: The former request has not been completed.
         """
-        if self._pending is not None:
+        if self.pending is not None:
             raise LocalProtocolError("a request is already in progress", request.request_id)
         if isinstance(request, MalformedRequest):
             return self._refuse(request, EnvErrorCode.INVALID_ACTION, request.reason)
-        if type(request) not in self._rules.requests[self._state]:
+        if type(request) not in self._rules.requests[self.state]:
             return self._illegal(request)
         error = self._invalid_request(request)
         if error is not None:
             if isinstance(request, Configure):  # an edition that is not served ends the session
                 return self._abandon(request, *error, now_ns)
             return self._refuse(request, *error)
-        if isinstance(request, (Close, Configure)):
-            return self._answered(request, now_ns)
-        self._pending = self._spread(request) if isinstance(request, Reset) else request
-        self._autoreset_lanes = ()
+        if isinstance(request, Configure):
+            return Configured(request.request_id)
+        if isinstance(request, Close):
+            self.state = SessionState.CLOSED
+            return Closed(request.request_id, self._all_cut_off(now_ns))
+        self.pending = self._spread(request) if isinstance(request, Reset) else request
+        self.autoreset_lanes = ()
         if isinstance(request, Step) and self._tracks_autoresets:
-            self._autoreset_lanes = self._due(request.env_indices or self._all_lanes)
+            ids = self.tracker.episode_ids
+            lanes = request.env_indices or self._all_lanes
+            self.autoreset_lanes = tuple(lane for lane in lanes if not ids[lane])
         return None
 
     def complete(self, outcome: EnvOutcome, now_ns: int) -> EnvResponse:
@@ -259,7 +252,7 @@ class EnvSession:
         Raises:
             LocalProtocolError: No request is in progress, or ``outcome`` is of another kind.
         """
-        request, self._pending = self._pending, None
+        request, self.pending = self.pending, None
         match request, outcome:
             case None, _:
                 raise LocalProtocolError("no request is in progress")
@@ -270,7 +263,7 @@ class EnvSession:
             case Step(), StepOutcome():
                 error = self._outcome_mismatch(request, outcome) if self._tracks_autoresets else ""
                 if error:
-                    self._state = SessionState.ABANDONED
+                    self.state = SessionState.ABANDONED
                     records = self._all_cut_off(now_ns, is_before=True)
                     return EnvFailed(
                         request.request_id, EnvErrorCode.INTERNAL, error, False, "", records
@@ -283,20 +276,14 @@ class EnvSession:
                     f"{type(outcome).__name__} does not answer {type(request).__name__}",
                     request.request_id,
                 )
-        self._state = self._rules.requests[self._state][type(request)]
+        self.state = self._rules.requests[self.state][type(request)]
         return response
 
     def interrupt(self, now_ns: int) -> None:
         """Close the session of a stream that ended without Close."""
-        self._pending = None
+        self.pending = None
         self._all_cut_off(now_ns)
-        self._state = SessionState.CLOSED
-
-    def _answered(self, request: Close | Configure, now_ns: int) -> EnvResponse:
-        if isinstance(request, Configure):
-            return Configured(request.request_id)
-        self._state = SessionState.CLOSED
-        return Closed(request.request_id, self._all_cut_off(now_ns))
+        self.state = SessionState.CLOSED
 
     def _reset(self, request: Reset, outcome: ResetOutcome, now_ns: int) -> EnvResponse:
         lanes = request.env_indices or self._all_lanes
@@ -318,10 +305,10 @@ class EnvSession:
             now_ns,
             lanes,
         )
-        if self._autoreset_lanes:
+        if self.autoreset_lanes:
             given = zip(lanes, request.episode_ids, strict=False)
-            ids = [episode_id for lane, episode_id in given if lane in self._autoreset_lanes]
-            self.tracker.begin(self._autoreset_lanes, (), now_ns, ids)
+            ids = [episode_id for lane, episode_id in given if lane in self.autoreset_lanes]
+            self.tracker.begin(self.autoreset_lanes, (), now_ns, ids)
         if self._rules.reports_superseded:
             completed = (*self._take_superseded(lanes), *completed)
         return StepDone(
@@ -344,11 +331,12 @@ class EnvSession:
             return self._abandon(
                 request, consequence.code, failure.message, now_ns, failure.debug_info
             )
-        lanes = consequence.effect.interrupted_lanes(_named(request), self._all_lanes)
+        named = request.env_indices if isinstance(request, (Reset, Step, Render)) else ()
+        lanes = consequence.effect.interrupted_lanes(named, self._all_lanes)
         interrupted = self._cut_off(lanes, now_ns)
         self.begun_lanes.difference_update(lanes)
         if not self.begun_lanes:
-            self._state = SessionState.AWAIT_RESET
+            self.state = SessionState.AWAIT_RESET
         return EnvFailed(
             request.request_id,
             consequence.code,
@@ -361,20 +349,20 @@ class EnvSession:
     def _abandon(
         self, request: Request, code: EnvErrorCode, message: str, now_ns: int, debug_info: str = ""
     ) -> EnvFailed:
-        self._state = SessionState.ABANDONED
+        self.state = SessionState.ABANDONED
         interrupted = self._all_cut_off(now_ns)
         return EnvFailed(request.request_id, code, message, False, debug_info, interrupted)
 
     def _illegal(self, request: EnvRequest) -> EnvResponse:
         name = type(request).__name__
-        if self._state is SessionState.AWAIT_RESET:
+        if self.state is SessionState.AWAIT_RESET:
             message = f"{name} needs a Reset first"
             return self._refuse(request, EnvErrorCode.NOT_READY, message)
         message = f"{name} is not allowed: an error has ended the session; open a new one"
         return EnvFailed(request.request_id, EnvErrorCode.CLOSED, message, is_recoverable=False)
 
     def _refuse(self, request: Request, code: EnvErrorCode, message: str) -> EnvFailed:
-        is_recoverable = self._state in (SessionState.AWAIT_RESET, SessionState.READY)
+        is_recoverable = self.state in (SessionState.AWAIT_RESET, SessionState.READY)
         return EnvFailed(request.request_id, code, message, is_recoverable)
 
     def _invalid_request(self, request: EnvRequest) -> _Invalid | None:
@@ -471,7 +459,7 @@ class EnvSession:
 
     def _outcome_mismatch(self, request: Step, outcome: StepOutcome) -> str:
         """Return how the environment has broken its autoreset mode; empty if it has not."""
-        due = set(self._autoreset_lanes)
+        due = set(self.autoreset_lanes)
         for position, lane in enumerate(request.env_indices or self._all_lanes):
             if lane not in due:
                 continue
@@ -483,10 +471,6 @@ class EnvSession:
                     "the environment's true autoreset mode"
                 )
         return ""
-
-    def _due(self, lanes: Sequence[int]) -> tuple[int, ...]:
-        tracked = self.tracker.episode_ids
-        return tuple(lane for lane in lanes if not tracked[lane])
 
     def _cut_off(
         self, lanes: Iterable[int], now_ns: int, *, is_before: bool = False
@@ -514,10 +498,6 @@ class EnvSession:
         return ids
 
 
-def _named(request: EnvRequest) -> tuple[int, ...]:
-    return request.env_indices if isinstance(request, (Reset, Step, Render)) else ()
-
-
 def _listed(lanes: Sequence[int]) -> str:
     first = ", ".join(map(str, lanes[:_MOST_LISTED]))
     return f"[{first}, …]" if len(lanes) > _MOST_LISTED else f"[{first}]"
@@ -526,7 +506,5 @@ def _listed(lanes: Sequence[int]) -> str:
 def _invalid(message: str) -> _Invalid:
     return EnvErrorCode.INVALID_ACTION, message
 
-
-__all__ = ["EnvSession", "SessionState"]
 
 _MAX_SUPERSEDED = 100  # records of episodes that Resets have ended, before a Step takes them

@@ -42,19 +42,15 @@ class GatewayBalancer:
     """Assigns connections to endpoints. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._targets: tuple[Target, ...] = ()
+        self.targets: tuple[Target, ...] = ()
         self._connections: dict[str, ConnectionState] = {}
         # The connections that may count as load: of many, where each call has its own, a few.
         self._counting: dict[str, ConnectionState] = {}
         self._failed_s: dict[Target, float] = {}
 
-    @property
-    def targets(self) -> tuple[Target, ...]:
-        return self._targets
-
     def renew(self, targets: Sequence[Target]) -> None:
         """Replace the list of endpoints. Open calls on other endpoints continue."""
-        self._targets = tuple(targets)
+        self.targets = tuple(targets)
         self._failed_s = {
             target: at_s for target, at_s in self._failed_s.items() if target in targets
         }
@@ -71,7 +67,7 @@ class GatewayBalancer:
         state = self._connections.get(connection)
         if state is None:
             return None
-        is_good = state.target in self._targets and not self.is_avoided(state.target, now_s)
+        is_good = state.target in self.targets and not self.is_avoided(state.target, now_s)
         if not (is_bound or state.num_calls or is_good):
             return None
         self._touch(connection, state, now_s)
@@ -90,7 +86,7 @@ class GatewayBalancer:
         Returns:
             The endpoint; None where there is no other.
         """
-        candidates = [target for target in self._targets if target not in without]
+        candidates = [target for target in self.targets if target not in without]
         if not candidates:
             return None
         loads = self._loads(connection, now_s)
@@ -117,7 +113,7 @@ class GatewayBalancer:
         state.used_s = now_s
 
     def fail(self, target: Target, now_s: float) -> None:
-        if target in self._targets:
+        if target in self.targets:
             self._failed_s[target] = now_s
 
     def is_avoided(self, target: Target, now_s: float) -> bool:

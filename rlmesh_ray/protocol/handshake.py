@@ -161,8 +161,10 @@ def answer_handshake(
     )
 
 
-def check_handshake_response(offer: HandshakeRequest, answer: HandshakeResponse) -> Edition:
-    """Return the edition that ``answer`` selected; for the client that sent ``offer``.
+def check_handshake_response(
+    offer: HandshakeRequest, answer: HandshakeResponse
+) -> HandshakeResponse:
+    """Return ``answer`` if it has selected an edition; for the client that sent ``offer``.
 
     Raises:
         HandshakeRefusedError: The server refused, selected an edition that was not offered, or has
@@ -190,7 +192,7 @@ def check_handshake_response(offer: HandshakeRequest, answer: HandshakeResponse)
         raise HandshakeRefusedError(
             f"{_pin_message(selected, answer.spec_sha256)}{remedy}", answer.editions
         )
-    return selected
+    return answer
 
 
 def _version_mismatch(answer: HandshakeResponse) -> str:

@@ -8,7 +8,7 @@ or infos. ``wire`` converts between these messages and bytes. Docstrings name th
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar, dataclass_transform
+from typing import NamedTuple, Self, TypeVar, dataclass_transform
 
 ClassT = TypeVar("ClassT")
 
@@ -130,7 +130,15 @@ class EpisodeRecord:
     final_info: Infos = field(default_factory=dict)
 
 
-class EnvErrorCode(enum.Enum):
+class _ErrorCode(enum.Enum):
+    """A peer's code, of which another implementation may have more."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        return cls["UNSPECIFIED"]
+
+
+class EnvErrorCode(_ErrorCode):
     """EnvErrorCode: why an env request failed; the numbers are those of both generations."""
 
     UNSPECIFIED = 0
@@ -292,7 +300,7 @@ class CloseModel(Request):
 ModelRequest = ConfigureRoute | Predict | CloseRoute | CloseModel
 
 
-class ModelErrorCode(enum.Enum):
+class ModelErrorCode(_ErrorCode):
     """ModelErrorCode: why a model request failed; with one code that the edition does not have."""
 
     UNSPECIFIED = 0

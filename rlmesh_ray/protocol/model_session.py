@@ -17,7 +17,6 @@ import enum
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from rlmesh_ray.errors import CodecError, LocalProtocolError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
@@ -138,11 +137,7 @@ class ModelSession:
         self._routes: dict[str, _RouteQueue] = {}
         self._outstanding: set[str] = set()
         self._closing: CloseModel | None = None
-        self._is_closed = False
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
+        self.is_closed = False
 
     @property
     def num_outstanding(self) -> int:
@@ -219,11 +214,11 @@ class ModelSession:
     def _maybe_close(self, output: ModelSessionOutput) -> None:
         if self._closing is not None and not self._outstanding:
             output.responses.append(ModelClosed(self._closing.request_id))
-            self._is_closed = True
+            self.is_closed = True
             self._closing = None
 
     def _refusal(self, request: SessionRequest | MalformedRequest) -> ModelFailed | None:
-        if self._closing is not None or self._is_closed:
+        if self._closing is not None or self.is_closed:
             return ModelFailed(
                 request.request_id,
                 ModelErrorCode.CLOSED,
@@ -251,12 +246,11 @@ def _invalid(request: Request, reason: str) -> ModelFailed:
     )
 
 
-class RouteLanes(Protocol):
-    """The lanes of one route, which key the policy's state."""
+class RouteLanes:
+    """The lanes of one route, which key the policy's state; by default they are never freed."""
 
-    @property
-    def num_reserved(self) -> int:
-        """Number of lanes that the route has from the start; 0 where episodes get and free them."""
+    num_reserved = 0
+    """Number of lanes that the route has from the start; 0 where episodes get and free them."""
 
     def assign_lanes(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
         """Return the slots of a Predict with the lanes that key the policy's state.
@@ -265,12 +259,14 @@ class RouteLanes(Protocol):
             CodecError: The slots are ambiguous, out of range, or have too long ids.
             CapacityError: There are too many lanes already; nothing has changed.
         """
+        raise NotImplementedError
 
     def note_failed(self, slots: Sequence[PredictSlot]) -> None:
         """Note that a Predict with these rows has not been answered with actions."""
 
     def lanes_of(self, episode_ids: Sequence[str]) -> list[int]:
         """Return the lanes of the known episodes among ``episode_ids``, without duplicates."""
+        return []
 
     def free(self, episode_ids: Sequence[str]) -> None:
         """Free the lanes of episodes, whose states the policy has dropped."""
@@ -279,7 +275,7 @@ class RouteLanes(Protocol):
         """Free all lanes, since the policy has dropped the states of the route."""
 
 
-class ContractLanes:
+class ContractLanes(RouteLanes):
     """The ``num_envs`` lanes of the route's contract; each slot names its lane.
 
     Args:
@@ -313,19 +309,6 @@ class ContractLanes:
                 f"num_envs = {num_envs}"
             )
         return slots
-
-    def note_failed(self, slots: Sequence[PredictSlot]) -> None:
-        """Do nothing: the client marks where episodes begin."""
-
-    def lanes_of(self, episode_ids: Sequence[str]) -> list[int]:
-        """Return no lanes: they are not assigned by episode."""
-        return []
-
-    def free(self, episode_ids: Sequence[str]) -> None:
-        """Do nothing: the contract's lanes are never freed."""
-
-    def clear(self) -> None:
-        """Do nothing: the contract's lanes are never freed."""
 
 
 def check_id_lengths(episodes: Sequence[str]) -> None:

@@ -39,6 +39,10 @@ class RefusalKind(enum.Enum):
     REPLACED = 3
     """Stop: another endpoint holds the id."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> "RefusalKind":
+        return cls.NOT_NOW  # a registrar of another version may have more kinds
+
 
 @dataclass(frozen=True, slots=True)
 class RegistrationRequest:
@@ -137,7 +141,8 @@ def validate_registration(
             "endpoint's address by --advertise HOST:PORT"
         )
     address = Address(host, request.port)
-    if _is_unspecified(host):
+    ip = ip_of(host)
+    if ip is not None and ip.is_unspecified:
         return _invalid(
             f"{address} means any machine; name the endpoint's address by --advertise HOST:PORT"
         )
@@ -175,7 +180,12 @@ class EndpointIdTable(Generic[ConnectionT]):
     def conflict(self, request: RegistrationRequest) -> RegistrationRefused | None:
         holder = self._holders.get(request.endpoint_id)
         if holder is None:
-            return self._full() if len(self._holders) >= self._max_endpoints else None
+            if len(self._holders) < self._max_endpoints:
+                return None
+            return RegistrationRefused(
+                RefusalKind.NOT_NOW,
+                f"the pool is full: it has {self._max_endpoints} endpoints; start another pool",
+            )
         # The endpoint's own former stream, whose end has not been noticed yet, is no conflict.
         if 0 < request.former_incarnation < holder.registered.incarnation:
             return superseded_refusal(request.endpoint_id, holder.registered.address)
@@ -196,12 +206,6 @@ class EndpointIdTable(Generic[ConnectionT]):
             return False
         del self._holders[endpoint_id]
         return True
-
-    def _full(self) -> RegistrationRefused:
-        return RegistrationRefused(
-            RefusalKind.NOT_NOW,
-            f"the pool is full: it has {self._max_endpoints} endpoints; start another pool",
-        )
 
 
 def superseded_refusal(endpoint_id: str, address: str) -> RegistrationRefused:
@@ -227,8 +231,3 @@ def _is_host(host: str) -> bool:
         # The zone of an IPv6 address may be any text, and means nothing on other machines.
         return "%" not in host
     return _HOST.fullmatch(host) is not None and host.lower() not in _NO_HOSTS
-
-
-def _is_unspecified(host: str) -> bool:
-    ip = ip_of(host)
-    return ip is not None and ip.is_unspecified

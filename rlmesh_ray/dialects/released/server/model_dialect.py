@@ -94,7 +94,7 @@ class _EpisodeLane:
     """Whether the policy has chosen an action for the episode."""
 
 
-class EpisodeLanes:
+class EpisodeLanes(RouteLanes):
     """A lane for each episode that runs; freed lanes are used again.
 
     A row is the first of its episode until a row of it has been answered with actions.
@@ -102,8 +102,6 @@ class EpisodeLanes:
     Args:
         held: Counts the episodes of all routes of the session.
     """
-
-    num_reserved = 0
 
     def __init__(self, held: EpisodeLimit) -> None:
         self._held = held
