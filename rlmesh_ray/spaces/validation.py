@@ -272,7 +272,7 @@ def _rule(leaf: Leaf) -> _IntervalRule | _TextRule:
     match spec:
         case BoxSpec():
             lows, highs = spec.bounds()
-            least, greatest = _extremes(lows.dtype)
+            least, greatest = extremes(lows.dtype)
             low = _bound(lows, spec.low, least)
             high = _bound(highs, spec.high, greatest)
             can_be_nan = lows.dtype.kind == "f"
@@ -297,7 +297,7 @@ def _interval(
     return _IntervalRule(leaf.name, low, high, is_domain, can_be_nan, is_uniform)
 
 
-def _extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+def extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     if dtype.kind == "f":
         return -np.inf, np.inf
     if dtype.kind == "b":

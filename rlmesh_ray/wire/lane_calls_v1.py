@@ -112,7 +112,8 @@ def pack_response(outcome: Sequence[object] | CallFailed) -> bytes:
         message.error.debug_info = as_utf8(outcome.debug_info)
         message.error.is_recoverable = True
     else:
-        message.results.CopyFrom(_as_list(outcome))
+        infos = encode_meta({_KEY: list(outcome)}, tag_arrays=True)
+        message.results.CopyFrom(infos.entries[_KEY].list)
     return message.SerializeToString()
 
 
@@ -127,14 +128,9 @@ def parse_response(data: bytes) -> tuple[Any, ...] | CallFailed:
         case "results":
             return tuple(_values(message.results))
         case "error":
-            codes = {code.value: code for code in EnvErrorCode}
-            code = codes.get(message.error.code, EnvErrorCode.UNSPECIFIED)
+            code = EnvErrorCode(message.error.code)
             return CallFailed(code, message.error.message, message.error.debug_info)
     raise CodecError("the frame holds neither results nor an error")
-
-
-def _as_list(values: Sequence[object]) -> meta_pb2.MetaList:
-    return encode_meta({_KEY: list(values)}, tag_arrays=True).entries[_KEY].list
 
 
 def _values(message: meta_pb2.MetaList) -> list[Any]:

@@ -78,7 +78,5 @@ def parse_registration_reply(data: bytes) -> RegistrationAccepted | Registration
         case "registered":
             return RegistrationAccepted(message.registered.incarnation, message.registered.address)
         case "refusal":
-            kinds = {kind.value: kind for kind in RefusalKind}
-            kind = kinds.get(message.refusal.kind, RefusalKind.NOT_NOW)
-            return RegistrationRefused(kind, message.refusal.message)
+            return RegistrationRefused(RefusalKind(message.refusal.kind), message.refusal.message)
     raise CodecError("the frame holds neither a registration nor a refusal")

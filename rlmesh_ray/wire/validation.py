@@ -27,6 +27,7 @@ from rlmesh_ray.spaces.spec import (
     SpaceSpec,
     TextSpec,
 )
+from rlmesh_ray.spaces.validation import extremes
 from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
 
 
@@ -215,14 +216,6 @@ def require_integer(dtype: str) -> str:
     if np.dtype(dtype).kind not in "iu":
         raise CodecError(f"{dtype} is no integer type")
     return dtype
-
-
-def extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    if dtype.kind == "f":
-        return -np.inf, np.inf
-    if dtype.kind == "b":
-        return False, True
-    return np.iinfo(dtype).min, np.iinfo(dtype).max
 
 
 def unbounded(size: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -3,7 +3,7 @@
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from rlmesh_ray.protocol.messages import (
     Step,
     StepDone,
 )
-from rlmesh_ray.wire import envelope
+from rlmesh_ray.wire import protobuf
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2
@@ -59,7 +59,7 @@ from rlmesh_ray.wire.validation import few
 
 def parse_request(data: bytes) -> EnvRequest | MalformedRequest:
     """Return the request in ``data``. Never raises: every frame gets an in-band response."""
-    return envelope.read_request(pb.JoinRequest, _REQUESTS, data)
+    return protobuf.read_request(pb.JoinRequest, _REQUESTS, data)
 
 
 def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
@@ -112,19 +112,13 @@ def _step(message: pb.JoinRequest) -> Step:
     return Step(message.request_id, action, body.timeout_ms, few(body.env_indices, "lanes"))
 
 
-def _render(message: pb.JoinRequest) -> Render:
-    return Render(message.request_id, message.render.mask, message.render.timeout_ms)
-
-
-def _close(message: pb.JoinRequest) -> Close:
-    return Close(message.request_id, message.close.reason)
-
-
 _REQUESTS: dict[str, Callable[[pb.JoinRequest], EnvRequest]] = {
     "reset": _reset,
     "step": _step,
-    "render": _render,
-    "close": _close,
+    "render": lambda message: Render(
+        message.request_id, message.render.mask, message.render.timeout_ms
+    ),
+    "close": lambda message: Close(message.request_id, message.close.reason),
 }
 
 
@@ -190,7 +184,11 @@ def pack_request(
             the frame is too large.
     """
     try:
-        if isinstance(request, Step) and _is_plain(request):
+        if (
+            isinstance(request, Step)
+            and not request.env_indices
+            and 0 <= request.timeout_ms < 2**63
+        ):
             frame = pack_step(request)
         else:
             frame = _request_message(request, tag_arrays, max_bytes).SerializeToString()
@@ -217,11 +215,7 @@ def read_response(data: bytes) -> EnvResponse:
     Raises:
         CodecError: ``data`` is no response, or one of an unknown kind.
     """
-    return envelope.read_response(pb.JoinResponse, _RESPONSES, data)
-
-
-def _is_plain(request: Step) -> bool:
-    return not request.env_indices and 0 <= request.timeout_ms < 2**63
+    return protobuf.read_response(pb.JoinResponse, _RESPONSES, data)
 
 
 def require_size(request: EnvRequest, frame: bytes, max_bytes: int) -> bytes:
@@ -317,7 +311,7 @@ def failed_from_proto(message: Any) -> EnvFailed:
     body = message.error
     return EnvFailed(
         message.request_id,
-        code=_error_code(body.code),
+        code=EnvErrorCode(body.code),
         message=body.message,
         is_recoverable=body.is_recoverable,
         debug_info=body.debug_info,
@@ -351,12 +345,6 @@ def records_from_proto(messages: Iterable[Any]) -> tuple[EpisodeRecord, ...]:
         )
         for message in messages
     )
-
-
-def _error_code(number: int) -> EnvErrorCode:
-    # Another implementation may send codes that this one does not know.
-    is_known = number in {code.value for code in EnvErrorCode}
-    return EnvErrorCode(number) if is_known else EnvErrorCode.UNSPECIFIED
 
 
 # --- Handshake ------------------------------------------------------------
@@ -396,7 +384,8 @@ def pack_step_done(response: StepDone, extras: bytes) -> bytes:
         response: The response; its infos and completed episodes are not encoded here.
         extras: Its infos and completed episodes, as encoded fields of a ``StepResponse``.
     """
-    observation, rewards = response.observation, _packed_doubles(response.rewards)
+    observation = response.observation
+    rewards = struct.pack(f"<{len(response.rewards)}d", *response.rewards)
     terminated, truncated = response.terminated, response.truncated
     rest = extras + _pack_ids(response.episode_ids)
     sizes = (len(observation), len(rewards), len(terminated), len(truncated))
@@ -490,10 +479,6 @@ def _parse_ids(data: bytes) -> tuple[str, ...]:
     if at != len(data):
         raise FastCodecMiss
     return tuple(ids)
-
-
-def _packed_doubles(numbers: Sequence[float]) -> bytes:
-    return struct.pack(f"<{len(numbers)}d", *numbers)
 
 
 def as_doubles(data: bytes) -> "array[float]":

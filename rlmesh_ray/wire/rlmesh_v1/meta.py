@@ -174,7 +174,9 @@ class InputEncoder:
         scalar = _scalar(value)
         if scalar is not None:
             self._fill_scalar(message, value, scalar, place)
-        elif type(value) in _ARRAYS and _is_taggable(value):
+        elif (
+            type(value) in _ARRAYS and value.ndim <= MAX_RANK and _named(value.dtype)[1] is not None
+        ):
             self._fill_array(message, value, place)
         elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
             message.map.SetInParent()
@@ -335,7 +337,8 @@ class _MetaEncoder:
     def _fill_container(self, message: pb.MetaValue, value: Any, depth: int) -> None:
         if isinstance(value, np.ndarray):
             self._fill_array(message, value, depth)
-        elif isinstance(value, Mapping) and not _looks_tagged(value):
+        # A user's own map in the form of an array would decode as one, or not at all.
+        elif isinstance(value, Mapping) and not (len(value) == 1 and ARRAY_KEY in value):
             num_nodes = _CONTAINER_NODES + len(value) * _MAP_ENTRY_NODES
             if self._budget.affords(len(value) * _ENTRY_BYTES, num_nodes):
                 message.map.SetInParent()
@@ -408,10 +411,6 @@ def _named(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any] | None]:
     return dtype.name, _ARRAY_DTYPES.get(dtype.name)
 
 
-def _is_taggable(array: NDArray[Any]) -> bool:
-    return array.ndim <= MAX_RANK and _named(array.dtype)[1] is not None
-
-
 def _fill_tagged(message: pb.MetaValue, array: NDArray[Any]) -> None:
     name, dtype = _named(array.dtype)
     entries = message.map.entries[ARRAY_KEY].map.entries
@@ -420,11 +419,6 @@ def _fill_tagged(message: pb.MetaValue, array: NDArray[Any]) -> None:
     for length in array.shape:
         entries["shape"].list.items.add().int = length
     entries["data"].bytes = np.asarray(array, dtype).tobytes()
-
-
-def _looks_tagged(value: Mapping[Any, Any]) -> bool:
-    # A user's own map in the form of an array would decode as one, or not at all.
-    return len(value) == 1 and ARRAY_KEY in value
 
 
 def _scalar(value: Any) -> tuple[str, Any] | None:

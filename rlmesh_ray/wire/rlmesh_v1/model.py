@@ -29,7 +29,7 @@ from rlmesh_ray.protocol.messages import (
     RouteConfigured,
 )
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.wire import envelope
+from rlmesh_ray.wire import protobuf
 from rlmesh_ray.wire._pb.rlmesh.core.v1.telemetry_pb2 import OperationMetric, OperationTelemetry
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2
@@ -49,7 +49,7 @@ MAX_SLOTS = 2**16
 
 def parse_request(data: bytes) -> ModelRequest | MalformedRequest:
     """Return the request in ``data``. Never raises: every frame gets an in-band response."""
-    return envelope.read_request(pb.JoinRequest, _REQUESTS, data)
+    return protobuf.read_request(pb.JoinRequest, _REQUESTS, data)
 
 
 def pack_response(response: ModelResponse) -> bytes:
@@ -138,15 +138,11 @@ def _close_route(message: pb.JoinRequest) -> CloseRoute:
     return CloseRoute(message.request_id, _context(body.context), body.reason)
 
 
-def _close(message: pb.JoinRequest) -> CloseModel:
-    return CloseModel(message.request_id, message.close.reason)
-
-
 _REQUESTS: dict[str, Callable[[pb.JoinRequest], ModelRequest]] = {
     "configure_route": _configure_route,
     "predict": _predict,
     "close_route": _close_route,
-    "close": _close,
+    "close": lambda message: CloseModel(message.request_id, message.close.reason),
 }
 
 
@@ -178,7 +174,7 @@ def parse_response(data: bytes) -> ModelResponse:
     Raises:
         CodecError: ``data`` is no response, or one of an unknown kind.
     """
-    return envelope.read_response(pb.JoinResponse, _RESPONSES, data)
+    return protobuf.read_response(pb.JoinResponse, _RESPONSES, data)
 
 
 def _request_message(request: ModelRequest) -> pb.JoinRequest:
@@ -207,7 +203,7 @@ def _failed(message: pb.JoinResponse) -> ModelFailed:
     body = message.error
     return ModelFailed(
         message.request_id,
-        code=_error_code(body.code),
+        code=ModelErrorCode(body.code),
         message=body.message,
         is_recoverable=body.is_recoverable,
         debug_info=body.debug_info,
@@ -228,12 +224,6 @@ _RESPONSES: dict[str, Callable[[pb.JoinResponse], ModelResponse]] = {
     "close": lambda message: ModelClosed(message.request_id),
     "error": _failed,
 }
-
-
-def _error_code(number: int) -> ModelErrorCode:
-    # Another implementation may send codes that this one does not know.
-    is_known = number in {code.value for code in ModelErrorCode}
-    return ModelErrorCode(number) if is_known else ModelErrorCode.UNSPECIFIED
 
 
 def _context(message: pb.PredictContext) -> PredictContext:

@@ -92,7 +92,11 @@ def _fill_leaf(message: pb.SpaceSpec, spec: LeafSpec) -> None:
             message.discrete.n, message.discrete.start = n, start
         case MultiBinarySpec(n):
             _fill_array(message, spec.shape, "int8")
-            _fill_multi_binary(message.multi_binary, n)
+            if isinstance(n, int):
+                message.multi_binary.size = n
+            else:
+                message.multi_binary.dims.SetInParent()
+                message.multi_binary.dims.data.extend(n)
         case MultiDiscreteSpec():
             _fill_array(message, spec.shape, spec.dtype)
             _fill_multi_discrete(message.multi_discrete, spec)
@@ -116,27 +120,14 @@ def _fill_bounds(message: pb.BoxSpec, spec: BoxSpec) -> None:
         typed.SetInParent()
         typed.low = spec.low if is_uniform else low.tobytes()
         typed.high = spec.high if is_uniform else high.tobytes()
+    elif is_uniform and low.flat[0] == -math.inf and high.flat[0] == math.inf:
+        message.unbounded = True
     elif is_uniform:
-        _fill_uniform(message, float(low.flat[0]), float(high.flat[0]))
+        message.uniform.low, message.uniform.high = float(low.flat[0]), float(high.flat[0])
     else:
         message.elementwise.SetInParent()
         message.elementwise.low.extend(low.ravel().tolist())
         message.elementwise.high.extend(high.ravel().tolist())
-
-
-def _fill_uniform(message: pb.BoxSpec, low: float, high: float) -> None:
-    if low == -math.inf and high == math.inf:
-        message.unbounded = True
-    else:
-        message.uniform.low, message.uniform.high = low, high
-
-
-def _fill_multi_binary(message: pb.MultiBinarySpec, n: int | tuple[int, ...]) -> None:
-    if isinstance(n, int):
-        message.size = n
-    else:
-        message.dims.SetInParent()
-        message.dims.data.extend(n)
 
 
 def _fill_multi_discrete(message: pb.MultiDiscreteSpec, spec: MultiDiscreteSpec) -> None:
@@ -201,7 +192,10 @@ class _SpecReader:
         dims = message.multi_binary.dims.data
         n = message.multi_binary.size if kind == "size" else tuple(dims)
         spec = validation.multi_binary(n, self._budget)
-        _check_shape(message, spec.shape)
+        if message.shape and tuple(message.shape) != spec.shape:
+            raise CodecError(
+                f"shape {tuple(message.shape[:8])} contradicts the space's own {spec.shape}"
+            )
         return spec
 
     def _multi_discrete(self, message: pb.SpaceSpec) -> MultiDiscreteSpec:
@@ -283,8 +277,3 @@ def _multi_discrete_shape(message: pb.SpaceSpec, own_shape: tuple[int, ...]) -> 
     # the shape, too.
     is_scalar = own_shape == (1,) and message.dtype != types_pb2.D_TYPE_UNSPECIFIED
     return () if is_scalar else own_shape
-
-
-def _check_shape(message: pb.SpaceSpec, shape: tuple[int, ...]) -> None:
-    if message.shape and tuple(message.shape) != shape:
-        raise CodecError(f"shape {tuple(message.shape[:8])} contradicts the space's own {shape}")

@@ -127,10 +127,6 @@ class _NodeCodec:
         return split_each([self] * len(counts), columns, counts)
 
 
-def _raw(leaf: Leaf, column: Column) -> bytes:
-    return np.asarray(column, _little(leaf)).tobytes()
-
-
 def _little(leaf: Leaf) -> np.dtype[Any]:
     assert leaf.dtype is not None
     return _LITTLE[leaf.dtype]
@@ -163,7 +159,7 @@ def node_values(leaf: Leaf, column: Column) -> Sequence[Any]:
     if isinstance(leaf.spec, DiscreteSpec):
         numbers: list[int] = column.tolist()
         return numbers
-    data, size = _raw(leaf, column), leaf.lane_bytes
+    data, size = np.asarray(column, _little(leaf)).tobytes(), leaf.lane_bytes
     return [data[lane * size : (lane + 1) * size] for lane in range(len(column))]
 
 

@@ -238,3 +238,13 @@ def test_lanes_that_put_their_last_observations_into_infos_are_not_resized() -> 
 
 def test_metadata_of_another_kind_leave_the_contract_as_it_is() -> None:
     assert observations_of(replace(contract(ROBOT), metadata={"fps": 30})) is None
+
+
+def test_a_format_that_the_endpoint_does_not_offer_is_refused() -> None:
+    offered = {IMAGE_CODEC: "png"}
+
+    require_offer("image_codec='png'", "png", offered, "here:1")
+    with pytest.raises(ConfigurationError, match="here:1 offers png"):
+        require_offer("image_codec='webp'", "webp", offered, "here:1")
+    with pytest.raises(ConfigurationError, match=r"here:1 offers none .*leave image_codec out"):
+        require_offer("image_codec='png'", "png", {}, "here:1")

@@ -33,8 +33,7 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2
-from rlmesh_ray.wire.envelope import read_request, read_response
-from rlmesh_ray.wire.protobuf import as_utf8, field, parse, varint
+from rlmesh_ray.wire.protobuf import as_utf8, field, parse, read_request, read_response, varint
 from rlmesh_ray.wire.rlmesh_v1.env import (
     as_flags,
     closed_from_proto,
