@@ -64,16 +64,8 @@ def _set(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 with _set(_POLLING_ENGINE if _is_tested_version() else {}), _set(_QUIET):
-    import grpc
+    import grpc as grpc
 
-__all__ = [
-    "channel_options",
-    "grpc",
-    "is_fork",
-    "keep_in_forks",
-    "require_no_fork",
-    "server_options",
-]
 
 T = TypeVar("T")
 

@@ -111,7 +111,8 @@ class AdaptiveSpin:
         self._longest_s = longest_s if should_spin() else 0.0
         self._pause = pause
         self._usual_s = self._longest_s
-        self._spin_s = 0.0
+        self.spin_s = 0.0
+        """Spin duration of the next wait; 0.0 where it sleeps at once."""
         self._began_s = 0.0
         self._is_spinning = True
         """Whether short waits spin outside of trials; a trial inverts it."""
@@ -120,11 +121,6 @@ class AdaptiveSpin:
         self._waits_s = 0.0
         """Sum of the latest waits in the present mode."""
         self._former_waits_s = 0.0
-
-    @property
-    def spin_s(self) -> float:
-        """Spin duration of the next wait; 0.0 where it sleeps at once."""
-        return self._spin_s
 
     def begin(self) -> None:
         """Note the start of a wait whose caller does the spinning."""
@@ -147,7 +143,7 @@ class AdaptiveSpin:
             The last result of ``poll``.
         """
         self._began_s = began_s = time.perf_counter()
-        spin_s = self._spin_s if limit_s is None else min(self._spin_s, limit_s)
+        spin_s = self.spin_s if limit_s is None else min(self.spin_s, limit_s)
         result = poll()
         while not result and (meanwhile() or time.perf_counter() - began_s < spin_s):
             self._pause()
@@ -160,10 +156,10 @@ class AdaptiveSpin:
         self._usual_s += _WEIGHT * (waited_s - self._usual_s)
         wanted_s = _MARGIN * self._usual_s
         if wanted_s > self._longest_s:
-            self._spin_s = 0.0
+            self.spin_s = 0.0
             return
         self._compare(waited_s)
-        self._spin_s = wanted_s if self._is_spinning is not self._is_trial else 0.0
+        self.spin_s = wanted_s if self._is_spinning is not self._is_trial else 0.0
 
     def _compare(self, waited_s: float) -> None:
         """Count a short wait; at the end of a period start a trial, or choose the better mode."""

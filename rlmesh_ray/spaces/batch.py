@@ -264,7 +264,10 @@ def by_lane(spec: SpaceSpec, columns: Sequence[Column]) -> Iterator[Any]:
 
 def empty_columns(spec: SpaceSpec, num_lanes: int) -> list[Column]:
     """Return new columns over ``num_lanes`` lanes: zeros, and empty strings."""
-    return [_empty_column(leaf, num_lanes) for leaf in leaves(spec)]
+    return [
+        ("",) * num_lanes if leaf.dtype is None else np.zeros((num_lanes, *leaf.shape), leaf.dtype)
+        for leaf in leaves(spec)
+    ]
 
 
 def stack(spec: SpaceSpec, values: Sequence[Any]) -> list[Column]:
@@ -316,12 +319,6 @@ def _unflatten(spec: SpaceSpec, leaf_values: Iterator[Any]) -> Any:
     if isinstance(spec, TupleSpec):
         return tuple(_unflatten(part, leaf_values) for part in spec.items)
     return next(leaf_values)
-
-
-def _empty_column(leaf: Leaf, num_lanes: int) -> Column:
-    if leaf.dtype is None:
-        return ("",) * num_lanes
-    return np.zeros((num_lanes, *leaf.shape), leaf.dtype)
 
 
 def _stack_leaf(leaf: Leaf, parts: Sequence[Any]) -> Column:

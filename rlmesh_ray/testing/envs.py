@@ -180,7 +180,8 @@ class FaultyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         if self._step_count == self._at_step:
             if self._fault in _BREAKDOWNS:
                 _BREAKDOWNS[self._fault]()
-            infos = _odd_infos() if self._fault is Fault.ODD_INFO else infos
+            if self._fault is Fault.ODD_INFO:
+                infos = {"lock": threading.Lock(), "function": lambda: 0, "number": 1}
             observation = _BAD_OBSERVATIONS.get(self._fault, observation)
         return observation, infos
 
@@ -214,10 +215,6 @@ _BREAKDOWNS: dict[Fault, Callable[[], object]] = {
     Fault.SPIN: _spin,
     Fault.PRINT: lambda: print("printed by the environment"),  # noqa: T201  # the point of it
 }
-
-
-def _odd_infos() -> dict[str, Any]:
-    return {"lock": threading.Lock(), "function": lambda: 0, "number": 1}
 
 
 SPACES: dict[str, Space[Any]] = {
