@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from rlmesh_ray.auth.ray_credentials import RayTls
     from rlmesh_ray.auth.server_tls import ServerTls
     from rlmesh_ray.auth.token_file import TokenFile
-    from rlmesh_ray.client.action_player import ActionPlayer
+    from rlmesh_ray.client.action_player import ActionPlayer, ChunkPlayer
     from rlmesh_ray.client.channel import ConnectOptions
-    from rlmesh_ray.client.chunk_player import ChunkPlayer
     from rlmesh_ray.client.observer import EndpointObserver
     from rlmesh_ray.client.remote_env import RemoteEnv
     from rlmesh_ray.client.remote_model import RemoteModel, Slots
@@ -39,7 +38,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ActionPlayer": "rlmesh_ray.client.action_player",
     "AutoresetMode": "rlmesh_ray.spaces.contract",
-    "ChunkPlayer": "rlmesh_ray.client.chunk_player",
+    "ChunkPlayer": "rlmesh_ray.client.action_player",
     "ClientTls": "rlmesh_ray.auth.client_tls",
     "ConnectOptions": "rlmesh_ray.client.channel",
     "DmEnvRpcSettings": "rlmesh_ray.dialects.dm_env_rpc.client.settings",

@@ -1,14 +1,16 @@
 """Connection options of clients: channels, credentials, and the translation of gRPC's errors."""
 
-import contextlib
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
 
-from rlmesh_ray.auth.client_tls import ClientTls, ClientTlsSource, resolve_client_tls
+from rlmesh_ray import __version__
+from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.token_file import TokenFile, TokenSource, bearer_value, client_token_of
-from rlmesh_ray.dialects.registry import DialectSettings
+from rlmesh_ray.dialects.registry import DialectSettings, load_generations, model_dialects
 from rlmesh_ray.errors import (
     AccessDeniedError,
     AddressError,
@@ -25,11 +27,15 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.grpc_setup import channel_options, grpc, keep_in_forks, require_no_fork
 from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol.address import parse_address
-from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
-from rlmesh_ray.protocol.handshake import edition_sha256
+from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY, PROTOCOL_V1
+from rlmesh_ray.protocol.handshake import (
+    HandshakeRequest,
+    HandshakeResponse,
+    check_handshake_response,
+    edition_sha256,
+    make_handshake_request,
+)
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
-
-__all__ = ["ClientTls", "ConnectOptions", "Metadata", "handshake_errors_at", "translate_grpc_error"]
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -145,26 +151,6 @@ class ConnectOptions:
         return reply
 
 
-@contextlib.contextmanager
-def handshake_errors_at(address: str) -> Iterator[None]:
-    """Add ``address`` to errors about the answer to a handshake.
-
-    Raises:
-        HandshakeRefusedError: The peers do not match, or the answer is malformed.
-    """
-    try:
-        yield
-    except HandshakeRefusedError as error:
-        raise HandshakeRefusedError(
-            f"{address}: {error.reason}", error.supported_editions
-        ) from error
-    except CodecError as error:
-        raise HandshakeRefusedError(
-            f"{address}: the answer to the handshake is malformed ({error}); check the "
-            "address, or install versions that match"
-        ) from error
-
-
 def translate_grpc_error(
     error: grpc.RpcError, address: str, *, is_open: bool = False
 ) -> EndpointError:
@@ -192,7 +178,9 @@ def translate_grpc_error(
             address,
         )
     if code is grpc.StatusCode.UNAVAILABLE and not is_open:
-        return EndpointUnreachableError(f"{_connection_failure(details)} ({details})", address)
+        known = (meaning for words, meaning in _CONNECTION_FAILURES if words in details)
+        failure = next(known, "nothing answers there; check the address and that the server runs")
+        return EndpointUnreachableError(f"{failure} ({details})", address)
     if any(words in details for words in _ENDED_HERE):
         return EndpointClosedError("this side has closed the connection", address)
     return EndpointLostError(_loss(code, details), address)
@@ -267,13 +255,6 @@ _CONNECTION_FAILURES = (
 )
 
 
-def _connection_failure(details: str) -> str:
-    for words, meaning in _CONNECTION_FAILURES:
-        if words in details:
-            return meaning
-    return "nothing answers there; check the address and that the server runs"
-
-
 def _exhausted(details: str, address: str) -> EndpointError:
     """Return the error for a message that is too large, or an endpoint that is full."""
     if _CALL_LIMIT in details:
@@ -296,3 +277,163 @@ def _serving_hint(text: str) -> str:
     if os.path.exists(text) or text.endswith((".pt", ".pt2", "checkpoint")):
         return f"; a policy is served first: rlmesh-ray serve-model {text}"
     return ""
+
+
+CLIENT_NAME = "rlmesh-ray"
+# Status codes of servers that cannot decode a message.
+_UNDECODABLE = (
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNKNOWN,
+)
+
+
+class ClientHandshakeFrames(Protocol):
+    """Frames of a service's handshake: part of a dialect's wire module for the service."""
+
+    def pack_handshake_request(self, offer: HandshakeRequest) -> bytes:
+        """Return the frame of ``offer``."""
+
+    def parse_handshake_response(self, data: bytes) -> HandshakeResponse:
+        """Return the answer of a server; raises CodecError if ``data`` is no such frame."""
+
+
+MakeT = TypeVar("MakeT", bound=Callable[..., object])
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeVariant(Generic[MakeT]):
+    """The handshake of a service in one generation, and the dialect of sessions after it."""
+
+    generation: str
+    frames: ClientHandshakeFrames
+    offer: HandshakeRequest
+    accept: Callable[[HandshakeRequest, HandshakeResponse], HandshakeResponse]
+    """Returns the answer with the edition's names for capabilities. Raises HandshakeRefusedError
+    for an answer under which no session can be held."""
+    make_dialect: MakeT
+    """Makes the dialect of a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceHandshake(Generic[MakeT]):
+    """The handshakes of one service, in all generations of this package."""
+
+    path: str
+    """gRPC path of the handshake."""
+    frames: ClientHandshakeFrames
+    """The service's frames in the edition's generation."""
+    able: Sequence[str]
+    """Capabilities of this client in the edition's generation."""
+    make_dialect: MakeT
+    """Makes the edition's dialect of a session."""
+    module: str
+    """The module of a generation's package that has its variant."""
+
+    def variants(self, connect_options: ConnectOptions) -> tuple[HandshakeVariant[MakeT], ...]:
+        offer = make_handshake_request(
+            CLIENT_NAME,
+            __version__,
+            dict.fromkeys(self.able, ""),
+            text=connect_options.text_sha256,
+        )
+        edition = HandshakeVariant(
+            PROTOCOL_V1, self.frames, offer, check_handshake_response, self.make_dialect
+        )
+        return edition, *load_generations(self.module).values()
+
+    def negotiate(
+        self, connect_options: ConnectOptions, channel: grpc.Channel
+    ) -> tuple[HandshakeVariant[MakeT], HandshakeResponse]:
+        """Shake hands in the first generation that the endpoint serves.
+
+        Returns:
+            The variant that the endpoint has accepted, and its answer.
+
+        Raises:
+            ConfigurationError: An edition's text is named for an endpoint whose generation has
+                none.
+            EndpointError: The endpoint cannot be reached.
+            HandshakeRefusedError: It refuses, or serves none of these generations.
+        """
+        end_s = time.monotonic() + connect_options.timeout_s
+        first: EndpointError | HandshakeRefusedError | None = None
+        for variant in self.variants(connect_options):
+            left_s = max(0.001, end_s - time.monotonic())
+            try:
+                answer = _ask(
+                    replace(connect_options, timeout_s=left_s), channel, self.path, variant
+                )
+            except (EndpointError, HandshakeRefusedError) as error:
+                if _is_understood(variant, error):
+                    raise
+                first = first or error
+                continue
+            if connect_options.edition_text is not None and variant.generation != PROTOCOL_V1:
+                raise ConfigurationError(
+                    f"{connect_options.address} speaks {variant.generation}, which has no edition "
+                    "text; leave out edition_text (--edition-text)"
+                )
+            return variant, answer
+        assert first is not None, "there is at least one variant"
+        raise first
+
+    def generations(self, connect_options: ConnectOptions) -> tuple[str, ...]:
+        """Return the generations in which sessions can be held with an endpoint.
+
+        Raises:
+            EndpointError: It cannot be reached.
+        """
+        supported = []
+        with connect_options.open() as channel:
+            for variant in self.variants(connect_options):
+                try:
+                    _ask(connect_options, channel, self.path, variant)
+                except HandshakeRefusedError:
+                    continue
+                except EndpointError as error:
+                    if _is_understood(variant, error):
+                        raise
+                    continue
+                supported.append(variant.generation)
+        return tuple(supported)
+
+
+def _ask(
+    connect_options: ConnectOptions,
+    channel: grpc.Channel,
+    path: str,
+    variant: HandshakeVariant[MakeT],
+) -> HandshakeResponse:
+    reply = connect_options.call(
+        channel, path, variant.frames.pack_handshake_request(variant.offer)
+    )
+    address = connect_options.address
+    try:
+        answer = variant.frames.parse_handshake_response(reply)
+        # An answer of another generation may decode as a refusal.
+        has_name = answer.generation != "" and answer.generation.isprintable()
+        if not (answer.compatible or has_name or answer.error_message):
+            raise CodecError("it refuses without a generation and without a reason")
+        return variant.accept(variant.offer, answer)
+    except HandshakeRefusedError as error:
+        raise HandshakeRefusedError(
+            f"{address}: {error.reason}", error.supported_editions
+        ) from error
+    except CodecError as error:
+        raise HandshakeRefusedError(
+            f"{address}: the answer to the handshake is malformed ({error}); check the "
+            "address, or install versions that match"
+        ) from error
+
+
+def _is_understood(
+    variant: HandshakeVariant[MakeT], error: EndpointError | HandshakeRefusedError
+) -> bool:
+    """Return whether the endpoint has failed or refused for another reason than the generation."""
+    cause = error.__cause__
+    if isinstance(error, EndpointError):
+        return not (isinstance(cause, grpc.Call) and cause.code() in _UNDECODABLE)
+    others = [each for each in model_dialects() if each != variant.generation]
+    is_of_other = any(generation in str(cause) for generation in others)
+    return not isinstance(cause, CodecError) and not is_of_other

@@ -205,9 +205,6 @@ def open_env_session(
             impossible in that dialect.
         RlmeshError: As ``EnvClient`` or the dialect's client does.
     """
-    require_seconds("step_timeout_s", step_timeout_s)
-    require_seconds("reset_timeout_s", reset_timeout_s)
-    require_seconds("start_timeout_s", start_timeout_s, allow_zero=True)
     wanted = allowed_transports(transport)
     should_spin()  # refuses a wrong environment variable before anything is opened
     if images.image_codec is not None:

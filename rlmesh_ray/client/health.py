@@ -1,9 +1,7 @@
 """Health checks of an endpoint, by grpc.health.v1."""
 
 import enum
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from rlmesh_ray.client.channel import ConnectOptions, translate_grpc_error
 from rlmesh_ray.dialects.registry import client_dialect
@@ -76,7 +74,8 @@ def check_health(
         return EndpointHealth(HealthStatus.SERVING)
     is_reported = status == wire.NOT_SERVING
     known = HealthStatus.NOT_SERVING if is_reported else HealthStatus.UNKNOWN
-    return EndpointHealth(known, _reason(call.trailing_metadata() or ()))
+    reason = dict(call.trailing_metadata() or ()).get(wire.REASON_METADATA_KEY, b"")
+    return EndpointHealth(known, bytes(reason).decode(errors="replace"))
 
 
 def _without_answer(error: grpc.RpcError, address: str) -> EndpointHealth:
@@ -89,8 +88,3 @@ def _without_answer(error: grpc.RpcError, address: str) -> EndpointHealth:
     if isinstance(translated, AccessDeniedError):
         raise translated from error
     return EndpointHealth(HealthStatus.UNREACHABLE, translated.message)
-
-
-def _reason(metadata: Iterable[tuple[str, Any]]) -> str:
-    reason = dict(metadata).get(wire.REASON_METADATA_KEY, b"")
-    return bytes(reason).decode(errors="replace")

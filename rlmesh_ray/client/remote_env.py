@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_session_client import ClientOptions, open_client_session
-from rlmesh_ray.client.remote_base import RemoteSession, action_error, render_lanes
+from rlmesh_ray.client.remote_vector_env import RemoteSession, action_error, render_lanes
 from rlmesh_ray.errors import (
     ConfigurationWarning,
     ConformanceError,

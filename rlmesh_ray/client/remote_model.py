@@ -7,19 +7,19 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.client.action_player import ActionPlayer
-from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.chunk_player import Blend
+from rlmesh_ray.client.action_player import ActionPlayer, Blend
+from rlmesh_ray.client.channel import ConnectOptions, ServiceHandshake
 from rlmesh_ray.client.fork_guard import NotPicklable, close_at_exit
 from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.client.model_dialect import (
     DialectModelSession,
+    EditionModelClientDialect,
     EncodedRequest,
     Make,
     ModelClientDialect,
@@ -29,13 +29,7 @@ from rlmesh_ray.client.model_dialect import (
     RouteRequests,
     Slots,
 )
-from rlmesh_ray.client.model_handshake import (
-    HANDSHAKE,
-    compressed,
-    horizon_of,
-    open_dialect_session,
-    shake_hands,
-)
+from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError, RlmeshError
 from rlmesh_ray.options import (
     DEFAULT_STEP_TIMEOUT_S,
@@ -44,7 +38,9 @@ from rlmesh_ray.options import (
     takes_no_more,
 )
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.capabilities import IMAGE_CODEC, PROTOCOL_V1
 from rlmesh_ray.protocol.client_session import ModelClientSession, timeout_error
+from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import Column, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
@@ -52,6 +48,77 @@ from rlmesh_ray.spaces.gym_conversion import contract_of
 from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import coerce_batch
+from rlmesh_ray.wire import policy_v1
+from rlmesh_ray.wire.image_codec_v1 import SentImages, require_offer
+from rlmesh_ray.wire.policy_v1 import PolicyFacts
+from rlmesh_ray.wire.rlmesh_v1 import model as edition_wire
+
+ModelDialectFactory = Callable[[str], ModelClientDialect]
+"""Makes the dialect of a session with this id."""
+HANDSHAKE: ServiceHandshake[ModelDialectFactory] = ServiceHandshake(
+    "/rlmesh.model.v1.ModelService/Handshake",
+    edition_wire,
+    (capabilities.SPACES_CORE, capabilities.POLICY, capabilities.ACTION_CHUNKS),
+    EditionModelClientDialect,
+    "client.model_dialect",
+)
+generations_of = HANDSHAKE.generations
+
+_MOST_DIGITS = 10
+
+
+def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
+    """Return a model endpoint's answer to the handshake, without opening a session.
+
+    Raises:
+        EndpointError: It cannot be reached.
+        HandshakeRefusedError: It serves no generation or edition of this package.
+    """
+    session = open_dialect_session(connect_options)
+    if session is not None:
+        session.close()
+        return session.answer
+    with connect_options.open() as channel:
+        return HANDSHAKE.negotiate(connect_options, channel)[1]
+
+
+def open_dialect_session(connect_options: ConnectOptions) -> DialectModelSession | None:
+    """Open a session in the dialect that the address names; None: it names none.
+
+    Raises:
+        ConfigurationError: The dialect's servers serve environments.
+        MissingPackageError: The dialect's extra is not installed.
+        EndpointError: The server cannot be reached.
+    """
+    dialect = client_dialect(connect_options.address)
+    if dialect is None:
+        return None
+    if not dialect.serves_models:
+        raise ConfigurationError(
+            f"{connect_options.address} is an environment, since {dialect.name} serves nothing "
+            "else; give the address of a policy"
+        )
+    dialect.require_installed()
+    session: DialectModelSession = dialect.load("client").MODEL_SESSION(connect_options)
+    return session
+
+
+def policy_of(answer: HandshakeResponse) -> PolicyFacts:
+    """Return the facts about the policy in a model endpoint's answer; empty: it has none."""
+    return policy_v1.parse(answer.capabilities.get(capabilities.POLICY, ""))
+
+
+def horizon_of(answer: HandshakeResponse) -> int | None:
+    """Return how many actions the policy chooses at once, by a model endpoint's answer.
+
+    None: the endpoint's generation reports it for each route, or not at all.
+    """
+    if answer.generation != PROTOCOL_V1:
+        return None
+    text = answer.capabilities.get(capabilities.ACTION_CHUNKS, "")
+    # Longer numbers are no horizon of a policy, and Python's int may refuse them.
+    return max(1, int(text)) if text.isdecimal() and len(text) < _MOST_DIGITS else 1
+
 
 __all__ = ["PredictTelemetry", "RemoteModel", "Slots", "contract_of", "shake_hands"]
 
@@ -64,8 +131,6 @@ _Answer = queue.SimpleQueue[ModelReply | RlmeshError]
 _ToColumns = Callable[[Any, int], list[Column]]
 """Makes the columns to send from a batch of observations and the number of its rows."""
 _RESIZE_BY_THE_MAP = "give sizes in the observation_map, such as 'image=resize(camera,224,224)'"
-_SHOWN_CHARACTERS = 100
-"""Of a route's id, in the name of the route for its chunks: ids have a longest length."""
 
 
 class ModelSessionStream:
@@ -96,10 +161,6 @@ class ModelSessionStream:
         weakref.finalize(self, stream.cancel).atexit = False
         self._reader.start()
         close_at_exit(self)
-
-    @property
-    def num_unanswered(self) -> int:
-        return len(self._awaited)
 
     def ask(self, make: Make, timeout_s: float) -> ModelReply:
         """Send requests, each when the one before it was answered; return the last answer.
@@ -203,8 +264,8 @@ class _Route:
     to_columns: _ToColumns
     horizon: int
     """How many actions ``predict_chunk`` asks for at most."""
-    names: dict[bool, str] = field(default_factory=dict)
-    """The server's routes that are used, by whether chunks are asked for there."""
+    served: int
+    """How many actions the server's route returns at once; 0: it is not open."""
     telemetry: PredictTelemetry | None = None
 
 
@@ -246,7 +307,7 @@ class RemoteModel(NotPicklable):
         self._connect_options = ConnectOptions(address, token, tls, connect_timeout_s, edition_text)
         self._timeout_s = predict_timeout_s
         self._routes: dict[str, _Route] = {}
-        self._chunk_lock = threading.Lock()
+        self._lock = threading.Lock()
         self._dialect: RouteRequests
         self._session_stream: ModelSessionStream | DialectModelSession
         session = open_dialect_session(self._connect_options)
@@ -322,34 +383,23 @@ class RemoteModel(NotPicklable):
             contract = replace(contract, observation_space=mapping.space(own_space))
         to_columns: _ToColumns = partial(coerce_batch, contract.observation_space)
         if image_codec is not None:
-            contract = compressed(contract, image_codec, self.answer, self.address)
+            images = SentImages(contract, image_codec, {})
+            require_offer(f"{image_codec=}", images.format, self.answer.capabilities, self.address)
+            contract = replace(contract, metadata={**contract.metadata, IMAGE_CODEC: image_codec})
         if mapping is not None:
             to_columns = partial(_mapped, own_space, mapping, to_columns)
-        reply = self._session_stream.ask(
-            lambda ids: [self._dialect.configure(ids, route_id, contract)], self._timeout_s
-        )
+        reply = self._open(route_id, contract, 1)
         known = reply.horizon or horizon_of(self.answer)
         try:
             self._require_chosen(wanted, known)
         except ConfigurationError:
-            before, dialect = self._routes.get(route_id), self._dialect
-            self._session_stream.ask(
-                lambda ids: [
-                    dialect.configure(ids, route_id, before.contract)
-                    if before
-                    else dialect.release(ids, route_id)
-                ],
-                self._timeout_s,
-            )
-            if before and True in before.names:
-                before.names[False] = route_id
-            raise
-        with self._chunk_lock:
             before = self._routes.get(route_id)
-            former_chunks = before.names.pop(True, None) if before else None
-        if former_chunks is not None:
-            self._release(former_chunks)
-        self._routes[route_id] = _Route(contract, to_columns, wanted or known or 1)
+            if before is None:
+                self._release(route_id)
+            else:
+                self._open(route_id, before.contract, before.served)
+            raise
+        self._routes[route_id] = _Route(contract, to_columns, wanted or known or 1, 1)
         return route_id
 
     def _require_chosen(self, wanted: int | None, known: int | None) -> None:
@@ -416,17 +466,17 @@ class RemoteModel(NotPicklable):
         if horizon == 1:
             steps = self._actions(route_id, route, batch)
         else:
-            name = self._name(route_id, route, horizon)
-            reply = self._ask(route, lambda ids: self._dialect.predict_chunk(ids, name, batch))
+            self._use(route_id, route, horizon)
+            reply = self._ask(route, lambda ids: self._dialect.predict_chunk(ids, route_id, batch))
             steps = self._dialect.actions(contract, reply, num_rows, horizon)
         return unflatten(contract.action_space, [_by_row(each, num_rows) for each in steps])
 
     def _actions(self, route_id: str, route: _Route, batch: RouteBatch) -> list[Column]:
         """Return one action a row; arrays may be read-only."""
         contract, rows, columns = batch
-        name = self._name(route_id, route, 1)
+        self._use(route_id, route, 1)
         data = self._dialect.encode(contract, columns, len(rows))
-        reply = self._ask(route, lambda ids: self._dialect.predict(ids, name, rows, data))
+        reply = self._ask(route, lambda ids: self._dialect.predict(ids, route_id, rows, data))
         return self._dialect.actions(contract, reply, len(rows))
 
     def _ask(self, route: _Route, make: Make) -> ModelReply:
@@ -499,36 +549,32 @@ class RemoteModel(NotPicklable):
         if not isinstance(slots, Slots | None):
             problem = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
             raise ConformanceError("structure", "slots", problem)
-        rows = slots.rows() if slots else _all_lanes(route.contract.num_envs)
+        lanes = range(route.contract.num_envs)
+        rows = slots.rows() if slots else [PredictSlot(lane, "", 0, False) for lane in lanes]
         return RouteBatch(route.contract, rows, route.to_columns(observation, len(rows)))
 
-    def _name(self, route_id: str, route: _Route, horizon: int) -> str:
-        """Return the server's route for one action or for chunks, which is opened if need be.
-
-        The route of ``configure_route`` is closed if chunks are asked for first: a server with a
-        ``max_delay_s`` would have each batch wait for it.
-        """
-        names, has_chunks = route.names, horizon > 1
-        if has_chunks in names:
-            return names[has_chunks]
-        with self._chunk_lock:
-            if has_chunks not in names:
-                name = route_id
-                if has_chunks:
-                    name = f"{route_id[:_SHOWN_CHARACTERS]}-chunks-{uuid.uuid4().hex}"
-                if names or has_chunks:
-                    self._session_stream.ask(
-                        lambda ids: [self._dialect.configure(ids, name, route.contract, horizon)],
-                        self._timeout_s,
-                    )
-                if not names and has_chunks:
+    def _use(self, route_id: str, route: _Route, horizon: int) -> None:
+        """Have the server's route return so many actions at once; else it opens anew."""
+        if route.served == horizon:
+            return
+        with self._lock:
+            if route.served != horizon:
+                if route.served:
                     self._release(route_id)
-                names[has_chunks] = name
-            return names[has_chunks]
+                route.served = 0
+                self._open(route_id, route.contract, horizon)
+                route.served = horizon
 
-    def _release(self, name: str) -> None:
-        """Close a route of the server."""
-        self._session_stream.ask(lambda ids: [self._dialect.release(ids, name)], self._timeout_s)
+    def _open(self, route_id: str, contract: EnvContract, horizon: int) -> ModelReply:
+        return self._session_stream.ask(
+            lambda ids: [self._dialect.configure(ids, route_id, contract, horizon)],
+            self._timeout_s,
+        )
+
+    def _release(self, route_id: str) -> None:
+        self._session_stream.ask(
+            lambda ids: [self._dialect.release(ids, route_id)], self._timeout_s
+        )
 
     def last_telemetry(self, route_id: str = DEFAULT_ROUTE) -> PredictTelemetry | None:
         """Return how the route's latest prediction was made.
@@ -542,8 +588,7 @@ class RemoteModel(NotPicklable):
     def close_route(self, route_id: str = DEFAULT_ROUTE) -> None:
         """Release a route and the state that the policy keeps for it."""
         route = self._routes.get(route_id)
-        for name in (route and set(route.names.values())) or {route_id}:
-            self._release(name)
+        self._release(route_id)
         # Another thread may have configured it anew already.
         if self._routes.get(route_id) is route:
             self._routes.pop(route_id, None)
@@ -581,7 +626,3 @@ def _by_row(steps: Any, num_rows: int) -> Any:
         return tuple(steps[row::num_rows] for row in range(num_rows))
     by_step = steps.reshape(len(steps) // num_rows, num_rows, *steps.shape[1:])
     return by_step.swapaxes(0, 1).copy()
-
-
-def _all_lanes(num_lanes: int) -> tuple[PredictSlot, ...]:
-    return tuple(PredictSlot(lane, "", 0, False) for lane in range(num_lanes))

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from rlmesh_ray.client.remote_base import decode_png
+from rlmesh_ray.client.remote_vector_env import decode_png
 from rlmesh_ray.compliance.action_cases import packed_rest
 from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, holds, require
 from rlmesh_ray.compliance.env_subject import ENV, EnvSubject, RawEnvSession, ended_lanes, is_same

@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from rlmesh_ray.client.remote_base import agents_notice
 from rlmesh_ray.client.remote_model import RemoteModel
-from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv, agents_notice
 from rlmesh_ray.errors import (
     ContractMismatchError,
     EvaluationInterruptedError,

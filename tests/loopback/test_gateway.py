@@ -25,8 +25,9 @@ from rlmesh_ray import (
     RemoteVectorEnv,
     evaluate,
 )
-from rlmesh_ray.client import env_handshake
-from rlmesh_ray.client.channel import ClientTls, ConnectOptions
+from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.client import env_client
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import HealthStatus, check_health
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -223,7 +224,7 @@ def test_large_observations_calls_and_errors_pass() -> None:
 def test_a_client_that_needs_larger_messages_agrees_and_joins_with_one_endpoint(
     gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(env_handshake, "DEFAULT_MESSAGE_BYTES", 1)
+    monkeypatch.setattr(env_client, "DEFAULT_MESSAGE_BYTES", 1)
 
     for _ in range(4):
         env = RemoteVectorEnv(gateway.address, token=FRONT)

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteVectorEnv, evaluate
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_handshake import shake_hands
+from rlmesh_ray.client.env_client import shake_hands
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.gateway_balancer import Target

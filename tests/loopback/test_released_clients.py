@@ -19,8 +19,7 @@ from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVec
 from rlmesh_ray.cli.commands.inspect import dialects_of_env
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
-from rlmesh_ray.client.model_handshake import generations_of
-from rlmesh_ray.client.remote_model import Slots
+from rlmesh_ray.client.remote_model import Slots, generations_of
 from rlmesh_ray.client.remote_model import shake_hands as shake_hands_with_model
 from rlmesh_ray.dialects.released.protocol import (
     WIRE_V1,

@@ -12,8 +12,9 @@ import grpc
 import pytest
 
 from rlmesh_ray import ModelServer
-from rlmesh_ray.client.channel import ClientTls, ConnectOptions
-from rlmesh_ray.client.model_handshake import shake_hands
+from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.remote_model import shake_hands
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,

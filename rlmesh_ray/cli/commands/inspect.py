@@ -144,7 +144,7 @@ def dialects_of_env(connect_options: "ConnectOptions") -> tuple[str, ...]:
     Raises:
         EndpointError: The endpoint cannot be reached.
     """
-    from rlmesh_ray.client.env_handshake import generations_of
+    from rlmesh_ray.client.env_client import generations_of
     from rlmesh_ray.client.health import HealthStatus, check_health
 
     known = (HealthStatus.SERVING, HealthStatus.NOT_SERVING)
@@ -163,8 +163,8 @@ def _services(connect_options: "ConnectOptions") -> "list[_Service]":
         EndpointError: None of them answers.
     """
     from rlmesh_ray.client.env_session_client import probe_endpoint as ask_env
-    from rlmesh_ray.client.model_handshake import generations_of
-    from rlmesh_ray.client.model_handshake import shake_hands as ask_model
+    from rlmesh_ray.client.remote_model import generations_of
+    from rlmesh_ray.client.remote_model import shake_hands as ask_model
 
     dialect = registry.client_dialect(connect_options.address)
     if dialect is not None:
@@ -195,7 +195,7 @@ def _service_name(service: str, address: str) -> str:
 
 def _show(console: Console, address: str, service: _Service, health: "EndpointHealth") -> None:
     from rlmesh_ray.cli.views.contract_format import contract_facts, contract_json
-    from rlmesh_ray.client.model_handshake import policy_of
+    from rlmesh_ray.client.remote_model import policy_of
     from rlmesh_ray.spaces.contract import EnvContract
 
     answer = service.answer

@@ -335,7 +335,7 @@ def _check_env(job: _Job) -> None:
 
 
 def _require_one_agent(contract: "EnvContract") -> None:
-    from rlmesh_ray.client.remote_base import agents_notice
+    from rlmesh_ray.client.remote_vector_env import agents_notice
 
     if agents := agents_notice(contract):
         raise ConfigurationError(f"train trains one policy for one agent, and {agents}")

@@ -32,7 +32,8 @@ from rlmesh_ray.server.model_options import ModuleOptions
 from rlmesh_ray.server.statistics import Measured
 
 if TYPE_CHECKING:
-    from rlmesh_ray.client.channel import ClientTls, ConnectOptions
+    from rlmesh_ray.auth.client_tls import ClientTls
+    from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.recording.options import RecordOptions
     from rlmesh_ray.server.bind_policy import ServerTls
     from rlmesh_ray.spaces.observation_map import ObservationMap

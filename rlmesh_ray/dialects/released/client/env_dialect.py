@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray import __version__
+from rlmesh_ray.client.channel import CLIENT_NAME, HandshakeVariant
+from rlmesh_ray.client.env_client import EnvDialectFactory
 from rlmesh_ray.client.env_dialect import EnvClientFrames, ResetResult, StepResult, owned
-from rlmesh_ray.client.env_handshake import EnvDialectFactory
-from rlmesh_ray.client.version_negotiation import CLIENT_NAME, HandshakeVariant
 from rlmesh_ray.dialects.released.protocol import (
     WIRE_V1,
     accept_released_answer,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from rlmesh_ray import __version__
+from rlmesh_ray.client.channel import CLIENT_NAME, HandshakeVariant
 from rlmesh_ray.client.model_dialect import (
     EncodedRequest,
     ModelReply,
@@ -12,8 +13,7 @@ from rlmesh_ray.client.model_dialect import (
     RouteBatch,
     action_of,
 )
-from rlmesh_ray.client.model_handshake import ModelDialectFactory
-from rlmesh_ray.client.version_negotiation import CLIENT_NAME, HandshakeVariant
+from rlmesh_ray.client.remote_model import ModelDialectFactory
 from rlmesh_ray.dialects.released.protocol import (
     WIRE_V1,
     AdapterPredict,

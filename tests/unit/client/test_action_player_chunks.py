@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.client.chunk_player import ChunkPlayer, ChunkRequest
+from rlmesh_ray.client.action_player import ChunkPlayer, ChunkRequest
 from rlmesh_ray.errors import ConfigurationError, ConformanceError
 
 
