@@ -26,8 +26,14 @@ from rlmesh_ray.errors import (
     EvaluationInterruptedError,
     RlmeshError,
 )
-from rlmesh_ray.evaluation.coordinator import News, Schedule
-from rlmesh_ray.evaluation.endpoints import EndpointDirectory, is_fleet, resolver_of, token_at
+from rlmesh_ray.evaluation.coordinator import (
+    EndpointDirectory,
+    News,
+    Schedule,
+    is_fleet,
+    resolver_of,
+    token_at,
+)
 from rlmesh_ray.evaluation.options import EvaluationOptions, checked_seed
 from rlmesh_ray.evaluation.result import EpisodeResult, EvaluationResult, Loss, endpoint_reports
 from rlmesh_ray.evaluation.run import evaluate_indices, warn_of_missing_reports

@@ -6,27 +6,470 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.client.action_player import ActionPlayer
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.remote_model import RemoteModel
+from rlmesh_ray.client.remote_model import RemoteModel, Slots
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
-from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.evaluation.coordinator import Attempt, Coordinator, News
-from rlmesh_ray.evaluation.endpoints import EndpointFleet, Endpoints, RemoteEndpoint, as_endpoints
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    EndpointError,
+    RemoteError,
+    RlmeshError,
+)
+from rlmesh_ray.evaluation.coordinator import (
+    Attempt,
+    Coordinator,
+    EndpointFleet,
+    Endpoints,
+    News,
+    RemoteEndpoint,
+    as_endpoints,
+)
 from rlmesh_ray.evaluation.options import (
     EvaluationOptions,
     RecordedEvaluationOptions,
     checked_seed,
 )
-from rlmesh_ray.evaluation.result import EndpointRole, EvaluationResult, Loss
-from rlmesh_ray.evaluation.worker import ActionSource, EndpointWorker, RemoteActionSource
+from rlmesh_ray.evaluation.result import (
+    EndpointRole,
+    EpisodeResult,
+    EvaluationResult,
+    Loss,
+    success_of,
+)
 from rlmesh_ray.options import completed, takes_options
-from rlmesh_ray.spaces.observation_map import as_observation_map
+from rlmesh_ray.spaces.batch import flatten
+from rlmesh_ray.spaces.contract import AutoresetMode
+from rlmesh_ray.spaces.observation_map import ObservationMap, as_observation_map
+from rlmesh_ray.spaces.validation import coerce_batch
 
 if TYPE_CHECKING:
-    from rlmesh_ray.recording.recorder import WriterHandle
+    from rlmesh_ray.recording.recorder import Recorder, WriterHandle
+
+
+# Error codes of an endpoint that has stopped working, unlike those of a failed request.
+_BREAKDOWNS = frozenset({"TIMEOUT", "CRASHED", "CANCELLED", "CLOSED"})
+
+
+class ActionSource:
+    """The policy of one attempt: a function in this process, unless a subclass asks another one.
+
+    Args:
+        function: Maps observations to actions.
+        lock: Held during each call, where several workers share the function.
+    """
+
+    def __init__(
+        self, function: Callable[[Any], Any], lock: contextlib.AbstractContextManager[Any]
+    ) -> None:
+        self.address = ""
+        """Address of its endpoint; empty where it has none."""
+        self.failure: Exception | None = None
+        """Error that the policy has raised, unlike those of the environment."""
+        self._function = function
+        self._lock = lock
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version of the weights that chose last; None where it is not known."""
+        return None
+
+    def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
+        try:
+            with self._lock:
+                return self._choose(observation, slots)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _choose(self, observation: Any, _: Callable[[], Slots]) -> Any:
+        return self._function(observation)
+
+    def close(self) -> None:
+        """Release all resources. Never raises."""
+
+
+MakeActionSource = Callable[["Attempt", RemoteVectorEnv], ActionSource]
+"""Returns the policy of an attempt; raises EndpointError where its endpoint fails."""
+
+
+class RemoteActionSource(ActionSource):
+    """A route at a model's endpoint.
+
+    Args:
+        endpoint: The endpoint.
+        route_id: Unique id of the route.
+        env: The environment that the route is for.
+        observation_map: See ``evaluate``.
+        execution_horizon: How many actions of each chunk are played; 1: the policy is asked for
+            each action.
+
+    Raises:
+        EndpointError: The endpoint cannot be reached, or broke.
+        RemoteModelError: The policy does not fit the environment.
+    """
+
+    def __init__(
+        self,
+        endpoint: RemoteEndpoint[RemoteModel],
+        route_id: str,
+        env: RemoteVectorEnv,
+        observation_map: ObservationMap | None,
+        execution_horizon: int,
+    ) -> None:
+        self._endpoint = endpoint
+        self._route_id = route_id
+        self._model = endpoint.open()
+        super().__init__(self._model.predict, contextlib.nullcontext())
+        self.address = endpoint.address
+        try:
+            self._model.configure_route(
+                env, route_id=route_id, observation_map=observation_map, horizon=execution_horizon
+            )
+            self._player = None
+            if execution_horizon > 1:
+                # No chunk is asked for before it is needed: the result does not depend on time.
+                self._player = ActionPlayer(
+                    self._model,
+                    env,
+                    route_id=route_id,
+                    execution_horizon=execution_horizon,
+                    prefetch=0,
+                )
+        except BaseException:
+            endpoint.release(self._model)
+            raise
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version of the weights that chose last."""
+        telemetry = self._model.last_telemetry(self._route_id)
+        return (
+            None if telemetry is None or telemetry.policy_version < 0 else telemetry.policy_version
+        )
+
+    def _choose(self, observation: Any, slots: Callable[[], Slots]) -> Any:
+        """Request a prediction, where a lane has no action of its chunk left."""
+        rows = slots()
+        if self._player is None:
+            return self._model.predict(observation, route_id=self._route_id, slots=rows)
+        for lane in [lane for lane, begins in enumerate(rows.resets) if begins]:
+            self._player.begin_episode(lane, rows.episode_ids[lane])
+        return self._player.act(observation)
+
+    def close(self) -> None:
+        """Close the route, unless the session has broken, and give the session back."""
+        if self.failure is None or isinstance(self.failure, RemoteError):
+            with contextlib.suppress(RlmeshError):
+                self._model.close_route(self._route_id)
+        self._endpoint.release(self._model)
+
+
+class EndpointWorker:
+    """Drives one environment's endpoint until no episode is left.
+
+    Args:
+        endpoint: The endpoint.
+        make_action_source: Returns the policy of an attempt.
+        coordinator: Shared with the other workers.
+        seed: Seed of the episode with index 0.
+        writer: Records the episodes; None: they are not recorded.
+    """
+
+    def __init__(
+        self,
+        endpoint: RemoteEndpoint[RemoteVectorEnv],
+        make_action_source: MakeActionSource,
+        coordinator: Coordinator,
+        seed: int | None,
+        writer: "WriterHandle | None" = None,
+    ) -> None:
+        self._writer = writer
+        self._endpoint = endpoint
+        self._make_action_source = make_action_source
+        self._coordinator = coordinator
+        self._seed = seed
+        # Kept while only the policy's endpoint breaks.
+        self._env: RemoteVectorEnv | None = None
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Block until all episodes are finished, here or elsewhere.
+
+        Raises:
+            RlmeshError: An error that would repeat at every other endpoint.
+            EvaluationInterruptedError: No endpoint is left.
+        """
+        try:
+            while (attempt := self._coordinator.await_attempt(self._endpoint)) is not None:
+                try:
+                    self._run_attempt(attempt)
+                finally:
+                    self._coordinator.leave(attempt)
+        finally:
+            self.end_session()
+
+    def end_session(self) -> None:
+        """End the session with the environment, also one that another thread waits for."""
+        with self._lock:
+            env, self._env = self._env, None
+        if env is not None:
+            self._endpoint.release(env)
+
+    def _run_attempt(self, attempt: Attempt) -> None:
+        actor: ActionSource | None = None
+        role = EndpointRole.ENV
+        try:
+            env = self._open()
+            role = EndpointRole.MODEL
+            actor = self._make_action_source(attempt, env)
+            role = EndpointRole.ENV
+            self._coordinator.note_open()
+            with self._recording(env, actor) as recorder:
+                LaneLoop(
+                    env,
+                    actor.act,
+                    self._coordinator,
+                    attempt,
+                    self._seed,
+                    actor.address,
+                    recorder=recorder,
+                ).run()
+        except (EndpointError, RemoteError) as error:
+            if actor is not None and actor.failure is error:
+                role = EndpointRole.MODEL
+            if not self._is_breakdown(attempt, role, error):
+                raise
+            self._coordinator.lose(attempt, role, error)
+            if role is EndpointRole.ENV:
+                self.end_session()
+        finally:
+            if actor is not None:
+                actor.close()
+
+    @contextlib.contextmanager
+    def _recording(self, env: RemoteVectorEnv, actor: ActionSource) -> "Iterator[Recorder | None]":
+        if self._writer is None:
+            yield None
+            return
+        from rlmesh_ray.recording.recorder import Recorder
+
+        # Each episode begins with a reset of its own.
+        recorder = Recorder(
+            self._writer,
+            env.contract,
+            env.address,
+            autoresets=False,
+            policy_version=lambda: actor.policy_version,
+        )
+        try:
+            yield recorder
+        finally:
+            recorder.flush()
+
+    def _open(self) -> RemoteVectorEnv:
+        env = self._env
+        if env is None:
+            env = self._endpoint.open()
+            with self._lock:
+                self._env = env
+            self._coordinator.agree(env)
+        return env
+
+    def _is_breakdown(
+        self, attempt: Attempt, role: EndpointRole, error: EndpointError | RemoteError
+    ) -> bool:
+        """Return whether the endpoint has failed in a way that another one, or a retry, may not."""
+        if self._coordinator.is_stopped or error is self._coordinator.refusal:
+            return False
+        if role not in attempt.endpoints:
+            return False  # an error of the caller's function
+        if isinstance(error, RemoteError):
+            return error.code in _BREAKDOWNS
+        if isinstance(error, AccessDeniedError):
+            # Another endpoint may have taken over the port.
+            return attempt.endpoints[role].is_known
+        return True
+
+
+Act = Callable[[Any, Callable[[], Slots]], Any]
+"""Maps observations, and a function for their slots, to actions; one row a lane."""
+
+_IDLE = -1
+
+
+class LaneLoop:
+    """Runs episodes until there are none left.
+
+    A lane without an episode is reset and stepped with the others, and does not count.
+
+    Args:
+        env: The session; episodes that its lanes run are dropped.
+        act: The policy.
+        coordinator: Hands out the episodes.
+        attempt: The session.
+        seed: Seed of the episode with index 0; None lets the environment seed itself.
+        model: Address of the policy, for the results.
+        recorder: Records the episodes; one that does not see them reset itself. None: they are not
+            recorded.
+    """
+
+    def __init__(
+        self,
+        env: RemoteVectorEnv,
+        act: Act,
+        coordinator: Coordinator,
+        attempt: Attempt,
+        seed: int | None,
+        model: str,
+        *,
+        recorder: "Recorder | None" = None,
+    ) -> None:
+        self._recorder = recorder
+        self._env = env
+        self._act = act
+        self._model = model
+        self._coordinator = coordinator
+        self._attempt = attempt
+        self._seed = seed
+        resets_itself = env.contract.autoreset_mode is not AutoresetMode.DISABLED
+        # Where the endpoint resets all lanes or none, they start together only: those that have
+        # ended are stepped along until the longest episode ends.
+        self._in_rounds = resets_itself and not env.resets_single_lanes
+        width = env.num_envs
+        self._index: list[int] = [_IDLE] * width
+        self._ids = [""] * width
+        self._num_resets = 0
+        self._returns = np.zeros(width)
+        self._lengths = np.zeros(width, np.int64)
+
+    def run(self) -> None:
+        """Block until no episode is left, or the evaluation is stopped.
+
+        Raises:
+            RlmeshError: The environment or the policy failed; the running episodes are lost.
+        """
+        env, act, coordinator, slots = self._env, self._act, self._coordinator, self._slots
+        returns, lengths = self._returns, self._lengths
+        chosen = self._refill(np.ones(env.num_envs, np.bool_))
+        if chosen is None:
+            return
+        observation = self._reset(chosen)
+        coordinator.begin(self._attempt)
+        while not coordinator.is_stopped:
+            actions = act(observation, slots)
+            observation, rewards, terminated, truncated, infos = env.step(actions)
+            if self._recorder is not None:
+                self._record(actions, observation, (rewards, terminated, truncated), infos)
+            returns += rewards
+            lengths += 1
+            ended = terminated | truncated
+            if ended.any():
+                self._collect(ended, terminated, truncated, infos)
+            elif not (coordinator.num_waiting and _IDLE in self._index):
+                continue
+            chosen = self._refill(ended)
+            if chosen is None:
+                return
+            if chosen.any():
+                observation = self._reset(chosen)
+
+    def _collect(
+        self,
+        ended: NDArray[np.bool_],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        infos: dict[str, Any],
+    ) -> None:
+        finished = []
+        for lane in np.flatnonzero(ended).tolist():
+            index = self._index[lane]
+            self._index[lane] = _IDLE
+            if index != _IDLE:
+                episode = EpisodeResult(
+                    index=index,
+                    seed=self._seed_of(index),
+                    episode_return=float(self._returns[lane]),
+                    length=int(self._lengths[lane]),
+                    terminated=bool(terminated[lane]),
+                    truncated=bool(truncated[lane]),
+                    success=success_of(infos, lane),
+                    endpoint=self._env.address,
+                    model=self._model,
+                )
+                finished.append((lane, episode))
+        self._coordinator.finish(self._attempt, finished)
+
+    def _refill(self, ended: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        """Assign episodes to idle lanes; return a mask of lanes to reset, None at the end."""
+        if self._in_rounds:
+            if any(index != _IDLE for index in self._index):
+                return np.zeros_like(ended)
+            ended = np.ones_like(ended)
+        while True:
+            idle = [lane for lane, index in enumerate(self._index) if index == _IDLE]
+            taken = self._coordinator.take(self._attempt, idle)
+            for lane, index in zip(idle, taken, strict=True):
+                if index is not None:
+                    self._index[lane] = index
+                    ended[lane] = True
+            if len(idle) < len(self._index) or any(index is not None for index in taken):
+                return ended
+            if not self._coordinator.await_work():
+                return None
+            # A lane that has ended must be reset before the next step, also without an episode.
+            ended = np.ones(len(self._index), np.bool_)
+
+    def _reset(self, chosen: NDArray[np.bool_]) -> Any:
+        self._returns[chosen] = 0.0
+        self._lengths[chosen] = 0
+        for lane in np.flatnonzero(chosen).tolist():
+            index = self._index[lane]
+            self._num_resets += 1
+            self._ids[lane] = f"idle-{self._num_resets}" if index == _IDLE else f"episode-{index}"
+        options = None if chosen.all() else {"reset_mask": chosen}
+        seeds = None
+        if self._seed is not None:
+            seeds = [self._seed_of(max(index, 0)) for index in self._index]
+        observation, infos = self._env.reset(seed=seeds, options=options)
+        if self._recorder is not None:
+            lanes = [lane for lane in np.flatnonzero(chosen).tolist() if self._index[lane] != _IDLE]
+            own = [self._seed_of(self._index[lane]) for lane in lanes]
+            columns = flatten(self._env.contract.observation_space, observation)
+            self._recorder.reset(lanes, own, columns, infos, self._env.render)
+        return observation
+
+    def _record(
+        self,
+        actions: Any,
+        observation: Any,
+        results: Sequence[NDArray[Any]],
+        infos: dict[str, Any],
+    ) -> None:
+        assert self._recorder is not None, "called where there is one"
+        contract = self._env.contract
+        columns = flatten(contract.observation_space, observation)
+        columns += coerce_batch(contract.action_space, actions, contract.num_envs)
+        self._recorder.step([*columns, *results], infos, self._env.render)
+
+    def _seed_of(self, index: int) -> int | None:
+        return None if self._seed is None else self._seed + index
+
+    def _slots(self) -> Slots:
+        return Slots(
+            env_indices=range(len(self._index)),
+            episode_ids=self._ids.copy(),
+            steps=self._lengths.tolist(),
+            resets=(self._lengths == 0).tolist(),
+        )
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -260,9 +703,9 @@ class _Evaluation:
 
     def _make_action_source(self, attempt: Attempt, env: RemoteVectorEnv) -> ActionSource:
         mapping = self._map
-        if attempt.model is not None:
+        if EndpointRole.MODEL in attempt.endpoints:
             return RemoteActionSource(
-                attempt.model,
+                attempt.endpoints[EndpointRole.MODEL],
                 f"evaluation-{self._name}-{attempt.key}",
                 env,
                 mapping,

@@ -4,7 +4,7 @@ import pytest
 
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.errors import EndpointLostError
-from rlmesh_ray.evaluation.endpoints import (
+from rlmesh_ray.evaluation.coordinator import (
     RemoteEndpoint,
     have_failed,
     next_due_s,

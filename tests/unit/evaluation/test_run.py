@@ -1,6 +1,7 @@
 """The episode loop with a vector environment in memory that fails on demand."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.errors import EndpointLostError, LocalProtocolError
 from rlmesh_ray.evaluation.coordinator import Schedule
 from rlmesh_ray.evaluation.result import EpisodeResult
-from rlmesh_ray.evaluation.worker import LaneLoop
+from rlmesh_ray.evaluation.run import LaneLoop
+from rlmesh_ray.spaces.contract import AutoresetMode
 
 
 def length_of(seed: int) -> int:
@@ -44,6 +46,8 @@ class MemoryEnv:
     """
 
     address = "memory"
+    contract = SimpleNamespace(autoreset_mode=AutoresetMode.DISABLED)
+    resets_single_lanes = True
 
     def __init__(self, num_envs: int, breaks_at: int | None = None) -> None:
         self.num_envs = num_envs
@@ -201,6 +205,9 @@ def test_an_error_of_the_environment_is_raised() -> None:
 class MemoryVector(MemoryEnv):
     """Lanes that start together only, and reset by themselves after an end (NEXT_STEP)."""
 
+    contract = SimpleNamespace(autoreset_mode=AutoresetMode.NEXT_STEP)
+    resets_single_lanes = False
+
     def reset(
         self, *, seed: Sequence[int] | None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -229,7 +236,6 @@ def test_lanes_that_start_together_run_every_episode_once(
         None,
         first_seed,
         "",
-        in_rounds=True,
     ).run()
 
     finished.sort(key=lambda episode: episode.index)
