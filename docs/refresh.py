@@ -29,7 +29,7 @@ from sphinx.ext.autodoc.mock import mock  # type: ignore[attr-defined]
 
 from rlmesh_ray import errors
 from rlmesh_ray.cli.main import app as command_line
-from rlmesh_ray.compliance.clauses import SECTIONS, Clause, Party
+from rlmesh_ray.compliance.checks import SECTIONS, Clause, Party
 from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS
 from rlmesh_ray.server.statistics import ALL_METRICS
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the saboteurs are tests, not installed
 
-from rlmesh_ray.compliance.clauses import SECTIONS, Clause, Party
+from rlmesh_ray.compliance.checks import SECTIONS, Clause, Party
 from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS
 from tests.compliance import env_saboteurs, model_saboteurs, test_clients
 

@@ -524,7 +524,7 @@ FAULTS = (
         "seeds-of-lanes-are-not-checked",
         "compliance",
         "The check of seeds does not look at which lane gets which.",
-        "rlmesh_ray/compliance/env_request_checks.py",
+        "rlmesh_ray/compliance/env_checks.py",
         "is_mirrored = is_same(start, [column[::-1] for column in mirrored])",
         "is_mirrored = bool(start) or bool(mirrored)",
         "tests/compliance/test_saboteurs.py::"
@@ -534,7 +534,7 @@ FAULTS = (
         "step-counts-are-not-checked",
         "compliance",
         "The check of episodes does not look at their counts of steps.",
-        "rlmesh_ray/compliance/env_episode_checks.py",
+        "rlmesh_ray/compliance/env_checks.py",
         '_require_equal(record, "step_count", record.step_count, count)',
         '_require_equal(record, "step_count", count, count)',
         "tests/compliance/test_saboteurs.py::"
@@ -557,7 +557,7 @@ FAULTS = (
         "records-at-close-are-not-checked",
         "compliance",
         "The check that a record comes once does not look at those that Close returns.",
-        "rlmesh_ray/compliance/env_episode_checks.py",
+        "rlmesh_ray/compliance/env_checks.py",
         "        records += session.close().final_episodes\n    ids = [",
         "        session.close()\n    ids = [",
         "tests/compliance/test_saboteurs.py::"

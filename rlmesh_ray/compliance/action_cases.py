@@ -1,7 +1,6 @@
 """Action batches for checks: conforming ones for any space, and ones with a single violation."""
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,11 +8,11 @@ import numpy as np
 from rlmesh_ray.compliance.probe import ACTION_SPACE, METADATA_KEY, REST, ProbeCommand
 from rlmesh_ray.spaces.batch import Column, Leaf, coerce, flatten, leaves
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.multi_agent import filler_of_leaf
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
     DictSpec,
     DiscreteSpec,
-    MultiBinarySpec,
     MultiDiscreteSpec,
     SpaceSpec,
     TextSpec,
@@ -194,19 +193,18 @@ def _with_bytes(
     contract: EnvContract, kind: type, change: Callable[[bytes, Any], bytes]
 ) -> list[bytes]:
     data = packed_rest(contract)
-    for _, leaf in leaves_of(contract.action_space, kind):
-        if not leaf.path:  # the batch is the raw column
-            return [change(data, leaf)]
-        field = "tensor" if kind is BoxSpec else "multi"
-        edit: Edit = partial(_change_bytes, field, leaf, change)
-        return [_edited(data, leaf.path, edit)]
-    return []
+    found = leaves_of(contract.action_space, kind)
+    if not found:
+        return []
+    leaf = found[0][1]
+    if not leaf.path:  # the batch is the raw column
+        return [change(data, leaf)]
+    field = "tensor" if kind is BoxSpec else "multi"
 
+    def edit(node: pb.SpaceValueNode) -> None:
+        setattr(node, field, change(getattr(node, field), leaf))
 
-def _change_bytes(
-    field: str, leaf: Leaf, change: Callable[[bytes, Any], bytes], node: pb.SpaceValueNode
-) -> None:
-    setattr(node, field, change(getattr(node, field), leaf))
+    return [_edited(data, leaf.path, edit)]
 
 
 def _with_container(contract: EnvContract, kind: type, edit: Edit) -> list[bytes]:
@@ -239,15 +237,7 @@ def _edited(data: bytes, path: tuple[str | int, ...], edit: Edit) -> bytes:
 
 
 def _resting(leaf: Leaf, num_lanes: int) -> Column:
-    spec = leaf.spec
-    if isinstance(spec, TextSpec):
-        return ((spec.charset[:1] or "a") * spec.min_length,) * num_lanes
-    assert leaf.dtype is not None
-    shape = (num_lanes, *leaf.shape)
-    if isinstance(spec, BoxSpec):
-        low, high = spec.bounds()
-        rest = np.clip(np.zeros((), leaf.dtype), low, high)
-        return np.array(np.broadcast_to(rest, shape), order="C")
-    start = spec.start if isinstance(spec, DiscreteSpec) else 0
-    assert isinstance(spec, DiscreteSpec | MultiBinarySpec | MultiDiscreteSpec)
-    return np.full(shape, start, leaf.dtype)
+    filler = filler_of_leaf(leaf)
+    if isinstance(filler, str):
+        return (filler,) * num_lanes
+    return np.array(np.broadcast_to(filler, (num_lanes, *leaf.shape)), order="C")

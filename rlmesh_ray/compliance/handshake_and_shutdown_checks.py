@@ -4,9 +4,7 @@ import re
 from collections.abc import Callable
 
 from rlmesh_ray.compliance.checks import Check, ClauseNotObservable, holds, require
-from rlmesh_ray.compliance.env_subject import ENV, EnvSubject
-from rlmesh_ray.compliance.model_subject import END_REMEDY, MODEL, ModelSubject
-from rlmesh_ray.compliance.raw_session import Subject
+from rlmesh_ray.compliance.subjects import END_REMEDY, ENV, MODEL, EnvSubject, ModelSubject, Subject
 from rlmesh_ray.errors import AccessDeniedError, EndpointError, EndpointUnreachableError
 from rlmesh_ray.protocol.handshake import EDITION_2026_06
 from rlmesh_ray.spaces.contract import EnvContract

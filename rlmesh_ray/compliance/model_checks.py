@@ -10,7 +10,7 @@ import numpy as np
 
 from rlmesh_ray.compliance.action_cases import conforming
 from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, holds, require
-from rlmesh_ray.compliance.model_subject import (
+from rlmesh_ray.compliance.subjects import (
     END_REMEDY,
     MODEL,
     ROUTE,
@@ -18,7 +18,9 @@ from rlmesh_ray.compliance.model_subject import (
     RawModelSession,
     slot,
 )
+from rlmesh_ray.protocol.capabilities import CONCURRENT_PREDICT
 from rlmesh_ray.protocol.messages import (
+    CloseModel,
     ModelClosed,
     ModelErrorCode,
     ModelFailed,
@@ -215,7 +217,7 @@ def a_session_goes_on_after_a_recoverable_error(subject: ModelSubject) -> None:
 @holds(MODEL, "model.arrival")
 def without_the_capability_answers_come_as_asked(subject: ModelSubject) -> None:
     """On two routes, in the order of arrival."""
-    if subject.is_concurrent:
+    if CONCURRENT_PREDICT in subject.shake_hands().capabilities:
         raise ClauseNotObservable("the server has the capability concurrent_predict")
     with subject.session() as session:
         requests = _two_routes(session)
@@ -272,7 +274,7 @@ def close_is_answered_after_everything_else(subject: ModelSubject) -> None:
     with subject.acting() as session:
         session.configure()
         session.ask(session.close_route_request())
-        requests = [*_two_routes(session), session.close_request()]
+        requests = [*_two_routes(session), CloseModel(session.new_id())]
         for request in requests:
             session.send(request)
         responses = session.until_end()

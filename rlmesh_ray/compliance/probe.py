@@ -68,12 +68,7 @@ class ProbeCommand(enum.IntEnum):
 
 def _box(low: list[float], high: list[float], shape: tuple[int, ...], dtype: str) -> BoxSpec:
     little = np.dtype(dtype).newbyteorder("<")
-    return BoxSpec(
-        shape,
-        dtype,
-        np.broadcast_to(np.array(low, little), shape).tobytes(),
-        np.broadcast_to(np.array(high, little), shape).tobytes(),
-    )
+    return BoxSpec(shape, dtype, np.array(low, little).tobytes(), np.array(high, little).tobytes())
 
 
 _ECHOED = (

@@ -6,22 +6,19 @@ from functools import partial
 from typing import TypeVar
 
 from rlmesh_ray.compliance import (  # noqa: F401  # they fill ENV and MODEL
-    env_episode_checks,
-    env_request_checks,
-    env_value_checks,
+    env_checks,
     handshake_and_shutdown_checks,
     model_checks,
 )
 from rlmesh_ray.compliance.checks import (
+    CLAUSES,
     Check,
     ClauseBroken,
     ClauseNotObservable,
     Finding,
     Verdict,
 )
-from rlmesh_ray.compliance.clauses import CLAUSES
-from rlmesh_ray.compliance.env_subject import ENV, EnvSubject
-from rlmesh_ray.compliance.model_subject import MODEL, ModelSubject
+from rlmesh_ray.compliance.subjects import ENV, MODEL, EnvSubject, ModelSubject
 from rlmesh_ray.errors import CapacityError, RlmeshError
 
 SubjectT = TypeVar("SubjectT")

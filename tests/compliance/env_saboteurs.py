@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from rlmesh_ray.compliance.env_value_checks import WARNING_KEY
 from rlmesh_ray.compliance.probe import ACTION_SPACE, OBSERVATION_SPACE
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import capabilities
@@ -32,6 +31,7 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.validation import WARNING_KEY
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import value_pb2
 from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.rlmesh_v1.handshake import ShutdownResponse

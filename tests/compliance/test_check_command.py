@@ -14,7 +14,7 @@ from rlmesh_ray import EnvServer, ModelServer
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.compliance import suite
 from rlmesh_ray.compliance.checks import Finding
-from rlmesh_ray.compliance.model_subject import ModelSubject
+from rlmesh_ray.compliance.subjects import ModelSubject
 from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS, check_model
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from tests.compliance.conftest import zeros

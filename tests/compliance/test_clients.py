@@ -19,9 +19,8 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.compliance.action_cases import commands
-from rlmesh_ray.compliance.env_subject import EnvSubject
-from rlmesh_ray.compliance.model_subject import ModelSubject
 from rlmesh_ray.compliance.probe import ProbeCommand
+from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
 from rlmesh_ray.errors import HandshakeRefusedError, RlmeshError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import EDITIONS, GENERATION, HandshakeRequest, HandshakeResponse

@@ -10,7 +10,7 @@ from gymnasium.spaces import Discrete
 
 from rlmesh_ray import EnvServer
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.compliance.env_subject import EnvSubject
+from rlmesh_ray.compliance.subjects import EnvSubject
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close, EnvRequest, Reset, ResetDone, Step, StepDone
 from rlmesh_ray.testing.envs import EchoEnv

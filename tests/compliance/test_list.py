@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmesh_ray.compliance.clauses import CLAUSES, Party
+from rlmesh_ray.compliance.checks import CLAUSES, Party
 from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS
 
 ROOT = Path(__file__).parents[2]

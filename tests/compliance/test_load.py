@@ -8,10 +8,10 @@ import gymnasium
 from rlmesh_ray import EnvServer, ModelServer
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.remote_model import contract_of
-from rlmesh_ray.compliance.env_subject import EnvSubject
-from rlmesh_ray.compliance.model_subject import ModelSubject, RawModelSession
+from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject, RawModelSession
 from rlmesh_ray.protocol.messages import (
     Close,
+    CloseModel,
     CloseRoute,
     ConfigureRoute,
     EnvRequest,
@@ -60,7 +60,7 @@ def test_model_sessions_keep_each_routes_order_under_load() -> None:
             requests = list(lives(session))
             for request in requests:
                 session.send(request)
-            session.send(session.close_request())
+            session.send(CloseModel(session.new_id()))
             return requests, [response.request_id for response in session.until_end()]
 
     with ModelServer(zeros) as server, ThreadPoolExecutor(SESSIONS) as threads:

@@ -14,9 +14,8 @@ from rlmesh_ray import EnvServer, ModelServer
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.compliance.checks import Finding, Verdict
-from rlmesh_ray.compliance.env_subject import EnvSubject
 from rlmesh_ray.compliance.model_checks import rows, varied
-from rlmesh_ray.compliance.model_subject import ModelSubject
+from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
 from rlmesh_ray.compliance.suite import check_env_clause, check_model, check_model_clause
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.spaces.batch import leaves

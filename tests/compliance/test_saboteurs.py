@@ -11,8 +11,7 @@ from rlmesh_ray import EnvServer, ModelServer
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.compliance.checks import Verdict
-from rlmesh_ray.compliance.env_subject import EnvSubject
-from rlmesh_ray.compliance.model_subject import ModelSubject
+from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
 from rlmesh_ray.compliance.suite import (
     ENV_CHECKS,
     MODEL_CHECKS,

@@ -14,10 +14,8 @@ from gymnasium.spaces import Box, MultiBinary, MultiDiscrete, Space, Text
 from rlmesh_ray import EnvServer, ModelServer
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.remote_model import contract_of
-from rlmesh_ray.compliance.checks import Finding, Verdict
-from rlmesh_ray.compliance.clauses import CLAUSES, Party
-from rlmesh_ray.compliance.env_subject import EnvSubject
-from rlmesh_ray.compliance.model_subject import ModelSubject
+from rlmesh_ray.compliance.checks import CLAUSES, Finding, Party, Verdict
+from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
 from rlmesh_ray.compliance.suite import check_env, check_model
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.spaces.validation import ValidationMode

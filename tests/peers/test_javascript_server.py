@@ -16,8 +16,8 @@ from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.compliance.action_cases import commands
 from rlmesh_ray.compliance.checks import Verdict
-from rlmesh_ray.compliance.env_subject import EnvSubject
 from rlmesh_ray.compliance.probe import ACTION_SPACE, ProbeCommand
+from rlmesh_ray.compliance.subjects import EnvSubject
 from rlmesh_ray.compliance.suite import ENV_CHECKS, check_env
 from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.protocol.messages import EnvErrorCode, EnvFailed, Step

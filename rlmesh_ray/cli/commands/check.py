@@ -155,8 +155,7 @@ def _services(connect_options: "ConnectOptions") -> list[str]:
     Raises:
         EndpointError: It has neither, or refuses the token.
     """
-    from rlmesh_ray.compliance.env_subject import EnvSubject
-    from rlmesh_ray.compliance.model_subject import ModelSubject
+    from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
     from rlmesh_ray.errors import CodecError
     from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
     from rlmesh_ray.spaces.spec import TupleSpec
@@ -186,7 +185,7 @@ def _services(connect_options: "ConnectOptions") -> list[str]:
 def _env_findings(
     connect_options: "ConnectOptions", flags: CheckFlags, report: _Report
 ) -> "Iterator[Finding]":
-    from rlmesh_ray.compliance.env_subject import EnvSubject
+    from rlmesh_ray.compliance.subjects import EnvSubject
     from rlmesh_ray.compliance.suite import ENV_CHECKS, check_env
     from rlmesh_ray.spaces.validation import ValidationMode
 
@@ -203,7 +202,7 @@ def _env_findings(
 def _model_findings(
     connect_options: "ConnectOptions", flags: CheckFlags, report: _Report
 ) -> "Iterator[Finding]":
-    from rlmesh_ray.compliance.model_subject import ModelSubject
+    from rlmesh_ray.compliance.subjects import ModelSubject
     from rlmesh_ray.compliance.suite import MODEL_CHECKS, check_model
 
     report.planned += MODEL_CHECKS
@@ -294,8 +293,7 @@ def _show(console: Console, address: str, report: _Report) -> None:
 
 def _clauses(findings: "list[Finding]") -> Table:
     """Return a table of the clauses, in the order of the edition's text."""
-    from rlmesh_ray.compliance.checks import Verdict
-    from rlmesh_ray.compliance.clauses import SECTIONS
+    from rlmesh_ray.compliance.checks import SECTIONS, Verdict
 
     marks = {
         Verdict.HOLDS: ("✓", "green"),
@@ -343,7 +341,7 @@ def _show_unseen(console: Console, unseen: "list[Finding]") -> None:
 
 
 def _show_broken(console: Console, broken: "list[Finding]") -> None:
-    from rlmesh_ray.compliance.clauses import CLAUSES
+    from rlmesh_ray.compliance.checks import CLAUSES
 
     if broken:
         console.say()

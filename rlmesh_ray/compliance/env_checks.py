@@ -1,0 +1,982 @@
+"""Checks of an EnvService: order, lanes, episodes, errors, and the conformance of values."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import numpy as np
+
+from rlmesh_ray.client.remote_vector_env import decode_png
+from rlmesh_ray.compliance import action_cases
+from rlmesh_ray.compliance.action_cases import packed_rest
+from rlmesh_ray.compliance.checks import ClauseBroken, ClauseNotObservable, holds, require
+from rlmesh_ray.compliance.probe import SLEEP_S, ProbeCommand
+from rlmesh_ray.compliance.subjects import (
+    ENV,
+    MOST_STEPS,
+    EnvSubject,
+    RawEnvSession,
+    ended_lanes,
+    is_same,
+)
+from rlmesh_ray.errors import EndpointLostError
+from rlmesh_ray.protocol.messages import (
+    Close,
+    Closed,
+    EnvErrorCode,
+    EnvFailed,
+    EnvResponse,
+    EpisodeRecord,
+    Render,
+    Rendered,
+    Reset,
+    ResetDone,
+    Step,
+    StepDone,
+)
+from rlmesh_ray.spaces.contract import AutoresetMode
+from rlmesh_ray.spaces.spec import BoxSpec, MultiBinarySpec, MultiDiscreteSpec
+from rlmesh_ray.spaces.validation import WARNING_KEY, ValidationMode
+from rlmesh_ray.wire._pb.rlmesh.env.v1.interaction_pb2 import JoinResponse
+
+_PIPELINED_STEPS = 40
+
+
+@holds(ENV, "ordering.arrival")
+def responses_come_in_the_order_of_arrival(subject: EnvSubject) -> None:
+    """Many requests of every kind are sent before any response is read."""
+    with subject.session() as session:
+        sent, responses = _pipeline(subject, session)
+    first_seen = list(dict.fromkeys(response.request_id for response in responses))
+    expected = [request_id for request_id in sent if request_id in first_seen]
+    require(first_seen == expected, f"responses came in the order {first_seen}")
+
+
+@holds(ENV, "ordering.one-response")
+def every_request_has_one_response(subject: EnvSubject) -> None:
+    """Ids are counted over all responses up to the end of the stream."""
+    with subject.session() as session:
+        sent, responses = _pipeline(subject, session)
+    counts = Counter(response.request_id for response in responses)
+    strange = {key: counts[key] for key in (*sent, *counts) if counts[key] != 1 or key not in sent}
+    require(not strange, f"responses by request_id, where it is not one: {strange}")
+
+
+@holds(ENV, "ordering.in-band")
+def what_cannot_be_satisfied_is_answered_in_band(subject: EnvSubject) -> None:
+    """Invalid arguments, each in its own session."""
+    lanes = subject.contract.num_envs
+    wrong = packed_rest(subject.contract) + b"\xff"
+    requests: list[tuple[Reset | Step, str]] = [
+        (Reset("1", seeds=(1,) * (lanes + 1)), "with a seed too many"),
+        (Reset("1", env_indices=(lanes,)), "of a lane too many"),
+        (Reset("1", env_indices=(-1,)), "of lane -1"),
+        (Step("1", wrong), "with an action of a wrong size"),
+    ]
+    for request, why in requests:
+        with subject.session() as session:
+            session.reset()
+            session.refused(request, why)
+
+
+@holds(ENV, "vector.width")
+def the_vector_is_as_wide_as_the_contract_says(subject: EnvSubject) -> None:
+    """The contract's width against that of the first response."""
+    lanes = subject.contract.num_envs
+    require(lanes >= 1, f"the contract has num_envs = {lanes}")
+    with subject.session() as session:
+        ids = session.reset().episode_ids
+    require(len(ids) == lanes, f"num_envs is {lanes}, but Reset gives {len(ids)} episode ids")
+
+
+@holds(ENV, "vector.batches")
+def values_are_batches_over_all_lanes(subject: EnvSubject) -> None:
+    """Observations decode as batches; an action over more or fewer lanes is refused."""
+    contract = subject.contract
+    with subject.session() as session:
+        session.observation(session.reset().observation)
+        session.observation(session.step().observation)
+    for width in {contract.num_envs + 1, contract.num_envs - 1}:
+        action = packed_rest(contract, width)
+        if action == packed_rest(contract):
+            raise ClauseNotObservable("actions have no bytes")
+        with subject.session() as session:
+            session.reset()
+            session.refused(session.step_request(action), f"with actions for {width} lanes")
+
+
+@holds(ENV, "vector.entries")
+def rewards_and_masks_have_one_entry_a_lane(subject: EnvSubject) -> None:
+    """In every response up to the one that ends an episode; ``step`` counts them."""
+    with subject.session() as session:
+        session.reset()
+        if not ended_lanes(session.step()):
+            session.until_episode_ends()
+
+
+@holds(ENV, "vector.index-order")
+def entries_stand_in_the_order_of_the_lanes(subject: EnvSubject) -> None:
+    """Only the last of several lanes ends, and only it ends."""
+    lanes = subject.probe().num_envs
+    if lanes < 2:
+        raise ClauseNotObservable("needs more than one lane")
+    idle = [ProbeCommand.GO_ON] * (lanes - 1)
+    with subject.session() as session:
+        session.reset()
+        done = session.obey(*idle, ProbeCommand.TERMINATE)
+        cut = session.obey(ProbeCommand.TRUNCATE)
+    require(_set(done.terminated) == [lanes - 1], f"lane {lanes - 1} ended: {done.terminated!r}")
+    require(_set(cut.truncated) == [0], f"lane 0 was truncated: {cut.truncated!r}")
+    ended = [episode.env_index for episode in (*done.completed_episodes, *cut.completed_episodes)]
+    require(ended == [lanes - 1, 0], f"records are for lanes {ended}, not {[lanes - 1, 0]}")
+
+
+@holds(ENV, "reset.all-lanes")
+def reset_starts_all_lanes(subject: EnvSubject) -> None:
+    """In mid-episode: every lane has a new id; the probe is in the state of the first Reset."""
+    seeds = tuple(range(7, 7 + subject.contract.num_envs))
+    with subject.session() as session:
+        first = session.reset(seeds=seeds)
+        session.step()
+        again = session.reset(seeds=seeds)
+        start = session.observation(first.observation)
+        restart = session.observation(again.observation)
+    kept = set(first.episode_ids) & set(again.episode_ids)
+    require(not kept, f"a Reset in mid-episode keeps the ids {sorted(kept)}")
+    if subject.is_probe:
+        is_back = is_same(start, restart)
+        require(is_back, "a Reset in mid-episode with the same seeds starts elsewhere")
+
+
+@holds(ENV, "reset.first")
+def a_step_before_the_first_reset_is_refused(subject: EnvSubject) -> None:
+    """NOT_READY; after a Reset it succeeds."""
+    with subject.session() as session:
+        error = session.refused(session.step_request(), "before the first Reset")
+        require(error.code is EnvErrorCode.NOT_READY, f"its code is {error.code.name}")
+        require(error.is_recoverable, "it is non-recoverable")
+        session.reset()
+        session.step()
+
+
+@holds(ENV, "reset.seeds")
+def seeds_are_empty_or_one_a_lane(subject: EnvSubject) -> None:
+    """Any other number is refused. With the probe: each seed reaches its own lane."""
+    lanes = subject.contract.num_envs
+    seeds = tuple(range(7, 7 + lanes))
+    with subject.session() as session:
+        session.reset()
+        start = session.observation(session.reset(seeds=seeds).observation)
+        mirrored = session.observation(session.reset(seeds=seeds[::-1]).observation)
+    if subject.is_probe:
+        is_mirrored = is_same(start, [column[::-1] for column in mirrored])
+        require(is_mirrored, "the same seeds in another order do not give the same lanes in it")
+    for count in {lanes + 1, lanes - 1} - {0}:
+        with subject.session() as session:
+            request = Reset(session.new_id(), seeds=tuple(range(count)))
+            session.refused(request, f"with {count} seeds for {lanes} lanes")
+
+
+@holds(ENV, "reset.response")
+def reset_gives_observations_and_ids(subject: EnvSubject) -> None:
+    """The batch decodes, and every lane has a different id."""
+    with subject.session() as session:
+        done = session.reset()
+        session.observation(done.observation)
+    ids = done.episode_ids
+    require(all(ids), f"episode ids are empty: {list(ids)}")
+    require(len(set(ids)) == len(ids), f"lanes share an episode id: {list(ids)}")
+
+
+@holds(ENV, "step.all-lanes")
+def a_step_is_one_of_each_lane(subject: EnvSubject) -> None:
+    """By the records in the response to Close; the probe counts itself."""
+    with subject.session() as session:
+        session.reset()
+        done = session.step_on()
+        if subject.is_probe:
+            steps = session.steps_of(done)
+            require(set(steps) == {1}, f"after one Step the lanes have done {steps} steps")
+        records = session.close().final_episodes
+    if not records:
+        raise ClauseNotObservable("Close reports no episodes")
+    counts = {record.env_index: record.step_count for record in records}
+    expected = dict.fromkeys(range(subject.contract.num_envs), 1)
+    require(counts == expected, f"after one Step the lanes have done {counts} steps")
+
+
+@holds(ENV, "step.response")
+def a_step_gives_all_there_is(subject: EnvSubject) -> None:
+    """Observation, current ids, and the environment's infos."""
+    with subject.session() as session:
+        ids = session.reset().episode_ids
+        done = session.step_on()
+        session.observation(done.observation)
+    require(done.episode_ids == ids, f"ids have changed from {ids} to {done.episode_ids}")
+    if subject.is_probe:
+        require("steps" in done.infos, f"the infos have only {sorted(done.infos)}")
+
+
+@holds(ENV, "wire.unreadable")
+def a_frame_that_is_no_request_is_answered_in_band(subject: EnvSubject) -> None:
+    """A message without a kind. Bytes that are no message may also end the stream with a status."""
+    with subject.session() as session:
+        session.reset()
+        _require_error(session, b"")
+    with subject.session() as session:
+        session.reset()
+        # In many servers gRPC decodes, and ends the stream with a status.
+        with suppress(EndpointLostError):
+            _require_error(session, b"\xff\xff\xff\xff")
+
+
+@holds(ENV, "wire.bare-join")
+def a_join_without_a_session_id_is_served(subject: EnvSubject) -> None:
+    """By its first message: clients of other implementations have no session id."""
+    with subject.session(is_bare=True) as session:
+        session.reset()
+        session.step()
+
+
+@holds(ENV, "wire.partial-reset")
+def env_indices_restart_just_those_lanes(subject: EnvSubject) -> None:
+    """The other lanes keep id, observation and count; a server without the feature refuses it."""
+    lanes = subject.contract.num_envs
+    if lanes < 2:
+        raise ClauseNotObservable("needs more than one lane")
+    with subject.session() as session:
+        before = session.reset().episode_ids
+        moved = session.step()
+        request = Reset(session.new_id(), env_indices=(lanes - 1,))
+        response = session.ask(request)
+        if isinstance(response, EnvFailed):
+            raise ClauseNotObservable(f"the server refuses it: {response.message}")
+        if not isinstance(response, ResetDone):
+            raise ClauseBroken(f"Reset is answered with {type(response).__name__}")
+        ids = response.episode_ids
+        kept = session.observation(response.observation)
+        old = session.observation(moved.observation)
+        records = session.close().final_episodes
+    others = ids[: lanes - 1]
+    require(
+        others == moved.episode_ids[: lanes - 1],
+        f"lanes that were not named have new ids: {others}",
+    )
+    fresh = ids[lanes - 1 :]
+    require(bool(fresh and fresh[0]), "the lane that was named has no id")
+    require(fresh[0] not in before, f"the lane that was named keeps its id {fresh[0]}")
+    for one, other in zip(kept, old, strict=True):
+        is_kept = np.array_equal(one[: lanes - 1], other[: lanes - 1])
+        require(is_kept, "lanes that were not named have moved")
+    for record in records:
+        expected = int(record.env_index < lanes - 1)
+        require(
+            record.step_count == expected,
+            f"lane {record.env_index} has {record.step_count} steps at the end, not {expected}",
+        )
+
+
+@holds(ENV, "wire.step-lanes")
+def env_indices_of_a_step_are_refused(subject: EnvSubject) -> None:
+    """The field is reserved: a Step steps all lanes or none."""
+    with subject.session() as session:
+        session.reset()
+        action = packed_rest(subject.contract)
+        request = Step(session.new_id(), action, env_indices=(0,))
+        session.refused(request, "of some lanes")
+
+
+@holds(ENV, "render.frame")
+def render_gives_a_frame_where_the_mode_has_one(subject: EnvSubject) -> None:
+    """``rgb_array`` has frames after a Reset; without a mode there is none."""
+    mode = subject.contract.render_mode
+    with subject.session() as session:
+        session.reset()
+        response = session.ask(Render(session.new_id()))
+    if not isinstance(response, Rendered):
+        raise ClauseBroken(f"Render is answered with {type(response).__name__}")
+    if mode == "rgb_array":
+        require(response.png is not None, "the mode is rgb_array, but there is no frame")
+        try:
+            decode_png(response.png or b"")
+        except (OSError, SyntaxError, ValueError) as error:  # as Pillow reports it
+            raise ClauseBroken(f"the frame is no PNG: {error}") from error
+    elif mode:
+        raise ClauseNotObservable(f"what mode {mode!r} draws is not known here")
+    else:
+        require(response.png is None, "there is no render mode, but a frame")
+
+
+def _pipeline(subject: EnvSubject, session: RawEnvSession) -> tuple[list[str], list[EnvResponse]]:
+    """Send a whole session at once; return the sent ids, and all responses."""
+    requests: list[Reset | Step | Render | Close] = [session.step_request()]
+    for number in range(_PIPELINED_STEPS):
+        if number % 10 == 0:
+            requests.append(Reset(session.new_id()))
+        if number % 7 == 0:
+            requests.append(Render(session.new_id()))
+            requests.append(Reset(session.new_id(), env_indices=(subject.contract.num_envs,)))
+        requests.append(session.step_request())
+    requests.append(Close(session.new_id()))
+    for request in requests:
+        session.send(request)
+    return [request.request_id for request in requests], session.until_end()
+
+
+def _require_error(session: RawEnvSession, frame: bytes) -> None:
+    session.send_frame(frame)
+    response = session.receive()
+    is_error = isinstance(response, EnvFailed)
+    require(is_error, f"the frame {frame!r} is answered with {type(response).__name__}")
+
+
+def _set(mask: bytes) -> list[int]:
+    return [lane for lane, flag in enumerate(mask) if flag]
+
+
+_TIMEOUT_MS = 300
+# Well before the environment wakes; a busy machine answers late.
+_LATE_S = 0.9
+"""Longest time from the deadline to its response, network included."""
+
+
+@holds(ENV, "close.answer")
+def close_reports_the_running_episodes(subject: EnvSubject) -> None:
+    """One record for every lane whose episode is running, without a cause."""
+    seeds = tuple(range(40, 40 + subject.contract.num_envs))
+    with subject.session() as session:
+        ids = session.reset(seeds=seeds).episode_ids
+        rewards = session.step_on().rewards
+        records = session.close().final_episodes
+    found = sorted(record.episode_id for record in records)
+    require(found == sorted(ids), f"Close reports episodes {found}, running were {sorted(ids)}")
+    for record in records:
+        lane = record.env_index
+        facts = (record.terminated, record.truncated, record.seed, record.step_count)
+        expected = (False, False, seeds[lane], 1)
+        require(facts == expected, f"lane {lane}: end, seed and steps are {facts}, not {expected}")
+        is_sum = np.isclose(record.cumulative_reward, rewards[lane], equal_nan=True)
+        require(bool(is_sum), f"lane {lane}: cumulative_reward is {record.cumulative_reward}")
+
+
+@holds(ENV, "close.end")
+def the_stream_ends_after_close(subject: EnvSubject) -> None:
+    """Also when more requests were sent after it: none of them is answered."""
+    with subject.session() as session:
+        session.reset()
+        session.send(Close("last"))
+        session.send(Reset("behind"))
+        session.send(Close("far behind"))
+        try:
+            responses = session.until_end()
+        except EndpointLostError as error:
+            raise ClauseBroken(
+                f"after Close the stream breaks instead of ending: {error}"
+            ) from error
+    closed = [response.request_id for response in responses if isinstance(response, Closed)]
+    require(closed == ["last"], f"responses to Close came for {closed}")
+    require(len(responses) == 1, f"{len(responses) - 1} responses came after that to Close")
+
+
+@holds(ENV, "timeout.in-band")
+def a_deadline_that_passes_is_answered_in_band(subject: EnvSubject) -> None:
+    """TIMEOUT, in time, of a Step and of a Reset; the late result is dropped."""
+    subject.probe()
+    with subject.session() as session:
+        session.reset()
+        start_s = time.monotonic()
+        session.ask(Render(session.new_id()))
+        round_trip_s = time.monotonic() - start_s
+        step = Step(session.new_id(), session.command(ProbeCommand.SLEEP), _TIMEOUT_MS)
+        is_recoverable = _require_timeout(session, step, round_trip_s)
+        if not is_recoverable:
+            return
+        fresh = session.steps_of(session.reset())
+        require(set(fresh) == {0}, f"after TIMEOUT and Reset the lanes are at steps {fresh}")
+        done = session.obey(box=np.array([0.5, 0.0], np.float32))
+        steps = session.steps_of(done)
+        is_own = set(steps) == {1} and set(done.rewards) == {0.5}
+        require(is_own, "the first Step after TIMEOUT and Reset has an older one's result")
+    with subject.session() as session:
+        options = {"command": int(ProbeCommand.SLEEP)}
+        reset = Reset(session.new_id(), options=options, timeout_ms=_TIMEOUT_MS)
+        _require_timeout(session, reset, round_trip_s)
+
+
+def _require_timeout(session: RawEnvSession, request: Step | Reset, round_trip_s: float) -> bool:
+    """Require TIMEOUT in time; return whether the session can go on."""
+    start_s = time.monotonic()
+    error = session.refused(request, f"of {SLEEP_S:g} s within {_TIMEOUT_MS} ms")
+    waited_s = time.monotonic() - start_s
+    require(error.code is EnvErrorCode.TIMEOUT, f"its code is {error.code.name}")
+    require(
+        waited_s <= _TIMEOUT_MS / 1000 + _LATE_S + 2 * round_trip_s,
+        f"the answer to timeout_ms={_TIMEOUT_MS} came after {waited_s * 1000:.0f} ms",
+    )
+    return error.is_recoverable
+
+
+@holds(ENV, "errors.interrupted")
+def episodes_that_an_error_ends_are_reported(subject: EnvSubject) -> None:
+    """In the error itself, once, without a cause; a Reset begins new ones."""
+    subject.probe()
+    with subject.session() as session:
+        ids = session.reset().episode_ids
+        session.obey()
+        request = Step(session.new_id(), session.command(ProbeCommand.FAIL))
+        error = session.refused(request, "of an environment that raises")
+        found = sorted(record.episode_id for record in error.interrupted_episodes)
+        require(
+            found == sorted(ids), f"interrupted_episodes are {found}, running were {sorted(ids)}"
+        )
+        for record in error.interrupted_episodes:
+            facts = (record.terminated, record.truncated, record.step_count)
+            require(facts == (False, False, 1), f"lane {record.env_index}: {facts}")
+        session.reset()
+        again = {record.episode_id for record in session.close().final_episodes}
+    require(not again & set(ids), f"Close reports interrupted episodes again: {again & set(ids)}")
+
+
+@holds(ENV, "errors.content")
+def an_error_has_a_code_and_a_message(subject: EnvSubject) -> None:
+    """For a refused request, and for an environment that raises."""
+    with subject.session() as session:
+        errors = [session.refused(session.step_request(), "before the first Reset")]
+        if subject.is_probe:
+            session.reset()
+            request = session.step_request(session.command(ProbeCommand.FAIL))
+            errors.append(session.refused(request, "of an environment that raises"))
+    for error in errors:
+        require(error.code is not EnvErrorCode.UNSPECIFIED, f"no code: {error.message!r}")
+        require(bool(error.message), f"no message with {error.code.name}")
+
+
+@holds(ENV, "errors.recoverable")
+def a_session_goes_on_after_a_recoverable_error(subject: EnvSubject) -> None:
+    """After a refusal with any request, after an environment's error with a Reset."""
+    lanes = subject.contract.num_envs
+    with subject.session() as session:
+        session.reset()
+        request = Reset(session.new_id(), seeds=(1,) * (lanes + 1))
+        if session.refused(request, "with a seed too many").is_recoverable:
+            session.step()
+        if subject.is_probe:
+            failing = Step(session.new_id(), session.command(ProbeCommand.FAIL))
+            error = session.refused(failing, "of an environment that raises")
+            require(error.is_recoverable, "an environment that raises is non-recoverable")
+            session.reset()
+            session.step()
+
+
+_STEPS_AFTER_AN_END = 3
+
+
+@holds(ENV, "episodes.begin")
+def tracking_begins_at_reset_from_nothing(subject: EnvSubject) -> None:
+    """Counts from before a Reset, in mid-episode or after an end, are dropped."""
+    with subject.session() as session:
+        session.reset()
+        session.step_on()
+        ids = session.reset().episode_ids
+        records = session.close().final_episodes
+    for record in records:
+        _require_equal(record, "episode_id", record.episode_id, ids[record.env_index])
+        _require_equal(record, "step_count", record.step_count, 0)
+        _require_equal(record, "cumulative_reward", record.cumulative_reward, 0.0)
+    with subject.session() as session:
+        session.reset()
+        session.until_episode_ends()
+        session.reset()
+        _require_sums(session, subject)
+
+
+@holds(ENV, "episodes.accrue")
+def every_step_adds_a_step_and_its_reward(subject: EnvSubject) -> None:
+    """From Reset to the first end, compared with the responses of the steps."""
+    with subject.session() as session:
+        session.reset()
+        _require_sums(session, subject)
+
+
+@holds(ENV, "episodes.complete")
+def an_end_is_reported_in_its_own_response(subject: EnvSubject) -> None:
+    """The lanes with a flag are those with a record, up to the first end."""
+    with subject.session() as session:
+        session.reset()
+        done = session.step()
+        if not ended_lanes(done):
+            _require_records_for_flags(done)
+            done = session.until_episode_ends()
+        _require_records_for_flags(done)
+
+
+@holds(ENV, "episodes.metadata")
+def a_record_describes_its_episode(subject: EnvSubject) -> None:
+    """Id, lane, seed, cause and times; the last infos with the probe, for either cause."""
+    seeds = tuple(range(40, 40 + subject.contract.num_envs))
+    with subject.session() as session:
+        ids = session.reset(seeds=seeds).episode_ids
+        _check_records(session, subject, session.until_episode_ends(), ids, seeds)
+        ids = session.reset().episode_ids
+        _check_records(session, subject, session.until_episode_ends(), ids, ())
+        if subject.is_probe:
+            ids = session.reset(seeds=seeds).episode_ids
+            _check_records(session, subject, session.obey(ProbeCommand.TRUNCATE), ids, seeds)
+
+
+@holds(ENV, "episodes.once")
+def a_record_is_delivered_once(subject: EnvSubject) -> None:
+    """Not again in later steps, nor in the answer to Close."""
+    with subject.session() as session:
+        session.reset()
+        records = list(session.until_episode_ends().completed_episodes)
+        for _ in range(_STEPS_AFTER_AN_END if subject.may_step_after_end else 0):
+            records += session.step().completed_episodes
+        records += session.close().final_episodes
+    ids = [record.episode_id for record in records]
+    twice = sorted({one for one in ids if ids.count(one) > 1})
+    require(not twice, f"records of episodes {twice} are delivered more than once")
+
+
+@holds(ENV, "episodes.empty-id")
+def the_id_of_an_ended_lane_is_empty(subject: EnvSubject) -> None:
+    """From the step that ended it until the next Reset; the ids of other lanes stay."""
+    with subject.session() as session:
+        before = session.reset().episode_ids
+        done = session.until_episode_ends()
+        ended = ended_lanes(done)
+        _require_ids(done.episode_ids, before, ended, "at its end")
+        for _ in range(_STEPS_AFTER_AN_END if subject.may_step_after_end else 0):
+            done = session.step()
+            ended += ended_lanes(done)
+            _require_ids(done.episode_ids, before, ended, "after it")
+        again = session.reset().episode_ids
+    require(all(again), f"after a Reset the ids are {list(again)}")
+
+
+@holds(ENV, "episodes.no-restart")
+def an_episode_that_an_autoreset_starts_is_not_tracked(subject: EnvSubject) -> None:
+    """A second end in a lane without an explicit Reset has no record; after a Reset it has."""
+    subject.probe()
+    with subject.session() as session:
+        first = session.reset().episode_ids
+        session.obey(ProbeCommand.TERMINATE)
+        session.obey()
+        session.obey()
+        second = session.obey(ProbeCommand.TRUNCATE)
+        extra = [record for record in second.completed_episodes if record.env_index == 0]
+        require(not extra, "an episode that no Reset began is completed")
+        fresh = session.reset().episode_ids[0]
+        require(fresh not in {"", first[0]}, f"after a Reset the id is {fresh!r}")
+        third = session.obey(ProbeCommand.TERMINATE)
+    records = [record.episode_id for record in third.completed_episodes]
+    require(records == [fresh], f"after a Reset the records are of {records}, not {[fresh]}")
+
+
+@holds(ENV, "episodes.autoreset")
+def ended_lanes_go_on_as_the_contract_says(subject: EnvSubject) -> None:
+    """NEXT_STEP: the step after the end starts an episode; DISABLED: the environment goes on."""
+    mode = subject.probe().autoreset_mode
+    if mode is AutoresetMode.SAME_STEP:
+        raise ClauseNotObservable("the mode is SAME_STEP, which the edition reserves")
+    with subject.session() as session:
+        session.reset()
+        session.obey()
+        session.obey(ProbeCommand.TERMINATE)
+        after = session.obey(box=np.array([0.5, 0.0], np.float32))
+        steps = session.steps_of(after)[0]
+    flags = bool(after.terminated[0] or after.truncated[0])
+    require(not flags, "the step after an end reports an end again")
+    if mode is AutoresetMode.NEXT_STEP:
+        require(steps == 0, f"NEXT_STEP: after the end the lane is at step {steps}, not 0")
+        require(after.rewards[0] == 0.0, "NEXT_STEP: the step that resets has a reward")
+    else:
+        require(steps == 3, f"DISABLED: after the end the lane is at step {steps}, not 3")
+
+
+def _require_sums(session: RawEnvSession, subject: EnvSubject) -> None:
+    """Step to the first end; require that its records count these steps and rewards."""
+    totals = np.zeros(subject.contract.num_envs)
+    sizes = np.zeros(subject.contract.num_envs)
+    for count in range(1, MOST_STEPS + 1):
+        done = _step_towards_end(session, subject, count)
+        totals += done.rewards
+        sizes += np.abs(done.rewards)
+        if ended_lanes(done):
+            break
+    _require_records_for_flags(done)
+    for record in done.completed_episodes:
+        _require_equal(record, "step_count", record.step_count, count)
+        lane, found = record.env_index, record.cumulative_reward
+        is_close = np.isclose(found, totals[lane], rtol=0, atol=1e-6 * sizes[lane], equal_nan=True)
+        message = f"lane {lane}: cumulative_reward is {found}, the rewards add up to {totals[lane]}"
+        require(bool(is_close), message)
+
+
+def _step_towards_end(session: RawEnvSession, subject: EnvSubject, count: int) -> StepDone:
+    if subject.is_probe:
+        box = np.array([0.25 * count, 0.0], np.float32)
+        return session.obey(ProbeCommand.TERMINATE if count == 3 else ProbeCommand.GO_ON, box=box)
+    if subject.is_endless or count == MOST_STEPS:
+        raise ClauseNotObservable(f"no episode has ended within {MOST_STEPS} steps")
+    return session.step()
+
+
+def _check_records(
+    session: RawEnvSession,
+    subject: EnvSubject,
+    done: StepDone,
+    ids: Sequence[str],
+    seeds: Sequence[int],
+) -> None:
+    messages = JoinResponse.FromString(session.last_frame).step.completed_episodes
+    for record, message in zip(done.completed_episodes, messages, strict=True):
+        lane = record.env_index
+        _require_equal(record, "episode_id", record.episode_id, ids[lane])
+        _require_equal(record, "seed", record.seed, seeds[lane] if seeds else None)
+        _require_equal(record, "terminated", record.terminated, bool(done.terminated[lane]))
+        _require_equal(record, "truncated", record.truncated, bool(done.truncated[lane]))
+        now_ns, hour_ns = time.time_ns(), 3_600_000_000_000  # clocks may differ
+        start_ns, end_ns = record.start_timestamp_ns, record.end_timestamp_ns
+        is_possible = now_ns - hour_ns < start_ns <= end_ns < now_ns + hour_ns
+        require(is_possible, f"lane {lane}: its times, {start_ns} to {end_ns}, are impossible")
+        duration_ms = (end_ns - start_ns) / 1_000_000
+        is_right = abs(message.duration_ms - duration_ms) <= 1
+        require(is_right, f"lane {lane}: duration_ms is {message.duration_ms}, not {duration_ms}")
+        if subject.is_probe:
+            steps = record.final_info.get("steps")
+            require(steps == 1, f"lane {lane}: final_info has steps {steps!r}, not 1")
+
+
+def _require_ids(ids: Sequence[str], before: Sequence[str], ended: list[int], when: str) -> None:
+    expected = ["" if lane in ended else one for lane, one in enumerate(before)]
+    require(list(ids) == expected, f"the ids {when} are {list(ids)}, expected {expected}")
+
+
+def _require_records_for_flags(done: StepDone) -> None:
+    lanes = sorted(record.env_index for record in done.completed_episodes)
+    ended = ended_lanes(done)
+    require(lanes == ended, f"lanes {ended} have ended, completed_episodes has {lanes}")
+
+
+def _require_equal(record: EpisodeRecord, name: str, found: object, expected: object) -> None:
+    lane = record.env_index
+    require(found == expected, f"lane {lane}: {name} is {found!r}, expected {expected!r}")
+
+
+_WRONG_OBSERVATIONS = (
+    ProbeCommand.OBSERVE_NAN,
+    ProbeCommand.OBSERVE_WRONG_SHAPE,
+    ProbeCommand.OBSERVE_MISSING_KEY,
+)
+
+
+@holds(ENV, "structure.dict-keys")
+def a_dict_without_a_declared_key_is_rejected(subject: EnvSubject) -> None:
+    """By an action whose first Dict lacks a key."""
+    _require_rejected(subject, action_cases.without_key(subject.contract), "Dict")
+
+
+@holds(ENV, "structure.box-shape")
+def a_box_of_another_shape_is_rejected(subject: EnvSubject) -> None:
+    """By actions with an element too many, and one too few."""
+    _require_rejected(subject, action_cases.resized(subject.contract, BoxSpec), "Box")
+
+
+@holds(ENV, "structure.multi-discrete-shape")
+def a_multi_discrete_of_another_shape_is_rejected(subject: EnvSubject) -> None:
+    """By actions with an element too many, and one too few."""
+    found = action_cases.resized(subject.contract, MultiDiscreteSpec)
+    _require_rejected(subject, found, "MultiDiscrete")
+
+
+@holds(ENV, "structure.multi-binary-shape")
+def a_multi_binary_of_another_shape_is_rejected(subject: EnvSubject) -> None:
+    """By actions with an element too many, and one too few."""
+    found = action_cases.resized(subject.contract, MultiBinarySpec)
+    _require_rejected(subject, found, "MultiBinary")
+
+
+@holds(ENV, "structure.tuple-arity")
+def a_tuple_with_more_or_fewer_parts_is_rejected(subject: EnvSubject) -> None:
+    """By actions whose first Tuple has a part less, and one more."""
+    _require_rejected(subject, action_cases.of_another_arity(subject.contract), "Tuple")
+
+
+@holds(ENV, "structure.discrete-domain")
+def a_discrete_outside_its_domain_is_rejected(subject: EnvSubject) -> None:
+    """By actions one above, and one below."""
+    _require_rejected(subject, action_cases.outside_discrete(subject.contract), "Discrete")
+
+
+@holds(ENV, "structure.multi-discrete-domain")
+def a_multi_discrete_element_outside_its_own_domain_is_rejected(subject: EnvSubject) -> None:
+    """By actions one above, where another element may be that large, and one below."""
+    found = action_cases.outside_multi_discrete(subject.contract)
+    _require_rejected(subject, found, "MultiDiscrete")
+
+
+@holds(ENV, "structure.nan")
+def nan_is_rejected(subject: EnvSubject) -> None:
+    """Also beside an element that is merely out of range."""
+    _require_rejected(subject, action_cases.with_nan(subject.contract), "Box of floats")
+
+
+@holds(ENV, "structure.non-recoverable")
+def a_structural_rejection_is_non_recoverable(subject: EnvSubject) -> None:
+    """Of every kind that the action space allows; afterwards all requests are refused."""
+    contract = subject.contract
+    found = [
+        *action_cases.without_key(contract),
+        *action_cases.outside_discrete(contract),
+        *action_cases.with_nan(contract),
+        *action_cases.resized(contract, BoxSpec),
+        *action_cases.resized(contract, MultiDiscreteSpec),
+        *action_cases.resized(contract, MultiBinarySpec),
+    ]
+    for action in _needed(found, "anything but Text"):
+        with subject.session() as session:
+            session.reset()
+            error = session.refused(session.step_request(action), "with a structural violation")
+            require(not error.is_recoverable, f"recoverable: {error.message!r}")
+            # The server may also have ended the stream.
+            with suppress(EndpointLostError):
+                session.refused(session.step_request(), "after a non-recoverable error")
+
+
+@holds(ENV, "range.policy")
+def values_out_of_range_follow_the_policy(subject: EnvSubject) -> None:
+    """Actions beyond a finite bound; the operator states the server's policy."""
+    found = _needed(action_cases.out_of_range(subject.contract), "Box with a finite bound")
+    for action in found:
+        _require_policy(subject, action, "an action beyond its bound")
+    if subject.is_probe:
+        with subject.session() as session:
+            infinite = session.command(box=np.array([np.inf, 0.0], np.float32))
+        _require_policy(subject, infinite, "an infinity against a finite bound")
+
+
+@holds(ENV, "range.infinite")
+def an_infinity_is_in_range_where_the_bound_is_infinite(subject: EnvSubject) -> None:
+    """Delivered without a warning, under every policy."""
+    subject.probe()
+    with subject.session() as session:
+        session.reset()
+        ray = np.array([np.inf, -np.inf], np.float32)
+        done = session.obey(ray=ray)
+        echo = session.part(done.observation, "echo", "ray")
+    require(WARNING_KEY not in done.infos, "an infinity within infinite bounds is warned about")
+    require(np.array_equal(echo[0], ray), f"{ray} has become {echo[0]}")
+
+
+@holds(ENV, "range.text")
+def texts_follow_the_policy(subject: EnvSubject) -> None:
+    """One that is too long or too short, and one with a character outside the charset."""
+    for action in _needed(action_cases.odd_texts(subject.contract), "Text of limited length"):
+        _require_policy(subject, action, "a Text of a wrong length")
+    if subject.is_probe:
+        with subject.session() as session:
+            outside = session.command(text="z")
+        _require_policy(subject, outside, "a Text with a character outside its charset")
+
+
+@holds(ENV, "range.shared")
+def observations_follow_the_same_policy(subject: EnvSubject) -> None:
+    """An observation above its bound, at a step and at a reset."""
+    subject.probe()
+    command = ProbeCommand.OBSERVE_OUT_OF_RANGE
+    with subject.session() as session:
+        action = session.command(command)
+        response = session.ask(Reset(session.new_id(), options={"command": int(command)}))
+    _require_treated(subject, response, "an observation above its bound, at a Reset,")
+    _require_policy(subject, action, "an observation above its bound")
+
+
+@holds(ENV, "enforcement.observations")
+def wrong_observations_do_not_reach_the_client(subject: EnvSubject) -> None:
+    """NaN, a wrong shape, a missing key: an error in their place, at a step and at a reset."""
+    subject.probe()
+    for command in _WRONG_OBSERVATIONS:
+        with subject.session() as session:
+            session.reset()
+            step = session.step_request(session.command(command))
+            _require_fatal(session.refused(step, f"that gives {command.name}"), command)
+        with subject.session() as session:
+            reset = Reset(session.new_id(), options={"command": int(command)})
+            _require_fatal(session.refused(reset, f"that gives {command.name}"), command)
+
+
+@holds(ENV, "enforcement.actions")
+def actions_reach_the_environment_as_they_were_sent(subject: EnvSubject) -> None:
+    """By the probe's echo, part by part; also a value out of range, where it is delivered."""
+    subject.probe()
+    parts = {
+        "box": np.array([0.25, -0.75], np.float32),
+        "bits": np.array([1, 0, 1], np.int8),
+        "choices": np.array([1, 2], np.int64),
+        "text": "cab",
+    }
+    with subject.session() as session:
+        session.reset()
+        done = session.obey(pair=(1, -1), **parts)
+        for name, value in parts.items():
+            _require_echo(session, done, name, value)
+        if subject.validation is not ValidationMode.STRICT:
+            beyond = np.array([7.5, -8.5], np.float32)
+            _require_echo(session, session.obey(box=beyond), "box", beyond)
+
+
+@holds(ENV, "dtype.declared")
+def delivered_values_have_their_declared_dtype(subject: EnvSubject) -> None:
+    """Every batch has just the bytes that the declared dtypes need."""
+    with subject.session() as session:
+        session.observation(session.reset().observation)
+        for _ in range(3):
+            done = session.step()
+            session.observation(done.observation)
+            if ended_lanes(done) and not subject.may_step_after_end:
+                break
+        if subject.is_probe:
+            done = session.obey(ProbeCommand.OBSERVE_INTEGRAL_FLOAT)
+            session.observation(done.observation)
+
+
+@holds(ENV, "dtype.exact-bytes")
+def bytes_of_another_dtype_are_rejected(subject: EnvSubject) -> None:
+    """A Box whose elements are sent at twice their width."""
+    _require_rejected(subject, action_cases.widened(subject.contract), "Box")
+
+
+@holds(ENV, "dtype.integers")
+def floats_become_integers_only_if_nothing_is_lost(subject: EnvSubject) -> None:
+    """An integral float is coerced; a fraction and too large a float are rejected."""
+    subject.probe()
+    with subject.session() as session:
+        session.reset()
+        done = session.obey(ProbeCommand.OBSERVE_INTEGRAL_FLOAT)
+        steps = session.steps_of(done)[0]
+        require(steps == 1, f"a float of value 1 has become {steps}")
+    for command in (ProbeCommand.OBSERVE_FRACTION, ProbeCommand.OBSERVE_TOO_LARGE):
+        with subject.session() as session:
+            session.reset()
+            request = session.step_request(session.command(command))
+            session.refused(request, f"that gives {command.name} for an integer")
+
+
+@holds(ENV, "dtype.floats")
+def floats_are_narrowed(subject: EnvSubject) -> None:
+    """A double for a float32 loses precision and nothing else."""
+    subject.probe()
+    with subject.session() as session:
+        session.reset()
+        done = session.obey(ProbeCommand.OBSERVE_DOUBLE)
+        noise = session.part(done.observation, "noise")[0]
+    expected = np.array([0.25, 0.1], np.float32)
+    require(np.array_equal(noise, expected), f"the doubles 0.25 and 0.1 have become {noise}")
+
+
+@holds(ENV, "warnings.place")
+def warnings_stand_in_the_infos(subject: EnvSubject) -> None:
+    """Under the reserved key, of a step and of a reset."""
+    with _warned(subject) as session:
+        start = session.reset()
+        require(WARNING_KEY not in start.infos, "a Reset that conforms is warned about")
+        done = session.obey(ProbeCommand.OBSERVE_OUT_OF_RANGE)
+        require(WARNING_KEY in done.infos, "a Step out of range has no warning in its infos")
+    with _warned(subject) as session:
+        start = session.reset(options={"command": int(ProbeCommand.OBSERVE_OUT_OF_RANGE)})
+        require(WARNING_KEY in start.infos, "a Reset out of range has no warning in its infos")
+
+
+@holds(ENV, "warnings.once")
+def each_violation_is_reported_once(subject: EnvSubject) -> None:
+    """By kind and path, during the session; another path or kind is reported again."""
+    beyond = np.array([2.0, 0.0], np.float32)
+    with _warned(subject) as session:
+        session.reset()
+        warned = [
+            WARNING_KEY in done.infos
+            for done in (
+                session.obey(ProbeCommand.OBSERVE_OUT_OF_RANGE),
+                session.obey(ProbeCommand.OBSERVE_OUT_OF_RANGE),
+                session.reset(),
+                session.obey(ProbeCommand.OBSERVE_OUT_OF_RANGE),
+                session.obey(box=beyond),
+                session.obey(text="aaaaa"),
+                session.obey(text="z"),
+                session.obey(text="zzzzz"),
+            )
+        ]
+    require(warned[0], "the first violation is not warned about")
+    require(warned[1:4] == [False] * 3, "the same violation is warned about again")
+    require(warned[4] and warned[5], "a violation of another path is not warned about")
+    require(warned[6], "another kind of violation of the same path is not warned about")
+    require(not warned[7], "two violations that were warned about before are warned about again")
+
+
+@holds(ENV, "warnings.advisory")
+def a_warning_leaves_value_and_session_as_they_are(subject: EnvSubject) -> None:
+    """The value is delivered unaltered; later Steps and Resets succeed."""
+    with _warned(subject) as session:
+        session.reset()
+        done = session.obey(ProbeCommand.OBSERVE_OUT_OF_RANGE)
+        noise = np.asarray(session.part(done.observation, "noise"))[0].tolist()
+        require(noise == [2.0, 0.5], f"[2, 0.5] is delivered as {noise}")
+        session.obey()
+        session.reset()
+
+
+def _warned(subject: EnvSubject) -> AbstractContextManager[RawEnvSession]:
+    subject.probe()
+    if subject.validation is not ValidationMode.WARN:
+        raise ClauseNotObservable(f"the server's policy is {subject.validation.value}")
+    return subject.session()
+
+
+def _require_rejected(subject: EnvSubject, found: list[bytes], what: str) -> None:
+    for action in _needed(found, what):
+        with subject.session() as session:
+            session.reset()
+            session.refused(session.step_request(action), f"with an invalid {what}")
+
+
+def _require_fatal(error: EnvFailed, command: ProbeCommand) -> None:
+    require(not error.is_recoverable, f"{command.name} is recoverable: {error.message!r}")
+
+
+def _require_policy(subject: EnvSubject, action: bytes, what: str) -> None:
+    with subject.session() as session:
+        session.reset()
+        response = session.ask(session.step_request(action))
+    _require_treated(subject, response, what)
+
+
+def _require_treated(subject: EnvSubject, response: EnvResponse, what: str) -> None:
+    policy = subject.validation
+    if isinstance(response, EnvFailed):
+        if response.is_recoverable and not subject.is_probe:
+            raise ClauseNotObservable(f"the environment itself refuses {what}: {response.message}")
+        message = f"{policy.value}: {what} is rejected: {response.message!r}"
+        require(policy is ValidationMode.STRICT and not response.is_recoverable, message)
+        return
+    if not isinstance(response, ResetDone | StepDone):
+        raise ClauseBroken(f"{what} is answered with {type(response).__name__}")
+    require(policy is not ValidationMode.STRICT, f"strict: {what} is not rejected")
+    is_warned = WARNING_KEY in response.infos
+    if policy is ValidationMode.WARN:
+        require(is_warned, f"warn: {what} is delivered without a warning")
+    else:
+        require(not is_warned, f"off: {what} is warned about")
+
+
+def _require_echo(session: RawEnvSession, done: StepDone, name: str, value: Any) -> None:
+    echo = session.part(done.observation, "echo", name)[0]
+    require(np.array_equal(echo, value), f"{name} {value!r} has become {echo!r}")
+
+
+def _needed(found: list[bytes], what: str) -> list[bytes]:
+    if not found:
+        raise ClauseNotObservable(f"there is no {what} in the action space")
+    return found
