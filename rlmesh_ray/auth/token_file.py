@@ -187,7 +187,11 @@ class TokenFile:
         try:
             with open_file(self.path) as file:  # one descriptor for check and read
                 status = os.fstat(file.fileno())
-                self._check(status)
+                if _HAS_MODES and status.st_mode & _OTHERS:
+                    raise ConfigurationError(
+                        f"the token file {self.path} is open to other users of this machine "
+                        f"(mode {stat.S_IMODE(status.st_mode):04o}): chmod 600 {self.path}"
+                    )
                 data = file.read(_MAX_FILE_BYTES + 1)
         except OSError as error:
             reason = error.strerror or type(error).__name__
@@ -215,13 +219,6 @@ class TokenFile:
         entries, _ = self.read()
         client_tokens = [entry.token for entry in entries if entry.role >= TokenRole.CLIENT]
         return client_tokens[0] if client_tokens else entries[0].token
-
-    def _check(self, status: os.stat_result) -> None:
-        if _HAS_MODES and status.st_mode & _OTHERS:
-            raise ConfigurationError(
-                f"the token file {self.path} is open to other users of this machine "
-                f"(mode {stat.S_IMODE(status.st_mode):04o}): chmod 600 {self.path}"
-            )
 
 
 TokenSource = str | TokenFile

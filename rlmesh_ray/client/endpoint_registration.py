@@ -178,18 +178,12 @@ class Registration:
         if self._closing.is_set():
             over.set()
         try:
-            with self._open() as channel:
+            with self._connect_options.open(_MAX_ANSWER_BYTES) as channel:
                 return self._talk(channel, over)
         except RlmeshError as error:
             return error
         finally:
             over.set()
-
-    def _open(self) -> grpc.Channel:
-        try:
-            return self._connect_options.open(_MAX_ANSWER_BYTES)
-        except OSError as error:  # the files for TLS
-            raise ConfigurationError(f"cannot dial {self._pool.address}: {error}") from error
 
     def _talk(self, channel: grpc.Channel, over: threading.Event) -> RlmeshError:
         address = self._pool.address

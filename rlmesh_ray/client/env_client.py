@@ -11,19 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlmesh_ray.client.channel import (
     ConnectOptions,
     Metadata,
     ServiceHandshake,
     translate_grpc_error,
-)
-from rlmesh_ray.client.env_dialect import (
-    EditionEnvClientDialect,
-    EnvClientDialect,
-    ResetResult,
-    StepResult,
 )
 from rlmesh_ray.client.fork_guard import close_at_exit
 from rlmesh_ray.client.join_stream import CallDeadline, JoinStream, open_call
@@ -50,19 +47,22 @@ from rlmesh_ray.protocol.client_session import (
     endpoint_timeout_ms,
     is_still_starting,
     name_limit,
-    never_started,
 )
+from rlmesh_ray.protocol.failure_effects import NOT_STARTED
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     Close,
     Configure,
     Configured,
     EnvRequest,
+    EnvResponse,
     EpisodeRecord,
     Infos,
     Render,
     Rendered,
+    Reset,
     ResetDone,
+    Step,
     StepDone,
 )
 from rlmesh_ray.spaces.batch import Column
@@ -73,13 +73,151 @@ from rlmesh_ray.transport.direct_connector import DirectConnector
 from rlmesh_ray.transport.exactly_once import ClientSide
 from rlmesh_ray.transport.tcp import KEY_BYTES, TICKET_ID_BYTES, Ticket
 from rlmesh_ray.wire import image_codec_v1, lane_calls_v1, transport_v1
+from rlmesh_ray.wire.batch_codec import BatchCodec
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
-from rlmesh_ray.wire.rlmesh_v1 import env as edition_wire
+from rlmesh_ray.wire.rlmesh_v1 import env as wire
+from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.rlmesh_v1.limits import (
     DEFAULT_MESSAGE_BYTES,
     max_request_bytes,
     max_response_bytes,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ResetResult:
+    """First observations, over all lanes."""
+
+    observation: list[Column]
+    infos: Infos
+    episode_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The result of one vector step; every array has one entry per lane."""
+
+    observation: list[Column]
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    infos: Infos
+    completed_episodes: tuple[EpisodeRecord, ...]
+    episode_ids: tuple[str, ...]
+
+
+class EnvClientFrames(Protocol):
+    """Encodes requests and decodes responses, such as a module of ``wire``."""
+
+    def pack_request(self, request: EnvRequest, *, tag_arrays: bool, max_bytes: int) -> bytes:
+        """Return the frame of ``request``.
+
+        Args:
+            request: The request.
+            tag_arrays: Whether the endpoint has the capability NDARRAY.
+            max_bytes: The largest frame that the endpoint accepts.
+
+        Raises:
+            CodecError: Something in the request would not arrive as it is, or it is too large.
+        """
+
+    def parse_response(self, data: bytes) -> EnvResponse:
+        """Return the response in ``data``; raises CodecError if it is malformed."""
+
+
+class EnvClientDialect(Protocol):
+    """Makes the requests of one session, and reads their answers, in the order of the requests."""
+
+    @property
+    def frames(self) -> EnvClientFrames:
+        """The encoding of its messages."""
+
+    @property
+    def edition(self) -> str:
+        """The edition for Configure, which comes first; empty: there is no Configure."""
+
+    def reset(
+        self,
+        request_id: str,
+        *,
+        seeds: Sequence[int],
+        options: Mapping[str, object],
+        timeout_ms: int,
+        lanes: Sequence[int],
+    ) -> Reset:
+        """Return the request to reset ``lanes``, or all where these are empty."""
+
+    def step(self, request_id: str, action: Sequence[Column], timeout_ms: int) -> Step:
+        """Return the request to step all lanes.
+
+        Raises:
+            CodecError: A column is not what its leaf declares.
+        """
+
+    def reset_result(self, done: ResetDone) -> ResetResult:
+        """Return the result in ``done``, over all lanes.
+
+        Raises:
+            CodecError: It has other lanes, or no observations of this session.
+        """
+
+    def step_result(self, done: StepDone) -> StepResult:
+        """Return the result in ``done``; raises as ``reset_result``."""
+
+
+class EditionEnvClientDialect:
+    """The dialect of ``rlmesh.protocol.v1``; its messages need no translation.
+
+    Args:
+        contract: Contract of the session.
+        observations: Decodes observations; None: the edition's codec.
+    """
+
+    frames: EnvClientFrames = wire
+    edition = ""
+
+    def __init__(self, contract: EnvContract, observations: BatchCodec | None = None) -> None:
+        self._observations = observations or values.codec(contract.observation_space)
+        self._action_space = contract.action_space
+        self._width = contract.num_envs
+
+    def reset(
+        self,
+        request_id: str,
+        *,
+        seeds: Sequence[int],
+        options: Mapping[str, object],
+        timeout_ms: int,
+        lanes: Sequence[int],
+    ) -> Reset:
+        """Return the request to reset ``lanes``, or all where these are empty."""
+        return Reset(request_id, tuple(seeds), options, timeout_ms, tuple(lanes))
+
+    def step(self, request_id: str, action: Sequence[Column], timeout_ms: int) -> Step:
+        data = values.encode_batch(self._action_space, action, self._width)
+        return Step(request_id, data, timeout_ms)
+
+    def reset_result(self, done: ResetDone) -> ResetResult:
+        columns = self._observations.decode(done.observation, self._width)
+        return ResetResult(owned(columns), done.infos, done.episode_ids)
+
+    def step_result(self, done: StepDone) -> StepResult:
+        columns = self._observations.decode(done.observation, self._width)
+        return StepResult(
+            observation=owned(columns),
+            rewards=np.asarray(done.rewards, np.float64),
+            terminated=np.frombuffer(done.terminated, np.bool_).copy(),
+            truncated=np.frombuffer(done.truncated, np.bool_).copy(),
+            infos=done.infos,
+            completed_episodes=done.completed_episodes,
+            episode_ids=done.episode_ids,
+        )
+
+
+def owned(columns: Sequence[Column]) -> list[Column]:
+    """Return copies: torch warns about read-only arrays, and callers keep and change them."""
+    return [column if isinstance(column, tuple) else np.array(column) for column in columns]
+
 
 _ABLE = (
     capabilities.DIRECT_TCP,
@@ -93,7 +231,7 @@ EnvDialectFactory = Callable[[EnvContract], EnvClientDialect]
 """Makes the dialect of a session with this contract."""
 HANDSHAKE: ServiceHandshake[EnvDialectFactory] = ServiceHandshake(
     "/rlmesh.env.v1.EnvService/Handshake",
-    edition_wire,
+    wire,
     _ABLE,
     EditionEnvClientDialect,
     "client.env_dialect",
@@ -300,8 +438,6 @@ def reset_report(
 
     return report
 
-
-__all__ = ["EnvClient", "ResetResult", "StepResult", "shake_hands"]
 
 T = TypeVar("T")
 
@@ -778,7 +914,10 @@ class EnvClient:
                 if not is_still_starting(error):
                     raise
                 if time.monotonic() >= end_s:
-                    error.message = never_started(self._start_timeout_s)
+                    error.message = (
+                        f"{NOT_STARTED} {self._start_timeout_s:g} s; mend what is slow there, or "
+                        "raise start_timeout_s"
+                    )
                     raise
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ class EndpointObserver:
             EndpointError: It does not answer, or refuses; the message says why.
         """
         try:
-            return wire.parse_sessions(self._ask(wire.LIST, wire.pack_list_request()))
+            return wire.parse_sessions(self._ask(wire.LIST, b""))
         except CodecError as error:
             raise RemoteProtocolError(f"the answer is no list of sessions: {error}") from error
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_dialect import ResetResult
+from rlmesh_ray.client.env_client import ResetResult
 from rlmesh_ray.client.env_session_client import (
     ClientOptions,
     EnvSessionClient,

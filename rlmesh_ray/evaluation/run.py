@@ -533,23 +533,21 @@ def evaluate(
     """
     given = completed("evaluate", RecordedEvaluationOptions, options)
     given["seed"] = checked_seed(episodes, given["seed"])
-    record = given["record"]
-    if record is None:
-        result = evaluate_indices(env, model, range(episodes), given)
-        warn_of_missing_reports(result)
-        return result
-    from rlmesh_ray.recording.options import RecordOptions
-    from rlmesh_ray.recording.recorder import WriterHandle
-
-    writer = WriterHandle(RecordOptions.of(record), _PATIENCE_S)
+    writer: "WriterHandle | None" = None
     wait_s = _HAND_OVER_S
+    if given["record"] is not None:
+        from rlmesh_ray.recording.options import RecordOptions
+        from rlmesh_ray.recording.recorder import WriterHandle
+
+        writer = WriterHandle(RecordOptions.of(given["record"]), _PATIENCE_S)
     try:
         result = evaluate_indices(env, model, range(episodes), given, writer)
         warn_of_missing_reports(result)
         wait_s = _LAST_WRITES_S
         return result
     finally:
-        writer.close(wait_s)
+        if writer is not None:
+            writer.close(wait_s)
 
 
 def evaluate_indices(

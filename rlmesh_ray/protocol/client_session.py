@@ -265,10 +265,6 @@ def is_still_starting(error: RemoteEnvError) -> bool:
     return error.code == "TIMEOUT" and error.message.startswith(NOT_STARTED)
 
 
-def never_started(timeout_s: float) -> str:
-    return f"{NOT_STARTED} {timeout_s:g} s; mend what is slow there, or raise start_timeout_s"
-
-
 class ModelClientSession(_ClientSession):
     """Requests and replies of one session with a ModelService; open until lost or closed."""
 

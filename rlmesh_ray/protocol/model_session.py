@@ -202,7 +202,13 @@ class ModelSession:
                 route.in_progress = request
                 output.ready.append(request)
             else:
-                self._answer(self._not_configured(request), output)
+                refusal = ModelFailed(
+                    request.request_id,
+                    ModelErrorCode.NOT_CONFIGURED,
+                    f"route {quoted(route_id)!r} is not configured; {self._remedy}",
+                    is_recoverable=True,
+                )
+                self._answer(refusal, output)
         if route.state is RouteState.ABSENT and route.in_progress is None:
             del self._routes[route_id]
 
@@ -230,14 +236,6 @@ class ModelSession:
         if request.request_id in self._outstanding:
             return _invalid(request, "this request_id is still outstanding")
         return None
-
-    def _not_configured(self, request: RouteRequest) -> ModelFailed:
-        return ModelFailed(
-            request.request_id,
-            ModelErrorCode.NOT_CONFIGURED,
-            f"route {quoted(request.context.route_id)!r} is not configured; {self._remedy}",
-            is_recoverable=True,
-        )
 
 
 def _invalid(request: Request, reason: str) -> ModelFailed:

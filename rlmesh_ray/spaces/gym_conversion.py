@@ -249,10 +249,6 @@ def _discrete(space: "spaces.Discrete[Any]", path: Path) -> DiscreteSpec:
     return DiscreteSpec(n, start, dtype.name)
 
 
-def _multi_binary(space: spaces.MultiBinary, _path: Path) -> MultiBinarySpec:
-    return MultiBinarySpec(space.n if isinstance(space.n, int) else tuple(space.n))
-
-
 def _multi_discrete(space: spaces.MultiDiscrete, path: Path) -> MultiDiscreteSpec:
     if space.start.any():
         raise _unsupported(space, path, "the contract has no start for MultiDiscrete; use 0")
@@ -286,18 +282,18 @@ def _dict(space: spaces.Dict, path: Path) -> DictSpec:
     )
 
 
-def _tuple(space: spaces.Tuple, path: Path) -> TupleSpec:
-    return TupleSpec(tuple(_spec(part, (*path, index)) for index, part in enumerate(space.spaces)))
-
-
 _CONVERTERS: dict[type[Space], Callable[[Any, Path], SpaceSpec]] = {
     spaces.Box: _box,
     spaces.Discrete: _discrete,
-    spaces.MultiBinary: _multi_binary,
+    spaces.MultiBinary: lambda space, _: MultiBinarySpec(
+        space.n if isinstance(space.n, int) else tuple(space.n)
+    ),
     spaces.MultiDiscrete: _multi_discrete,
     spaces.Text: _text,
     spaces.Dict: _dict,
-    spaces.Tuple: _tuple,
+    spaces.Tuple: lambda space, path: TupleSpec(
+        tuple(_spec(part, (*path, index)) for index, part in enumerate(space.spaces))
+    ),
 }
 
 

@@ -93,19 +93,16 @@ class ImageCodec:
         """
         from PIL import Image
 
+        # The fast settings of each format; others gain little and take several times as long.
+        settings: dict[str, Any] = {"quality": self.quality}
+        if self.format == "png":
+            settings = {"compress_level": 1}
+        elif self.format == "webp":
+            settings |= {"method": 0, "lossless": not self.quality}
         files = [io.BytesIO() for _ in frames]
         for frame, file in zip(frames, files, strict=True):
-            Image.fromarray(_bands(frame)).save(file, self.format, **self._options)
+            Image.fromarray(_bands(frame)).save(file, self.format, **settings)
         return [file.getvalue() for file in files]
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        """The fast settings of each format; others gain little and take several times as long."""
-        if self.format == "png":
-            return {"compress_level": 1}
-        if self.format == "webp":
-            return {"method": 0, "quality": self.quality, "lossless": not self.quality}
-        return {"quality": self.quality}
 
 
 def obstacle(leaf: Leaf) -> str:

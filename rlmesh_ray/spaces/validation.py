@@ -215,7 +215,7 @@ class _IntervalRule:
             return bool(self.low <= column.item() <= self.high)
         if self.is_uniform and column.size:
             return (self.low is None or bool(_least(column) >= self.low)) and (
-                self.high is None or bool(_greatest(column) <= self.high)
+                self.high is None or bool(np.maximum.reduce(column, axis=None) <= self.high)
             )
         # On small arrays count_nonzero takes a third of the time of all(), which is Python code.
         return (self.low is None or np.count_nonzero(column >= self.low) == column.size) and (
@@ -315,10 +315,6 @@ def _bound(bounds: NDArray[Any], raw: bytes, extreme: Any) -> Any:
 # The array's min() and max() are Python code, which takes long for batches of few rows.
 def _least(column: NDArray[Any]) -> Any:
     return np.minimum.reduce(column, axis=None)
-
-
-def _greatest(column: NDArray[Any]) -> Any:
-    return np.maximum.reduce(column, axis=None)
 
 
 def has_nan(column: NDArray[Any]) -> bool:

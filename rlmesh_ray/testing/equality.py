@@ -24,7 +24,9 @@ def assert_identical(actual: Any, expected: Any, where: str = "value") -> None:
         assert set(actual) == set(expected), f"{where}: keys {set(actual)}, {set(expected)}"
         for key in expected:
             assert_identical(actual[key], expected[key], f"{where}[{key!r}]")
-    elif isinstance(expected, (tuple, list)) or _is_object_array(expected):
+    elif isinstance(expected, (tuple, list)) or (
+        isinstance(expected, np.ndarray) and expected.dtype == object
+    ):
         assert type(actual) is type(expected), f"{where}: {actual!r} is no {type(expected)}"
         assert len(actual) == len(expected), f"{where}: {len(actual)} parts, {len(expected)}"
         for index, (left, right) in enumerate(zip(actual, expected, strict=True)):
@@ -36,7 +38,3 @@ def assert_identical(actual: Any, expected: Any, where: str = "value") -> None:
         assert left.tobytes() == right.tobytes(), f"{where}: {left}, expected {right}"
     else:
         assert actual == expected, f"{where}: {actual!r}, expected {expected!r}"
-
-
-def _is_object_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype == object

@@ -45,6 +45,7 @@ class BatchCodec(Protocol):
         Raises:
             CodecError: One is no batch of that many values of the space.
         """
+        return join_each([self] * len(batches), batches, counts)
 
     def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
         """Encode one batch as several, with the widths in ``counts``, in order.
@@ -52,6 +53,7 @@ class BatchCodec(Protocol):
         Raises:
             CodecError: A column has not the dtype and shape of its leaf; coerce it first.
         """
+        return split_each([self] * len(counts), columns, counts)
 
 
 class BatchCodecs(Protocol):

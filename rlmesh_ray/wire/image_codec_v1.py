@@ -38,7 +38,7 @@ from rlmesh_ray.spaces.images import (
 )
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec, TupleSpec
-from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
+from rlmesh_ray.wire.batch_codec import BatchCodec
 from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.validation import check_column
 
@@ -108,7 +108,7 @@ def codec_of(option: object, spec: SpaceSpec, num_lanes: int) -> ImageCodec:
     return codec
 
 
-class ImageBatchCodec:
+class ImageBatchCodec(BatchCodec):
     """Codec of the batches of a space, with compressed images.
 
     Args:
@@ -150,10 +150,7 @@ class ImageBatchCodec:
                 require_room(self._spec, sum(counts))
             except ConfigurationError as error:  # each alone is within the limit
                 raise CodecError(str(error)) from error
-        return join_each([self] * len(batches), batches, counts)
-
-    def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
-        return split_each([self] * len(counts), columns, counts)
+        return super().join(batches, counts)
 
     def _files(self, leaf: Leaf, column: Column) -> list[bytes]:
         assert not isinstance(column, tuple)

@@ -67,10 +67,6 @@ _FIELDS = tuple(ObservedSession.__dataclass_fields__)
 _COLUMNS = ("episode_ids", "step_counts", "cumulative_rewards")
 
 
-def pack_list_request() -> bytes:
-    return pb.ListRequest().SerializeToString()
-
-
 def pack_sessions(sessions: Iterable[ObservedSession]) -> bytes:
     messages = [
         pb.Session(**{name: getattr(session, name) for name in _FIELDS}) for session in sessions

@@ -91,7 +91,13 @@ def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
             message.close.SetInParent()
             message.close.final_episodes.extend(_episodes(episodes, tag_arrays))
         case EnvFailed():
-            _fill_error(message.error, response, tag_arrays)
+            body = message.error
+            body.code = response.code.value  # type: ignore[assignment]  # enums are ints
+            body.message = as_utf8(response.message)
+            body.is_recoverable = response.is_recoverable
+            body.debug_info = as_utf8(response.debug_info)
+            records = _episodes(response.interrupted_episodes, tag_arrays)
+            body.interrupted_episodes.extend(records)
     return message.SerializeToString()
 
 
@@ -134,14 +140,6 @@ def _extras(response: StepDone, tag_arrays: bool) -> bytes:
 
 def infos_budget(response: ResetDone | StepDone) -> MetaBudget:
     return MetaBudget(2 * len(response.observation) + MAX_BYTES)
-
-
-def _fill_error(body: pb.EnvError, response: EnvFailed, tag_arrays: bool) -> None:
-    body.code = response.code.value  # type: ignore[assignment]  # enums are ints
-    body.message = as_utf8(response.message)
-    body.is_recoverable = response.is_recoverable
-    body.debug_info = as_utf8(response.debug_info)
-    body.interrupted_episodes.extend(_episodes(response.interrupted_episodes, tag_arrays))
 
 
 def _episodes(

@@ -290,10 +290,6 @@ class _MetaEncoder:
             message.entries[LEFT_OUT_KEY].str = left_out_notice(budget.num_left_out)
         budget.num_left_out += former
 
-    def _fill_map(self, message: pb.MetaMap, infos: Mapping[Any, Any], depth: int) -> None:
-        for key, value in infos.items():
-            self._fill(self._entry(message, key), value, depth)
-
     def _fill(self, message: pb.MetaValue, value: Any, depth: int) -> None:
         try:
             if value is not None and not self._fill_scalar(message, value):
@@ -342,7 +338,8 @@ class _MetaEncoder:
             num_nodes = _CONTAINER_NODES + len(value) * _MAP_ENTRY_NODES
             if self._budget.affords(len(value) * _ENTRY_BYTES, num_nodes):
                 message.map.SetInParent()
-                self._fill_map(message.map, value, depth + 1)
+                for key, part in value.items():
+                    self._fill(self._entry(message.map, key), part, depth + 1)
             else:
                 self._leave_out(message, value, len(value))
         elif isinstance(value, (list, tuple)):

@@ -64,7 +64,11 @@ def pack_response(response: ModelResponse) -> bytes:
         case ModelClosed():
             message.close.SetInParent()
         case ModelFailed():
-            _fill_error(message.error, response)
+            body = message.error
+            body.code = response.code.value  # type: ignore[assignment]  # enums are ints
+            body.message = as_utf8(response.message)
+            body.is_recoverable = response.is_recoverable
+            body.debug_info = as_utf8(response.debug_info)
     return message.SerializeToString()
 
 
@@ -133,24 +137,14 @@ def _predict(message: pb.JoinRequest) -> Predict:
     return Predict(message.request_id, _context(context), observation, mirror)
 
 
-def _close_route(message: pb.JoinRequest) -> CloseRoute:
-    body = message.close_route
-    return CloseRoute(message.request_id, _context(body.context), body.reason)
-
-
 _REQUESTS: dict[str, Callable[[pb.JoinRequest], ModelRequest]] = {
     "configure_route": _configure_route,
     "predict": _predict,
-    "close_route": _close_route,
+    "close_route": lambda message: CloseRoute(
+        message.request_id, _context(message.close_route.context), message.close_route.reason
+    ),
     "close": lambda message: CloseModel(message.request_id, message.close.reason),
 }
-
-
-def _fill_error(body: pb.ModelError, response: ModelFailed) -> None:
-    body.code = response.code.value  # type: ignore[assignment]  # enums are ints
-    body.message = as_utf8(response.message)
-    body.is_recoverable = response.is_recoverable
-    body.debug_info = as_utf8(response.debug_info)
 
 
 # --- the client's side of Join ---------------------------------------------------------

@@ -27,7 +27,7 @@ from rlmesh_ray.spaces.spec import (
     TupleSpec,
 )
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import value_pb2 as pb
-from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
+from rlmesh_ray.wire.batch_codec import BatchCodec
 from rlmesh_ray.wire.protobuf import MOST_PARTS, parse
 from rlmesh_ray.wire.validation import check_column, check_size
 
@@ -101,7 +101,7 @@ class _ArrayCodec:
         return [data[end - n * size : end] for end, n in zip(ends, counts, strict=True)]
 
 
-class _NodeCodec:
+class _NodeCodec(BatchCodec):
     """Codec of all other spaces."""
 
     def __init__(self, spec: SpaceSpec) -> None:
@@ -119,12 +119,6 @@ class _NodeCodec:
     def decode(self, data: bytes, num_lanes: int) -> list[Column]:
         parts = decode_nodes(self._spec, data, num_lanes)
         return [column_of(leaf, lanes) for leaf, lanes in zip(self._leaves, parts, strict=True)]
-
-    def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
-        return join_each([self] * len(batches), batches, counts)
-
-    def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
-        return split_each([self] * len(counts), columns, counts)
 
 
 def _little(leaf: Leaf) -> np.dtype[Any]:

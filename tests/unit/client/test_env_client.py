@@ -9,8 +9,12 @@ import pytest
 
 from rlmesh_ray.client import env_client
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.env_client import EnvClient, EnvConnection, reset_report
-from rlmesh_ray.client.env_dialect import EditionEnvClientDialect
+from rlmesh_ray.client.env_client import (
+    EditionEnvClientDialect,
+    EnvClient,
+    EnvConnection,
+    reset_report,
+)
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.errors import (
     EndpointLostError,

@@ -41,7 +41,6 @@ def test_counters_that_are_no_object_are_refused(counters: str) -> None:
 def test_what_is_asked_for_arrives() -> None:
     assert wire.parse_render_request(wire.pack_render_request("ab12", 7)) == ("ab12", 7)
     assert wire.parse_png(wire.pack_png(b"png")) == b"png"
-    assert wire.pack_list_request() == b""
 
 
 @pytest.mark.parametrize("lane", [-1, 2**32, "0"])

@@ -24,8 +24,13 @@ from numpy.typing import NDArray
 
 from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import CLIENT_NAME, HandshakeVariant
-from rlmesh_ray.client.env_client import EnvDialectFactory
-from rlmesh_ray.client.env_dialect import EnvClientFrames, ResetResult, StepResult, owned
+from rlmesh_ray.client.env_client import (
+    EnvClientFrames,
+    EnvDialectFactory,
+    ResetResult,
+    StepResult,
+    owned,
+)
 from rlmesh_ray.dialects.released.protocol import (
     WIRE_V1,
     accept_released_answer,
