@@ -12,6 +12,7 @@ It converts answers to the results of the edition's sessions:
   gymnasium. They become the infos of gymnasium's vector environments.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -51,12 +52,6 @@ from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 _FINAL_INFO = "final_info"
 _MAX_AXES = 32
 _WARNING = "rlmesh.conformance.warning"
-_NUMBERS: tuple[tuple[set[type], type], ...] = (
-    ({bool}, np.bool_),
-    ({int}, np.int64),
-    ({int, float}, np.float64),
-)
-"""Kinds of values that become arrays, and of which dtype."""
 
 
 def as_vector_infos(lane_infos: Infos, lanes: Sequence[int], num_lanes: int) -> dict[str, object]:
@@ -115,19 +110,15 @@ def _joined(infos: Mapping[int, Infos], num_lanes: int) -> dict[str, object]:
 def _entries(values: Mapping[int, Any], num_lanes: int) -> object:
     if _are_mappings(list(values.values())):
         return _joined(values, num_lanes)
-    dtype = _dtype([*values.values()])
+    found = _array([*values.values()])
+    # The lists of single lanes stay as they are: they may not be arrays of one shape.
+    is_plain = found.ndim == 1 and found.dtype != object
     entries: NDArray[Any] = (
-        np.full(num_lanes, None, object) if dtype is None else np.zeros(num_lanes, dtype)
+        np.zeros(num_lanes, found.dtype) if is_plain else np.full(num_lanes, None, object)
     )
     for lane, value in values.items():
         entries[lane] = value
     return entries
-
-
-def _dtype(values: Sequence[object]) -> type | None:
-    """Return the dtype of an array of ``values``; None: they are no numbers."""
-    kinds = set(map(type, values))
-    return next((dtype for own, dtype in _NUMBERS if kinds and kinds <= own), None)
 
 
 def _with_arrays(infos: Infos, num_lanes: int, *, is_masked: bool = False) -> dict[str, object]:
@@ -157,25 +148,15 @@ def _is_mask(value: object, num_lanes: int) -> bool:
 
 
 def _array(values: list[Any]) -> NDArray[Any]:
-    flat, shape = _flattened(values)
-    dtype = _dtype(flat)
-    if dtype is not None:
-        return np.array(flat, dtype).reshape(shape)
-    array = np.empty(len(values), object)
+    """Return an array of numbers, or one of objects where the values are not numbers."""
+    with contextlib.suppress(ValueError):  # of lists that have not all the same length
+        array = np.array(values)
+        if array.dtype.kind in "bif" and array.size and array.ndim <= _MAX_AXES:
+            return array
+    objects = np.empty(len(values), object)
     for lane, value in enumerate(values):
-        array[lane] = value
-    return array
-
-
-def _flattened(values: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    shape: tuple[int, ...] = (len(values),)
-    while values and len(shape) < _MAX_AXES and all(type(value) is list for value in values):
-        sizes = {len(value) for value in values}
-        if len(sizes) > 1:
-            return [], shape
-        shape = (*shape, *sizes)
-        values = [part for value in values for part in value]
-    return values, shape
+        objects[lane] = value
+    return objects
 
 
 def _warning_texts(warning: object) -> object:
