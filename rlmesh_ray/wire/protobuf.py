@@ -62,8 +62,8 @@ def _check_parts(root: Descriptor, data: bytes, most_parts: int) -> None:
                         f"a message of {len(data)} bytes has more than {most_parts} parts; send "
                         "less at a time"
                     )
-                tag, at = _varint_at(data, at)
-                size, at = _size_at(data, at, tag & 7)
+                tag, at = varint_at(data, at)
+                size, at = size_at(data, at, tag & 7)
                 part = inner.get(tag >> 3)
                 if part is not None and tag & 7 == _BYTES:
                     unseen.append((part, at, min(at + size, end)))
@@ -77,7 +77,7 @@ _SIZES = {1: 8, 5: 4}
 """Of the values of the wire types that are neither."""
 
 
-def _size_at(data: bytes, at: int, kind: int) -> tuple[int, int]:
+def size_at(data: bytes, at: int, kind: int) -> tuple[int, int]:
     """Return the length of a value, and where it begins; a varint is skipped, and has 0 left.
 
     Raises:
@@ -85,11 +85,11 @@ def _size_at(data: bytes, at: int, kind: int) -> tuple[int, int]:
         KeyError: There is no such wire type here.
     """
     if kind == _BYTES:
-        return _varint_at(data, at)
-    return (0, _varint_at(data, at)[1]) if kind == _VARINT else (_SIZES[kind], at)
+        return varint_at(data, at)
+    return (0, varint_at(data, at)[1]) if kind == _VARINT else (_SIZES[kind], at)
 
 
-def _varint_at(data: bytes, at: int) -> tuple[int, int]:
+def varint_at(data: bytes, at: int) -> tuple[int, int]:
     """Return the varint at ``at``, and where it ends. Raises IndexError if there is none."""
     number = 0
     for shift in range(0, 70, 7):

@@ -17,7 +17,7 @@ from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.spec import DTYPES, SpaceSpec
 from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
-from rlmesh_ray.wire.protobuf import varint
+from rlmesh_ray.wire.protobuf import varint, varint_at
 from rlmesh_ray.wire.validation import check_column, check_size
 
 _LITTLE = {np.dtype(name): np.dtype(name).newbyteorder("<") for name in DTYPES}
@@ -106,7 +106,11 @@ def _parts(data: bytes, count: int) -> list[memoryview]:
             raise CodecError(f"the value has more leaves than the {count} expected")
         if data[at] != _LEAF:
             raise CodecError(f"{len(data)} bytes are no SpaceValue: a field that is no leaf")
-        size, start = _length(data, at + 1)
+        try:
+            size, start = varint_at(data, at + 1)
+        except IndexError:
+            reason = f"{len(data)} bytes are no SpaceValue: a length makes no sense"
+            raise CodecError(reason) from None
         at = start + size
         if at > len(data):
             raise CodecError(f"{len(data)} bytes are no SpaceValue: a leaf is cut short")
@@ -114,17 +118,6 @@ def _parts(data: bytes, count: int) -> list[memoryview]:
     if len(parts) < count:
         raise CodecError(f"the value has {len(parts)} leaves, expected {count}")
     return parts
-
-
-def _length(data: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    for position in range(at, min(at + 5, len(data))):
-        part = data[position]
-        number |= (part & 0x7F) << shift
-        if part < 0x80:
-            return number, position + 1
-        shift += 7
-    raise CodecError(f"{len(data)} bytes are no SpaceValue: a length makes no sense")
 
 
 def _column(leaf: Leaf, data: memoryview, num_lanes: int) -> Column:
