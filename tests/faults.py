@@ -731,8 +731,8 @@ FAULTS = (
         "released",
         "The time of the environment is that of the encoding.",
         "rlmesh_ray/dialects/released/wire/env.py",
-        "(12, timings.user_ns),",
-        "(12, timings.encode_ns),",
+        "user_ns=timings.user_ns,",
+        "user_ns=timings.encode_ns,",
         "tests/loopback/test_released_env_server.py::test_answers_tell_what_they_took",
     ),
     Fault(

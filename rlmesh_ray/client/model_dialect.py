@@ -248,7 +248,7 @@ class EditionModelClientDialect:
         if isinstance(response, ModelFailed):
             return ModelReply(response.request_id, response)
         if isinstance(response, Predicted):
-            return ModelReply(response.request_id, None, response.action, _telemetry(response))
+            return ModelReply(response.request_id, None, response.action, telemetry_of(response))
         return ModelReply(response.request_id)
 
     def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
@@ -276,7 +276,7 @@ def action_of(reply: ModelReply) -> bytes:
     return reply.action
 
 
-def _telemetry(predicted: Predicted) -> PredictTelemetry | None:
+def telemetry_of(predicted: Predicted) -> PredictTelemetry | None:
     run = predicted.run
     if run is None:
         return None

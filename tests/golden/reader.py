@@ -4,14 +4,6 @@ import dataclasses
 from types import ModuleType
 from typing import Any
 
-from rlmesh_ray.dialects.released.protocol import (
-    AdapterPredict,
-    AdapterPredicted,
-    GroupedPredict,
-    GroupedPredicted,
-    ModelTimings,
-    ResolveAdapter,
-)
 from rlmesh_ray.dialects.released.wire import env as wire_env
 from rlmesh_ray.dialects.released.wire import model as wire_model
 from rlmesh_ray.dialects.released.wire import values as wire_values
@@ -28,6 +20,7 @@ from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as released_env_pb
+from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as released_model_pb
 from rlmesh_ray.wire.rlmesh_v1 import env as env_v1
 from rlmesh_ray.wire.rlmesh_v1 import model as model_v1
 from rlmesh_ray.wire.rlmesh_v1 import values as values_v1
@@ -84,8 +77,6 @@ class Reader:
                     self._requests[said.request_id] = said
                 if isinstance(said, ConfigureRoute) and isinstance(said.contract, EnvContract):
                     self._routes[said.context.route_id] = said.contract
-                if isinstance(said, ResolveAdapter) and isinstance(said.env_spec, EnvContract):
-                    self._routes[said.context.route_id] = said.env_spec
         return said
 
     def meaning(self, frame: Frame, said: Any) -> Any:
@@ -138,11 +129,11 @@ class Reader:
             batches.append(Batch(columns, values.decode_batch(spec, again, rows), data, again))
         return batches
 
-    def _timings(self, frame: Frame) -> EnvTimings | ModelTimings | None:
+    def _timings(self, frame: Frame) -> EnvTimings | dict[str, int] | None:
         if not self._is_released or frame.way == ">" or not frame.call.endswith("/Join"):
             return None
         if frame.call.startswith("model/"):
-            return wire_model.parse_timings(frame.data)
+            return model_timings(frame.data)
         told = released_env_pb.JoinResponse.FromString(frame.data)
         return EnvTimings(*(getattr(told, field.name) for field in dataclasses.fields(EnvTimings)))
 
@@ -177,22 +168,26 @@ class Reader:
                 if isinstance(said, Step):
                     return [("action", said.action, contract.action_space, rows)]
                 return [("observation", said.observation, contract.observation_space, rows)]
-            case Predict() | AdapterPredict():
+            case Predict():
                 route, rows = self._route_of(said)
                 return [("observation", said.observation, route.observation_space, rows)]
             case Predicted():
                 route, rows = self._route_of(self._requests[said.request_id])
-                return [("action", said.action, route.action_space, rows)]
-            case AdapterPredicted():
-                route, rows = self._route_of(self._requests[said.request_id])
-                numbered = enumerate(said.actions)
-                return [(f"actions {n}", data, route.action_space, rows) for n, data in numbered]
-            case GroupedPredict() | GroupedPredicted():
-                return []  # no peer sends them
-        return []
+                later = enumerate(said.later)
+                return [
+                    ("action", said.action, route.action_space, rows),
+                    *((f"later {n}", data, route.action_space, rows) for n, data in later),
+                ]
+        return []  # no peer sends groups
 
     def _route_of(self, said: Any) -> tuple[EnvContract, int]:
-        if isinstance(said, Predict):
-            route = self._routes[said.context.route_id]
-            return route, len(said.context.slots) or route.num_envs
-        return self._routes[said.context.route_id], len(said.episodes)
+        route = self._routes[said.context.route_id]
+        return route, len(said.context.slots) or route.num_envs
+
+
+def model_timings(data: bytes) -> dict[str, int]:
+    """Return the timings behind a response of a released ModelService, by their fields' names."""
+    message = released_model_pb.JoinResponse.FromString(data)
+    numbers = [field.name for field in message.DESCRIPTOR.fields if field.type == field.TYPE_UINT64]
+    told = [*numbers, "in_flight", "held_episodes"]
+    return {name: getattr(message, name) for name in told if message.HasField(name)}

@@ -18,22 +18,13 @@ from numpy.typing import NDArray
 from rlmesh_ray import ModelServer, RemoteModel
 from rlmesh_ray.dialects.released.protocol import (
     WIRE_V1,
-    AdapterPredict,
-    AdapterPredicted,
-    AdapterResolved,
-    AnyAdapterRequest,
-    AnyAdapterResponse,
-    EpisodesForgotten,
     GroupedPredict,
     GroupedPredicted,
-    ModelTimings,
-    ResolveAdapter,
-    RowEpisode,
     make_released_offer,
 )
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
-from rlmesh_ray.dialects.released.wire.model import MAX_ROWS
+from rlmesh_ray.dialects.released.wire.model import MAX_ROWS, NO_LANE, FrameResponse
 from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.models.lane_states import EpisodeStates
 from rlmesh_ray.models.policy import Rows
@@ -42,13 +33,18 @@ from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     CloseModel,
     CloseRoute,
+    ConfigureRoute,
     ModelClosed,
     ModelErrorCode,
     ModelFailed,
+    Predict,
     PredictContext,
+    Predicted,
+    PredictSlot,
     RouteClosed,
+    RouteConfigured,
 )
-from rlmesh_ray.protocol.model_session import ForgetEpisodes
+from rlmesh_ray.protocol.model_session import EpisodesForgotten, ForgetEpisodes, SessionRequest
 from rlmesh_ray.server import model_routes
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -59,6 +55,8 @@ from tests.loopback.eventually import eventually
 from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import MODEL_JOIN, RawJoin
 
+Make = Callable[[str], SessionRequest | GroupedPredict]
+"""Makes a request with an id."""
 PATIENCE_S = 30.0
 HANDSHAKE = "/rlmesh.model.v1.ModelService/Handshake"
 
@@ -88,25 +86,25 @@ class Runtime:
         self.join = RawJoin(self._channel, MODEL_JOIN)
         self._num_requests = 0
 
-    def send(self, make: Callable[[str], AnyAdapterRequest]) -> str:
+    def send(self, make: Make) -> str:
         """Send a request without waiting for its answer."""
         self._num_requests += 1
         request_id = f"r{self._num_requests}"
         self.join.send([wire.pack_request(make(request_id))])
         return request_id
 
-    def receive(self) -> AnyAdapterResponse | None:
+    def receive(self) -> FrameResponse | None:
         frame = self.join.receive()
         return None if frame is None else wire.parse_response(frame)
 
-    def ask(self, make: Callable[[str], AnyAdapterRequest]) -> AnyAdapterResponse:
+    def ask(self, make: Make) -> FrameResponse:
         request_id = self.send(make)
         response = self.receive()
         assert response is not None
         assert response.request_id == request_id
         return response
 
-    def resolve(self, env: str = "a", spec: EnvContract = CONTRACT) -> AnyAdapterResponse:
+    def resolve(self, env: str = "a", spec: EnvContract = CONTRACT) -> FrameResponse:
         return self.ask(resolve(env, spec))
 
     def act(self, env: str, episodes: Sequence[str], *first: float) -> list[float]:
@@ -118,18 +116,18 @@ class Runtime:
         self._channel.close()
 
 
-def resolve(env: str = "a", spec: object = CONTRACT, **other: Any) -> Any:
-    return lambda request_id: ResolveAdapter(
-        request_id, PredictContext("s", env, request_id), spec, **other
+def resolve(env: str = "a", spec: object = CONTRACT, horizon: int = 1) -> Any:
+    return lambda request_id: ConfigureRoute(
+        request_id, PredictContext("s", env, request_id), spec, horizon
     )
 
 
 def predict_message(
     request_id: str, env: str, episodes: Sequence[str], first: Sequence[float]
-) -> AdapterPredict:
+) -> Predict:
     observation = values.encode_batch(CONTRACT.observation_space, [rows(*first)], len(first))
-    context = PredictContext("s", env, f"{env}:{request_id}")
-    return AdapterPredict(request_id, context, observation, tuple(map(RowEpisode, episodes)))
+    slots = tuple(PredictSlot(NO_LANE, episode, 0, False) for episode in episodes)
+    return Predict(request_id, PredictContext("s", env, f"{env}:{request_id}", slots), observation)
 
 
 def predict(env: str, episodes: Sequence[str], *first: float) -> Any:
@@ -151,9 +149,9 @@ def release(env: str) -> Any:
 
 
 def actions_of(response: object) -> list[float]:
-    assert isinstance(response, AdapterPredicted), response
-    (data,) = response.actions
-    (leaf,) = SpaceValue.FromString(data).leaves
+    assert isinstance(response, Predicted), response
+    assert response.later == ()
+    (leaf,) = SpaceValue.FromString(response.action).leaves
     actions: list[float] = np.frombuffer(leaf, "<f4").tolist()
     return actions
 
@@ -296,14 +294,12 @@ def test_a_stream_that_says_nothing_ends_well(server: ModelServer) -> None:
 def test_an_adapter_acts_and_its_answers_carry_their_context() -> None:
     with ModelServer(Gate(is_open=True)) as server:
         runtime = Runtime(server.address)
-        assert runtime.ask(resolve("a", execution_horizon=4, edition="2026.06")) == (
-            AdapterResolved("r1", native_chunk=None, history_keys=())
-        )
+        assert runtime.ask(resolve("a", horizon=4)) == (RouteConfigured("r1", 0))
 
         response = runtime.ask(predict("a", ["e", "f"], 3, 4))
 
         assert actions_of(response) == [3, 4]
-        assert isinstance(response, AdapterPredicted)
+        assert isinstance(response, Predicted)
         assert response.context == PredictContext("s", "a", "a:r2")
         runtime.close()
 
@@ -323,8 +319,9 @@ class Chunking:
 
 def steps_of(response: object) -> list[list[float]]:
     """Return the actions of each step."""
-    assert isinstance(response, AdapterPredicted), response
-    leaves = [SpaceValue.FromString(data).leaves for data in response.actions]
+    assert isinstance(response, Predicted), response
+    steps = (response.action, *response.later)
+    leaves = [SpaceValue.FromString(data).leaves for data in steps]
     return [np.frombuffer(leaf, "<f4").tolist() for (leaf,) in leaves]
 
 
@@ -336,11 +333,11 @@ def test_a_runtime_gets_as_many_actions_of_a_chunk_as_it_executes(
 ) -> None:
     with ModelServer(Chunking()) as server:
         runtime = opened(server)
-        resolved = runtime.ask(resolve("a", execution_horizon=horizon))
+        resolved = runtime.ask(resolve("a", horizon=horizon))
         response = runtime.ask(predict("a", ["e", "f"], 3, 40))
         together = runtime.ask(grouped(("a", ["e"], [5]), ("a", ["f"], [6])))
 
-    assert resolved == AdapterResolved("r1", native_chunk=3, history_keys=())
+    assert resolved == RouteConfigured("r1", 3)
     assert steps_of(response) == [[3, 40], [4, 41], [5, 42]][:steps]
     assert isinstance(together, GroupedPredicted)
     assert [steps_of(result) for result in together.results] == [
@@ -351,13 +348,13 @@ def test_a_runtime_gets_as_many_actions_of_a_chunk_as_it_executes(
 def test_a_horizon_beyond_the_chunk_is_refused(opened: Callable[[ModelServer], Runtime]) -> None:
     with ModelServer(Chunking()) as server:
         runtime = opened(server)
-        refused = runtime.ask(resolve("a", execution_horizon=4))
-        accepted = runtime.ask(resolve("a", execution_horizon=3))
+        refused = runtime.ask(resolve("a", horizon=4))
+        accepted = runtime.ask(resolve("a", horizon=3))
 
     assert code_of(refused) is ModelErrorCode.INVALID_REQUEST
     assert isinstance(refused, ModelFailed)
     assert "wants 4 actions at once, and the policy chooses 3" in refused.message
-    assert isinstance(accepted, AdapterResolved)
+    assert isinstance(accepted, RouteConfigured)
 
 
 def test_an_adapter_that_is_resolved_for_another_horizon_has_that(
@@ -367,7 +364,7 @@ def test_an_adapter_that_is_resolved_for_another_horizon_has_that(
         runtime = opened(server)
         found = []
         for horizon in (2, 3, 1):
-            runtime.ask(resolve("a", execution_horizon=horizon))
+            runtime.ask(resolve("a", horizon=horizon))
             found.append(len(steps_of(runtime.ask(predict("a", ["e"], 3)))))
 
     assert found == [2, 3, 1]
@@ -389,21 +386,20 @@ def test_an_endpoint_may_keep_chunks_for_a_runtime_that_takes_one_action(
 
 
 def test_every_answer_tells_what_it_took(runtime: Runtime) -> None:
-    def reported(make: Callable[[str], AnyAdapterRequest]) -> ModelTimings:
+    def reported(make: Make) -> pb.JoinResponse:
         runtime.send(make)
-        return wire.parse_timings(runtime.join.receive() or b"")
+        return pb.JoinResponse.FromString(runtime.join.receive() or b"")
 
     resolved = reported(resolve())
     predicted = reported(predict("a", ["e", "f"], 1, 2))
     together = reported(grouped(("a", ["e"], [1]), ("b", ["e"], [1])))
 
-    assert (resolved.user_ns, resolved.in_flight) == (None, 1)
+    assert (resolved.HasField("user_ns"), resolved.in_flight) == (False, 1)
     assert resolved.endpoint_total_ns
     for timings in (predicted, together):
         assert (timings.held_episodes, timings.in_flight) == (2, 1)
-        total_ns = timings.endpoint_total_ns or 0
         parts = [timings.decode_ns, timings.user_ns, timings.encode_ns, timings.queue_ns]
-        assert all(part is not None and 0 < part < total_ns for part in parts)
+        assert all(0 < part < timings.endpoint_total_ns for part in parts)
 
 
 def test_a_torch_module_acts_as_it_does_in_process() -> None:
@@ -435,7 +431,6 @@ def test_what_is_wrong_with_a_request_is_reported_and_the_session_goes_on(runtim
         (predict("a", ["e"], np.nan), invalid, "observation space"),
         (grouped(), invalid, "no groups"),
         (resolve("b", None), invalid, "no env_spec"),
-        (resolve("b", edition="2099.01"), invalid, "2099.01"),
         (resolve(""), invalid, "no env_id"),
     ]
 
@@ -468,7 +463,7 @@ def test_a_policy_that_refuses_an_environment_is_reported_at_resolve(
 
     assert code_of(response) is ModelErrorCode.INVALID_REQUEST
     assert code_of(runtime.ask(predict("a", ["e"], 1))) is ModelErrorCode.NOT_CONFIGURED
-    assert isinstance(runtime.resolve(), AdapterResolved)
+    assert isinstance(runtime.resolve(), RouteConfigured)
 
 
 def test_a_policy_that_raises_is_reported_with_its_trace(
@@ -502,7 +497,7 @@ def test_adapters_without_end_are_refused(runtime: Runtime) -> None:
 
     assert code_of(runtime.resolve("c")) is ModelErrorCode.BUSY
     runtime.ask(release("a"))
-    assert isinstance(runtime.resolve("c"), AdapterResolved)
+    assert isinstance(runtime.resolve("c"), RouteConfigured)
 
 
 # --- episodes --------------------------------------------------------------------------
@@ -586,7 +581,7 @@ def test_ten_thousand_episodes_leave_nothing_behind(runtime: Runtime, policy: Co
 
     assert (most, len(policy.states)) == (50, 0)
     runtime.send(predict("a", ["one"], 0))
-    assert wire.parse_timings(runtime.join.receive() or b"").held_episodes == 1
+    assert pb.JoinResponse.FromString(runtime.join.receive() or b"").held_episodes == 1
 
 
 def test_episodes_that_never_end_are_refused_and_none_is_dropped(runtime: Runtime) -> None:
@@ -642,9 +637,9 @@ def test_what_else_a_spec_tells_does_not_matter_when_it_is_resolved_again(
     spec.resolve_adapter.env_spec.metadata.MergeFromString(metadata.SerializeToString())
     frame = spec.SerializeToString()
 
-    assert isinstance(wire.parse_response(runtime.join.ask(frame)), AdapterResolved)
+    assert isinstance(wire.parse_response(runtime.join.ask(frame)), RouteConfigured)
     runtime.act("a", ["e"], 0)
-    assert isinstance(wire.parse_response(runtime.join.ask(frame)), AdapterResolved)
+    assert isinstance(wire.parse_response(runtime.join.ask(frame)), RouteConfigured)
 
     assert runtime.act("a", ["e"], 0) == [2]
 
@@ -659,7 +654,7 @@ def test_episodes_end_with_their_adapter(ending: Any, runtime: Runtime) -> None:
     runtime.ask(ending)
     runtime.send(predict("b", ["e"], 0))
 
-    assert wire.parse_timings(runtime.join.receive() or b"").held_episodes == 1
+    assert pb.JoinResponse.FromString(runtime.join.receive() or b"").held_episodes == 1
 
 
 def test_ends_of_what_is_not_there_are_none(runtime: Runtime) -> None:
@@ -729,7 +724,7 @@ def test_who_has_sent_groups_and_says_no_more_is_answered(server: ModelServer) -
 
         answers = [wire.parse_response(frame) for frame in call]
 
-    assert [type(answer) for answer in answers] == [AdapterResolved, GroupedPredicted]
+    assert [type(answer) for answer in answers] == [RouteConfigured, GroupedPredicted]
 
 
 def test_adapters_sessions_and_generations_share_batches(gate: Gate) -> None:
@@ -779,7 +774,7 @@ def test_close_is_answered_after_all_others_and_ends_the_stream(gate: Gate) -> N
 
         kinds = [type(runtime.receive()) for _ in range(3)]
 
-        assert kinds == [AdapterPredicted, GroupedPredicted, ModelClosed]
+        assert kinds == [Predicted, GroupedPredicted, ModelClosed]
         assert runtime.receive() is None
         assert not server.wait(0.0)
         runtime.close()
@@ -839,7 +834,7 @@ def test_the_dialects_of_an_endpoint_may_be_chosen(
 
         assert shake_hands(server.address).compatible is reaches
         if reaches:
-            assert isinstance(runtime.resolve(), AdapterResolved)
+            assert isinstance(runtime.resolve(), RouteConfigured)
         else:
             with pytest.raises(grpc.RpcError, match=f"not speak {WIRE_V1}") as caught:
                 runtime.resolve()

@@ -16,19 +16,21 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel
-from rlmesh_ray.dialects.released.protocol import (
-    AdapterPredict,
-    AdapterPredicted,
-    GroupedPredict,
-    GroupedPredicted,
-    ResolveAdapter,
-    RowEpisode,
-)
+from rlmesh_ray.dialects.released.protocol import GroupedPredict, GroupedPredicted
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
+from rlmesh_ray.dialects.released.wire.model import NO_LANE
 from rlmesh_ray.models.lane_states import EpisodeStates
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed, PredictContext
+from rlmesh_ray.protocol.messages import (
+    ConfigureRoute,
+    ModelErrorCode,
+    ModelFailed,
+    Predict,
+    PredictContext,
+    Predicted,
+    PredictSlot,
+)
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from tests.loopback.eventually import eventually
@@ -288,25 +290,25 @@ SPEC = EnvContract(
 )
 
 
-def predict(env_id: str, *falls: float) -> AdapterPredict:
+def predict(env_id: str, *falls: float) -> Predict:
     """Ask for one row a pole, which falls in the given direction."""
     observations = np.array([[0, 0, fall, 0] for fall in falls], np.float32)
-    return AdapterPredict(
+    slots = tuple(PredictSlot(NO_LANE, f"{env_id} {row}", 0, False) for row in range(len(falls)))
+    return Predict(
         env_id,
-        PredictContext("session", env_id, env_id),
+        PredictContext("session", env_id, env_id, slots),
         values.encode_batch(SPEC.observation_space, [observations], len(falls)),
-        tuple(RowEpisode(f"{env_id} {row}") for row in range(len(falls))),
     )
 
 
-def ask_in_groups(address: str, *groups: AdapterPredict) -> list[Any]:
+def ask_in_groups(address: str, *groups: Predict) -> list[Any]:
     """Resolve adapters ``a`` and ``b``, ask for all groups at once; return what came of each."""
     with plain_channel(address) as channel:
         stream = RawJoin(channel, _JOIN)
         for env_id in "ab":
             # Its own server works on all requests at once: what needs the adapter has to wait.
             context = PredictContext("session", env_id, env_id)
-            stream.ask(wire.pack_request(ResolveAdapter(env_id, context, SPEC)))
+            stream.ask(wire.pack_request(ConfigureRoute(env_id, context, SPEC)))
         grouped = wire.parse_response(
             stream.ask(wire.pack_request(GroupedPredict("grouped", groups)))
         )
@@ -317,12 +319,13 @@ def ask_in_groups(address: str, *groups: AdapterPredict) -> list[Any]:
     ]
 
 
-def result_of(group: AdapterPredict, reported: AdapterPredicted | ModelFailed) -> Any:
+def result_of(group: Predict, reported: object) -> Any:
     """Return the actions of one group, or the code of its error."""
     if isinstance(reported, ModelFailed):
         return reported.code
-    (actions,) = reported.actions
-    (column,) = values.decode_batch(SPEC.action_space, actions, len(group.episodes))
+    assert isinstance(reported, Predicted)
+    rows = len(group.context.slots)
+    (column,) = values.decode_batch(SPEC.action_space, reported.action, rows)
     assert isinstance(column, np.ndarray)
     return column.tolist()
 

@@ -3,14 +3,11 @@
 Editions match by their names; no checksum of a text is compared. The server answers only whether
 they match: the client chooses the edition, and names it in the first message of its stream.
 
-Of a model session, an adapter is a route of the edition; its id is that of its environment. Rows
-have episodes and no lanes. So only the messages to open it and to predict differ from the core's:
-the end of episodes, of an adapter and of the session are the core's messages, here with the
-request ids of the client. Payloads are opaque here, as in ``protocol.messages``.
+Of a model session, an adapter is a route of the edition; its id is that of its environment. Its
+messages are the core's, except that several adapters can be asked in one frame.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from rlmesh_ray.errors import HandshakeRefusedError
 from rlmesh_ray.protocol.capabilities import EDITION_NAME
@@ -23,23 +20,22 @@ from rlmesh_ray.protocol.env_session import (
 from rlmesh_ray.protocol.failure_effects import Consequence, Effect, FailureKind
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, quoted
 from rlmesh_ray.protocol.messages import (
-    CloseModel,
     CloseRoute,
     Configure,
     ConfigureRoute,
     EnvErrorCode,
-    ModelClosed,
-    ModelFailed,
+    MalformedRequest,
     Predict,
-    PredictContext,
     Request,
     Response,
-    RouteClosed,
-    RouteRequest,
     message,
 )
-from rlmesh_ray.protocol.model_session import EpisodesForgotten as EpisodesForgotten
-from rlmesh_ray.protocol.model_session import ForgetEpisodes, ModelRules, RouteState
+from rlmesh_ray.protocol.model_session import (
+    ForgetEpisodes,
+    ModelRules,
+    RouteState,
+    SessionResponse,
+)
 
 WIRE_V1 = "rlmesh-wire-v1"
 
@@ -175,100 +171,17 @@ def accept_released_answer(_: HandshakeRequest, answer: HandshakeResponse) -> Ha
     return answer
 
 
-class RowEpisode(NamedTuple):
-    """The episode that one row of a batch belongs to."""
-
-    episode_id: str
-    seed: int | None = None
-
-
-@message
-class ResolveAdapter(RouteRequest):
-    """Open an adapter for one kind of environment."""
-
-    env_spec: object
-    """An ``EnvContract`` of one lane, opaque here; None when the message had none."""
-    edition: str = ""
-    execution_horizon: int = 0
-    """How many actions of a chunk the runtime would execute; 0 and 1: one."""
-    delivers_history: bool = False
-    """Whether the runtime would send former observations, if the model asked for them."""
-
-
-@message
-class AdapterPredict(RouteRequest):
-    """Ask for one action a row."""
-
-    observation: bytes
-    """A batch with one row an episode, encoded by the dialect."""
-    episodes: tuple[RowEpisode, ...]
-    step: int | None = None
-
-
 @message
 class GroupedPredict(Request):
     """Ask several adapters at once."""
 
-    groups: tuple[AdapterPredict, ...]
+    groups: tuple[Predict | MalformedRequest, ...]
     """Their ``request_id`` is that of their context."""
-
-
-AnyAdapterRequest = (
-    ResolveAdapter | AdapterPredict | GroupedPredict | ForgetEpisodes | CloseRoute | CloseModel
-)
-
-
-@message
-class AdapterResolved(Response):
-    """Answers ResolveAdapter."""
-
-    native_chunk: int | None = None
-    """How many actions the model gives at once; None: it does not say."""
-    history_keys: tuple[str, ...] = ()
-    """Keys of which the model requests former observations."""
-
-
-@message
-class AdapterPredicted(Response):
-    """Answers AdapterPredict."""
-
-    context: PredictContext
-    """The request's own."""
-    actions: tuple[bytes, ...]
-    """The batch for this step, and those of a chunk for the steps after it."""
 
 
 @message
 class GroupedPredicted(Response):
     """Answers GroupedPredict."""
 
-    results: tuple[AdapterPredicted | ModelFailed, ...]
-    """One a group, in the request's order."""
-
-
-AnyAdapterResponse = (
-    AdapterResolved
-    | AdapterPredicted
-    | GroupedPredicted
-    | EpisodesForgotten
-    | RouteClosed
-    | ModelClosed
-    | ModelFailed
-)
-
-
-@message
-class ModelTimings:
-    """Timings of a prediction; None: the endpoint sends no such number."""
-
-    endpoint_total_ns: int | None = None
-    decode_ns: int | None = None
-    user_ns: int | None = None
-    """In the policy."""
-    encode_ns: int | None = None
-    queue_ns: int | None = None
-    """From the request's arrival to the beginning of its batch."""
-    in_flight: int | None = None
-    """Requests of the stream that have not been answered."""
-    held_episodes: int | None = None
-    """Episodes of which the model may keep a state."""
+    results: tuple[SessionResponse, ...]
+    """One a group, in the request's order: Predicted, or ModelFailed."""

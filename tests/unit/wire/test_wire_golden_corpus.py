@@ -113,7 +113,7 @@ def test_the_corpus_holds_every_kind_of_message_that_peers_send(generation: str)
         "rlmesh_v1": {"EnvFailed", "ConfigureRoute", "Predict", "Predicted", "CloseRoute"},
         "rlmesh_wire_v1": {
             *("Configure", "Configured", "Render", "Rendered", "EnvFailed", "ModelFailed"),
-            *("ResolveAdapter", "AdapterResolved", "AdapterPredict", "AdapterPredicted"),
+            *("ConfigureRoute", "RouteConfigured", "Predict", "Predicted"),
             *("ForgetEpisodes", "EpisodesForgotten", "CloseRoute", "RouteClosed"),
         },
     }

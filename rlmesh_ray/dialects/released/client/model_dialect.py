@@ -9,37 +9,34 @@ from rlmesh_ray.client.channel import CLIENT_NAME, HandshakeVariant
 from rlmesh_ray.client.model_dialect import (
     EncodedRequest,
     ModelReply,
-    PredictTelemetry,
     RouteBatch,
     action_of,
+    telemetry_of,
 )
 from rlmesh_ray.client.remote_model import ModelDialectFactory
 from rlmesh_ray.dialects.released.protocol import (
     WIRE_V1,
-    AdapterPredict,
-    AdapterPredicted,
-    AdapterResolved,
-    AnyAdapterRequest,
     GroupedPredict,
     GroupedPredicted,
-    ModelTimings,
-    ResolveAdapter,
-    RowEpisode,
     accept_released_answer,
     make_released_offer,
 )
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
+from rlmesh_ray.dialects.released.wire.model import NO_LANE
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.protocol.capabilities import EDITION_NAME
 from rlmesh_ray.protocol.messages import (
     CloseModel,
     CloseRoute,
+    ConfigureRoute,
     ModelFailed,
+    Predict,
     PredictContext,
+    Predicted,
     PredictSlot,
+    RouteConfigured,
 )
-from rlmesh_ray.protocol.model_session import ForgetEpisodes
+from rlmesh_ray.protocol.model_session import ForgetEpisodes, SessionRequest
 from rlmesh_ray.spaces.batch import Column, split
 from rlmesh_ray.spaces.contract import EnvContract
 
@@ -59,12 +56,12 @@ class RowEpisodes:
     def __init__(self) -> None:
         self._by_lane: dict[int, _Episode] = {}
 
-    def of(self, rows: Sequence[PredictSlot]) -> tuple[tuple[RowEpisode, ...], tuple[str, ...]]:
-        """Return the episodes of ``rows``, and the ids of episodes that they have replaced.
+    def of(self, rows: Sequence[PredictSlot]) -> tuple[tuple[PredictSlot, ...], tuple[str, ...]]:
+        """Return the slots to send for ``rows``, and the ids of episodes that they have replaced.
 
         A lane's episode lasts until a row of the lane is a first one, or has another id.
         """
-        named: list[RowEpisode] = []
+        named: list[PredictSlot] = []
         replaced: list[str] = []
         for row in rows:
             episode = self._by_lane.get(row.env_index)
@@ -72,7 +69,7 @@ class RowEpisodes:
                 if episode is not None:
                     replaced.append(episode.name)
                 episode = self._by_lane[row.env_index] = _new_episode(row.episode_id)
-            named.append(RowEpisode(episode.name))
+            named.append(PredictSlot(NO_LANE, episode.name, 0, False))
         return tuple(named), tuple(replaced)
 
 
@@ -96,8 +93,9 @@ class ReleasedModelClientDialect:
         self, ids: Iterator[str], route_id: str, contract: EnvContract, horizon: int = 1
     ) -> EncodedRequest:
         self._episodes.setdefault(route_id, RowEpisodes())
-        context = self._context(route_id, next(ids))
-        return _asked(ResolveAdapter(context.request_id, context, contract, EDITION_NAME, horizon))
+        request_id = next(ids)
+        context = self._context(route_id, request_id)
+        return _asked(ConfigureRoute(request_id, context, contract, horizon))
 
     def predict(
         self,
@@ -111,10 +109,10 @@ class ReleasedModelClientDialect:
         Released models may work on both at once, and some drop all states when any episode ends: so
         the report must be answered before the prediction is sent.
         """
-        episodes, asked = self._begin(ids, route_id, rows)
-        context = self._context(route_id, next(ids))
-        asked.append(_asked(AdapterPredict(context.request_id, context, observation, episodes)))
-        return asked
+        slots, asked = self._begin(ids, route_id, rows)
+        request_id = next(ids)
+        context = self._context(route_id, request_id, slots)
+        return [*asked, _asked(Predict(request_id, context, observation))]
 
     def predict_chunk(
         self, ids: Iterator[str], route_id: str, batch: RouteBatch
@@ -123,49 +121,46 @@ class ReleasedModelClientDialect:
 
         Released models choose chunks for one row at a time.
         """
-        episodes, asked = self._begin(ids, route_id, batch.rows)
+        slots, asked = self._begin(ids, route_id, batch.rows)
         request_id = next(ids)
         groups = []
-        for row, own in enumerate(split(batch.columns, [1] * len(batch.rows))):
-            context = self._context(route_id, f"{request_id}.{row}")
+        for row, own in enumerate(split(batch.columns, [1] * len(slots))):
+            context = self._context(route_id, f"{request_id}.{row}", (slots[row],))
             observation = self.encode(batch.contract, own, 1)
-            groups.append(
-                AdapterPredict(context.request_id, context, observation, (episodes[row],))
-            )
-        asked.append(_asked(GroupedPredict(request_id, tuple(groups))))
-        return asked
+            groups.append(Predict(context.request_id, context, observation))
+        return [*asked, _asked(GroupedPredict(request_id, tuple(groups)))]
 
     def _begin(
         self, ids: Iterator[str], route_id: str, rows: Sequence[PredictSlot]
-    ) -> tuple[tuple[RowEpisode, ...], list[EncodedRequest]]:
-        episodes, replaced = self._episodes.setdefault(route_id, RowEpisodes()).of(rows)
+    ) -> tuple[tuple[PredictSlot, ...], list[EncodedRequest]]:
+        slots, replaced = self._episodes.setdefault(route_id, RowEpisodes()).of(rows)
         if not replaced:
-            return episodes, []
-        context = self._context(route_id, next(ids))
-        return episodes, [_asked(ForgetEpisodes(context.request_id, context, replaced))]
+            return slots, []
+        request_id = next(ids)
+        context = self._context(route_id, request_id)
+        return slots, [_asked(ForgetEpisodes(request_id, context, replaced))]
 
     def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
         self._episodes.pop(route_id, None)
-        context = self._context(route_id, next(ids))
-        return _asked(CloseRoute(context.request_id, context))
+        request_id = next(ids)
+        return _asked(CloseRoute(request_id, self._context(route_id, request_id)))
 
     def close(self, ids: Iterator[str]) -> EncodedRequest:
         return _asked(CloseModel(next(ids)))
 
     def read(self, frame: bytes) -> ModelReply:
         response = wire.parse_response(frame)
-        if isinstance(response, ModelFailed):
-            return ModelReply(response.request_id, response)
-        if isinstance(response, AdapterResolved):
-            return ModelReply(response.request_id, horizon=response.native_chunk)
-        if isinstance(response, GroupedPredicted):
-            return _of_groups(response, frame)
-        if not isinstance(response, AdapterPredicted):
-            return ModelReply(response.request_id)
-        if not response.actions:
-            raise CodecError("a prediction holds no actions")
-        telemetry = _telemetry(wire.parse_timings(frame))
-        return ModelReply(response.request_id, None, response.actions[0], telemetry)
+        request_id = response.request_id
+        match response:
+            case ModelFailed():
+                return ModelReply(request_id, response)
+            case Predicted():
+                return ModelReply(request_id, None, response.action, telemetry_of(response))
+            case GroupedPredicted():
+                return _of_groups(response)
+            case RouteConfigured(horizon=horizon):
+                return ModelReply(request_id, horizon=horizon or None)
+        return ModelReply(request_id)
 
     def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
         return values.encode_batch(contract.observation_space, columns, num_rows)
@@ -185,34 +180,26 @@ class ReleasedModelClientDialect:
         steps = [action for step in zip(*reply.chunks, strict=True) for action in step]
         return values.codec(contract.action_space).join(steps, [1] * len(steps))
 
-    def _context(self, route_id: str, request_id: str) -> PredictContext:
-        return PredictContext(self._session_id, route_id, request_id)
+    def _context(
+        self, route_id: str, request_id: str, slots: tuple[PredictSlot, ...] = ()
+    ) -> PredictContext:
+        return PredictContext(self._session_id, route_id, request_id, slots)
 
 
-def _asked(request: AnyAdapterRequest) -> EncodedRequest:
+def _asked(request: SessionRequest | GroupedPredict) -> EncodedRequest:
     return EncodedRequest(request.request_id, wire.pack_request(request))
 
 
-def _of_groups(response: GroupedPredicted, frame: bytes) -> ModelReply:
-    chunks = []
+def _of_groups(response: GroupedPredicted) -> ModelReply:
+    """Return the chunks of all rows; one failure is that of the whole request."""
+    chunks, telemetry = [], None
     for result in response.results:
         if isinstance(result, ModelFailed):
             return ModelReply(response.request_id, replace(result, request_id=response.request_id))
-        chunks.append(result.actions)
-    telemetry = _telemetry(wire.parse_timings(frame))
+        assert isinstance(result, Predicted)
+        chunks.append((result.action, *result.later))
+        telemetry = telemetry_of(result)
     return ModelReply(response.request_id, None, None, telemetry, tuple(chunks))
-
-
-def _telemetry(timings: ModelTimings) -> PredictTelemetry | None:
-    if timings.queue_ns is None or timings.user_ns is None:
-        return None
-    return PredictTelemetry(
-        policy_version=-1,
-        queue_s=timings.queue_ns * 1e-9,
-        forward_s=timings.user_ns * 1e-9,
-        batch_rows=0,
-        server="",
-    )
 
 
 DIALECT: HandshakeVariant[ModelDialectFactory] = HandshakeVariant(

@@ -1,4 +1,4 @@
-"""Server dialect of ``rlmesh-wire-v1`` for sessions with a policy: lanes, translation, timings.
+"""Server dialect of ``rlmesh-wire-v1`` for sessions with a policy: lanes, request ids, timings.
 
 Rule 1: a frame becomes one or several requests of the core (one a group), or a malformed one. It
 is answered once, when all of its requests have been.
@@ -11,49 +11,21 @@ episode gets a lane with its first row, and keeps it until the client reports it
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from rlmesh_ray.dialects.released.protocol import (
-    MODEL_RULES,
-    AdapterPredict,
-    AdapterPredicted,
-    AdapterResolved,
-    AnyAdapterRequest,
-    AnyAdapterResponse,
-    GroupedPredict,
-    GroupedPredicted,
-    ModelTimings,
-    ResolveAdapter,
-)
+from rlmesh_ray.dialects.released.protocol import MODEL_RULES, GroupedPredict, GroupedPredicted
 from rlmesh_ray.dialects.released.server.env_dialect import HANDSHAKE
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
+from rlmesh_ray.dialects.released.wire.model import FrameResponse
 from rlmesh_ray.errors import CapacityError, CodecError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.capabilities import EDITION_NAME
-from rlmesh_ray.protocol.handshake import quoted
-from rlmesh_ray.protocol.messages import (
-    CloseModel,
-    CloseRoute,
-    ConfigureRoute,
-    MalformedRequest,
-    ModelClosed,
-    ModelFailed,
-    Predict,
-    Predicted,
-    PredictSlot,
-    RouteClosed,
-    RouteConfigured,
-    TimedBatchRun,
-)
+from rlmesh_ray.protocol.messages import CloseModel, Predicted, PredictSlot, TimedBatchRun
 from rlmesh_ray.protocol.model_session import (
-    EpisodesForgotten,
-    ForgetEpisodes,
     ModelSession,
     ModelSessionOutput,
     RouteLanes,
-    SessionRequest,
     SessionResponse,
     check_id_lengths,
 )
@@ -156,37 +128,31 @@ def _check_episodes(episodes: Sequence[str]) -> None:
         raise CodecError("predict names an episode twice; each row needs one of its own")
 
 
-_NO_LANE = -1
-
-
 @dataclass(slots=True, eq=False)
 class PendingFrame:
     """A frame that has not been answered, with the answers to its requests so far."""
 
-    request: AnyAdapterRequest | MalformedRequest
+    request_id: str
+    """The client's."""
+    is_grouped: bool
+    """Whether its answers are the results of groups; if not, it has one."""
     arrived_ns: int
     decode_ns: int
     """Time to decode the frame."""
-    groups: tuple[AdapterPredict, ...] = ()
-    """Each is a request of the core; empty: the frame is one request."""
-    answers: list[SessionResponse | None] = field(default_factory=list)
+    answers: list[Any]
     """One for each of the core's requests."""
-    num_left: int = 0
+    num_left: int
 
-    def response(self) -> AnyAdapterResponse:
-        answers = [answer for answer in self.answers if answer is not None]
-        if not self.groups:
-            (answer,) = answers
-            return _answered(self.request, answer)
-        results = zip(self.groups, answers, strict=True)
-        return GroupedPredicted(
-            self.request.request_id, tuple(_outcome(group, answer) for group, answer in results)
-        )
+    def response(self) -> FrameResponse:
+        if self.is_grouped:
+            return GroupedPredicted(self.request_id, tuple(self.answers))
+        response: SessionResponse = self.answers[0]
+        return response
 
     def timings(
         self, *, ended_ns: int, encode_ns: int, in_flight: int, held_episodes: int
-    ) -> ModelTimings:
-        """Return the timings of the answer.
+    ) -> dict[str, int]:
+        """Return the timings of the answer, by the names of its fields.
 
         Args:
             ended_ns: When its frame was encoded.
@@ -194,146 +160,24 @@ class PendingFrame:
             in_flight: Requests of the stream that have not been answered, this one included.
             held_episodes: Episodes of the stream.
         """
-        total_ns = ended_ns - self.arrived_ns
+        timings = {"endpoint_total_ns": ended_ns - self.arrived_ns, "in_flight": in_flight}
         predicted = [answer for answer in self.answers if isinstance(answer, Predicted)]
         # Groups that ran in one batch share its times.
         runs = {id(answer.run): answer.run for answer in predicted if answer.run is not None}
         if not runs:
-            return ModelTimings(endpoint_total_ns=total_ns, in_flight=in_flight)
+            return timings
         timed = [run for run in runs.values() if isinstance(run, TimedBatchRun)]
-        return ModelTimings(
-            endpoint_total_ns=total_ns,
-            decode_ns=self.decode_ns + sum(run.decode_ns for run in timed),
-            user_ns=sum(run.forward_ns for run in runs.values()),
-            encode_ns=encode_ns + sum(run.encode_ns for run in timed),
-            queue_ns=max(answer.queue_ns for answer in predicted),
-            in_flight=in_flight,
-            held_episodes=held_episodes,
-        )
-
-
-class ModelTranslation:
-    """The translation of one stream."""
-
-    def __init__(self) -> None:
-        self._outstanding: dict[str, tuple[PendingFrame, int]] = {}
-        """By the core's request id: the frame, and the request's index in it."""
-        self._num_requests = 0
-        self._num_in_flight = 0
-        self._is_closing = False
-
-    @property
-    def num_in_flight(self) -> int:
-        return self._num_in_flight
-
-    def receive(
-        self, request: AnyAdapterRequest | MalformedRequest, arrived_ns: int, decode_ns: int
-    ) -> Sequence[SessionRequest | MalformedRequest]:
-        """Handle a frame's message; return at least one request for the core, in this order.
-
-        Args:
-            request: The message.
-            arrived_ns: When its frame came.
-            decode_ns: Time to decode it.
-        """
-        exchange = PendingFrame(request, arrived_ns, decode_ns)
-        # After Close, the core refuses the frame as one request.
-        if isinstance(request, GroupedPredict) and not self._is_closing:
-            exchange.groups = request.groups
-        requests = [self._predict(group) for group in exchange.groups] or [self._one(request)]
-        for place, one in enumerate(requests):
-            self._outstanding[one.request_id] = exchange, place
-        exchange.num_left = len(requests)
-        exchange.answers = [None] * len(requests)
-        self._num_in_flight += 1
-        return requests
-
-    def answer(self, response: SessionResponse) -> PendingFrame | None:
-        exchange, place = self._outstanding.pop(response.request_id)
-        exchange.answers[place] = response
-        exchange.num_left -= 1
-        if exchange.num_left:
-            return None
-        self._num_in_flight -= 1
-        return exchange
-
-    def _one(
-        self, request: AnyAdapterRequest | MalformedRequest
-    ) -> SessionRequest | MalformedRequest:
-        match request:
-            case AdapterPredict():
-                return self._predict(request)
-            case ResolveAdapter():
-                return self._resolve(request)
-            case ForgetEpisodes() | CloseRoute():
-                return replace(request, request_id=self._next_id())
-            case CloseModel():
-                self._is_closing = True
-                return replace(request, request_id=self._next_id())
-            case GroupedPredict():
-                return self._unreadable("grouped_predict has no groups")
-            case MalformedRequest(reason=reason):
-                return self._unreadable(reason)
-
-    def _resolve(self, request: ResolveAdapter) -> SessionRequest | MalformedRequest:
-        if not request.context.route_id:
-            return self._unreadable("resolve_adapter has no env_id")
-        if request.env_spec is None:
-            return self._unreadable("resolve_adapter has no env_spec")
-        # Builds before the release named theirs after it, such as 2026.06-0.1.0-rc.5.
-        if request.edition and request.edition.partition("-")[0] != EDITION_NAME:
-            return self._unreadable(
-                f"resolve_adapter selects edition {quoted(request.edition)!r}; this is "
-                f"{EDITION_NAME}"
-            )
-        return ConfigureRoute(
-            self._next_id(),
-            request.context,
-            request.env_spec,
-            max(1, request.execution_horizon),
-        )
-
-    def _predict(self, request: AdapterPredict) -> SessionRequest | MalformedRequest:
-        if not request.context.route_id:
-            return self._unreadable("predict has no env_id")
-        step = request.step or 0
-        slots = tuple(
-            PredictSlot(_NO_LANE, episode.episode_id, step, False) for episode in request.episodes
-        )
-        return Predict(self._next_id(), replace(request.context, slots=slots), request.observation)
-
-    def _unreadable(self, reason: str) -> MalformedRequest:
-        return MalformedRequest(self._next_id(), reason)
-
-    def _next_id(self) -> str:
-        self._num_requests += 1
-        return str(self._num_requests)
-
-
-def _answered(
-    request: AnyAdapterRequest | MalformedRequest, answer: SessionResponse
-) -> AnyAdapterResponse:
-    request_id = request.request_id
-    match answer:
-        case Predicted(action=action, later=later):
-            assert isinstance(request, AdapterPredict)
-            return AdapterPredicted(request_id, request.context, (action, *later))
-        case RouteConfigured(horizon=horizon):
-            # One action at a time is no length of a chunk: a runtime refuses a horizon beyond a
-            # chunk of 1, and accepts any horizon if there is no length.
-            return AdapterResolved(request_id, horizon if horizon > 1 else None)
-        case ModelFailed() | RouteClosed() | EpisodesForgotten() | ModelClosed():
-            return replace(answer, request_id=request_id)
-
-
-def _outcome(group: AdapterPredict, answer: SessionResponse) -> AdapterPredicted | ModelFailed:
-    outcome = _answered(group, answer)
-    assert isinstance(outcome, AdapterPredicted | ModelFailed)
-    return outcome
+        return timings | {
+            "decode_ns": self.decode_ns + sum(run.decode_ns for run in timed),
+            "user_ns": sum(run.forward_ns for run in runs.values()),
+            "encode_ns": encode_ns + sum(run.encode_ns for run in timed),
+            "queue_ns": max(answer.queue_ns for answer in predicted),
+            "held_episodes": held_episodes,
+        }
 
 
 class ReleasedModelServerDialect:
-    """``rlmesh-wire-v1``, whose requests are translated for the session and its responses back."""
+    """``rlmesh-wire-v1``: the requests of a frame get ids of their own for the session."""
 
     frames: ClassVar[HandshakeFrames] = wire
     handshake = HANDSHAKE
@@ -342,30 +186,56 @@ class ReleasedModelServerDialect:
     rules = MODEL_RULES
 
     def __init__(self) -> None:
-        self._translation = ModelTranslation()
+        self._outstanding: dict[str, tuple[PendingFrame, int]] = {}
+        """By the core's request id: the frame, and the request's index in it."""
+        self._num_requests = 0
+        self._num_in_flight = 0
+        self._is_closing = False
         self._held = EpisodeLimit()
 
     def receive(self, session: ModelSession, frame: bytes) -> list[ModelSessionOutput]:
         arrived_ns = time.perf_counter_ns()
-        message = wire.parse_request(frame)
+        request = wire.parse_request(frame)
         decode_ns = time.perf_counter_ns() - arrived_ns
-        requests = self._translation.receive(message, arrived_ns, decode_ns)
-        return [session.receive(request) for request in requests]
+        # After Close, the core refuses the frame as one request.
+        is_grouped = isinstance(request, GroupedPredict) and not self._is_closing
+        self._is_closing = self._is_closing or isinstance(request, CloseModel)
+        requests = request.groups if isinstance(request, GroupedPredict) else (request,)
+        if not is_grouped:
+            requests = requests[:1]
+        pending = PendingFrame(
+            request.request_id,
+            is_grouped,
+            arrived_ns,
+            decode_ns,
+            [None] * len(requests),
+            len(requests),
+        )
+        self._num_in_flight += 1
+        outputs = []
+        for place, each in enumerate(requests):
+            self._num_requests += 1
+            own_id = str(self._num_requests)
+            self._outstanding[own_id] = pending, place
+            outputs.append(session.receive(replace(each, request_id=own_id)))
+        return outputs
 
     def frame(self, response: SessionResponse) -> bytes | None:
-        in_flight = self._translation.num_in_flight
-        pending = self._translation.answer(response)
-        if pending is None:
+        pending, place = self._outstanding.pop(response.request_id)
+        pending.answers[place] = response
+        pending.num_left -= 1
+        if pending.num_left:
             return None
         begun_ns = time.perf_counter_ns()
-        packed = wire.pack_response(pending.response())
+        packed = wire.pack_response(pending.response(), pending.request_id)
         ended_ns = time.perf_counter_ns()
         timings = pending.timings(
             ended_ns=ended_ns,
             encode_ns=ended_ns - begun_ns,
-            in_flight=in_flight,
+            in_flight=self._num_in_flight,
             held_episodes=self._held.count,
         )
+        self._num_in_flight -= 1
         return wire.with_timings(packed, timings)
 
     def lanes(self, contract: EnvContract) -> RouteLanes:

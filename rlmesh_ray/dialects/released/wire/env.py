@@ -5,13 +5,23 @@ The wire carries no episode ids from the server: they are empty here, and the cl
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from rlmesh_ray.dialects.released.wire import handshake
-from rlmesh_ray.dialects.released.wire.specs import contract_from_proto, contract_to_proto
-from rlmesh_ray.dialects.released.wire.timings import with_numbers
+from rlmesh_ray.dialects.released.wire.handshake import (
+    pack_shutdown_request as pack_shutdown_request,
+)
+from rlmesh_ray.dialects.released.wire.handshake import (
+    pack_shutdown_response as pack_shutdown_response,
+)
+from rlmesh_ray.dialects.released.wire.handshake import (
+    parse_shutdown_request as parse_shutdown_request,
+)
+from rlmesh_ray.dialects.released.wire.handshake import (
+    parse_shutdown_response as parse_shutdown_response,
+)
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
-from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -30,10 +40,9 @@ from rlmesh_ray.protocol.messages import (
     Step,
     StepDone,
 )
-from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2
-from rlmesh_ray.wire.protobuf import as_utf8, field, parse, read_request, read_response, varint
+from rlmesh_ray.wire.protobuf import as_utf8, field, read_request, read_response, varint
 from rlmesh_ray.wire.rlmesh_v1.env import (
     as_flags,
     closed_from_proto,
@@ -225,14 +234,15 @@ def _response_message(
 
 
 def with_timings(frame: bytes, timings: EnvTimings) -> bytes:
-    numbers = (
-        (6, timings.endpoint_total_ns),
-        (11, timings.decode_ns),
-        (12, timings.user_ns),
-        (13, timings.encode_ns),
-        (15, timings.queue_ns),
+    """Return the frame of a response with its timings, which are the frame's last fields."""
+    told = pb.JoinResponse(
+        endpoint_total_ns=timings.endpoint_total_ns,
+        decode_ns=timings.decode_ns,
+        user_ns=timings.user_ns,
+        encode_ns=timings.encode_ns,
+        queue_ns=timings.queue_ns,
     )
-    return with_numbers(frame, numbers)
+    return frame + told.SerializeToString()
 
 
 def _pack_observed(tag: bytes, response: ResetDone | StepDone, rest: bytes) -> bytes:
@@ -330,35 +340,7 @@ _RESPONSES: dict[str, Callable[[pb.JoinResponse], EnvResponse]] = {
 }
 
 
-pack_shutdown_request = handshake.pack_shutdown_request
-pack_shutdown_response = handshake.pack_shutdown_response
-parse_shutdown_request = handshake.parse_shutdown_request
-parse_shutdown_response = handshake.parse_shutdown_response
-
-
-def parse_handshake_request(data: bytes) -> HandshakeRequest:
-    """Return the offer of a client. Raises CodecError if ``data`` is no such frame."""
-    return handshake.request_from_proto(parse(service_pb2.HandshakeRequest, data))
-
-
-def pack_handshake_request(offer: HandshakeRequest) -> bytes:
-    return service_pb2.HandshakeRequest(base=handshake.offer_to_base(offer)).SerializeToString()
-
-
-def parse_handshake_response(data: bytes) -> HandshakeResponse:
-    """Return the answer of a server, with its ``EnvContract`` if it is compatible.
-
-    Raises:
-        CodecError: ``data`` is no such frame, or its contract is malformed.
-    """
-    message = parse(service_pb2.HandshakeResponse, data)
-    has_contract = message.base.compatible and message.HasField("env_contract")
-    contract = contract_from_proto(message.env_contract) if has_contract else None
-    return handshake.response_from_proto(message, contract)
-
-
-def pack_handshake_response(answer: HandshakeResponse) -> bytes:
-    message = service_pb2.HandshakeResponse(base=handshake.answer_to_base(answer))
-    if isinstance(answer.contract, EnvContract):
-        message.env_contract.CopyFrom(contract_to_proto(answer.contract))
-    return message.SerializeToString()
+parse_handshake_request = partial(handshake.parse_request, service_pb2)
+pack_handshake_request = partial(handshake.pack_request, service_pb2)
+parse_handshake_response = partial(handshake.parse_response, service_pb2)
+pack_handshake_response = partial(handshake.pack_response, service_pb2)

@@ -6,14 +6,16 @@ malformed in both of them counts as the latter's, whose service refuses it.
 
 import platform
 from collections.abc import Iterator
+from typing import Any
 
 from rlmesh_ray.dialects.released.protocol import WIRE_V1
+from rlmesh_ray.dialects.released.wire.specs import contract_from_proto, contract_to_proto
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
+from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh_wire.core.v1 import handshake_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2 as env_pb
-from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import service_pb2 as model_pb
-from rlmesh_ray.wire.protobuf import as_utf8, parse
+from rlmesh_ray.wire.protobuf import as_utf8, parse, size_at, varint_at
 from rlmesh_ray.wire.rlmesh_v1.handshake import (
     ShutdownRequest,
     ShutdownResponse,
@@ -21,20 +23,21 @@ from rlmesh_ray.wire.rlmesh_v1.handshake import (
     editions_of,
 )
 
-AnyRequest = env_pb.HandshakeRequest | model_pb.HandshakeRequest
-AnyResponse = env_pb.HandshakeResponse | model_pb.HandshakeResponse
-
 _COMPONENT = "rlmesh-ray"
 
 
-def request_from_proto(message: AnyRequest) -> HandshakeRequest:
-    """Return the offer in a client's handshake.
+def parse_request(service: Any, data: bytes) -> HandshakeRequest:
+    """Return the client's offer.
+
+    Args:
+        service: Generated module with the messages of the service, as for the other functions.
+        data: The frame.
 
     Raises:
-        CodecError: ``base`` is missing, or has too many capabilities or editions.
+        CodecError: ``data`` is no such frame, ``base`` is missing, or has too many capabilities or
+            editions.
     """
-    _require_base(message)
-    base = message.base
+    base = _with_base(parse(service.HandshakeRequest, data)).base
     return HandshakeRequest(
         generation=base.protocol_generation,
         client_name=base.peer_info.component,
@@ -44,28 +47,27 @@ def request_from_proto(message: AnyRequest) -> HandshakeRequest:
     )
 
 
-def offer_to_base(offer: HandshakeRequest) -> pb.HandshakeRequest:
-    return pb.HandshakeRequest(
+def pack_request(service: Any, offer: HandshakeRequest) -> bytes:
+    base = pb.HandshakeRequest(
         protocol_generation=offer.generation,
         peer_info=_peer_info(offer.client_name, offer.client_version),
         capabilities=offer.capabilities,
         supported_workflow_editions=offer.editions,
         preferred_workflow_edition=offer.editions[-1] if offer.editions else "",
     )
+    return bytes(service.HandshakeRequest(base=base).SerializeToString())
 
 
-def response_from_proto(message: AnyResponse, contract: object) -> HandshakeResponse:
-    """Return the answer in a server's handshake.
-
-    Args:
-        message: The reply.
-        contract: The contract in it, decoded; None: it has none.
+def parse_response(service: Any, data: bytes) -> HandshakeResponse:
+    """Return the server's answer, with its ``EnvContract`` if it is compatible and has one.
 
     Raises:
-        CodecError: ``base`` is missing, or has too many capabilities or editions.
+        CodecError: As for ``parse_request``, or the contract is malformed.
     """
-    _require_base(message)
-    base = message.base
+    message = _with_base(parse(service.HandshakeResponse, data))
+    base, contract = message.base, None
+    if service is env_pb and base.compatible and message.HasField("env_contract"):
+        contract = contract_from_proto(message.env_contract)
     return HandshakeResponse(
         compatible=base.compatible,
         generation=WIRE_V1,
@@ -79,8 +81,8 @@ def response_from_proto(message: AnyResponse, contract: object) -> HandshakeResp
     )
 
 
-def answer_to_base(answer: HandshakeResponse) -> pb.HandshakeResponse:
-    return pb.HandshakeResponse(
+def pack_response(service: Any, answer: HandshakeResponse) -> bytes:
+    base = pb.HandshakeResponse(
         compatible=answer.compatible,
         peer_info=_peer_info(_COMPONENT, answer.server_version),
         capabilities=answer.capabilities,
@@ -88,6 +90,10 @@ def answer_to_base(answer: HandshakeResponse) -> pb.HandshakeResponse:
         error_message=as_utf8(answer.error_message) if answer.error_message else None,
         preferred_workflow_edition=answer.selected_edition,
     )
+    message = service.HandshakeResponse(base=base)
+    if service is env_pb and isinstance(answer.contract, EnvContract):
+        message.env_contract.CopyFrom(contract_to_proto(answer.contract))
+    return bytes(message.SerializeToString())
 
 
 def _peer_info(component: str, version: str) -> pb.PeerInfo:
@@ -99,9 +105,10 @@ def _peer_info(component: str, version: str) -> pb.PeerInfo:
     )
 
 
-def _require_base(message: AnyRequest | AnyResponse) -> None:
+def _with_base(message: Any) -> Any:
     if not message.HasField("base"):
         raise CodecError(f"{message.DESCRIPTOR.full_name} has no base")
+    return message
 
 
 def parse_shutdown_request(data: bytes) -> ShutdownRequest:
@@ -129,8 +136,7 @@ def pack_shutdown_response(*, accepted: bool, message: str = "") -> bytes:
     return response.SerializeToString()
 
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_BYTES = 2
 # Field numbers that the first request of a stream has in this dialect only: request_id, and the
 # kinds of requests that rlmesh.protocol.v1 does not have.
 _OWN_FIELDS = frozenset({5, 6, 7})
@@ -164,38 +170,16 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | None]]:
     Stops at bytes that are no field.
     """
     at = 0
-    for _ in range(_MOST_FIELDS):
-        tag, at = _varint(data, at)
-        if tag is None:
-            return
-        number, kind = tag >> 3, tag & 7
-        if kind == _BYTES:
-            size, at = _varint(data, at)
-            if size is None or at + size > len(data):
+    try:
+        for _ in range(_MOST_FIELDS):
+            tag, at = varint_at(data, at)
+            size, start = size_at(data, at, tag & 7)
+            at = start + size
+            if tag & 7 != _BYTES:
+                yield tag >> 3, None
+            elif at <= len(data):
+                yield tag >> 3, data[start : min(start + 1, at)]
+            else:
                 return
-            yield number, data[at : at + min(size, 1)]
-            at += size
-        elif kind == _VARINT:
-            value, at = _varint(data, at)
-            if value is None:
-                return
-            yield number, None
-        elif kind in _FIXED_BYTES:
-            at += _FIXED_BYTES[kind]
-            yield number, None
-        else:
-            return
-
-
-def _varint(data: bytes, at: int) -> tuple[int | None, int]:
-    """Return the integer at ``at``, None where there is none, and where it ends."""
-    number = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            return None, at
-        part = data[at]
-        at += 1
-        number |= (part & 0x7F) << shift
-        if part < 0x80:
-            return number, at
-    return None, at
+    except (IndexError, KeyError):
+        return

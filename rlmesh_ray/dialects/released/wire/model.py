@@ -1,66 +1,77 @@
-"""Frames of ModelService: bytes to the messages of ``protocol`` and back."""
+"""Frames of ModelService: bytes to the messages of ``protocol`` and back.
 
-from collections.abc import Callable, Iterable
+An adapter is a route, whose id is that of its environment. A row has an episode and no lane: the
+slots that are read here have the lane ``NO_LANE``.
+"""
 
-from rlmesh_ray.dialects.released.protocol import (
-    AdapterPredict,
-    AdapterPredicted,
-    AdapterResolved,
-    AnyAdapterRequest,
-    AnyAdapterResponse,
-    EpisodesForgotten,
-    GroupedPredict,
-    GroupedPredicted,
-    ModelTimings,
-    ResolveAdapter,
-    RowEpisode,
-)
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from rlmesh_ray.dialects.released.protocol import GroupedPredict, GroupedPredicted
 from rlmesh_ray.dialects.released.wire import handshake
+from rlmesh_ray.dialects.released.wire.handshake import (
+    pack_shutdown_request as pack_shutdown_request,
+)
+from rlmesh_ray.dialects.released.wire.handshake import (
+    pack_shutdown_response as pack_shutdown_response,
+)
+from rlmesh_ray.dialects.released.wire.handshake import (
+    parse_shutdown_request as parse_shutdown_request,
+)
+from rlmesh_ray.dialects.released.wire.handshake import (
+    parse_shutdown_response as parse_shutdown_response,
+)
 from rlmesh_ray.dialects.released.wire.specs import env_spec_from_proto, env_spec_to_proto
-from rlmesh_ray.dialects.released.wire.timings import with_numbers
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
+from rlmesh_ray.protocol.capabilities import EDITION_NAME
+from rlmesh_ray.protocol.handshake import quoted
 from rlmesh_ray.protocol.messages import (
+    BatchRun,
     CloseModel,
     CloseRoute,
+    ConfigureRoute,
     MalformedRequest,
     ModelClosed,
     ModelErrorCode,
     ModelFailed,
+    Predict,
     PredictContext,
+    Predicted,
+    PredictSlot,
     RouteClosed,
+    RouteConfigured,
 )
-from rlmesh_ray.protocol.model_session import ForgetEpisodes
+from rlmesh_ray.protocol.model_session import (
+    EpisodesForgotten,
+    ForgetEpisodes,
+    SessionRequest,
+    SessionResponse,
+)
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import service_pb2
-from rlmesh_ray.wire.protobuf import as_utf8, field, parse, read_request, read_response, varint
+from rlmesh_ray.wire.protobuf import as_utf8, field, read_request, read_response, varint
 
-
-def context_from_proto(message: pb.AdapterContext) -> PredictContext:
-    return PredictContext(message.session_id, message.env_id, message.request_id)
-
-
-def context_to_proto(context: PredictContext) -> pb.AdapterContext:
-    return pb.AdapterContext(
-        session_id=context.session_id, env_id=context.route_id, request_id=context.request_id
-    )
-
-
+NO_LANE = -1
 # What a request asks is read in the serving loop, where every other session waits for it.
 MAX_ROWS = 2**14
 """Episodes that one request may name, over all its groups."""
 MAX_GROUPS = 2**10
 """Adapters that one request may ask."""
 
+FrameRequest = SessionRequest | GroupedPredict | MalformedRequest
+"""The request in a frame."""
+FrameResponse = SessionResponse | GroupedPredicted
+"""The response in a frame."""
 
-def parse_request(data: bytes) -> AnyAdapterRequest | MalformedRequest:
+
+def parse_request(data: bytes) -> FrameRequest:
     """Return the request in ``data``. Never raises: every frame gets an answer in band."""
     return read_request(pb.JoinRequest, _REQUESTS, data)
 
 
-def pack_request(request: AnyAdapterRequest) -> bytes:
-    """Return the frame of ``request``; the environment of an adapter is an ``EnvContract``.
+def pack_request(request: SessionRequest | GroupedPredict) -> bytes:
+    """Return the frame of ``request``; the contract of an adapter is an ``EnvContract``.
 
     Raises:
         CodecError: A number does not fit its field, or an observation is no value.
@@ -71,40 +82,55 @@ def pack_request(request: AnyAdapterRequest) -> bytes:
         raise CodecError(f"{type(request).__name__} has no wire form: {error}") from error
 
 
-def _resolve(message: pb.JoinRequest) -> ResolveAdapter:
-    body = message.resolve_adapter
-    return ResolveAdapter(
-        message.request_id,
-        context_from_proto(body.context),
-        env_spec_from_proto(body.env_spec) if body.HasField("env_spec") else None,
-        body.selected_workflow_edition,
-        body.execution_horizon,
-        body.delivers_history,
+def _context(message: pb.AdapterContext, slots: tuple[PredictSlot, ...] = ()) -> PredictContext:
+    return PredictContext(message.session_id, message.env_id, message.request_id, slots)
+
+
+def _context_to_proto(context: PredictContext) -> pb.AdapterContext:
+    return pb.AdapterContext(
+        session_id=context.session_id, env_id=context.route_id, request_id=context.request_id
     )
 
 
-def _predict(request_id: str, body: pb.PredictRequest) -> AdapterPredict:
-    return AdapterPredict(
-        request_id,
-        context_from_proto(body.context),
-        body.observation.SerializeToString(),
-        tuple(
-            RowEpisode(row.episode_id, row.seed if row.HasField("seed") else None)
-            for row in body.episode_info
-        ),
-        body.step if body.HasField("step") else None,
-    )
+def _resolve(message: pb.JoinRequest) -> ConfigureRoute | MalformedRequest:
+    body, request_id = message.resolve_adapter, message.request_id
+    if not body.context.env_id:
+        return MalformedRequest(request_id, "resolve_adapter has no env_id")
+    if not body.HasField("env_spec"):
+        return MalformedRequest(request_id, "resolve_adapter has no env_spec")
+    edition = body.selected_workflow_edition
+    # Builds before the release named theirs after it, such as 2026.06-0.1.0-rc.5.
+    if edition and edition.partition("-")[0] != EDITION_NAME:
+        return MalformedRequest(
+            request_id,
+            f"resolve_adapter selects edition {quoted(edition)!r}; this is {EDITION_NAME}",
+        )
+    contract = env_spec_from_proto(body.env_spec)
+    # 0, and 1, are one action of a chunk.
+    horizon = max(1, body.execution_horizon)
+    return ConfigureRoute(request_id, _context(body.context), contract, horizon)
 
 
-def _predict_alone(message: pb.JoinRequest) -> AdapterPredict:
+def _predict(request_id: str, body: pb.PredictRequest) -> Predict | MalformedRequest:
+    if not body.context.env_id:
+        return MalformedRequest(request_id, "predict has no env_id")
+    step = body.step
+    slots = tuple(PredictSlot(NO_LANE, row.episode_id, step, False) for row in body.episode_info)
+    context = _context(body.context, slots)
+    return Predict(request_id, context, body.observation.SerializeToString())
+
+
+def _predict_alone(message: pb.JoinRequest) -> Predict | MalformedRequest:
     _check_count("episodes", len(message.predict.episode_info), MAX_ROWS)
     return _predict(message.request_id, message.predict)
 
 
-def _grouped(message: pb.JoinRequest) -> GroupedPredict:
+def _grouped(message: pb.JoinRequest) -> GroupedPredict | MalformedRequest:
     groups = message.grouped_predict.groups
     _check_count("groups", len(groups), MAX_GROUPS)
     _check_count("episodes", sum(len(group.episode_info) for group in groups), MAX_ROWS)
+    if not groups:
+        return MalformedRequest(message.request_id, "grouped_predict has no groups")
     return GroupedPredict(
         message.request_id, tuple(_predict(group.context.request_id, group) for group in groups)
     )
@@ -112,15 +138,13 @@ def _grouped(message: pb.JoinRequest) -> GroupedPredict:
 
 def _release(message: pb.JoinRequest) -> CloseRoute:
     body = message.release_adapter
-    return CloseRoute(message.request_id, context_from_proto(body.context), body.reason)
+    return CloseRoute(message.request_id, _context(body.context), body.reason)
 
 
 def _reset(message: pb.JoinRequest) -> ForgetEpisodes:
     body = message.reset_adapter
     _check_count("episodes", len(body.episode_ids), MAX_ROWS)
-    return ForgetEpisodes(
-        message.request_id, context_from_proto(body.context), tuple(body.episode_ids)
-    )
+    return ForgetEpisodes(message.request_id, _context(body.context), tuple(body.episode_ids))
 
 
 def _check_count(what: str, count: int, most: int) -> None:
@@ -128,7 +152,7 @@ def _check_count(what: str, count: int, most: int) -> None:
         raise CodecError(f"{count} {what}, and {most} are the limit: ask in several requests")
 
 
-_REQUESTS: dict[str, Callable[[pb.JoinRequest], AnyAdapterRequest]] = {
+_REQUESTS: dict[str, Callable[[pb.JoinRequest], FrameRequest]] = {
     "resolve_adapter": _resolve,
     "predict": _predict_alone,
     "grouped_predict": _grouped,
@@ -138,22 +162,27 @@ _REQUESTS: dict[str, Callable[[pb.JoinRequest], AnyAdapterRequest]] = {
 }
 
 
-def _request_message(request: AnyAdapterRequest) -> pb.JoinRequest:
+def _request_message(request: SessionRequest | GroupedPredict) -> pb.JoinRequest:
     message = pb.JoinRequest(request_id=request.request_id)
     match request:
-        case AdapterPredict():
+        case Predict():
             _fill_predict(message.predict, request)
         case GroupedPredict(groups=groups):
             message.grouped_predict.SetInParent()
             for group in groups:
-                _fill_predict(message.grouped_predict.groups.add(), group)
-        case ResolveAdapter():
-            _fill_resolve(message.resolve_adapter, request)
+                if isinstance(group, Predict):
+                    _fill_predict(message.grouped_predict.groups.add(), group)
+        case ConfigureRoute(context=context, contract=contract, horizon=horizon):
+            message.resolve_adapter.context.CopyFrom(_context_to_proto(context))
+            if isinstance(contract, EnvContract):
+                message.resolve_adapter.env_spec.CopyFrom(env_spec_to_proto(contract))
+            message.resolve_adapter.selected_workflow_edition = EDITION_NAME
+            message.resolve_adapter.execution_horizon = horizon
         case ForgetEpisodes(context=context, episode_ids=episode_ids):
-            message.reset_adapter.context.CopyFrom(context_to_proto(context))
+            message.reset_adapter.context.CopyFrom(_context_to_proto(context))
             message.reset_adapter.episode_ids.extend(episode_ids)
         case CloseRoute(context=context, reason=reason):
-            message.release_adapter.context.CopyFrom(context_to_proto(context))
+            message.release_adapter.context.CopyFrom(_context_to_proto(context))
             message.release_adapter.reason = reason
         case CloseModel(reason=reason):
             message.close.reason = reason
@@ -161,22 +190,14 @@ def _request_message(request: AnyAdapterRequest) -> pb.JoinRequest:
     return message
 
 
-def _fill_resolve(body: pb.ResolveAdapterRequest, request: ResolveAdapter) -> None:
-    body.context.CopyFrom(context_to_proto(request.context))
-    if isinstance(request.env_spec, EnvContract):
-        body.env_spec.CopyFrom(env_spec_to_proto(request.env_spec))
-    body.selected_workflow_edition = request.edition
-    body.execution_horizon = request.execution_horizon
-    body.delivers_history = request.delivers_history
-
-
-def _fill_predict(body: pb.PredictRequest, request: AdapterPredict) -> None:
-    body.context.CopyFrom(context_to_proto(request.context))
+def _fill_predict(body: pb.PredictRequest, request: Predict) -> None:
+    body.context.CopyFrom(_context_to_proto(request.context))
     body.observation.MergeFromString(request.observation)
-    for episode_id, seed in request.episodes:
-        body.episode_info.add(episode_id=episode_id, seed=seed)
-    if request.step is not None:
-        body.step = request.step
+    for slot in request.context.slots:
+        body.episode_info.add(episode_id=slot.episode_id)
+        # All rows of a request have the same step; a runtime that counts none sends none.
+        if slot.step:
+            body.step = slot.step
 
 
 # The numbers differ from those of the edition.
@@ -186,58 +207,26 @@ _CODE_NUMBERS = {
 _CODES = {number: code for code, number in _CODE_NUMBERS.items()}
 
 
-def pack_response(response: AnyAdapterResponse) -> bytes:
-    if isinstance(response, AdapterPredicted):
-        body = _predicted_bytes(response)
-        request_id = field(b"\x2a", response.request_id.encode())  # JoinResponse.request_id
-        return b"\x12%b%b%b" % (varint(len(body)), body, request_id)  # JoinResponse.predict
-    return _response_message(response).SerializeToString()
+def pack_response(response: FrameResponse, request_id: str | None = None) -> bytes:
+    """Return the frame of ``response``.
 
-
-def parse_response(data: bytes) -> AnyAdapterResponse:
-    """Return the response in ``data``.
-
-    Raises:
-        CodecError: ``data`` is none, or of no kind that is known here.
+    Args:
+        response: To encode.
+        request_id: The client's id of the request; None: the response's.
     """
-    return read_response(pb.JoinResponse, _RESPONSES, data)
-
-
-def with_timings(frame: bytes, timings: ModelTimings) -> bytes:
-    numbers = (
-        (6, timings.endpoint_total_ns),
-        (11, timings.decode_ns),
-        (12, timings.user_ns),
-        (13, timings.encode_ns),
-        (14, timings.queue_ns),
-        (15, timings.in_flight),
-        (17, timings.held_episodes),
-    )
-    return with_numbers(frame, numbers)
-
-
-def parse_timings(data: bytes) -> ModelTimings:
-    """Return the timings of the response in ``data``. Raises CodecError if it is none."""
-    message = parse(pb.JoinResponse, data, most_parts=None)
-    names = ModelTimings.__slots__  # type: ignore[attr-defined]  # a dataclass with slots
-    told = {name: getattr(message, name) for name in names if message.HasField(name)}
-    return ModelTimings(**told)
-
-
-def _predicted_bytes(response: AdapterPredicted) -> bytes:
-    """Return a ``PredictResponse``, written by hand, since its actions are bytes already."""
-    context = context_to_proto(response.context).SerializeToString()
-    parts = [b"\x0a", varint(len(context)), context]  # PredictResponse.context
-    for action in response.actions:
-        parts += [b"\x12", varint(len(action)), action]  # PredictResponse.actions
-    return b"".join(parts)
-
-
-def _response_message(response: AnyAdapterResponse) -> pb.JoinResponse:
-    message = pb.JoinResponse(request_id=response.request_id)
+    request_id = response.request_id if request_id is None else request_id
+    if isinstance(response, Predicted):
+        body = _predicted_bytes(response)
+        ending = field(b"\x2a", request_id.encode())  # JoinResponse.request_id
+        return b"\x12%b%b%b" % (varint(len(body)), body, ending)  # JoinResponse.predict
+    message = pb.JoinResponse(request_id=request_id)
     match response:
-        case AdapterResolved():
-            message.resolve_adapter.CopyFrom(_resolved_to_proto(response))
+        case RouteConfigured(horizon=horizon):
+            message.resolve_adapter.SetInParent()
+            # One action at a time is no length of a chunk: a runtime refuses a horizon beyond a
+            # chunk of 1, and accepts any horizon if there is no length.
+            if horizon > 1:
+                message.resolve_adapter.native_chunk = horizon
         case GroupedPredicted(results=results):
             message.grouped_predict.results.extend(map(_result_to_proto, results))
             message.grouped_predict.SetInParent()
@@ -249,21 +238,29 @@ def _response_message(response: AnyAdapterResponse) -> pb.JoinResponse:
             message.close.SetInParent()
         case ModelFailed():
             message.error.CopyFrom(_error_to_proto(response))
-    return message
+    return message.SerializeToString()
 
 
-def _resolved_to_proto(response: AdapterResolved) -> pb.ResolveAdapterResponse:
-    message = pb.ResolveAdapterResponse(native_chunk=response.native_chunk)
-    if response.history_keys:
-        message.history.keys.extend(response.history_keys)
-    return message
+def with_timings(frame: bytes, timings: Mapping[str, int]) -> bytes:
+    """Return the frame of a response with its timings, by the names of their fields, behind it."""
+    return frame + pb.JoinResponse(**timings).SerializeToString()  # type: ignore[arg-type]
 
 
-def _result_to_proto(result: AdapterPredicted | ModelFailed) -> pb.GroupedPredictResult:
-    if isinstance(result, ModelFailed):
-        return pb.GroupedPredictResult(error=_error_to_proto(result))
-    response = pb.PredictResponse.FromString(_predicted_bytes(result))
-    return pb.GroupedPredictResult(response=response)
+def _predicted_bytes(response: Predicted) -> bytes:
+    """Return a ``PredictResponse``, written by hand, since its actions are bytes already."""
+    context = _context_to_proto(response.context).SerializeToString()
+    parts = [b"\x0a", varint(len(context)), context]  # PredictResponse.context
+    for action in (response.action, *response.later):
+        parts += [b"\x12", varint(len(action)), action]  # PredictResponse.actions
+    return b"".join(parts)
+
+
+def _result_to_proto(result: SessionResponse) -> pb.GroupedPredictResult:
+    if isinstance(result, Predicted):
+        response = pb.PredictResponse.FromString(_predicted_bytes(result))
+        return pb.GroupedPredictResult(response=response)
+    assert isinstance(result, ModelFailed)
+    return pb.GroupedPredictResult(error=_error_to_proto(result))
 
 
 def _error_to_proto(failed: ModelFailed) -> pb.ModelError:
@@ -275,25 +272,42 @@ def _error_to_proto(failed: ModelFailed) -> pb.ModelError:
     )
 
 
-def _resolved(message: pb.JoinResponse) -> AdapterResolved:
-    body = message.resolve_adapter
-    chunk = body.native_chunk if body.HasField("native_chunk") else None
-    return AdapterResolved(message.request_id, chunk, tuple(body.history.keys))
+def parse_response(data: bytes) -> FrameResponse:
+    """Return the response in ``data``.
+
+    Raises:
+        CodecError: ``data`` is none, of no kind that is known here, or a prediction of no actions.
+    """
+    return read_response(pb.JoinResponse, _RESPONSES, data)
 
 
-def _predicted(request_id: str, body: pb.PredictResponse) -> AdapterPredicted:
-    actions = tuple(action.SerializeToString() for action in body.actions)
-    return AdapterPredicted(request_id, context_from_proto(body.context), actions)
+def _predicted(message: pb.JoinResponse, request_id: str, body: pb.PredictResponse) -> Predicted:
+    """Return a prediction; its frame may tell how long it took."""
+    actions = [action.SerializeToString() for action in body.actions]
+    if not actions:
+        raise CodecError("a prediction holds no actions")
+    run = None
+    if message.HasField("queue_ns") and message.HasField("user_ns"):
+        run = BatchRun(policy_version=-1, num_rows=0, forward_ns=message.user_ns)
+    return Predicted(
+        request_id,
+        _context(body.context),
+        actions[0],
+        run,
+        message.queue_ns,
+        later=tuple(actions[1:]),
+    )
 
 
-def _grouped_results(
-    results: Iterable[pb.GroupedPredictResult],
-) -> Iterable[AdapterPredicted | ModelFailed]:
-    for result in results:
+def _grouped_results(message: pb.JoinResponse) -> GroupedPredicted:
+    results: list[SessionResponse] = []
+    for result in message.grouped_predict.results:
         if result.WhichOneof("outcome") == "response":
-            yield _predicted(result.response.context.request_id, result.response)
+            body = result.response
+            results.append(_predicted(message, body.context.request_id, body))
         else:
-            yield _failed("", result.error)
+            results.append(_failed("", result.error))
+    return GroupedPredicted(message.request_id, tuple(results))
 
 
 def _failed(request_id: str, body: pb.ModelError) -> ModelFailed:
@@ -302,12 +316,13 @@ def _failed(request_id: str, body: pb.ModelError) -> ModelFailed:
     return ModelFailed(request_id, code, body.message, body.is_recoverable, body.debug_info)
 
 
-_RESPONSES: dict[str, Callable[[pb.JoinResponse], AnyAdapterResponse]] = {
-    "resolve_adapter": _resolved,
-    "predict": lambda message: _predicted(message.request_id, message.predict),
-    "grouped_predict": lambda message: GroupedPredicted(
-        message.request_id, tuple(_grouped_results(message.grouped_predict.results))
+_RESPONSES: dict[str, Callable[[pb.JoinResponse], FrameResponse]] = {
+    # 0: the server does not report it.
+    "resolve_adapter": lambda message: RouteConfigured(
+        message.request_id, message.resolve_adapter.native_chunk
     ),
+    "predict": lambda message: _predicted(message, message.request_id, message.predict),
+    "grouped_predict": _grouped_results,
     "reset_adapter": lambda message: EpisodesForgotten(message.request_id),
     "release_adapter": lambda message: RouteClosed(message.request_id),
     "close": lambda message: ModelClosed(message.request_id),
@@ -315,25 +330,7 @@ _RESPONSES: dict[str, Callable[[pb.JoinResponse], AnyAdapterResponse]] = {
 }
 
 
-pack_shutdown_request = handshake.pack_shutdown_request
-pack_shutdown_response = handshake.pack_shutdown_response
-parse_shutdown_request = handshake.parse_shutdown_request
-parse_shutdown_response = handshake.parse_shutdown_response
-
-
-def parse_handshake_request(data: bytes) -> HandshakeRequest:
-    """Return the offer of a client. Raises CodecError if ``data`` is no such frame."""
-    return handshake.request_from_proto(parse(service_pb2.HandshakeRequest, data))
-
-
-def pack_handshake_request(offer: HandshakeRequest) -> bytes:
-    return service_pb2.HandshakeRequest(base=handshake.offer_to_base(offer)).SerializeToString()
-
-
-def parse_handshake_response(data: bytes) -> HandshakeResponse:
-    """Return the answer of a server. Raises CodecError if ``data`` is no such frame."""
-    return handshake.response_from_proto(parse(service_pb2.HandshakeResponse, data), None)
-
-
-def pack_handshake_response(answer: HandshakeResponse) -> bytes:
-    return service_pb2.HandshakeResponse(base=handshake.answer_to_base(answer)).SerializeToString()
+parse_handshake_request = partial(handshake.parse_request, service_pb2)
+pack_handshake_request = partial(handshake.pack_request, service_pb2)
+parse_handshake_response = partial(handshake.parse_response, service_pb2)
+pack_handshake_response = partial(handshake.pack_response, service_pb2)

@@ -7,11 +7,6 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.released.protocol import (
-    AdapterPredict,
-    ResolveAdapter,
-    RowEpisode,
-)
 from rlmesh_ray.dialects.released.wire import env as released
 from rlmesh_ray.dialects.released.wire import model as released_model
 from rlmesh_ray.dialects.released.wire import values as released_values
@@ -155,21 +150,17 @@ def test_no_message_to_a_policy_is_larger_than_the_limit_in_any_generation(
     ids = [str(uuid.UUID(int=row)) for row in range(num_rows)]
     context = PredictContext("s" * 32, "r" * 32, "1")
     slots = tuple(PredictSlot(row, ids[row], 2**40, True) for row in range(num_rows))
-    adapter = PredictContext("s" * 32, "r" * 32, "1")
-    rows = tuple(RowEpisode(ids[row], 2**62) for row in range(num_rows))
     frames = [
         model_wire.pack_request(ConfigureRoute("1", context, own)),
         model_wire.pack_request(
             Predict("1", replace(context, slots=slots), encode_batch(spec, columns, num_rows))
         ),
-        released_model.pack_request(ResolveAdapter("1", adapter, own, "2026.06", 1, False)),
+        released_model.pack_request(ConfigureRoute("1", context, own)),
         released_model.pack_request(
-            AdapterPredict(
+            Predict(
                 "1",
-                adapter,
+                replace(context, slots=slots),
                 released_values.encode_batch(spec, columns, num_rows),
-                rows,
-                2**40,
             )
         ),
     ]
@@ -188,9 +179,7 @@ def test_a_contract_with_bounds_for_each_element_fits_and_so_does_a_full_batch(
     context = PredictContext("s", "r", "1")
 
     route = model_wire.pack_request(ConfigureRoute("1", context, own))
-    resolve = released_model.pack_request(
-        ResolveAdapter("1", PredictContext("s", "r", "1"), own, "2026.06", 1, False)
-    )
+    resolve = released_model.pack_request(ConfigureRoute("1", context, own))
 
     assert max(len(route), len(resolve)) > 8 * MIB
     assert max(len(route), len(resolve)) <= max_predict_bytes(spec, num_rows)

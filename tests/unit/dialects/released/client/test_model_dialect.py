@@ -20,17 +20,7 @@ from rlmesh_ray.dialects.released.client.model_dialect import (
     ReleasedModelClientDialect,
     RowEpisodes,
 )
-from rlmesh_ray.dialects.released.protocol import (
-    AdapterPredict,
-    AdapterPredicted,
-    AdapterResolved,
-    AnyAdapterRequest,
-    EpisodesForgotten,
-    GroupedPredict,
-    GroupedPredicted,
-    ModelTimings,
-    ResolveAdapter,
-)
+from rlmesh_ray.dialects.released.protocol import GroupedPredict, GroupedPredicted
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.errors import (
@@ -42,16 +32,21 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.protocol.messages import (
     CloseModel,
     CloseRoute,
+    ConfigureRoute,
     MalformedRequest,
     ModelClosed,
     ModelErrorCode,
     ModelFailed,
+    Predict,
     PredictContext,
+    Predicted,
     PredictSlot,
+    RouteConfigured,
 )
-from rlmesh_ray.protocol.model_session import ForgetEpisodes
+from rlmesh_ray.protocol.model_session import EpisodesForgotten, ForgetEpisodes, SessionRequest
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as pb
 
 CONTRACT = EnvContract(
     "E",
@@ -71,7 +66,7 @@ def names(episodes: RowEpisodes, *rows: PredictSlot) -> list[str]:
     return [each.episode_id for each in episodes.of(rows)[0]]
 
 
-def request(frame: bytes) -> AnyAdapterRequest:
+def request(frame: bytes) -> SessionRequest | GroupedPredict:
     read = wire.parse_request(frame)
     assert not isinstance(read, MalformedRequest)
     return read
@@ -158,15 +153,17 @@ def test_no_two_rows_are_ever_of_one_episode_and_all_that_is_replaced_is_reporte
 def test_a_route_is_an_adapter() -> None:
     dialect, ids = ReleasedModelClientDialect("s"), map(str, itertools.count(1))
 
-    opened = request(dialect.configure(ids, "route", CONTRACT).frame)
+    opened_frame = dialect.configure(ids, "route", CONTRACT).frame
+    opened = request(opened_frame)
     closed = request(dialect.release(ids, "route").frame)
     last = request(dialect.close(ids).frame)
 
-    assert isinstance(opened, ResolveAdapter)
+    assert isinstance(opened, ConfigureRoute)
     assert opened.context == CONTEXT
-    assert opened.edition == "2026.06"
-    assert isinstance(opened.env_spec, EnvContract)
-    assert opened.env_spec.observation_space == CONTRACT.observation_space
+    message = pb.JoinRequest.FromString(opened_frame).resolve_adapter
+    assert message.selected_workflow_edition == "2026.06"
+    assert isinstance(opened.contract, EnvContract)
+    assert opened.contract.observation_space == CONTRACT.observation_space
     assert isinstance(closed, CloseRoute)
     assert closed.context == PredictContext("s", "route", "2")
     assert isinstance(last, CloseModel)
@@ -182,11 +179,11 @@ def test_ended_episodes_are_reported_before_the_prediction() -> None:
     (anew,) = dialect.predict(ids, "route", [row(0, "c", reset=True)], data)
 
     asked, over, then = request(first.frame), request(reset.frame), request(second.frame)
-    assert isinstance(asked, AdapterPredict)
+    assert isinstance(asked, Predict)
     assert asked.observation == data
     assert isinstance(over, ForgetEpisodes)
-    assert over.episode_ids == tuple(each.episode_id for each in asked.episodes)
-    assert isinstance(then, AdapterPredict)
+    assert over.episode_ids == tuple(each.episode_id for each in asked.context.slots)
+    assert isinstance(then, Predict)
     assert [each.request_id for each in (first, reset, second, anew)] == ["1", "2", "3", "5"]
 
 
@@ -195,31 +192,27 @@ def test_a_route_says_how_many_actions_it_wants_and_learns_how_many_there_are() 
 
     opened = request(dialect.configure(ids, "route", CONTRACT, 4).frame)
     declared, undeclared = (
-        dialect.read(wire.pack_response(AdapterResolved("1", native_chunk=chunk))).horizon
-        for chunk in (4, None)
+        dialect.read(wire.pack_response(RouteConfigured("1", horizon))).horizon
+        for horizon in (4, 1)
     )
 
-    assert isinstance(opened, ResolveAdapter)
-    assert opened.execution_horizon == 4
+    assert isinstance(opened, ConfigureRoute)
+    assert opened.horizon == 4
     assert (declared, undeclared) == (4, None)
+
+
+def predicted(request_id: str, *actions: bytes) -> Predicted:
+    first, *later = actions
+    return Predicted(request_id, CONTEXT, first, later=tuple(later))
 
 
 def chunked(*chunks: tuple[int, ...]) -> GroupedPredicted:
     """The answer to a prediction of chunks, one a row."""
-    return GroupedPredicted(
-        "2",
-        tuple(
-            AdapterPredicted(
-                "2",
-                CONTEXT,
-                tuple(
-                    values.encode_batch(CONTRACT.action_space, [np.array([each])], 1)
-                    for each in chunk
-                ),
-            )
-            for chunk in chunks
-        ),
-    )
+    encoded = [
+        [values.encode_batch(CONTRACT.action_space, [np.array([each])], 1) for each in chunk]
+        for chunk in chunks
+    ]
+    return GroupedPredicted("2", tuple(predicted("2", *own) for own in encoded))
 
 
 def test_chunks_are_asked_for_row_by_row_in_one_request() -> None:
@@ -233,13 +226,14 @@ def test_chunks_are_asked_for_row_by_row_in_one_request() -> None:
 
     groups = request(asked.frame)
     assert isinstance(groups, GroupedPredict)
-    assert [group.observation for group in groups.groups] == [
+    asked_rows = [group for group in groups.groups if isinstance(group, Predict)]
+    assert [group.observation for group in asked_rows] == [
         dialect.encode(CONTRACT, [columns[0][each : each + 1]], 1) for each in (0, 1)
     ]
-    assert [len(group.episodes) for group in groups.groups] == [1, 1]
+    assert [len(group.context.slots) for group in asked_rows] == [1, 1]
     over = request(reset.frame)
     assert isinstance(over, ForgetEpisodes)
-    assert over.episode_ids == (groups.groups[0].episodes[0].episode_id,)
+    assert over.episode_ids == (asked_rows[0].context.slots[0].episode_id,)
 
 
 def test_chunks_are_read_step_by_step() -> None:
@@ -251,9 +245,7 @@ def test_chunks_are_read_step_by_step() -> None:
     np.testing.assert_array_equal(actions, [1, 4, 2, 5, 3, 6])
 
 
-@pytest.mark.parametrize(
-    "chunks", [((1, 2), (3,)), ((1, 2),), ((1, 2, 3, 4), (1, 2, 3, 4)), ((), ()), ()]
-)
+@pytest.mark.parametrize("chunks", [((1, 2), (3,)), ((1, 2),), ((1, 2, 3, 4), (1, 2, 3, 4)), ()])
 def test_chunks_of_unequal_length_are_refused(chunks: tuple[tuple[int, ...], ...]) -> None:
     dialect = ReleasedModelClientDialect("s")
     reply = dialect.read(wire.pack_response(chunked(*chunks)))
@@ -280,8 +272,8 @@ def test_the_first_actions_of_a_chunk_are_those_of_this_step() -> None:
         values.encode_batch(CONTRACT.action_space, [np.array([step, step + 1])], 2)
         for step in (4, 5)
     ]
-    frame = wire.pack_response(AdapterPredicted("1", CONTEXT, tuple(steps)))
-    timed = wire.with_timings(frame, ModelTimings(user_ns=2_000_000_000, queue_ns=500_000_000))
+    frame = wire.pack_response(predicted("1", *steps))
+    timed = wire.with_timings(frame, {"user_ns": 2_000_000_000, "queue_ns": 500_000_000})
 
     plain, reported = dialect.read(frame), dialect.read(timed)
 
@@ -298,9 +290,10 @@ def test_answers_without_actions_are_none() -> None:
     failed = ModelFailed("1", ModelErrorCode.BUSY, "later", True)
 
     assert dialect.read(wire.pack_response(failed)).failure == failed
-    assert dialect.read(wire.pack_response(AdapterResolved("7"))).request_id == "7"
-    with pytest.raises(CodecError, match="no actions"):
-        dialect.read(wire.pack_response(AdapterPredicted("1", CONTEXT, ())))
+    assert dialect.read(wire.pack_response(RouteConfigured("7"))).request_id == "7"
+    for kind in ({"predict": {}}, {"grouped_predict": {"results": [{"response": {}}]}}):
+        with pytest.raises(CodecError, match="no actions"):
+            dialect.read(pb.JoinResponse(request_id="1", **kind).SerializeToString())
     with pytest.raises(RemoteProtocolError, match="does not answer Predict"):
         dialect.actions(CONTRACT, dialect.read(wire.pack_response(EpisodesForgotten("1"))), 1)
 
@@ -334,10 +327,10 @@ class SlowStream:
             yield from map(self._answer, asked)
         raise EndpointLostError("closed")
 
-    def _answer(self, asked: AnyAdapterRequest) -> bytes:
+    def _answer(self, asked: SessionRequest | GroupedPredict) -> bytes:
         action = values.encode_batch(CONTRACT.action_space, [np.array([1])], 1)
-        if isinstance(asked, AdapterPredict):
-            return wire.pack_response(AdapterPredicted(asked.request_id, asked.context, (action,)))
+        if isinstance(asked, Predict):
+            return wire.pack_response(Predicted(asked.request_id, asked.context, action))
         if isinstance(asked, CloseModel):
             return wire.pack_response(ModelClosed(asked.request_id))
         return wire.pack_response(EpisodesForgotten(asked.request_id))
@@ -356,7 +349,7 @@ def test_a_prediction_waits_until_what_is_over_is_forgotten() -> None:
     exchange.close()
 
     assert stream.together == [
-        ["AdapterPredict"], ["ForgetEpisodes"], ["AdapterPredict"], ["CloseModel"]
+        ["Predict"], ["ForgetEpisodes"], ["Predict"], ["CloseModel"]
     ]  # fmt: skip
 
 

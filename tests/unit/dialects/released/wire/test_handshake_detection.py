@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.released import protocol as a
-from rlmesh_ray.dialects.released.protocol import make_released_offer
+from rlmesh_ray.dialects.released.protocol import GroupedPredict, make_released_offer
 from rlmesh_ray.dialects.released.wire import env, model
 from rlmesh_ray.dialects.released.wire.handshake import (
     is_handshake,
@@ -15,7 +14,7 @@ from rlmesh_ray.dialects.released.wire.handshake import (
 from rlmesh_ray.protocol import messages as m
 from rlmesh_ray.protocol.handshake import make_handshake_request
 from rlmesh_ray.protocol.messages import CloseModel, PredictContext
-from rlmesh_ray.protocol.model_session import ForgetEpisodes
+from rlmesh_ray.protocol.model_session import ForgetEpisodes, SessionRequest
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_env
 from rlmesh_ray.wire.rlmesh_v1 import model as edition_model
@@ -83,17 +82,15 @@ def test_requests_to_policies_of_the_edition_s_generation_are_not_detected(
 @pytest.mark.parametrize(
     "request_",
     [
-        a.ResolveAdapter("1", ADAPTER, None),
-        a.AdapterPredict("1", ADAPTER, b"", ()),
-        a.GroupedPredict("", ()),
+        m.ConfigureRoute("1", ADAPTER, None),
+        m.Predict("1", ADAPTER, b""),
+        GroupedPredict("", ()),
         ForgetEpisodes("", ADAPTER, ("e",)),
         CloseModel("1"),
     ],
     ids=repr,
 )
-def test_requests_to_policies_are_detected(
-    request_: a.AnyAdapterRequest,
-) -> None:
+def test_requests_to_policies_are_detected(request_: SessionRequest | GroupedPredict) -> None:
     assert is_request(model.pack_request(request_))
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.released import protocol as a
-from rlmesh_ray.dialects.released.protocol import WIRE_V1
+from rlmesh_ray.dialects.released.protocol import WIRE_V1, GroupedPredict, GroupedPredicted
 from rlmesh_ray.dialects.released.wire import env, handshake, model, values
 from rlmesh_ray.dialects.released.wire.specs import spec_from_proto, spec_to_proto
 from rlmesh_ray.errors import CodecError
@@ -20,11 +19,16 @@ from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     CloseModel,
     CloseRoute,
+    ConfigureRoute,
     ModelClosed,
+    Predict,
     PredictContext,
+    Predicted,
+    PredictSlot,
     RouteClosed,
+    RouteConfigured,
 )
-from rlmesh_ray.protocol.model_session import ForgetEpisodes
+from rlmesh_ray.protocol.model_session import EpisodesForgotten, ForgetEpisodes
 from rlmesh_ray.spaces.batch import leaves
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
@@ -132,37 +136,41 @@ ENV_SPECS = st.builds(
     autoreset_mode=st.just(AutoresetMode.DISABLED),
     metadata=INFOS,
 )
-CONTEXTS = st.builds(PredictContext, TEXT, TEXT, TEXT)
-EPISODES = tuples(st.builds(a.RowEpisode, TEXT, st.none() | INT64))
-PREDICTS = st.builds(a.AdapterPredict, TEXT, CONTEXTS, VALUES, EPISODES, st.none() | INT64)
-GROUPS = st.builds(
-    lambda context, *rest: a.AdapterPredict(context.request_id, context, *rest),
+IDS = st.text(min_size=1, max_size=8)
+CONTEXTS = st.builds(PredictContext, TEXT, IDS, TEXT)
+
+
+@st.composite
+def predicts(draw: st.DrawFn, request_id: str | None = None) -> Predict:
+    step = draw(INT64)
+    slots = [PredictSlot(model.NO_LANE, each, step, False) for each in draw(tuples(TEXT))]
+    # Without a row there is no step.
+    context = replace(draw(CONTEXTS), slots=tuple(slots))
+    own_id = context.request_id if request_id is None else request_id
+    return Predict(own_id, context, draw(VALUES))
+
+
+PREDICTED = st.builds(
+    lambda context, action, later: Predicted(context.request_id, context, action, later=later),
     CONTEXTS,
     VALUES,
-    EPISODES,
-    st.none() | INT64,
+    tuples(VALUES),
 )
+FAILED = st.builds(m.ModelFailed, st.just(""), MODEL_CODES, TEXT, st.booleans(), TEXT)
 MODEL_REQUESTS = st.one_of(
-    st.builds(a.ResolveAdapter, TEXT, CONTEXTS, st.none() | ENV_SPECS, TEXT, UINT32, st.booleans()),
-    PREDICTS,
-    st.builds(a.GroupedPredict, TEXT, tuples(GROUPS)),
+    st.builds(ConfigureRoute, TEXT, CONTEXTS, ENV_SPECS, st.integers(1, 2**32 - 1)),
+    TEXT.flatmap(predicts),
+    st.builds(GroupedPredict, TEXT, st.lists(predicts(), min_size=1, max_size=3).map(tuple)),
     st.builds(ForgetEpisodes, TEXT, CONTEXTS, tuples(TEXT)),
     st.builds(CloseRoute, TEXT, CONTEXTS, TEXT),
     st.builds(CloseModel, TEXT, TEXT),
 )
-RESULTS = st.one_of(
-    st.builds(
-        lambda context, actions: a.AdapterPredicted(context.request_id, context, actions),
-        CONTEXTS,
-        tuples(VALUES),
-    ),
-    st.builds(m.ModelFailed, st.just(""), MODEL_CODES, TEXT, st.booleans(), TEXT),
-)
 MODEL_RESPONSES = st.one_of(
-    st.builds(a.AdapterResolved, TEXT, st.none() | UINT32, tuples(TEXT)),
-    st.builds(a.AdapterPredicted, TEXT, CONTEXTS, tuples(VALUES)),
-    st.builds(a.GroupedPredicted, TEXT, tuples(RESULTS)),
-    st.builds(a.EpisodesForgotten, TEXT),
+    # No length of a chunk, or more than one action.
+    st.builds(RouteConfigured, TEXT, st.just(0) | st.integers(2, 2**32 - 1)),
+    st.builds(replace, PREDICTED, request_id=TEXT),
+    st.builds(GroupedPredicted, TEXT, tuples(PREDICTED | FAILED)),
+    st.builds(EpisodesForgotten, TEXT),
     st.builds(RouteClosed, TEXT),
     st.builds(ModelClosed, TEXT),
     st.builds(m.ModelFailed, TEXT, MODEL_CODES, TEXT, st.booleans(), TEXT),
@@ -325,15 +333,39 @@ def test_the_duration_of_a_request_is_sent_behind_its_answer() -> None:
 
 
 @given(
-    timings=st.builds(
-        a.ModelTimings, *[st.none() | UINT32 for _ in a.ModelTimings.__dataclass_fields__]
+    timings=st.dictionaries(
+        st.sampled_from(["endpoint_total_ns", "user_ns", "queue_ns", "in_flight"]), UINT32
     )
 )
-def test_the_duration_of_a_prediction_is_sent_and_read(timings: a.ModelTimings) -> None:
+def test_the_duration_of_a_request_is_sent_behind_what_a_model_answers(
+    timings: dict[str, int],
+) -> None:
     frame = model.with_timings(model.pack_response(RouteClosed("r")), timings)
 
-    assert model.parse_timings(frame) == timings
+    message = model_pb.JoinResponse.FromString(frame)
+    assert {name: getattr(message, name) for name in timings} == timings
     assert model.parse_response(frame) == RouteClosed("r")
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+@given(user_ns=st.none() | UINT32, queue_ns=st.none() | UINT32)
+def test_the_duration_of_a_prediction_is_read(
+    is_grouped: bool, user_ns: int | None, queue_ns: int | None
+) -> None:
+    predicted = Predicted("r", PredictContext("s", "e", "r"), b"")
+    response = GroupedPredicted("r", (predicted,)) if is_grouped else predicted
+    told = {"user_ns": user_ns, "queue_ns": queue_ns}
+    timings = {name: number for name, number in told.items() if number is not None}
+
+    read = model.parse_response(model.with_timings(model.pack_response(response), timings))
+
+    one = read.results[0] if isinstance(read, GroupedPredicted) else read
+    assert isinstance(one, Predicted)
+    if len(timings) < 2:
+        assert one.run is None
+    else:
+        assert one.run == m.BatchRun(-1, 0, user_ns or 0)
+        assert one.queue_ns == queue_ns
 
 
 def test_every_error_code_has_the_number_of_the_schema() -> None:
@@ -346,7 +378,7 @@ def test_every_error_code_has_the_number_of_the_schema() -> None:
 
 
 def test_former_observations_that_the_model_has_not_requested_change_nothing() -> None:
-    asked = a.AdapterPredict("1", PredictContext("s", "r", "1"), b"", ())
+    asked = Predict("1", PredictContext("s", "r", "1"), b"")
     message = model_pb.JoinRequest.FromString(model.pack_request(asked))
     message.predict.history.add()
 
@@ -384,23 +416,23 @@ def test_a_handshake_without_its_base_is_none() -> None:
             read(b"")
 
 
-def predict(num_rows: int) -> a.AdapterPredict:
-    rows = tuple(a.RowEpisode(str(row)) for row in range(num_rows))
-    return a.AdapterPredict("r", PredictContext("s", "e", "r"), b"", rows)
+def predict(num_rows: int) -> Predict:
+    slots = tuple(PredictSlot(model.NO_LANE, str(row), 0, False) for row in range(num_rows))
+    return Predict("r", PredictContext("s", "e", "r", slots), b"")
 
 
 @pytest.mark.parametrize(
     "request_",
     [
         predict(model.MAX_ROWS + 1),
-        a.GroupedPredict("r", (predict(model.MAX_ROWS), predict(1))),
-        a.GroupedPredict("r", (predict(1),) * (model.MAX_GROUPS + 1)),
+        GroupedPredict("r", (predict(model.MAX_ROWS), predict(1))),
+        GroupedPredict("r", (predict(1),) * (model.MAX_GROUPS + 1)),
         ForgetEpisodes("r", PredictContext("s", "e", "r"), ("e",) * (model.MAX_ROWS + 1)),
     ],
     ids=["rows", "rows of groups", "groups", "episodes that end"],
 )
 def test_a_request_that_would_hold_everybody_up_is_refused_under_its_id(
-    request_: a.AnyAdapterRequest,
+    request_: Any,
 ) -> None:
     refused = model.parse_request(model.pack_request(request_))
 
@@ -410,12 +442,13 @@ def test_a_request_that_would_hold_everybody_up_is_refused_under_its_id(
 
 
 def test_what_is_within_the_limits_is_read() -> None:
-    request = a.GroupedPredict("r", (predict(model.MAX_ROWS),))
+    request = GroupedPredict("r", (predict(model.MAX_ROWS),))
 
     read = model.parse_request(model.pack_request(request))
 
-    assert isinstance(read, a.GroupedPredict)
-    assert len(read.groups[0].episodes) == model.MAX_ROWS
+    assert isinstance(read, GroupedPredict)
+    assert isinstance(read.groups[0], Predict)
+    assert len(read.groups[0].context.slots) == model.MAX_ROWS
 
 
 @pytest.mark.parametrize("kind", [m.Reset, m.Step])
