@@ -618,7 +618,7 @@ FAULTS = (
         "dm-truncations-terminate",
         "dm_env_rpc",
         "A sequence of a dm_env_rpc server that was cut is reported as terminated.",
-        "rlmesh_ray/dialects/dm_env_rpc/client/lane_streams.py",
+        "rlmesh_ray/dialects/dm_env_rpc/client/lane_steps.py",
         "return reward, now is SequenceState.TERMINATED and not is_cut, is_cut",
         "return reward, now is not SequenceState.RUNNING, False",
         "tests/loopback/test_dm_env_rpc_client.py::"
@@ -628,7 +628,7 @@ FAULTS = (
         "dm-time-limit-is-a-step-late",
         "dm_env_rpc",
         "An episode that ends with its time limit is no truncation, but one a step later is.",
-        "rlmesh_ray/dialects/dm_env_rpc/client/lane_streams.py",
+        "rlmesh_ray/dialects/dm_env_rpc/client/lane_steps.py",
         "self._num_steps >= limit",
         "self._num_steps > limit",
         "tests/loopback/test_dm_env_rpc_client.py::"
@@ -647,7 +647,7 @@ FAULTS = (
         "dm-first-step-has-a-reward",
         "dm_env_rpc",
         "The step that begins a sequence has the reward that the server sent with it.",
-        "rlmesh_ray/dialects/dm_env_rpc/client/lane_streams.py",
+        "rlmesh_ray/dialects/dm_env_rpc/client/lane_steps.py",
         "return 0.0, False, False",
         "return reward, False, False",
         "tests/loopback/test_dm_env_rpc_client.py::"

@@ -1,4 +1,14 @@
-"""Client session with a dm_env_rpc server, as a ``EnvSessionClient``."""
+"""Client session with a dm_env_rpc server, as a ``EnvSessionClient``.
+
+Each agent has a stream: a vector step is one round trip. All requests are sent before the first
+answer is awaited. After an answer that is an error the other answers are received, too, so that all
+streams stay at the same request.
+
+If the lanes are those of one vector, the server steps them together, once all agents with a running
+sequence have sent a Step. It would wait for a lane that has just begun a sequence, whose next Step
+depends on the answers to the others. So lanes whose episodes have ended begin the next ones after
+these answers.
+"""
 
 import contextlib
 import itertools
@@ -9,7 +19,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -22,10 +32,11 @@ from rlmesh_ray.client.env_session_client import DialectEnvClient
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import with_timeout_limit
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_streams import (
-    LaneStreams,
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import (
+    LaneState,
     LaneTensors,
     batch_tensors,
+    require_unchanged,
 )
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import contract_of_world
@@ -45,6 +56,7 @@ from rlmesh_ray.errors import (
     EndpointError,
     LocalProtocolError,
     RemoteEnvError,
+    RemoteProtocolError,
     RlmeshError,
 )
 from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S
@@ -53,8 +65,10 @@ from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
 from rlmesh_ray.protocol.client_session import EnvClientSession, Limit
 from rlmesh_ray.protocol.episodes import EpisodeTracker
 from rlmesh_ray.protocol.handshake import HandshakeResponse
+from rlmesh_ray.spaces.batch import empty_columns
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
+from rlmesh_ray.spaces.multi_agent import filler_of_leaf
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.validation import (
     Checker,
@@ -73,14 +87,61 @@ _OWN_SEED = "seed"
 _GOODBYE_TIMEOUT_S = 3.0
 
 
+@dataclass(slots=True, eq=False)
+class _Agent:
+    """An agent in its world, which is one lane or all of them."""
+
+    joined: JoiningAgent
+    tensors: LaneTensors
+    row: int | slice
+    """Its lanes."""
+    state: LaneState | None
+    """None: it is all lanes, and its sequence always runs."""
+    held: list[bytes] = field(default_factory=list)
+    """Requests to send once the steps of the other lanes have been answered."""
+    answer: Any = None
+    """The ``pb.StepResponse`` to its latest step."""
+
+    @property
+    def is_running(self) -> bool:
+        return self.state is None or self.state.is_running
+
+    def send(self, requests: Sequence[bytes]) -> None:
+        for frame in requests:
+            self.joined.open_stream.send(frame)
+
+    def receive(self, kind: str, end_s: float) -> Any:
+        where = "" if self.state is None else f"lane {self.row}: "
+        try:
+            return self.joined.open_stream.receive(kind, end_s)
+        except RemoteEnvError as error:
+            raise RemoteEnvError(
+                error.code, f"{where}{error.message}", True, error.debug_info
+            ) from error
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(f"{where}{error.message}") from error
+
+    def receive_step(self, end_s: float) -> tuple[Any, Any, Any]:
+        """Wait for the answer to a step; return reward, terminated and truncated, or columns."""
+        self.answer = self.receive("step", end_s).step
+        if self.state is None:
+            return self.tensors.batch_outcome(self.answer)
+        reward, discount = self.tensors.scalars(self.answer)
+        return self.state.step(self.answer.state, reward, discount)
+
+    def show(self, rows: Sequence[Any]) -> None:
+        """Write its latest observation into ``rows``, of all lanes."""
+        self.tensors.read(self.answer, rows, self.row)
+
+
 @dataclass(frozen=True, slots=True)
 class _Reset:
     """A reset that was sent."""
 
     lanes: tuple[int, ...]
     seeds: tuple[int, ...]
-    begun: Mapping[int, bool]
-    """See ``LaneStreams.send_reset``."""
+    agents: list[tuple[_Agent, bool]]
+    """The agents of these lanes, and whether a Reset was sent to each before its Step."""
 
 
 class WorldClient:
@@ -127,10 +188,12 @@ class WorldClient:
             self._is_ours = published is not None
             # The reset setting that takes a lane's seed; None: there is none.
             self._seed = settings.seed or (_OWN_SEED if self._is_ours else None)
+            # Whether lanes begin sequences after the other lanes were answered; see the module.
+            self._begins_last = settings.one_world and self._is_ours
             self.joiner = WorldJoiner(connect_options, settings, retry)
             self.joiner.enter()
             try:
-                self.contract, self._transport = self._joined(published)
+                self.contract, self._agents = self._joined(published)
             except BaseException:
                 self.joiner.leave()
                 raise
@@ -216,8 +279,21 @@ class WorldClient:
             )
             seeds = ()
         with self._ending(RlmeshError):  # those are raised before anything is sent
-            settings = self._reset_settings(options)
-            begun = self._transport.send_reset(chosen, seeds, settings, is_alone=not self._pending)
+            own = self._reset_settings(chosen, seeds, options)
+            if self._are_held and not all(agent.held for agent, _ in own):
+                raise _unanswered()
+            sent = []
+            for agent, settings in own:
+                # The state after a step in flight is unknown; an unneeded Reset has no effect.
+                is_needed = settings or self._pending or agent.is_running
+                sent.append((agent, [frames.reset_request(settings)] if is_needed else []))
+            for agent, resets in sent:  # after all of them could be encoded
+                requests = [*resets, agent.tensors.blind_step]
+                if agent.held:
+                    agent.held += requests
+                else:
+                    agent.send(requests)
+            begun = [(agent, bool(resets)) for agent, resets in sent]
             return self._note_sent(_Reset(chosen, tuple(seeds), begun))
 
     def receive_reset(self, request_id: str) -> ResetResult:
@@ -227,7 +303,16 @@ class WorldClient:
         with self._ending(RemoteEnvError), with_timeout_limit(self._reset_limit):
             self._pending.popleft()
             end_s = time.monotonic() + self._reset_limit.seconds
-            observation = self._transport.receive_reset(sent.begun, end_s)
+            _raise_first([self._begin(agent, has_reset, end_s) for agent, has_reset in sent.agents])
+            rows = self._rows()
+            for agent in self._agents:
+                if agent.answer is not None:
+                    agent.show(rows)
+                    continue
+                # Never reset.
+                for leaf, row in zip(leaves(self.contract.observation_space), rows, strict=True):
+                    row[agent.row] = filler_of_leaf(leaf)
+            observation = _columns(rows)
             infos = self._values.check(observation)
         self._has_ended = self._has_ended and len(sent.lanes) < self.contract.num_envs
         self._counted.begin(self._counted.done + 1, 0)
@@ -248,7 +333,23 @@ class WorldClient:
         """
         self._require_open()
         with self._ending(RlmeshError):
-            self._transport.send_step(action, is_alone=not self._pending)
+            if self._are_held:
+                raise _unanswered()
+            is_alone = not self._pending
+            requests = [
+                agent.tensors.step_request(action, agent.row)
+                if not is_alone or agent.is_running
+                else agent.tensors.blind_step
+                for agent in self._agents
+            ]
+            begins_last = (
+                is_alone and self._begins_last and any(agent.is_running for agent in self._agents)
+            )
+            for agent, request in zip(self._agents, requests, strict=True):
+                if begins_last and not agent.is_running:
+                    agent.held = [request]
+                else:
+                    agent.send([request])
             return self._note_sent(None)
 
     def receive_step(self, request_id: str) -> StepResult:
@@ -267,7 +368,7 @@ class WorldClient:
         with self._ending(RemoteEnvError), with_timeout_limit(limit):
             self._pending.popleft()
             try:
-                observation, rewards, terminated, truncated = self._transport.receive_step(
+                rows, rewards, terminated, truncated = self._receive_steps(
                     time.monotonic() + limit.seconds
                 )
             except RemoteEnvError:
@@ -275,6 +376,7 @@ class WorldClient:
                 if self.contract.num_envs > 1:
                     self._tracker.finalize(time.time_ns())
                 raise
+            observation = _columns(rows)
             infos = self._values.check(observation, rewards)
         self._has_ended = bool(terminated.any() or truncated.any())
         self._counted.begin(self._counted.done + 1, 0)
@@ -330,33 +432,31 @@ class WorldClient:
         goodbye.start()
         goodbye.join(_GOODBYE_TIMEOUT_S)
 
-    def _joined(self, published: EnvContract | None) -> tuple[EnvContract, LaneStreams]:
+    def _joined(self, published: EnvContract | None) -> tuple[EnvContract, list[_Agent]]:
         settings, address = self._settings, self.address
-        agents = self.joiner.agents
-        first = agents[0].joined_specs
+        joined = self.joiner.agents
+        first = joined[0].joined_specs
         if settings.batched:
             assert published is not None, "else fetch_contract would have raised"
             contract = replace(published, autoreset_mode=AutoresetMode.NEXT_STEP, render_mode="")
-            tensors = [batch_tensors(first, contract, settings, address)]
-        else:
-            _require_one_kind(agents, address)
-            contract, actions, observations = contract_of_world(first, published, settings, address)
-            tensors = [
-                LaneTensors(agent.joined_specs, actions, observations, settings, address)
-                for agent in agents
-            ]
-        streams = LaneStreams(
-            agents,
-            tensors,
-            contract,
-            settings,
-            seed=self._seed,
-            begin_last=settings.one_world and published is not None,
-            address=address,
-        )
-        return contract, streams
+            tensors = batch_tensors(first, contract, settings, address)
+            return contract, [_Agent(joined[0], tensors, slice(None), None)]
+        _require_one_kind(joined, address)
+        contract, actions, observations = contract_of_world(first, published, settings, address)
+        return contract, [
+            _Agent(
+                agent,
+                LaneTensors(agent.joined_specs, actions, observations, settings, address),
+                agent.lane,
+                LaneState(agent.lane, settings),
+            )
+            for agent in joined
+        ]
 
-    def _reset_settings(self, options: Mapping[str, object] | None) -> Settings:
+    def _reset_settings(
+        self, lanes: Sequence[int], seeds: Sequence[int], options: Mapping[str, object] | None
+    ) -> list[tuple[_Agent, Settings]]:
+        """Return the agents of ``lanes``, and the settings of the Reset of each."""
         settings: dict[str, Any] = dict(self._settings.reset)
         if options and self._is_ours:
             settings[_OWN_OPTIONS] = {**settings.get(_OWN_OPTIONS, {}), **options}
@@ -364,7 +464,66 @@ class WorldClient:
             settings.update(options)
         if self._is_ours:
             frames.require_size(settings)
-        return settings
+        seed = self._seed or ""
+        if self._settings.batched:
+            if len(lanes) < self.contract.num_envs:
+                settings["lanes"] = list(lanes)
+            return [(self._agents[0], {**settings, seed: list(seeds)} if seeds else settings)]
+        return [
+            (self._agents[lane], {**settings, seed: seeds[at]} if seeds else settings)
+            for at, lane in enumerate(lanes)
+        ]
+
+    @property
+    def _are_held(self) -> bool:
+        return any(agent.held for agent in self._agents)
+
+    def _begin(self, agent: _Agent, has_reset: bool, end_s: float) -> RemoteEnvError | None:
+        failure: RemoteEnvError | None = None
+        if has_reset:
+            try:
+                specs = agent.receive("reset", end_s).reset.specs
+            except RemoteEnvError as error:
+                failure = error
+            else:
+                joined = agent.joined
+                require_unchanged(joined.specs_message, specs, self.address, joined.lane)
+                if agent.state is not None:
+                    agent.state.reset()
+        try:
+            agent.receive_step(end_s)
+        except RemoteEnvError as error:
+            return failure or error
+        return failure
+
+    def _receive_steps(
+        self, end_s: float
+    ) -> tuple[list[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return observations as ``_rows``, rewards, terminated and truncated, of all lanes."""
+        width, rows = self.contract.num_envs, self._rows()
+        rewards = np.zeros(width)
+        terminated, truncated = np.zeros((2, width), np.bool_)
+        failures: list[RemoteEnvError | None] = []
+        held = [agent for agent in self._agents if agent.held]
+        for agents in ([agent for agent in self._agents if not agent.held], held):
+            for agent in agents:
+                requests, agent.held = agent.held, []
+                agent.send(requests)
+            for agent in agents:
+                row = agent.row
+                try:
+                    rewards[row], terminated[row], truncated[row] = agent.receive_step(end_s)
+                except RemoteEnvError as error:
+                    failures.append(error)
+                else:
+                    agent.show(rows)
+        _raise_first(failures)
+        return rows, rewards, terminated, truncated
+
+    def _rows(self) -> list[Any]:
+        """Return room for the observations of all lanes; texts are lists, which can be changed."""
+        columns = empty_columns(self.contract.observation_space, self.contract.num_envs)
+        return [list(column) if isinstance(column, tuple) else column for column in columns]
 
     def _note_sent(self, reset: _Reset | None) -> str:
         request_id = next(self._ids)
@@ -481,6 +640,23 @@ class ValueCheck:
             remedy += ", or leave it out: DmEnvRpcSettings(observations=...)"
         found = error.about(side)
         return RemoteEnvError("INTERNAL", f"{self._address} sent {found}; {remedy}", False)
+
+
+def _columns(rows: Sequence[Any]) -> list[Column]:
+    return [tuple(row) if isinstance(row, list) else row for row in rows]
+
+
+def _unanswered() -> LocalProtocolError:
+    return LocalProtocolError(
+        "the lanes of one world are stepped one step after the other: receive the answer to the "
+        "last one first"
+    )
+
+
+def _raise_first(failures: Sequence[RemoteEnvError | None]) -> None:
+    for failure in failures:
+        if failure is not None:
+            raise failure
 
 
 def _require_one_kind(agents: Sequence[JoiningAgent], address: str) -> None:

@@ -12,7 +12,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_streams import require_unchanged
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import require_unchanged
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import encode_tensor
 from rlmesh_ray.dialects.registry import client_dialect

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_streams import LaneTensors, batch_tensors
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import LaneTensors, batch_tensors
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import (
     SpaceReader,

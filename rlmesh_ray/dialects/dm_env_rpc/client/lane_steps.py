@@ -1,29 +1,19 @@
-"""The agents of a session, each on a stream of its own: a vector step is one round trip.
+"""The steps of one agent: its actions and observations, and the state of its sequence.
 
 An agent is a lane, or all lanes of a world of this package's servers (the join setting
 ``batched``): then every tensor has one more axis, in front, ``terminated`` and ``truncated`` are
 flags by lane, the state of the sequence is always RUNNING, lanes reset themselves as in the
 autoreset mode NEXT_STEP, and a reset with the setting ``lanes`` resets only those.
-
-All requests are sent before the first answer is awaited. After an answer that is an error the other
-answers are received, too, so that all streams stay at the same request.
-
-If the lanes are those of one vector, the server steps them together, once all agents with a running
-sequence have sent a Step. It would wait for a lane that has just begun a sequence, whose next Step
-depends on the answers to the others. So lanes whose episodes have ended begin the next ones after
-these answers.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
-from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import TensorSpace, exact_space
-from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
     ACTION,
@@ -47,22 +37,13 @@ from rlmesh_ray.errors import (
     ConformanceError,
     ContractMismatchError,
     HandshakeRefusedError,
-    LocalProtocolError,
-    RemoteEnvError,
     RemoteProtocolError,
     UnsupportedSpaceError,
 )
-from rlmesh_ray.spaces.batch import empty_columns
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.leaves import Column, leaves
-from rlmesh_ray.spaces.multi_agent import filler_of_leaf
+from rlmesh_ray.spaces.leaves import Column
 
 _FLAGS = (REWARD, TERMINATED, TRUNCATED)
-
-
-VectorStep = tuple[list[Column], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
-"""Observation (one column a leaf, which share no memory with others), rewards, terminated and
-truncated; every column has one entry a lane."""
 
 
 class LaneTensors:
@@ -368,206 +349,6 @@ class LaneState:
         return limit is not None and self._num_steps >= limit
 
 
-class LaneStreams:
-    """The streams of a session; see the module. Answers are received in the order of requests.
-
-    Args:
-        agents: Joined; one a lane, or a batched one.
-        tensors: One for each agent.
-        contract: The session's.
-        settings: The session's.
-        seed: The reset setting that takes a lane's seed; None: there are no seeds.
-        begin_last: Whether lanes begin sequences after the other lanes were answered.
-        address: The server's, for messages.
-    """
-
-    def __init__(
-        self,
-        agents: Sequence[JoiningAgent],
-        tensors: Sequence[LaneTensors],
-        contract: EnvContract,
-        settings: DmEnvRpcSettings,
-        *,
-        seed: str | None,
-        begin_last: bool,
-        address: str,
-    ) -> None:
-        self._agents = agents
-        self._tensors = tensors
-        self._is_batched = settings.batched
-        self._states = [LaneState(agent.lane, settings) for agent in agents]
-        """By lane; that of a batched agent is not used, since its flags are by lane."""
-        self._contract = contract
-        self._seed = seed or ""
-        self._begin_last = begin_last
-        self._address = address
-        self._held: dict[int, list[bytes]] = {}
-        """By agent: requests to send once the steps of the other lanes have been answered."""
-        self._answers: list[Any] = [None] * len(self._agents)
-        """The ``pb.StepResponse`` to the latest step of each agent."""
-
-    def send_reset(
-        self, lanes: Sequence[int], seeds: Sequence[int], settings: Settings, *, is_alone: bool
-    ) -> dict[int, bool]:
-        """Begin new sequences, without waiting.
-
-        Args:
-            lanes: Indices, at least one.
-            seeds: Empty, or one for each of ``lanes``.
-            settings: Settings of each reset, besides the seed.
-            is_alone: Whether all requests before it have been answered.
-
-        Returns:
-            What ``receive_reset`` needs: whether a Reset was sent before the Step, by agent.
-        """
-        if self._held and not self._held.keys() >= set(lanes):
-            raise _unanswered()
-        requests: dict[int, list[bytes]] = {}
-        for at, own in self._reset_settings(lanes, seeds, settings).items():
-            # The state after a step in flight is unknown; an unneeded Reset has no effect.
-            is_needed = own or not is_alone or self._is_running(at)
-            requests[at] = [frames.reset_request(own)] if is_needed else []
-        for at, resets in requests.items():  # after all of them could be encoded
-            step = self._tensors[at].blind_step
-            if at in self._held:
-                self._held[at] += [*resets, step]
-                continue
-            for frame in (*resets, step):
-                self._agents[at].open_stream.send(frame)
-        return {at: bool(resets) for at, resets in requests.items()}
-
-    def receive_reset(self, begun: Mapping[int, bool], end_s: float) -> list[Column]:
-        """Return all lanes' observations after a reset.
-
-        Args:
-            begun: As ``send_reset`` has returned it.
-            end_s: When to stop waiting, in seconds of time.monotonic().
-
-        Raises:
-            RemoteEnvError: The server refused; another reset may follow.
-            ContractMismatchError: The specs have changed.
-            RemoteProtocolError: An answer breaks the protocol.
-            EndpointError: A stream broke.
-        """
-        _raise_first([self._begin(at, has_reset, end_s) for at, has_reset in begun.items()])
-        rows = self._rows()
-        for at, answer in enumerate(self._answers):
-            if answer is not None:
-                self._tensors[at].read(answer, rows, self._row(at))
-                continue
-            # Never reset.
-            for leaf, row in zip(leaves(self._contract.observation_space), rows, strict=True):
-                row[at] = filler_of_leaf(leaf)
-        return _columns(rows)
-
-    def send_step(self, actions: Sequence[Column], *, is_alone: bool) -> None:
-        """Apply one action a lane, without waiting; ``is_alone`` is as for ``send_reset``."""
-        if self._held:
-            raise _unanswered()
-        running = [self._is_running(at) for at in range(len(self._agents))]
-        requests = [
-            tensors.step_request(actions, self._row(at))
-            if not is_alone or running[at]
-            else tensors.blind_step
-            for at, tensors in enumerate(self._tensors)
-        ]
-        hold = is_alone and self._begin_last and any(running)
-        for at, agent in enumerate(self._agents):  # after all of them could be encoded
-            if hold and not running[at]:
-                self._held[at] = [requests[at]]
-            else:
-                agent.open_stream.send(requests[at])
-
-    def receive_step(self, end_s: float) -> VectorStep:
-        """Return the result of a step; raises as ``receive_reset``."""
-        width = self._contract.num_envs
-        rows = self._rows()
-        rewards = np.zeros(width)
-        terminated, truncated = np.zeros((2, width), np.bool_)
-        failures: list[RemoteEnvError | None] = []
-
-        def receive(agents: Sequence[int]) -> None:
-            for at in agents:
-                row = self._row(at)
-                try:
-                    answer = self._receive(at, "step", end_s).step
-                except RemoteEnvError as error:
-                    failures.append(error)
-                    continue
-                rewards[row], terminated[row], truncated[row] = self._note(at, answer)
-                self._tensors[at].read(answer, rows, row)
-
-        held, self._held = self._held, {}
-        receive([at for at in range(len(self._agents)) if at not in held])
-        for at, requests in held.items():
-            for frame in requests:
-                self._agents[at].open_stream.send(frame)
-        receive(list(held))
-        _raise_first(failures)
-        return _columns(rows), rewards, terminated, truncated
-
-    def _reset_settings(
-        self, lanes: Sequence[int], seeds: Sequence[int], settings: Settings
-    ) -> dict[int, Settings]:
-        if not self._is_batched:
-            return {
-                lane: {**settings, self._seed: seeds[at]} if seeds else settings
-                for at, lane in enumerate(lanes)
-            }
-        own: dict[str, Any] = dict(settings)
-        if len(lanes) < self._contract.num_envs:
-            own["lanes"] = list(lanes)
-        if seeds:
-            own[self._seed] = list(seeds)
-        return {0: own}
-
-    def _row(self, at: int) -> int | slice:
-        return slice(None) if self._is_batched else at
-
-    def _is_running(self, at: int) -> bool:
-        return self._is_batched or self._states[at].is_running
-
-    def _begin(self, at: int, has_reset: bool, end_s: float) -> RemoteEnvError | None:
-        failure: RemoteEnvError | None = None
-        if has_reset:
-            try:
-                specs = self._receive(at, "reset", end_s).reset.specs
-            except RemoteEnvError as error:
-                failure = error
-            else:
-                require_unchanged(self._agents[at].specs_message, specs, self._address, at)
-                self._states[at].reset()
-        try:
-            self._note(at, self._receive(at, "step", end_s).step)
-        except RemoteEnvError as error:
-            return failure or error
-        return failure
-
-    def _receive(self, at: int, kind: str, end_s: float) -> Any:
-        where = "" if self._is_batched else f"lane {at}: "
-        try:
-            return self._agents[at].open_stream.receive(kind, end_s)
-        except RemoteEnvError as error:
-            raise RemoteEnvError(
-                error.code, f"{where}{error.message}", True, error.debug_info
-            ) from error
-        except RemoteProtocolError as error:
-            raise RemoteProtocolError(f"{where}{error.message}") from error
-
-    def _note(self, at: int, answer: Any) -> tuple[Any, Any, Any]:
-        """Note the answer to a step; return reward, terminated and truncated, one or by lane."""
-        self._answers[at] = answer
-        tensors = self._tensors[at]
-        if self._is_batched:
-            return tensors.batch_outcome(answer)
-        reward, discount = tensors.scalars(answer)
-        return self._states[at].step(answer.state, reward, discount)
-
-    def _rows(self) -> list[Any]:
-        columns = empty_columns(self._contract.observation_space, self._contract.num_envs)
-        return [list(column) if isinstance(column, tuple) else column for column in columns]
-
-
 def require_unchanged(joined: Any, now: Any, address: str, lane: int) -> None:
     """Compare the specs after a reset with those after the join.
 
@@ -605,20 +386,3 @@ def _difference(joined: Any, now: Any) -> str:
             if old[uid] != new[uid]:
                 return f"{new[uid].name!r} is another one among its {domain}"
     return "its specs differ"
-
-
-def _columns(rows: Sequence[Any]) -> list[Column]:
-    return [tuple(row) if isinstance(row, list) else row for row in rows]
-
-
-def _unanswered() -> LocalProtocolError:
-    return LocalProtocolError(
-        "the lanes of one world are stepped one step after the other: receive the answer to the "
-        "last one first"
-    )
-
-
-def _raise_first(failures: Sequence[RemoteEnvError | None]) -> None:
-    for failure in failures:
-        if failure is not None:
-            raise failure

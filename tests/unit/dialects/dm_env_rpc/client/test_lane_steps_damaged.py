@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_streams import LaneTensors, cast
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import LaneTensors, cast
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import WorldContract, contract_of_world
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_streams import LaneState
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import LaneState
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
 from rlmesh_ray.errors import RemoteProtocolError
