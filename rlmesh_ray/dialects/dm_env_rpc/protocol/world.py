@@ -13,11 +13,10 @@ is None, one work at a time, passes its outcome to ``complete``, and sends the `
 """
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState, WorldError
-from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.protocol.messages import message
 
 
@@ -133,7 +132,6 @@ class World:
         # In progress, and the generation of lanes at its begin.
         self._work: tuple[Work, int] | None = None
         self._replies: list[tuple[int, Reply]] = []
-        self._waits: list[set[int]] = []
 
     @property
     def joined(self) -> Collection[int]:
@@ -143,38 +141,27 @@ class World:
         return self._agents[slot].phase
 
     def take(self, slot: int) -> None:
-        """Add an agent.
-
-        Raises:
-            LocalProtocolError: The slot has one.
-        """
-        if slot in self._agents:
-            raise LocalProtocolError(f"slot {slot} is taken")
+        """Add an agent in a slot that has none."""
         self._agents[slot] = _Agent(self._slot_lanes[slot])
 
     def leave(self, slot: int) -> None:
         lane = self._agents.pop(slot).lane
         self._replies = [(other, reply) for other, reply in self._replies if other != slot]
-        self._no_longer_cut(slot)
         if all(own.lane != lane for own in self._agents.values()):
             self._lanes[lane].reset_options = None
 
     def step(self, slot: int, action: object) -> None:
-        """Handle a Step; ``action`` is applied if the sequence of the agent runs.
+        """Handle a Step, whose ``action`` is applied if the sequence of the agent runs.
 
-        Raises:
-            LocalProtocolError: The one before it has not been answered.
+        The one before it has been answered: a stream has one request at a time.
         """
         own = self._agents[slot]
-        if own.is_waiting:
-            raise LocalProtocolError(f"slot {slot} still waits for the answer to its former step")
         own.is_waiting, own.action = True, action
         if own.phase is SequencePhase.CUT:
             self._tell(slot)
 
     def reset(self, slot: int) -> None:
         self._agents[slot].phase = SequencePhase.BETWEEN
-        self._no_longer_cut(slot)
 
     def reset_options(self, slot: int, reset_options: object) -> None:
         self._lanes[self._agents[slot].lane].reset_options = reset_options
@@ -197,23 +184,22 @@ class World:
             caller: The slot of the caller; None: it has not joined.
 
         Returns:
-            The slots of the agents that do not have this answer yet. The set shrinks with each of
-            them, until it is empty, or ``forget_wait`` has it.
+            The slots of these agents; ``is_any_cut`` says whether one does not have the answer yet.
         """
         if caller is not None:
             self.reset(caller)
         cut = {slot for slot in self._agents if slot != caller and self._cut(slot)}
-        if cut:
-            self._waits.append(cut)
         in_step = isinstance(self._work[0], StepLanes) if self._work else False
-        for slot in tuple(cut):
+        for slot in cut:
             # A step in progress is answered with its outcome.
             if self._agents[slot].is_waiting and not in_step:
                 self._tell(slot)
         return cut
 
-    def forget_wait(self, wait: set[int]) -> None:
-        self._waits = [each for each in self._waits if each is not wait]
+    def is_any_cut(self, slots: Iterable[int]) -> bool:
+        return any(
+            slot in self._agents and self._agents[slot].phase is SequencePhase.CUT for slot in slots
+        )
 
     def replies(self) -> list[tuple[int, Reply]]:
         """Return the answers since the last call, by slot."""
@@ -249,13 +235,8 @@ class World:
         )
 
     def complete(self, outcome: WorkDone | WorldError) -> None:
-        """Handle the outcome of the work in progress.
-
-        Raises:
-            LocalProtocolError: No work is in progress.
-        """
-        if self._work is None:
-            raise LocalProtocolError(f"{type(outcome).__name__} answers nothing")
+        """Handle the outcome of the work in progress."""
+        assert self._work is not None, "the work that next_work has returned"
         (work, generation), self._work = self._work, None
         is_current = generation == self._generation
         if isinstance(outcome, WorldError):
@@ -398,11 +379,6 @@ class World:
         self.reset(slot)
         frame = self._agents[slot].frame
         self._answer(slot, AgentStepReply(SequenceState.INTERRUPTED, frame, is_acted=False))
-
-    def _no_longer_cut(self, slot: int) -> None:
-        for wait in self._waits:
-            wait.discard(slot)
-        self._waits = [wait for wait in self._waits if wait]
 
     def _answer(self, slot: int, reply: Reply) -> None:
         own = self._agents[slot]

@@ -19,7 +19,7 @@ class WorldRegistry:
     Args:
         pool: Started; starts the workers of worlds. A world counts as a session.
         contract: The endpoint's.
-        grace_s: As for ``EnvDriver``.
+        grace_s: As for ``WorldRunner``.
     """
 
     def __init__(self, pool: WorkerPool, contract: EnvContract, grace_s: float) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class WorldRunner:
         contract: The endpoint's.
         slots: One a lane, or one for each agent of each lane.
         settings: The creator's; they fit the contract.
-        grace_s: As for ``EnvDriver``.
+        grace_s: How long a reset or step may take after its deadline before its worker is killed.
         owner: The stream that created it; None: the endpoint did.
     """
 
@@ -80,10 +80,11 @@ class WorldRunner:
         """None: that stream has ended, or the endpoint has created the world."""
         self.is_open = owner is None
         """Whether an agent that names no world may join it: the endpoint has created it."""
-        host = EnvDriver(pool, contract, grace_s, settings.timeout_ms)
-        self._host = host
+        self._worker = worker = SessionWorker(pool, grace_s, contract.num_envs)
+        # The kill of a worker that was abandoned, in progress.
+        self._ending: asyncio.Future[None] | None = None
         self._log = SessionLog(
-            pool.counts.sessions, "a client", DM_ENV_RPC, lambda: {"steps": host.num_steps}
+            pool.counts.sessions, "a client", DM_ENV_RPC, lambda: {"steps": worker.counts.num_steps}
         )
         self._contract = contract
         self._slots = slots
@@ -102,6 +103,9 @@ class WorldRunner:
         # Once, for what no agent sends: the slots that do not act have defaults in each step.
         for leaf, column in zip(leaves(contract.action_space), self._columns, strict=True):
             column[:] = [filler_of_leaf(leaf)] * len(column)
+        # Rewards and flags after a reset.
+        zeros = np.zeros(contract.num_envs)
+        self._nothing = (zeros, zeros.astype(bool), zeros.astype(bool))
         # By slot: the actions of the last step of its sequence.
         self._held: dict[int, Mapping[int, Any]] = {}
         self._due: dict[int, asyncio.Future[Reply]] = {}
@@ -191,12 +195,12 @@ class WorldRunner:
         # A batched join or its end replaces the core, and its waits.
         core = self._core
         core.restart(reset_options, is_autoreset_welcome=not self._options)
-        uninformed = core.reset_world(None if caller is None else caller.number)
+        cut = core.reset_world(None if caller is None else caller.number)
         self._wake()
         timeout_s = self._settings.reset_world_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                while uninformed:
+                while core.is_any_cut(cut):
                     self._progress.clear()
                     await self._progress.wait()
         except TimeoutError:
@@ -205,15 +209,13 @@ class WorldRunner:
                 f"the world is reset, but after {timeout_s:g} s there are agents that have not "
                 "stepped, and so have not received the end of their sequences",
             ) from None
-        finally:
-            core.forget_wait(uninformed)
 
     def set_next_reset(self, slot: AgentSlot, reset_options: ResetOptions) -> None:
         """Set the reset options of an agent's next sequence; the running one goes on."""
         self._core.reset_options(slot.number, reset_options)
 
     def end(self) -> None:
-        self._host.release()
+        self._worker.release()  # one that is still busy is killed
         # A world ends by itself after its last agent: it is never counted as lost.
         self._log.end(is_closed=True, is_idle=False, is_stopping=False)
 
@@ -288,7 +290,10 @@ class WorldRunner:
         self._driver, self._is_driven = None, False
 
     def _abandon(self, core: World) -> None:
-        self._host.abandon()
+        """Kill the worker whose call was just cancelled; the next reset gets another one."""
+        if self._worker.process is not None and not self._worker.endpoint.is_idle:
+            # Not in this turn of the loop: the cancelled task still watches the worker's socket.
+            self._ending = asyncio.ensure_future(in_thread(self._worker.process.kill))
         core.abandon_work()
 
     # --- work ----------------------------------------------------------------------------
@@ -297,7 +302,7 @@ class WorldRunner:
         """Do ``work``; any error is returned."""
         try:
             if isinstance(work, ResetLanes):
-                return await self._reset_lanes(work)
+                return WorkDone(await self._reset_lanes(work), {}, ())
             if self._batched is not None:
                 return await self._step_batch(self._batched, work)
             return await self._step_lanes(work)
@@ -309,34 +314,20 @@ class WorldRunner:
             _LOG.exception("a world has failed")
             return WorldError(Code.INTERNAL, f"the endpoint failed: {error!r}", is_lost=True)
 
-    async def _reset_lanes(self, work: ResetLanes) -> WorkDone:
-        asked = work.reset_options
-        if not isinstance(asked, ResetOptions):
-            asked = ResetOptions()
-        lanes = work.lanes if self._batched is None else asked.lanes
-        seeds = asked.seed
-        if isinstance(seeds, int):
-            seeds = tuple(range(seeds, seeds + (len(lanes) or self._contract.num_envs)))
-        self._has_ended = False
-        options = {**self._options, **asked.options}
-        frame = await self._host.reset_lanes(lanes, seeds or (), options)
-        return WorkDone(frame, {}, ())
-
     async def _step_lanes(self, work: StepLanes) -> WorkDone:
         for slot in self._slots:
             self._put(slot, work.actions.get(slot.number, slot.fillers))
-        frame = await self._host.step_lanes(self._columns)
+        frame = await self._step_worker()
         states = {number: self._slots[number].state(frame) for number in work.actions}
         return WorkDone(frame, states, (frame.terminated | frame.truncated).tolist())
 
     async def _step_batch(self, slot: AgentSlot, work: StepLanes) -> WorkDone:
         if self._has_ended and not self._resets_itself:
             # As with lanes that reset themselves, this action is ignored.
-            self._has_ended = False
-            frame = await self._host.reset_lanes((), (), self._options)
+            frame = await self._reset_lanes(ResetLanes((), None))
         else:
             self._put(slot, work.actions[slot.number])
-            frame = await self._host.step_lanes(self._columns)
+            frame = await self._step_worker()
         self._has_ended = bool(frame.terminated.any() or frame.truncated.any())
         return WorkDone(frame, {0: SequenceState.RUNNING}, [False])
 
@@ -361,46 +352,23 @@ class WorldRunner:
         for position, value in values.items():
             self._columns[position][slot.row] = value
 
+    # --- the worker ----------------------------------------------------------------------
 
-class EnvDriver:
-    """Resets and steps the lanes of a world.
-
-    Args:
-        pool: Starts the worker; a session is reserved there for the world.
-        contract: The endpoint's.
-        grace_s: How long a reset or step may go on after its deadline before its worker is killed.
-        timeout_ms: Deadline of a reset or step; 0: there is none.
-    """
-
-    def __init__(
-        self, pool: WorkerPool, contract: EnvContract, grace_s: float, timeout_ms: int
-    ) -> None:
-        self._worker = SessionWorker(pool, grace_s, contract.num_envs)
-        self._timeout_ms = timeout_ms
-        self._num_lanes = contract.num_envs
-        zeros = np.zeros(contract.num_envs)
-        self._nothing = (zeros, zeros.astype(bool), zeros.astype(bool))
-        # The kill of a worker that was abandoned, in progress.
-        self._ending: asyncio.Future[None] | None = None
-
-    @property
-    def num_steps(self) -> int:
-        return self._worker.counts.num_steps
-
-    async def reset_lanes(
-        self, lanes: tuple[int, ...], seeds: tuple[int, ...], options: Mapping[str, object]
-    ) -> LaneFrame:
+    async def _reset_lanes(self, work: ResetLanes) -> LaneFrame:
         """Begin episodes; the first time, and after a failure, in all lanes.
-
-        Args:
-            lanes: Indices; empty: all.
-            seeds: One for each of these lanes, or empty.
-            options: As ``gymnasium.Env.reset`` takes them.
 
         Raises:
             WorldError: The environment has failed.
         """
-        deadline = Deadline.after(self._timeout_ms)
+        asked = work.reset_options
+        if not isinstance(asked, ResetOptions):
+            asked = ResetOptions()
+        lanes = work.lanes if self._batched is None else asked.lanes
+        seeds = asked.seed
+        if isinstance(seeds, int):
+            seeds = tuple(range(seeds, seeds + (len(lanes) or self._contract.num_envs)))
+        self._has_ended = False
+        deadline = Deadline.after(self._settings.timeout_ms)
         if self._ending is not None:
             await asyncio.shield(self._ending)
             self._ending = None
@@ -410,32 +378,30 @@ class EnvDriver:
         if obstacle is not None:
             raise self._failed(obstacle)
         is_another = former is not None and self._worker.process is not former
-        if is_another and 0 < len(lanes) < self._num_lanes:
+        if is_another and 0 < len(lanes) < self._contract.num_envs:
             # The other lanes ended with the former process, which had not been noticed.
             raise self._failed(Failure(FailureKind.CRASHED, "the environment's process has ended"))
-        command = ResetCommand(seeds=seeds, options=dict(options) or None, lanes=lanes)
+        options = {**self._options, **asked.options}
+        command = ResetCommand(seeds=seeds or (), options=options or None, lanes=lanes)
         reply = await self._worker.request(command, deadline)
         if not isinstance(reply, ResetReply):
             raise self._failed(as_failure(reply))
         return LaneFrame(_shown(self._worker.require(), reply.text_columns), *self._nothing)
 
-    async def step_lanes(self, actions: Sequence[Column]) -> LaneFrame:
+    async def _step_worker(self) -> LaneFrame:
         """Step all lanes.
-
-        Args:
-            actions: One column a leaf.
 
         Raises:
             WorldError: The environment has failed, or refuses an action.
         """
         process = self._worker.require()
         texts = []
-        for target, column in zip(process.buffers.actions, actions, strict=True):
+        for target, column in zip(process.buffers.actions, self._columns, strict=True):
             if isinstance(target, tuple):
                 texts.append(tuple(column))
             else:
                 target[...] = column
-        deadline = Deadline.after(self._timeout_ms)
+        deadline = Deadline.after(self._settings.timeout_ms)
         reply = await self._worker.request(StepCommand(tuple(texts)), deadline)
         if not isinstance(reply, StepReply):
             raise self._failed(as_failure(reply))
@@ -446,16 +412,6 @@ class EnvDriver:
             results.terminated.copy(),
             results.truncated.copy(),
         )
-
-    def abandon(self) -> None:
-        """Kill the worker whose call was just cancelled; the next reset gets another one."""
-        if self._worker.process is not None and not self._worker.endpoint.is_idle:
-            # Not in this turn of the loop: the cancelled task still watches the worker's socket.
-            self._ending = asyncio.ensure_future(in_thread(self._worker.process.kill))
-
-    def release(self) -> None:
-        """Give the worker back; one that is still busy is killed."""
-        self._worker.release()
 
     def _failed(self, failure: Failure) -> WorldError:
         code = _CODES.get(failure.kind, Code.INTERNAL)

@@ -15,7 +15,6 @@ from rlmesh_ray.dialects.dm_env_rpc.protocol.world import (
     WorkDone,
     World,
 )
-from rlmesh_ray.errors import LocalProtocolError
 
 RUNNING, TERMINATED, INTERRUPTED = SequenceState
 CRASH = WorldError(Code.INTERNAL, "it is gone", is_lost=True)
@@ -285,10 +284,10 @@ def test_a_world_reset_tells_those_who_run_once_and_its_caller_not_at_all() -> N
     play.step(1)
 
     play.world.restart("seed 3")
-    wait = play.world.reset_world(0)
+    cut = play.world.reset_world(0)
 
     assert dict(play.world.replies()) == {1: AgentStepReply(INTERRUPTED, 1, is_acted=False)}
-    assert not wait
+    assert not play.world.is_any_cut(cut)
     assert state_of(play.step(0)[0]) is RUNNING
     assert play.works[-1] == ResetLanes((), "seed 3")
     assert state_of(play.step(1)[1]) is RUNNING
@@ -298,21 +297,21 @@ def test_a_world_reset_waits_for_agents_that_have_not_stepped() -> None:
     play = Play((0, 1), resets_itself=True).join(0, 1)
     play.step(0, 1)
 
-    wait = play.world.reset_world(None)
+    cut = play.world.reset_world(None)
 
-    assert wait
+    assert cut == {0, 1}
+    assert play.world.is_any_cut(cut)
     assert state_of(play.step(0)[0]) is INTERRUPTED
-    assert wait
+    assert play.world.is_any_cut(cut)
     play.world.leave(1)
-    assert not wait
+    assert not play.world.is_any_cut(cut)
 
 
 def test_agents_between_sequences_get_no_notice_of_a_world_reset() -> None:
     play = Play((0, 1), resets_itself=True).join(0, 1)
 
-    wait = play.world.reset_world(0)
+    assert not play.world.reset_world(0)
 
-    assert not wait
     assert state_of(play.step(1)[1]) is RUNNING
 
 
@@ -322,13 +321,13 @@ def test_two_world_resets_do_not_wait_for_each_other(how: str) -> None:
     play.step(0, 1)
 
     first = play.world.reset_world(0)
-    assert first
+    assert play.world.is_any_cut(first)
     if how == "reset_world":
         assert not play.world.reset_world(1)
     else:
         play.world.reset(1)
 
-    assert not first
+    assert not play.world.is_any_cut(first)
 
 
 def test_a_world_reset_during_a_step_interrupts_with_what_comes_of_it() -> None:
@@ -338,12 +337,12 @@ def test_a_world_reset_during_a_step_interrupts_with_what_comes_of_it() -> None:
     assert play.world.next_work() is not None
 
     play.world.restart(None)
-    wait = play.world.reset_world(None)
+    cut = play.world.reset_world(None)
     assert play.world.replies() == []
     play.world.complete(WorkDone(5, {0: RUNNING}, [False, False]))
 
     assert dict(play.world.replies()) == {0: AgentStepReply(INTERRUPTED, 5, is_acted=True)}
-    assert not wait
+    assert not play.world.is_any_cut(cut)
     play.step(0)
     assert play.works[-1] == ResetLanes((), None)
 
@@ -417,18 +416,6 @@ def test_unwelcome_autoresets_are_not_taken_over() -> None:
     play.step(1)
 
     assert play.works[-1] == ResetLanes((1,), None)
-
-
-def test_what_a_shell_must_not_do() -> None:
-    play = Play().join(0)
-    play.world.step(0, None)
-
-    with pytest.raises(LocalProtocolError, match="former step"):
-        play.world.step(0, None)
-    with pytest.raises(LocalProtocolError, match="is taken"):
-        play.world.take(0)
-    with pytest.raises(LocalProtocolError, match="answers nothing"):
-        play.world.complete(WorkDone(None, {}, ()))
 
 
 def test_an_answer_for_who_has_left_does_not_reach_who_comes_next() -> None:
