@@ -5,7 +5,6 @@ None of them chooses what code runs: the operator does.
 
 import contextlib
 import enum
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,12 +23,11 @@ MAX_EQUAL_ELEMENTS = 2**16
 """Limit for those that one element stands for: a few bytes are enough for any number of them."""
 
 _OPTIONS = "options"
-_ARGS = "args"
+_NO_ARGS = ("", "null", "{}")
+"""What remote-gym's client sends as ``args`` where its user gives none."""
 _LONGEST_QUOTE = 80
 _LARGEST_SEED = 2**63 - 1
 _MAX_DEPTH = 16
-_LONGEST_ARGS = 2**18
-_LONGEST_NAME = 256
 _MOST_LANES = 2**16
 
 
@@ -105,8 +103,8 @@ def create_settings(settings: Mapping[str, Any]) -> CreateSettings:
         CodecError: One is unknown or malformed.
     """
     plain = plain_settings(settings)
-    if _ARGS in plain:
-        plain = {**_arguments(plain.pop(_ARGS)), **plain}
+    if isinstance(plain.get("args"), str) and plain["args"] in _NO_ARGS:
+        del plain["args"]
     reset_options = _order(plain)
     missing = _take(plain, "missing_actions", MissingActions.HOLD.value, _TEXT)
     choices = [each.value for each in MissingActions]
@@ -208,48 +206,6 @@ def _put(options: dict[str, Any], key: str, path: list[str], value: object) -> N
     if last in options:
         raise CodecError(f"setting {_quoted(key)} is there twice")
     options[last] = value
-
-
-def _arguments(text: object) -> dict[str, object]:
-    """Return the settings in the one that holds JSON, which some clients send instead."""
-    if isinstance(text, str) and text in ("", "null"):
-        return {}
-    arguments: object = None
-    if isinstance(text, str):
-        if len(text) > _LONGEST_ARGS:
-            raise CodecError(
-                f"setting {_ARGS!r} has {len(text)} characters, and {_LONGEST_ARGS} are the limit; "
-                "send arrays as settings options.KEY"
-            )
-        with contextlib.suppress(ValueError, RecursionError):
-            arguments = json.loads(text)
-    if not isinstance(arguments, dict):
-        raise CodecError(f"setting {_ARGS!r} is {_quoted(text)}, expected a JSON object as text")
-    _check_depth(arguments)
-    return _flat(arguments, "")
-
-
-def _check_depth(value: object, depth: int = 0) -> None:
-    if depth > _MAX_DEPTH:
-        raise CodecError(f"setting {_ARGS!r} is nested more than {_MAX_DEPTH} deep")
-    if isinstance(value, (dict, list)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            _check_depth(inner, depth + 1)
-
-
-def _flat(nested: dict[str, Any], prefix: str) -> dict[str, object]:
-    # A long key above many short ones would make a thousand times the bytes of the text.
-    if len(prefix) > _LONGEST_NAME:
-        raise CodecError(
-            f"setting {_quoted(prefix)} has more than {_LONGEST_NAME} characters; shorten its keys"
-        )
-    flat: dict[str, object] = {}
-    for key, value in nested.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _require_empty(plain: Mapping[str, object], kind: str) -> None:

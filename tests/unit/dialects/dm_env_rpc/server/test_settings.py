@@ -1,6 +1,5 @@
 """What clients may set, and how it may look."""
 
-import json
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -71,32 +70,15 @@ def test_what_is_no_seed_is_refused(seed: Any) -> None:
         reset_settings(tensors(seed=seed))
 
 
-@pytest.mark.parametrize(
-    "arguments", [{}, {"seed": 5}, {"options": {"a": {"b": [1, None]}}}, {"options.a": 1}]
-)
-def test_settings_may_come_as_json(arguments: dict[str, Any]) -> None:
-    settings = create_settings(tensors(args=json.dumps(arguments)))
-
-    assert settings.reset_options.seed == arguments.get("seed")
-    if "options" in arguments:
-        assert settings.reset_options.options == arguments["options"]
-
-
-def test_a_setting_of_its_own_beats_json() -> None:
-    settings = create_settings(tensors(args='{"seed": 1}', seed=2))
-
-    assert settings.reset_options.seed == 2
-
-
-@pytest.mark.parametrize("text", ["[1]", "{", "1", '{"entrypoint": "os"}', "[" * 10**5, "NaN"])
-def test_json_of_something_else_is_refused(text: str) -> None:
-    with pytest.raises(CodecError):
+@pytest.mark.parametrize("text", ['{"seed": 1}', '{"entrypoint": "os"}', "{ }", "[" * 10**5])
+def test_json_is_refused_with_the_settings_that_there_are(text: str) -> None:
+    with pytest.raises(CodecError, match=r"no create setting 'args'; there are seed, options\.KEY"):
         create_settings(tensors(args=text))
 
 
-def test_json_that_says_nothing_is_nothing() -> None:
-    assert create_settings(tensors(args="null")) == CreateSettings()
-    assert create_settings(tensors(args="")) == CreateSettings()
+@pytest.mark.parametrize("text", ["{}", "null", ""])
+def test_json_that_says_nothing_is_nothing(text: str) -> None:
+    assert create_settings(tensors(args=text)) == CreateSettings()
 
 
 @pytest.mark.parametrize("kind", ["create", "join", "reset"])
@@ -132,12 +114,15 @@ def test_what_a_setting_does_not_take_is_refused_by_name(key: str, value: Any) -
 
 
 @pytest.mark.parametrize(
-    "keys", [("options.a", "options.a.b"), ("options." + "a." * 20 + "b",), ("options.a.b",) * 2]
+    "keys",
+    [
+        ("options.a", "options.a.b"),
+        ("options.a.b", "options.a"),
+        ("options." + "a." * 20 + "b",),
+    ],
 )
 def test_options_that_cannot_be_nested_are_refused(keys: tuple[str, ...]) -> None:
     settings = {key: tensor_utils.pack_tensor(1) for key in keys}
-    if len(settings) < len(keys):
-        settings["args"] = tensor_utils.pack_tensor('{"options": {"a": {"b": 1}}, "options.a": 2}')
 
     with pytest.raises(CodecError):
         create_settings(settings)
@@ -159,15 +144,6 @@ def test_a_short_time_is_not_none_at_all() -> None:
     assert create_settings(tensors(timeout_s=0)).timeout_ms == 0
 
 
-def test_lists_in_arguments_are_not_nested_for_ever_either() -> None:
-    deep: Any = 1
-    for _ in range(50):
-        deep = [deep]
-
-    with pytest.raises(CodecError, match="nested more than"):
-        create_settings(tensors(args=json.dumps({"options": {"x": deep}})))
-
-
 @pytest.mark.parametrize("lanes", [[-1], [1, 1], 1, [0.5], ["x"], [[0, 1]]])
 def test_lanes_that_are_none_are_refused(lanes: Any) -> None:
     with pytest.raises(CodecError, match="expected a list of different integers"):
@@ -183,15 +159,6 @@ def test_lanes_are_of_a_batch_and_have_seeds_of_their_own() -> None:
         reset_options.check(2)
     with pytest.raises(CodecError, match="no reset setting 'lanes'"):
         reset_settings(tensors(lanes=[0]))
-
-
-def test_json_with_a_long_key_above_many_short_ones_is_refused() -> None:
-    nested = {"options": {"k" * 300: {str(number): 1 for number in range(1000)}}}
-
-    with pytest.raises(CodecError, match=r"'options\.kkk.* more than 256 characters; shorten"):
-        create_settings(tensors(args=json.dumps(nested)))
-    with pytest.raises(CodecError, match="262145 characters, and 262144 are the limit"):
-        create_settings(tensors(args=" " * (2**18 + 1)))
 
 
 @pytest.mark.parametrize("key", ["seed", "lanes", "options.x"])
