@@ -587,11 +587,6 @@ class ValueCheck:
         self._address = address
         self._warnings = WarningCounter()
 
-    @property
-    def num_deviations(self) -> int:
-        """Number of delivered values out of range, rewards included: one a leaf and step."""
-        return self._warnings.num_found
-
     def check(
         self, observation: list[Column], rewards: NDArray[np.float64] | None = None
     ) -> dict[str, object]:
@@ -616,10 +611,10 @@ class ValueCheck:
         return self._untold(found) if found else {}
 
     def summarize(self) -> None:
-        if self.num_deviations > self._warnings.num_reported:
-            _LOG.warning(
-                "%s: %d values out of range in this session", self._address, self.num_deviations
-            )
+        """Log how many values out of range were delivered, if not each of them was reported."""
+        num_found = self._warnings.num_found
+        if num_found > self._warnings.num_reported:
+            _LOG.warning("%s: %d values out of range in this session", self._address, num_found)
 
     def _untold(self, found: list[ConformanceWarning]) -> dict[str, object]:
         untold = self._warnings.unreported(found)

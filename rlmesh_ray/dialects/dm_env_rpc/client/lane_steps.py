@@ -27,7 +27,7 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
     Array,
     DataType,
-    encode_tensor,
+    encode_flat,
     flat_payload,
     kind_of,
     unpack_tensor,
@@ -99,13 +99,11 @@ class LaneTensors:
             CodecError: A text cannot be encoded.
             ConformanceError: A number is out of the range of its tensor.
         """
-        return frames.step_request(
-            (
-                (uid, encode_tensor(_to_send(column[row], spec, shift), spec.dtype))
-                for (uid, spec, shift), column in zip(self._actions, columns, strict=True)
-            ),
-            self._requested,
-        )
+        actions = []
+        for (uid, spec, shift), column in zip(self._actions, columns, strict=True):
+            value = _to_send(column[row], spec, shift)
+            actions.append((uid, encode_flat(value.ravel(), spec.dtype, value.shape)))
+        return frames.step_request(actions, self._requested)
 
     def read(self, answer: Any, rows: Sequence[Any], row: int | slice) -> None:
         """Write a step's observation into ``rows``.
@@ -258,9 +256,9 @@ def _value(found: Any, uid: int, name: str) -> float:
     return float(flat[0])
 
 
-def _to_send(value: Any, spec: TensorSpec, shift: Array | None) -> Any:
+def _to_send(value: Any, spec: TensorSpec, shift: Array | None) -> Array:
     if spec.dtype is DataType.STRING:
-        return value
+        return np.asarray(value, object)
     dtype = spec.dtype.numpy
     if shift is not None:
         # The bounds of choices are never farther apart than the largest value of their dtype.

@@ -91,8 +91,8 @@ class WorldStream:
         self._receiving = threading.Lock()
         self._arrived: deque[bytes] = deque()
         """Answers that have not been received; at most one more than requests."""
-        self._surplus: RemoteProtocolError | None = None
-        self._is_surplus_raised = False
+        self.surplus: RemoteProtocolError | None = None
+        """The error about an answer that had come before its request was sent."""
 
     def send(self, frame: bytes) -> None:
         """Send a request without waiting.
@@ -121,9 +121,8 @@ class WorldStream:
                 request was sent.
             EndpointError: The stream broke, or no answer came in time; the stream is closed.
         """
-        if self._surplus is not None:
-            self._is_surplus_raised = True
-            raise self._surplus
+        if self.surplus is not None:
+            raise self.surplus
         answer = frames.parse_answer(self._next_frame(end_s))
         found = answer.WhichOneof("payload")
         if found != kind:
@@ -149,10 +148,6 @@ class WorldStream:
             except RemoteEnvError:
                 is_answered = True
         self._check_for_surplus()
-
-    def unraised_surplus(self) -> RemoteProtocolError | None:
-        """Return the error about a surplus answer, if ``receive`` has not raised it."""
-        return None if self._is_surplus_raised else self._surplus
 
     def close(self) -> None:
         self.stream.close()
@@ -186,7 +181,7 @@ class WorldStream:
         return frame
 
     def _check_for_surplus(self) -> None:
-        if self._surplus is not None or not self._receiving.acquire(blocking=False):
+        if self.surplus is not None or not self._receiving.acquire(blocking=False):
             return  # another thread waits for an answer, so that none is left over
         try:
             while self._num_here <= self._num_sent and self.stream.poll():
@@ -197,7 +192,7 @@ class WorldStream:
             self._receiving.release()
         if self._num_here > self._num_sent:
             kind = f" of the kind {frames.kind_name(self._arrived[-1])}" if self._arrived else ""
-            self._surplus = RemoteProtocolError(
+            self.surplus = RemoteProtocolError(
                 f"{self._address} sent more answers than there were requests: an answer{kind} came "
                 "before its request was sent; dm_env_rpc matches answers by their order alone, "
                 "so open a new session, and have the server answer each request once"
@@ -376,10 +371,11 @@ class WorldJoiner:
         created = [(agent, {"world_name": agent.world}) for agent in self.agents if agent.world]
         _send_and_drain("destroy_world", created, end_s)
         for agent in self.agents:
-            surplus = agent.stream and agent.stream.unraised_surplus()
-            if surplus:
+            if agent.stream is not None and agent.stream.surplus is not None:
                 _LOG.warning(
-                    "lane %d: %s; what this session observed may be wrong", agent.lane, surplus
+                    "lane %d: %s; what this session observed may be wrong",
+                    agent.lane,
+                    agent.stream.surplus,
                 )
         self.drop()
 

@@ -135,21 +135,14 @@ _INTEGERS = _ELEMENTWISE.keys() - {DataType.STRING, DataType.PROTO}
 # --- writing ---------------------------------------------------------------------------
 
 
-def encode_tensor(value: Any, kind: DataType | None = None) -> bytes:
+def encode_tensor(value: Any) -> bytes:
     """Return the serialized Tensor of an array, scalar, string or nested list of these.
-
-    Args:
-        value: At the dtype of ``kind``; nothing is cast.
-        kind: Its data type; None: that of ``data_type_of``.
 
     Raises:
         CodecError: There is no such tensor.
     """
-    own = data_type_of(value)
-    array = np.asarray(value, object if own is DataType.STRING else None)
-    kind = own if kind is None else kind
-    if kind is not own and array.size:
-        raise CodecError(f"{array.dtype} is no {kind.name}; convert it first")
+    kind = data_type_of(value)
+    array = np.asarray(value, object if kind is DataType.STRING else None)
     return encode_flat(array.ravel(), kind, array.shape)
 
 

@@ -38,7 +38,6 @@ def test_values_within_their_space_are_nothing_to_tell(policy: ValidationMode) -
 
     assert one.check(columns(1.0), rewards(-1e300)) == {}
     assert one.check(columns(-1.0)) == {}
-    assert one.num_deviations == 0
 
 
 @pytest.mark.parametrize("reward", [np.nan, np.inf, -np.inf])
@@ -57,7 +56,6 @@ def test_by_default_each_is_reported_once_and_counted_each_time(
     ]
     assert_identical(first, lane_entries(WARNING_KEY, {1: texts}, 2))
     assert later == [{}, {}]
-    assert one.num_deviations == 6
     assert len(caplog.messages) == 3
     assert "dm_env_rpc://h:1 sent a value out of range, which is delivered: obs" in caplog.text
     assert "validation='strict'" in caplog.text
@@ -94,7 +92,6 @@ def test_off_does_not_look_at_ranges() -> None:
     one = check(ValidationMode.OFF)
 
     assert one.check(columns(2.0), rewards(np.nan)) == {}
-    assert one.num_deviations == 0
 
 
 @pytest.mark.parametrize("policy", ValidationMode)
