@@ -638,7 +638,7 @@ FAULTS = (
         "dm-worlds-end-under-agents",
         "dm_env_rpc",
         "A world is destroyed while agents are joined to it.",
-        "rlmesh_ray/dialects/dm_env_rpc/server/world_membership.py",
+        "rlmesh_ray/dialects/dm_env_rpc/server/worlds.py",
         "        if not self.find(name).is_empty:\n            raise WorldError(",
         "        if False:\n            raise WorldError(",
         "tests/loopback/test_dm_env_rpc_server.py::test_a_world_is_not_destroyed_under_its_agents",

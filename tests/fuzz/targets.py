@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import SpaceReader
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import WorldError
+from rlmesh_ray.dialects.dm_env_rpc.protocol import WorldError
 from rlmesh_ray.dialects.dm_env_rpc.server.properties import Properties
 from rlmesh_ray.dialects.dm_env_rpc.server.settings import (
     create_settings,
@@ -506,7 +506,7 @@ def dm_env_rpc_actions_seeds() -> Iterator[bytes]:
     for number, (space, own) in enumerate(zip(SAMPLES.gymnasium_spaces, _SPECS, strict=True)):
         space.seed(number)
         tensors = {
-            uid: encode_tensor(np.asarray(value, kind.numpy), kind)
+            uid: encode_tensor(np.asarray(value, kind.numpy))
             for uid, (leaf, value) in enumerate(
                 zip(leaves(own), flatten(own, space.sample()), strict=True), 1
             )

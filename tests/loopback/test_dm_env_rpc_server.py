@@ -266,7 +266,7 @@ def test_seeds_and_options_of_create_and_reset(count: EnvServer) -> None:
         assert first(stream) != 77
 
     with DmStream(count.address) as stream:
-        stream.join(stream.create(args='{"seed": 5, "options": {"deep": {"draw": 8}}}'))
+        stream.join(stream.create(args="{}", **{"options.deep.draw": 8}))
         assert first(stream) == 8
         stream.ask(reset={})
         assert first(stream) == 8

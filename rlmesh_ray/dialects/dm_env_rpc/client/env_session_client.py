@@ -35,20 +35,15 @@ from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import (
     LaneState,
     LaneTensors,
-    batch_tensors,
     require_unchanged,
 )
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import contract_of_world
-from rlmesh_ray.dialects.dm_env_rpc.client.world_join import (
-    ConnectRetry,
-    JoiningAgent,
-    WorldJoiner,
-    fetch_contract,
-)
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import DM_ENV_RPC
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import spec_to_proto
+from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent, WorldJoiner
+from rlmesh_ray.dialects.dm_env_rpc.protocol import DM_ENV_RPC
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import AgentSpecs, spec_to_proto, specs_from_proto
 from rlmesh_ray.errors import (
+    CodecError,
     ConfigurationError,
     ConfigurationWarning,
     ConformanceError,
@@ -66,7 +61,7 @@ from rlmesh_ray.protocol.client_session import EnvClientSession, Limit
 from rlmesh_ray.protocol.episodes import EpisodeTracker
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.batch import empty_columns
-from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.multi_agent import filler_of_leaf
 from rlmesh_ray.spaces.spec import SpaceSpec
@@ -183,14 +178,13 @@ class WorldClient:
         self._has_ended = False
         self._settings = settings
         with with_timeout_limit(Limit("", connect_options.timeout_s)):
-            retry = ConnectRetry(connect_options.timeout_s)
-            published = fetch_contract(connect_options, settings, retry)
+            self.joiner = WorldJoiner(connect_options, settings)
+            published = self.joiner.fetch_contract()
             self._is_ours = published is not None
             # The reset setting that takes a lane's seed; None: there is none.
             self._seed = settings.seed or (_OWN_SEED if self._is_ours else None)
             # Whether lanes begin sequences after the other lanes were answered; see the module.
             self._begins_last = settings.one_world and self._is_ours
-            self.joiner = WorldJoiner(connect_options, settings, retry)
             self.joiner.enter()
             try:
                 self.contract, self._agents = self._joined(published)
@@ -433,24 +427,21 @@ class WorldClient:
         goodbye.join(_GOODBYE_TIMEOUT_S)
 
     def _joined(self, published: EnvContract | None) -> tuple[EnvContract, list[_Agent]]:
-        settings, address = self._settings, self.address
-        joined = self.joiner.agents
-        first = joined[0].joined_specs
-        if settings.batched:
-            assert published is not None, "else fetch_contract would have raised"
-            contract = replace(published, autoreset_mode=AutoresetMode.NEXT_STEP, render_mode="")
-            tensors = batch_tensors(first, contract, settings, address)
-            return contract, [_Agent(joined[0], tensors, slice(None), None)]
-        _require_one_kind(joined, address)
-        contract, actions, observations = contract_of_world(first, published, settings, address)
+        settings, address, joined = self._settings, self.address, self.joiner.agents
+        try:
+            specs = [specs_from_proto(agent.specs) for agent in joined]
+        except CodecError as error:
+            raise RemoteProtocolError(f"the specs are malformed: {error}") from error
+        _require_one_kind(specs, address)
+        contract, actions, observations = contract_of_world(specs[0], published, settings, address)
         return contract, [
             _Agent(
                 agent,
-                LaneTensors(agent.joined_specs, actions, observations, settings, address),
-                agent.lane,
-                LaneState(agent.lane, settings),
+                LaneTensors(own, actions, observations, settings, address),
+                slice(None) if settings.batched else agent.lane,
+                None if settings.batched else LaneState(agent.lane, settings),
             )
-            for agent in joined
+            for agent, own in zip(joined, specs, strict=True)
         ]
 
     def _reset_settings(
@@ -487,7 +478,7 @@ class WorldClient:
                 failure = error
             else:
                 joined = agent.joined
-                require_unchanged(joined.specs_message, specs, self.address, joined.lane)
+                require_unchanged(joined.specs, specs, self.address, joined.lane)
                 if agent.state is not None:
                     agent.state.reset()
         try:
@@ -608,15 +599,6 @@ class ValueCheck:
                 found += [ConformanceWarning.of(side, one) for one in bad]
         except ConformanceError as error:
             raise self._refusal(side, error) from error
-        return self._untold(found) if found else {}
-
-    def summarize(self) -> None:
-        """Log how many values out of range were delivered, if not each of them was reported."""
-        num_found = self._warnings.num_found
-        if num_found > self._warnings.num_reported:
-            _LOG.warning("%s: %d values out of range in this session", self._address, num_found)
-
-    def _untold(self, found: list[ConformanceWarning]) -> dict[str, object]:
         untold = self._warnings.unreported(found)
         for warning in untold:
             _LOG.warning(
@@ -626,6 +608,12 @@ class ValueCheck:
                 warning.text,
             )
         return dict(warnings_as_texts(warnings_info(untold, self._num_lanes))) if untold else {}
+
+    def summarize(self) -> None:
+        """Log how many values out of range were delivered, if not each of them was reported."""
+        num_found = self._warnings.num_found
+        if num_found > self._warnings.num_reported:
+            _LOG.warning("%s: %d values out of range in this session", self._address, num_found)
 
     def _refusal(self, side: str, error: ConformanceError) -> RemoteEnvError:
         remedy = "fix the server"
@@ -654,13 +642,13 @@ def _raise_first(failures: Sequence[RemoteEnvError | None]) -> None:
             raise failure
 
 
-def _require_one_kind(agents: Sequence[JoiningAgent], address: str) -> None:
+def _require_one_kind(specs: Sequence[AgentSpecs], address: str) -> None:
     first, *others = [
         [
             {spec.name: spec_to_proto(spec).SerializeToString(deterministic=True) for spec in own}
-            for own in (specs.actions.values(), specs.observations.values())
+            for own in (each.actions.values(), each.observations.values())
         ]
-        for specs in (agent.joined_specs for agent in agents)
+        for each in specs
     ]
     for lane, other in enumerate(others, 1):
         if other != first:

@@ -9,8 +9,13 @@ from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import Settings
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import MAX_SETTINGS_BYTES
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import error_details, pack_tensor, pb, properties
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
+    MAX_SETTINGS_BYTES,
+    error_details,
+    pack_tensor,
+    pb,
+    properties,
+)
 from rlmesh_ray.errors import CodecError, ConfigurationError, RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.spaces.bounded_repr import bounded_repr
@@ -24,7 +29,6 @@ _STEP, _ACTIONS, _KEY, _VALUE = b"\x1a", b"\x0a", b"\x08", b"\x12"
 _SCALARS = (bool, int, float, str, np.generic)
 _ARRAYS = (np.ndarray, np.memmap)
 """Other subclasses would lose something, such as a mask."""
-_PYTHON_KINDS: dict[Any, type] = {np.bool_: bool, np.int64: int, np.float64: float, np.str_: str}
 _KINDS = {
     "create_world",
     "join_world",
@@ -146,32 +150,22 @@ def _require_exact(value: Any) -> None:
 
     Raises:
         CodecError: It is not an array, a number, text or a list of one kind of these.
+        ValueError: It is a list of lists of different lengths.
     """
     if isinstance(value, (list, tuple)):
-        kinds = set(_kinds(value))
-        if len(kinds) != 1 and not (kinds == {int, float} and _are_floats(value)):
-            raise CodecError(f"a list of {' and '.join(sorted(map(str, kinds))) or 'nothing'}")
-        if kinds == {int} and np.asarray(value).dtype.kind not in "iu":
-            raise CodecError("its integers do not fit into 64 bits")
-    elif type(value) not in _ARRAYS and not isinstance(value, _SCALARS):
-        raise CodecError(f"a {type(value).__name__}")
-    elif isinstance(value, int) and np.asarray(value).dtype == object:
-        raise CodecError("it does not fit into 64 bits")
-
-
-def _are_floats(value: Any) -> bool:
-    numbers = np.asarray(value, object).ravel()
-    return all(float(number) == number for number in numbers if isinstance(number, int))
-
-
-def _kinds(value: Any) -> Iterable[Any]:
-    """Yield the type or dtype of each part of nested lists; of NumPy's numbers, Python's type."""
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _kinds(part)
+        array = np.asarray(value)
+        parts = list(np.asarray(value, object).flat)
+        dtypes = [np.asarray(part).dtype for part in parts]
+        kinds = {"text" if dtype.kind == "U" else dtype.name for dtype in dtypes}
+        are_floats = kinds == {"int64", "float64"} and all(float(each) == each for each in parts)
+        if len(kinds) != 1 and not are_floats:
+            raise CodecError(f"a list of {' and '.join(sorted(kinds)) or 'nothing'}")
+    elif type(value) in _ARRAYS or isinstance(value, _SCALARS):
+        array = np.asarray(value)
     else:
-        kind = value.dtype if isinstance(value, np.ndarray) else type(value)
-        yield _PYTHON_KINDS.get(kind, kind)
+        raise CodecError(f"a {type(value).__name__}")
+    if array.dtype == object and isinstance(array.flat[0], int):
+        raise CodecError("it does not fit into 64 bits")
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

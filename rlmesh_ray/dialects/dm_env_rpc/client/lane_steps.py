@@ -13,14 +13,9 @@ import numpy as np
 
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
-from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import TensorSpace, exact_space
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
+from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import BATCH_FLAGS, TensorSpace
+from rlmesh_ray.dialects.dm_env_rpc.protocol import SequenceState
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
-    ACTION,
-    OBSERVATION,
-    REWARD,
-    TERMINATED,
-    TRUNCATED,
     AgentSpecs,
     TensorSpec,
 )
@@ -36,14 +31,10 @@ from rlmesh_ray.errors import (
     CodecError,
     ConformanceError,
     ContractMismatchError,
-    HandshakeRefusedError,
     RemoteProtocolError,
     UnsupportedSpaceError,
 )
-from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column
-
-_FLAGS = (REWARD, TERMINATED, TRUNCATED)
 
 
 class LaneTensors:
@@ -53,9 +44,8 @@ class LaneTensors:
         specs: The agent's, from the answer to its join; the spaces' tensors are among them.
         actions: The action space, of all agents.
         observations: The observation space, of all agents.
-        settings: Names of the reward and the discount.
+        settings: Names of the reward and the discount, and whether the agent is all lanes.
         address: The server's, for messages.
-        is_batched: Whether the agent is all lanes, see ``batch_tensors``.
 
     Raises:
         UnsupportedSpaceError: The reward or the discount is no number.
@@ -68,17 +58,15 @@ class LaneTensors:
         observations: TensorSpace,
         settings: DmEnvRpcSettings,
         address: str,
-        *,
-        is_batched: bool = False,
     ) -> None:
         own = with_uids(specs.actions, actions.tensors)
         self._actions = [(*one, shift) for one, shift in zip(own, actions.shifts(), strict=True)]
         self._observations = with_uids(specs.observations, observations.tensors)
         self._reward = self._discount = None
         self._flags: list[tuple[int, TensorSpec]] = []
-        if is_batched:
+        if settings.batched:
             by_name = {spec.name: (uid, spec) for uid, spec in specs.observations.items()}
-            self._flags = [by_name[name] for name in _FLAGS]
+            self._flags = [by_name[name] for name in BATCH_FLAGS]
         else:
             self._reward = _number(specs.observations, settings.reward, address)
             self._discount = _number(specs.observations, settings.discount, address)
@@ -150,33 +138,6 @@ class LaneTensors:
             tensor_of(answer.observations, *flag) for flag in self._flags
         ]
         return rewards, terminated, truncated
-
-
-def batch_tensors(
-    specs: AgentSpecs, contract: EnvContract, settings: DmEnvRpcSettings, address: str
-) -> LaneTensors:
-    """Return the codec of an agent that is all lanes: each tensor has one more axis, in front.
-
-    Raises:
-        HandshakeRefusedError: Its specs are no batch of the contract's spaces.
-    """
-    width = contract.num_envs
-    actions = exact_space(contract.action_space, tuple(specs.actions.values()), ACTION, width)
-    observed = tuple(specs.observations.values())
-    observations = exact_space(contract.observation_space, observed, OBSERVATION, width)
-    # One number a lane.
-    flags = {
-        spec.name
-        for spec in observed
-        if spec.shape == (width,)
-        and spec.dtype not in (DataType.INVALID, DataType.STRING, DataType.PROTO)
-    }
-    if width < 1 or actions is None or observations is None or not flags.issuperset(_FLAGS):
-        raise HandshakeRefusedError(
-            "the server's specs for a batch of lanes do not fit its contract, "
-            f"{contract.id} over {width} lanes; join without batched=True"
-        )
-    return LaneTensors(specs, actions, observations, settings, address, is_batched=True)
 
 
 def tensor_of(found: Any, uid: int, spec: TensorSpec) -> Array:

@@ -16,13 +16,16 @@ from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
     ACTION,
     OBSERVATION,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
     AgentSpecs,
     TensorSpec,
     data_type,
     tensor_name,
 )
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import Array, DataType
-from rlmesh_ray.errors import UnsupportedSpaceError
+from rlmesh_ray.errors import HandshakeRefusedError, UnsupportedSpaceError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.spaces.spec import (
@@ -39,6 +42,8 @@ from rlmesh_ray.spaces.spec import (
     TextSpec,
 )
 
+BATCH_FLAGS = (REWARD, TERMINATED, TRUNCATED)
+"""Observations of a batched agent besides those of the environment."""
 _LONGEST_QUOTE = 80
 _RENDERING = "rendering"
 _MOST_CHOICES = 2**16
@@ -243,6 +248,17 @@ def exact_space(
     return TensorSpace(space, tuple(tensors))
 
 
+def _are_flags_of(observed: Collection[TensorSpec], width: int) -> bool:
+    """Return whether rewards and flags of ``width`` lanes are among the specs: a number a lane."""
+    found = {
+        spec.name
+        for spec in observed
+        if spec.shape == (width,)
+        and spec.dtype not in (DataType.INVALID, DataType.STRING, DataType.PROTO)
+    }
+    return width > 0 and found.issuperset(BATCH_FLAGS)
+
+
 WorldContract = tuple[EnvContract, TensorSpace, TensorSpace]
 """The contract of a session, and the actions and the observations of its lanes."""
 
@@ -250,30 +266,38 @@ WorldContract = tuple[EnvContract, TensorSpace, TensorSpace]
 def contract_of_world(
     specs: AgentSpecs, published: EnvContract | None, settings: DmEnvRpcSettings, address: str
 ) -> WorldContract:
-    """Return the contract of a session whose lanes are agents.
+    """Return the contract of a session.
 
     Args:
-        specs: An agent's.
-        published: From ``fetch_contract``.
+        specs: An agent's, which is a lane, or all lanes.
+        published: The contract that the server publishes; None: it is another server.
         settings: How to convert specs.
         address: The server's, for messages.
 
     Raises:
+        HandshakeRefusedError: The specs of a batched agent do not fit the published contract.
         UnsupportedSpaceError: The specs cannot be converted to spaces.
     """
     if published is not None and not settings.reshapes:
-        exact_actions = exact_space(published.action_space, specs.actions.values(), ACTION)
+        width = published.num_envs if settings.batched else None
+        exact_actions = exact_space(published.action_space, specs.actions.values(), ACTION, width)
         observed = specs.observations.values()
-        exact_observations = exact_space(published.observation_space, observed, OBSERVATION)
-        if exact_actions is not None and exact_observations is not None:
+        exact_observations = exact_space(published.observation_space, observed, OBSERVATION, width)
+        has_flags = width is None or _are_flags_of(observed, width)
+        if exact_actions is not None and exact_observations is not None and has_flags:
             # The dialect has no pictures, and its sequences are NEXT_STEP with any environment.
             contract = replace(
                 published,
-                num_envs=settings.num_envs,
+                num_envs=settings.num_envs if width is None else width,
                 autoreset_mode=AutoresetMode.NEXT_STEP,
                 render_mode="",
             )
             return contract, exact_actions, exact_observations
+    if settings.batched:
+        raise HandshakeRefusedError(
+            f"{address}: the server's specs for a batch of lanes do not fit its contract; join "
+            "without batched=True"
+        )
     actions = SpaceReader(settings, ACTION, address).read(specs.actions.values())
     observations = SpaceReader(settings, OBSERVATION, address).read(specs.observations.values())
     contract = EnvContract(

@@ -21,12 +21,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream, open_call
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
-from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
-    CONTRACT,
-    AgentSpecs,
-    contract_from_text,
-    specs_from_proto,
-)
+from rlmesh_ray.dialects.dm_env_rpc.wire.specs import CONTRACT, contract_from_text
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import unpack_tensor
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -203,33 +198,6 @@ class WorldStream:
         return self._num_received + len(self._arrived)
 
 
-class ConnectRetry:
-    """Retries of one connection, with growing delays.
-
-    Args:
-        timeout_s: Time limit of all of them together.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self.end_s = time.monotonic() + timeout_s
-        """End of the time limit, in seconds of time.monotonic()."""
-        self._delay_s = _FIRST_DELAY_S
-
-    def wait(self, error: Exception) -> None:
-        """Sleep until the next try.
-
-        Args:
-            error: The last try's.
-
-        Raises:
-            Exception: ``error``, if there is no time left for another try.
-        """
-        if self.end_s - time.monotonic() <= self._delay_s:
-            raise error
-        time.sleep(self._delay_s)
-        self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)
-
-
 def is_unreachable(error: EndpointError) -> bool:
     cause = error.__cause__
     return (
@@ -240,40 +208,7 @@ def is_unreachable(error: EndpointError) -> bool:
     )
 
 
-def fetch_contract(
-    connect_options: ConnectOptions, settings: DmEnvRpcSettings, retry: ConnectRetry
-) -> EnvContract | None:
-    """Return the contract that a server of this package publishes; None: it is another server.
-
-    The request has a stream of its own, since other servers must refuse it, and some break.
-
-    Args:
-        connect_options: The server.
-        settings: Whether to ask, and to join batched.
-        retry: The time limit, while the server cannot be reached.
-
-    Raises:
-        ConfigurationError: A batched join is requested of another server, which has none.
-        EndpointError: The server cannot be reached, or wants another token.
-    """
-    contract = None
-    while settings.asks_contract:
-        try:
-            contract = _ask(connect_options)
-            break
-        except EndpointError as error:
-            if not is_unreachable(error):
-                raise
-            retry.wait(error)
-    if contract is None and settings.batched:
-        raise ConfigurationError(
-            f"{connect_options.address} publishes no {CONTRACT}, as servers of this package do, "
-            "and other servers have no batched joins; give num_envs=... instead of batched=True"
-        )
-    return contract
-
-
-def _ask(connect_options: ConnectOptions) -> EnvContract | None:
+def _ask_for_contract(connect_options: ConnectOptions) -> EnvContract | None:
     """Ask once.
 
     Raises:
@@ -303,25 +238,18 @@ class JoiningAgent:
     stream: WorldStream | None = None
     world: str | None = None
     """Name of the world that it has created."""
-    specs: AgentSpecs | None = None
-    """From the answer to its join."""
-    specs_message: Any = None
-    """The same, as a message."""
+    specs: Any = None
+    """The ``pb.ActionObservationSpecs`` in the answer to its join; None: it has not joined."""
 
     @property
     def open_stream(self) -> WorldStream:
         assert self.stream is not None, "an agent in the world"
         return self.stream
 
-    @property
-    def joined_specs(self) -> AgentSpecs:
-        assert self.specs is not None, "an agent in the world"
-        return self.specs
-
     def drop(self) -> None:
         if self.stream is not None:
             self.stream.close()
-        self.stream, self.world, self.specs, self.specs_message = None, None, None, None
+        self.stream, self.world, self.specs = None, None, None
 
 
 _Requests = list[tuple[JoiningAgent, dict[str, Any]]]
@@ -332,18 +260,42 @@ class WorldJoiner:
     """All agents of a session: their joins and leaves.
 
     Args:
-        connect_options: The server.
+        connect_options: The server; its timeout is for all joins together.
         settings: Settings of the worlds and joins.
-        retry: The time limit.
     """
 
-    def __init__(
-        self, connect_options: ConnectOptions, settings: DmEnvRpcSettings, retry: ConnectRetry
-    ) -> None:
+    def __init__(self, connect_options: ConnectOptions, settings: DmEnvRpcSettings) -> None:
         self._connect_options = connect_options
         self._settings = settings
-        self._retry = retry
+        self._end_s = time.monotonic() + connect_options.timeout_s
+        self._delay_s = _FIRST_DELAY_S
         self.agents = [JoiningAgent(lane) for lane in range(settings.num_envs)]
+
+    def fetch_contract(self) -> EnvContract | None:
+        """Return the contract that a server of this package publishes; None: it is another server.
+
+        The request has a stream of its own, since other servers must refuse it, and some break.
+
+        Raises:
+            ConfigurationError: A batched join is requested of another server, which has none.
+            EndpointError: The server cannot be reached, or wants another token.
+        """
+        contract = None
+        while self._settings.asks_contract:
+            try:
+                contract = _ask_for_contract(self._connect_options)
+                break
+            except EndpointError as error:
+                if not is_unreachable(error):
+                    raise
+                self._wait_after(error)
+        if contract is None and self._settings.batched:
+            raise ConfigurationError(
+                f"{self._connect_options.address} publishes no {CONTRACT}, as servers of this "
+                "package do, and other servers have no batched joins; give num_envs=... instead "
+                "of batched=True"
+            )
+        return contract
 
     def enter(self) -> None:
         """Create and join, until all agents have joined.
@@ -355,7 +307,7 @@ class WorldJoiner:
         """
         try:
             while (error := self._try()) is not None:
-                self._retry.wait(_as_own_error(error, self._connect_options.address))
+                self._wait_after(_as_own_error(error, self._connect_options.address))
         except BaseException:
             self.drop()
             raise
@@ -385,30 +337,43 @@ class WorldJoiner:
             if agent.stream is not None:
                 agent.stream.close()
 
+    def _wait_after(self, error: Exception) -> None:
+        """Sleep until the next try, longer each time.
+
+        Raises:
+            Exception: ``error``, if there is no time left for another try.
+        """
+        if self._end_s - time.monotonic() <= self._delay_s:
+            raise error
+        time.sleep(self._delay_s)
+        self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)
+
     def _try(self) -> RlmeshError | None:
         """Try once for all agents; return an error that may pass; None: all have joined."""
         for agent in self.agents:
             agent.stream = agent.stream or WorldStream(self._connect_options)
-        settings = self._settings
-        creating = [
+        settings, creators = self._settings, self.agents
+        if settings.create is None:
+            creators = []
+        elif settings.one_world:
+            creators = self.agents[:1]
+        creating: _Requests = [
             (agent, {"settings": frames.as_tensors(settings.create_of(agent.lane) or {})})
-            for agent in self._creators()
+            for agent in creators
             if agent.world is None
         ]
         error = self._ask("create_world", creating)
         if error is not None:
             return error
-        joining = [
-            (
-                agent,
-                {
-                    "world_name": self._world_of(agent),
-                    "settings": frames.as_tensors(settings.join_of(agent.lane)),
-                },
-            )
-            for agent in self.agents
-            if agent.specs is None
-        ]
+        joining: _Requests = []
+        for agent in self.agents:
+            creator = self.agents[0] if settings.one_world else agent
+            payload = {
+                "world_name": settings.world_name if not creators else creator.world or "",
+                "settings": frames.as_tensors(settings.join_of(agent.lane)),
+            }
+            if agent.specs is None:
+                joining.append((agent, payload))
         return self._ask("join_world", joining)
 
     def _ask(self, kind: str, requests: _Requests) -> RlmeshError | None:
@@ -424,30 +389,24 @@ class WorldJoiner:
             if agent.stream is None:  # lost with the world that it was to share
                 continue
             try:
-                _note(agent, agent.open_stream.receive(kind, self._retry.end_s))
+                answer = agent.open_stream.receive(kind, self._end_s)
             except (EndpointError, RemoteEnvError) as error:
                 if not _may_pass(error):
                     raise _as_own_error(error, self._connect_options.address) from error
                 if isinstance(error, EndpointError):
                     self._drop(agent)
                 passing = error
+                continue
+            if kind == "create_world":
+                agent.world = answer.create_world.world_name
+            else:
+                agent.specs = answer.join_world.specs
         return passing
 
     def _drop(self, agent: JoiningAgent) -> None:
         is_shared = self._settings.one_world and agent.world is not None
         for each in self.agents if is_shared else [agent]:
             each.drop()
-
-    def _creators(self) -> list[JoiningAgent]:
-        if self._settings.create is None:
-            return []
-        return self.agents[:1] if self._settings.one_world else self.agents
-
-    def _world_of(self, agent: JoiningAgent) -> str:
-        if self._settings.create is None:
-            return self._settings.world_name
-        creator = self.agents[0] if self._settings.one_world else agent
-        return creator.world or ""
 
 
 def _send_and_drain(kind: str, requests: _Requests, end_s: float) -> None:
@@ -457,17 +416,6 @@ def _send_and_drain(kind: str, requests: _Requests, end_s: float) -> None:
     for agent, _ in requests:
         with contextlib.suppress(Exception):
             agent.open_stream.drain(kind, end_s)
-
-
-def _note(agent: JoiningAgent, answer: Any) -> None:
-    if answer.HasField("create_world"):
-        agent.world = answer.create_world.world_name
-        return
-    try:
-        agent.specs = specs_from_proto(answer.join_world.specs)
-    except CodecError as error:
-        raise RemoteProtocolError(f"the specs are malformed: {error}") from error
-    agent.specs_message = answer.join_world.specs
 
 
 def _may_pass(error: EndpointError | RemoteEnvError) -> bool:

@@ -14,9 +14,9 @@ from google.protobuf import any_pb2
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from rlmesh_ray import __version__
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, WorldError
+from rlmesh_ray.dialects.dm_env_rpc.protocol import Code, WorldError
 from rlmesh_ray.dialects.dm_env_rpc.server.settings import ResetOptions, as_seed, plain_setting
-from rlmesh_ray.dialects.dm_env_rpc.server.world_runner import WorldRunner
+from rlmesh_ray.dialects.dm_env_rpc.server.worlds import WorldRunner
 from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentSlot
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import CONTRACT, contract_to_text
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import DataType, pack_tensor, pb, properties

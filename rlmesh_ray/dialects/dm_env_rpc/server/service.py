@@ -5,17 +5,21 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import MAX_SETTINGS_BYTES, Code, WorldError
+from rlmesh_ray.dialects.dm_env_rpc.protocol import Code, WorldError
 from rlmesh_ray.dialects.dm_env_rpc.server.properties import Membership, Properties
 from rlmesh_ray.dialects.dm_env_rpc.server.settings import (
     create_settings,
     join_settings,
     reset_settings,
 )
-from rlmesh_ray.dialects.dm_env_rpc.server.world_membership import WorldRegistry
-from rlmesh_ray.dialects.dm_env_rpc.server.world_runner import WorldRunner
+from rlmesh_ray.dialects.dm_env_rpc.server.worlds import WorldRegistry, WorldRunner
 from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentSlot, agent_names
-from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import error_details, pb, status
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
+    MAX_SETTINGS_BYTES,
+    error_details,
+    pb,
+    status,
+)
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.server.drain import Drain

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
+from rlmesh_ray.dialects.dm_env_rpc.protocol import SequenceState
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
     ACTION,
     OBSERVATION,

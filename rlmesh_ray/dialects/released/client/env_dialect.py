@@ -70,7 +70,8 @@ def as_vector_infos(lane_infos: Infos, lanes: Sequence[int], num_lanes: int) -> 
     own = {key: value for key, value in lane_infos.items() if key != _WARNING}
     infos = _vector_infos(own, lanes, num_lanes)
     if warning is not None:
-        infos[_WARNING] = _warning_texts(warning)
+        texts = list(map(_warning_text, warning)) if isinstance(warning, list) else warning
+        infos[_WARNING] = texts
     return infos
 
 
@@ -157,12 +158,6 @@ def _array(values: list[Any]) -> NDArray[Any]:
     for lane, value in enumerate(values):
         objects[lane] = value
     return objects
-
-
-def _warning_texts(warning: object) -> object:
-    if not isinstance(warning, list):
-        return warning
-    return [_warning_text(each) for each in warning]
 
 
 def _warning_text(warning: object) -> str:

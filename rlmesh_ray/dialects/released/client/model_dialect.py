@@ -1,7 +1,7 @@
 """Client dialect of ``rlmesh-wire-v1`` for sessions with a policy; without I/O."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from uuid import uuid4
 
 from rlmesh_ray import __version__
@@ -41,20 +41,14 @@ from rlmesh_ray.spaces.batch import Column, split
 from rlmesh_ray.spaces.contract import EnvContract
 
 
-@dataclass(frozen=True, slots=True)
-class _Episode:
-    given: str
-    """The caller's id; may be empty."""
-    name: str
-    """The id in requests. A server keeps the episodes of all its routes and sessions together: so
-    it is unique, and begins with ``given``."""
-
-
 class RowEpisodes:
     """The episodes of one route."""
 
     def __init__(self) -> None:
-        self._by_lane: dict[int, _Episode] = {}
+        self._by_lane: dict[int, tuple[str, str]] = {}
+        """The caller's id, which may be empty, and the id in requests. A server keeps the episodes
+        of all its routes and sessions together: so that one is unique, and begins with the
+        caller's."""
 
     def of(self, rows: Sequence[PredictSlot]) -> tuple[tuple[PredictSlot, ...], tuple[str, ...]]:
         """Return the slots to send for ``rows``, and the ids of episodes that they have replaced.
@@ -64,18 +58,15 @@ class RowEpisodes:
         named: list[PredictSlot] = []
         replaced: list[str] = []
         for row in rows:
-            episode = self._by_lane.get(row.env_index)
-            if episode is None or row.reset or row.episode_id != episode.given:
-                if episode is not None:
-                    replaced.append(episode.name)
-                episode = self._by_lane[row.env_index] = _new_episode(row.episode_id)
-            named.append(PredictSlot(NO_LANE, episode.name, 0, False))
+            given, name = self._by_lane.get(row.env_index, ("", ""))
+            if not name or row.reset or row.episode_id != given:
+                if name:
+                    replaced.append(name)
+                given, own = row.episode_id, uuid4().hex
+                name = f"{given}-{own}" if given else own
+                self._by_lane[row.env_index] = given, name
+            named.append(PredictSlot(NO_LANE, name, 0, False))
         return tuple(named), tuple(replaced)
-
-
-def _new_episode(given: str) -> _Episode:
-    own = uuid4().hex
-    return _Episode(given, f"{given}-{own}" if given else own)
 
 
 class ReleasedModelClientDialect:

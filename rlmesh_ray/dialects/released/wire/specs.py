@@ -132,7 +132,7 @@ class _SpecReader:
                 own = message.discrete
                 return validation.discrete(own.n, own.start, _integer_dtype(message))
             case "multi_binary":
-                return validation.multi_binary(_count_or_shape(shape), self._budget)
+                return validation.multi_binary(shape[0] if len(shape) == 1 else shape, self._budget)
             case "multi_discrete":
                 counts = message.multi_discrete.nvec
                 nvec = validation.few(counts, "counts", MAX_COUNTS)
@@ -144,10 +144,6 @@ class _SpecReader:
                 text = message.text
                 return validation.text(text.min_length, text.max_length, text.charset)
         raise CodecError("it names no kind of space that is known here")
-
-
-def _count_or_shape(shape: tuple[int, ...]) -> int | tuple[int, ...]:
-    return shape[0] if len(shape) == 1 else shape
 
 
 def _dtype_name(message: pb.SpaceSpec) -> str:

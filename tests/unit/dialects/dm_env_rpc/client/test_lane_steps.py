@@ -6,7 +6,7 @@ import pytest
 
 from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import LaneState
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
+from rlmesh_ray.dialects.dm_env_rpc.protocol import SequenceState
 from rlmesh_ray.errors import RemoteProtocolError
 
 RUNNING, TERMINATED, INTERRUPTED = SequenceState

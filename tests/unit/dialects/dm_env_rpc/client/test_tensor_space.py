@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import LaneTensors, batch_tensors
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import (
     SpaceReader,
     TensorSpace,
+    WorldContract,
+    contract_of_world,
     exact_space,
 )
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
@@ -254,13 +255,13 @@ def test_a_batch_tells_a_number_a_lane_beside_its_observations(flag: dict[str, A
         TensorSpec("truncated", DataType.BOOL, (3,)),
     ]
 
-    def batch(flags: list[TensorSpec]) -> LaneTensors:
+    def batch(flags: list[TensorSpec]) -> WorldContract:
         reported = [*tensor_specs(contract.observation_space, "observation", 3), *flags]
         does = tensor_specs(contract.action_space, "action", 3)
         specs = AgentSpecs(dict(enumerate(does)), dict(enumerate(reported)))
-        return batch_tensors(specs, contract, DmEnvRpcSettings(), "here")
+        return contract_of_world(specs, contract, DmEnvRpcSettings(batched=True), "here")
 
-    batch(flags)
+    assert batch(flags)[0].num_envs == 3
     for index, one in enumerate(flags):
         with pytest.raises(HandshakeRefusedError, match="join without batched"):
             batch([*flags[:index], replace(one, **flag), *flags[index + 1 :]])

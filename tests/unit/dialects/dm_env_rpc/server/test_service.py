@@ -12,7 +12,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, WorldError
+from rlmesh_ray.dialects.dm_env_rpc.protocol import Code, WorldError
 from rlmesh_ray.dialects.dm_env_rpc.server.service import EnvironmentService, pack_error
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.worker_pool import WorkerPool

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
+from rlmesh_ray.dialects.dm_env_rpc.protocol import SequenceState
 from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import (
     LaneFrame,
     agent_names,

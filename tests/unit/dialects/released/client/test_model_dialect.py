@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -291,7 +292,11 @@ def test_answers_without_actions_are_none() -> None:
 
     assert dialect.read(wire.pack_response(failed)).failure == failed
     assert dialect.read(wire.pack_response(RouteConfigured("7"))).request_id == "7"
-    for kind in ({"predict": {}}, {"grouped_predict": {"results": [{"response": {}}]}}):
+    empty: list[dict[str, Any]] = [
+        {"predict": {}},
+        {"grouped_predict": {"results": [{"response": {}}]}},
+    ]
+    for kind in empty:
         with pytest.raises(CodecError, match="no actions"):
             dialect.read(pb.JoinResponse(request_id="1", **kind).SerializeToString())
     with pytest.raises(RemoteProtocolError, match="does not answer Predict"):

@@ -4,16 +4,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, SequenceState, WorldError
-from rlmesh_ray.dialects.dm_env_rpc.protocol.world import (
+from rlmesh_ray.dialects.dm_env_rpc.protocol import (
     AgentStepReply,
+    Code,
     Reply,
     ResetLanes,
     SequencePhase,
+    SequenceState,
     StepLanes,
     Work,
     WorkDone,
     World,
+    WorldError,
 )
 
 RUNNING, TERMINATED, INTERRUPTED = SequenceState

@@ -1,1 +1,0 @@
-"""Worlds, sequences and requests of dm_env_rpc, without I/O."""
