@@ -19,7 +19,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -32,14 +32,10 @@ from rlmesh_ray.client.env_session_client import DialectEnvClient
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import with_timeout_limit
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import (
-    LaneState,
-    LaneTensors,
-    require_unchanged,
-)
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import LaneAgent, require_unchanged
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import contract_of_world
-from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent, WorldJoiner
+from rlmesh_ray.dialects.dm_env_rpc.client.world_join import WorldJoiner
 from rlmesh_ray.dialects.dm_env_rpc.protocol import DM_ENV_RPC
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import AgentSpecs, spec_to_proto, specs_from_proto
 from rlmesh_ray.errors import (
@@ -82,60 +78,13 @@ _OWN_SEED = "seed"
 _GOODBYE_TIMEOUT_S = 3.0
 
 
-@dataclass(slots=True, eq=False)
-class _Agent:
-    """An agent in its world, which is one lane or all of them."""
-
-    joined: JoiningAgent
-    tensors: LaneTensors
-    row: int | slice
-    """Its lanes."""
-    state: LaneState | None
-    """None: it is all lanes, and its sequence always runs."""
-    held: list[bytes] = field(default_factory=list)
-    """Requests to send once the steps of the other lanes have been answered."""
-    answer: Any = None
-    """The ``pb.StepResponse`` to its latest step."""
-
-    @property
-    def is_running(self) -> bool:
-        return self.state is None or self.state.is_running
-
-    def send(self, requests: Sequence[bytes]) -> None:
-        for frame in requests:
-            self.joined.open_stream.send(frame)
-
-    def receive(self, kind: str, end_s: float) -> Any:
-        where = "" if self.state is None else f"lane {self.row}: "
-        try:
-            return self.joined.open_stream.receive(kind, end_s)
-        except RemoteEnvError as error:
-            raise RemoteEnvError(
-                error.code, f"{where}{error.message}", True, error.debug_info
-            ) from error
-        except RemoteProtocolError as error:
-            raise RemoteProtocolError(f"{where}{error.message}") from error
-
-    def receive_step(self, end_s: float) -> tuple[Any, Any, Any]:
-        """Wait for the answer to a step; return reward, terminated and truncated, or columns."""
-        self.answer = self.receive("step", end_s).step
-        if self.state is None:
-            return self.tensors.batch_outcome(self.answer)
-        reward, discount = self.tensors.scalars(self.answer)
-        return self.state.step(self.answer.state, reward, discount)
-
-    def show(self, rows: Sequence[Any]) -> None:
-        """Write its latest observation into ``rows``, of all lanes."""
-        self.tensors.read(self.answer, rows, self.row)
-
-
 @dataclass(frozen=True, slots=True)
 class _Reset:
     """A reset that was sent."""
 
     lanes: tuple[int, ...]
     seeds: tuple[int, ...]
-    agents: list[tuple[_Agent, bool]]
+    agents: list[tuple[LaneAgent, bool]]
     """The agents of these lanes, and whether a Reset was sent to each before its Step."""
 
 
@@ -282,7 +231,7 @@ class WorldClient:
                 is_needed = settings or self._pending or agent.is_running
                 sent.append((agent, [frames.reset_request(settings)] if is_needed else []))
             for agent, resets in sent:  # after all of them could be encoded
-                requests = [*resets, agent.tensors.blind_step]
+                requests = [*resets, agent.blind_step]
                 if agent.held:
                     agent.held += requests
                 else:
@@ -331,9 +280,7 @@ class WorldClient:
                 raise _unanswered()
             is_alone = not self._pending
             requests = [
-                agent.tensors.step_request(action, agent.row)
-                if not is_alone or agent.is_running
-                else agent.tensors.blind_step
+                agent.step_request(action) if not is_alone or agent.is_running else agent.blind_step
                 for agent in self._agents
             ]
             begins_last = (
@@ -426,7 +373,7 @@ class WorldClient:
         goodbye.start()
         goodbye.join(_GOODBYE_TIMEOUT_S)
 
-    def _joined(self, published: EnvContract | None) -> tuple[EnvContract, list[_Agent]]:
+    def _joined(self, published: EnvContract | None) -> tuple[EnvContract, list[LaneAgent]]:
         settings, address, joined = self._settings, self.address, self.joiner.agents
         try:
             specs = [specs_from_proto(agent.specs) for agent in joined]
@@ -435,18 +382,13 @@ class WorldClient:
         _require_one_kind(specs, address)
         contract, actions, observations = contract_of_world(specs[0], published, settings, address)
         return contract, [
-            _Agent(
-                agent,
-                LaneTensors(own, actions, observations, settings, address),
-                slice(None) if settings.batched else agent.lane,
-                None if settings.batched else LaneState(agent.lane, settings),
-            )
+            LaneAgent(agent, own, actions, observations, settings, address)
             for agent, own in zip(joined, specs, strict=True)
         ]
 
     def _reset_settings(
         self, lanes: Sequence[int], seeds: Sequence[int], options: Mapping[str, object] | None
-    ) -> list[tuple[_Agent, Settings]]:
+    ) -> list[tuple[LaneAgent, Settings]]:
         """Return the agents of ``lanes``, and the settings of the Reset of each."""
         settings: dict[str, Any] = dict(self._settings.reset)
         if options and self._is_ours:
@@ -469,7 +411,7 @@ class WorldClient:
     def _are_held(self) -> bool:
         return any(agent.held for agent in self._agents)
 
-    def _begin(self, agent: _Agent, has_reset: bool, end_s: float) -> RemoteEnvError | None:
+    def _begin(self, agent: LaneAgent, has_reset: bool, end_s: float) -> RemoteEnvError | None:
         failure: RemoteEnvError | None = None
         if has_reset:
             try:
@@ -479,8 +421,7 @@ class WorldClient:
             else:
                 joined = agent.joined
                 require_unchanged(joined.specs, specs, self.address, joined.lane)
-                if agent.state is not None:
-                    agent.state.reset()
+                agent.end_sequence()
         try:
             agent.receive_step(end_s)
         except RemoteEnvError as error:

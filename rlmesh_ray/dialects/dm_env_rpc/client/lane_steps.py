@@ -14,6 +14,7 @@ import numpy as np
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import BATCH_FLAGS, TensorSpace
+from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent
 from rlmesh_ray.dialects.dm_env_rpc.protocol import SequenceState
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
     AgentSpecs,
@@ -31,113 +32,11 @@ from rlmesh_ray.errors import (
     CodecError,
     ConformanceError,
     ContractMismatchError,
+    RemoteEnvError,
     RemoteProtocolError,
     UnsupportedSpaceError,
 )
 from rlmesh_ray.spaces.leaves import Column
-
-
-class LaneTensors:
-    """Codec of one agent's values.
-
-    Args:
-        specs: The agent's, from the answer to its join; the spaces' tensors are among them.
-        actions: The action space, of all agents.
-        observations: The observation space, of all agents.
-        settings: Names of the reward and the discount, and whether the agent is all lanes.
-        address: The server's, for messages.
-
-    Raises:
-        UnsupportedSpaceError: The reward or the discount is no number.
-    """
-
-    def __init__(
-        self,
-        specs: AgentSpecs,
-        actions: TensorSpace,
-        observations: TensorSpace,
-        settings: DmEnvRpcSettings,
-        address: str,
-    ) -> None:
-        own = with_uids(specs.actions, actions.tensors)
-        self._actions = [(*one, shift) for one, shift in zip(own, actions.shifts(), strict=True)]
-        self._observations = with_uids(specs.observations, observations.tensors)
-        self._reward = self._discount = None
-        self._flags: list[tuple[int, TensorSpec]] = []
-        if settings.batched:
-            by_name = {spec.name: (uid, spec) for uid, spec in specs.observations.items()}
-            self._flags = [by_name[name] for name in BATCH_FLAGS]
-        else:
-            self._reward = _number(specs.observations, settings.reward, address)
-            self._discount = _number(specs.observations, settings.discount, address)
-        extra = [one[0] for one in (self._reward, self._discount, *self._flags) if one is not None]
-        wanted = dict.fromkeys([uid for uid, _ in self._observations] + extra)
-        self._requested = frames.observed(wanted)
-        self.blind_step = frames.step_request((), self._requested)
-        """The request for a step without actions, which begins a sequence."""
-
-    def step_request(self, columns: Sequence[Column], row: int | slice) -> bytes:
-        """Return the request for a step.
-
-        Args:
-            columns: One a leaf of the action space, over all lanes.
-            row: The lanes of the agent.
-
-        Raises:
-            CodecError: A text cannot be encoded.
-            ConformanceError: A number is out of the range of its tensor.
-        """
-        actions = []
-        for (uid, spec, shift), column in zip(self._actions, columns, strict=True):
-            value = _to_send(column[row], spec, shift)
-            actions.append((uid, encode_flat(value.ravel(), spec.dtype, value.shape)))
-        return frames.step_request(actions, self._requested)
-
-    def read(self, answer: Any, rows: Sequence[Any], row: int | slice) -> None:
-        """Write a step's observation into ``rows``.
-
-        Args:
-            answer: The ``pb.StepResponse``.
-            rows: One a leaf of the observation space, over all lanes: arrays, and lists of text.
-            row: The lanes of the agent.
-
-        Raises:
-            RemoteProtocolError: A tensor is missing, does not match its spec, or has an integer
-                that its leaf's dtype does not hold.
-        """
-        for (uid, spec), column in zip(self._observations, rows, strict=True):
-            value = tensor_of(answer.observations, uid, spec)
-            if spec.dtype is DataType.STRING:
-                column[row] = value[()]
-            else:
-                column[row] = cast(value, column.dtype, spec.name)
-
-    def scalars(self, answer: Any) -> tuple[float, float | None]:
-        """Return the reward and the discount of a step; None: the server sends none.
-
-        Raises:
-            RemoteProtocolError: A tensor is missing, or is no single number.
-        """
-        found = answer.observations
-        reward = 0.0 if self._reward is None else _value(found, *self._reward)
-        return reward, None if self._discount is None else _value(found, *self._discount)
-
-    def batch_outcome(self, answer: Any) -> tuple[Array, Array, Array]:
-        """Return rewards, terminated and truncated of a step of a batch, by lane.
-
-        Raises:
-            RemoteProtocolError: A tensor is missing or does not match its spec, or the sequence of
-                the batch has ended.
-        """
-        if answer.state != SequenceState.RUNNING:
-            raise RemoteProtocolError(
-                f"a batch of lanes answered a step with the state {answer.state}; it is "
-                f"{SequenceState.RUNNING.value} (RUNNING) as long as the batch lasts"
-            )
-        rewards, terminated, truncated = [
-            tensor_of(answer.observations, *flag) for flag in self._flags
-        ]
-        return rewards, terminated, truncated
 
 
 def tensor_of(found: Any, uid: int, spec: TensorSpec) -> Array:
@@ -306,6 +205,139 @@ class LaneState:
             return True
         limit = settings.time_limit_steps
         return limit is not None and self._num_steps >= limit
+
+
+class LaneAgent:
+    """An agent in its world: its requests for steps, their answers, and its sequence.
+
+    Args:
+        joined: The agent, which has joined.
+        specs: Its own, from the answer to its join; the spaces' tensors are among them.
+        actions: The action space, of all agents.
+        observations: The observation space, of all agents.
+        settings: Names of the reward and the discount, and whether the agent is all lanes.
+        address: The server's, for messages.
+
+    Raises:
+        UnsupportedSpaceError: The reward or the discount is no number.
+    """
+
+    def __init__(
+        self,
+        joined: JoiningAgent,
+        specs: AgentSpecs,
+        actions: TensorSpace,
+        observations: TensorSpace,
+        settings: DmEnvRpcSettings,
+        address: str,
+    ) -> None:
+        self.joined = joined
+        self.row: int | slice = slice(None) if settings.batched else joined.lane
+        """Its lanes."""
+        self._state = None if settings.batched else LaneState(joined.lane, settings)
+        """None: it is all lanes, and its sequence always runs."""
+        self.held: list[bytes] = []
+        """Requests to send once the steps of the other lanes have been answered."""
+        self.answer: Any = None
+        """The ``pb.StepResponse`` to its latest step; None: there is none yet."""
+        own = with_uids(specs.actions, actions.tensors)
+        self._actions = [(*one, shift) for one, shift in zip(own, actions.shifts(), strict=True)]
+        self._observations = with_uids(specs.observations, observations.tensors)
+        self._reward = self._discount = None
+        self._flags: list[tuple[int, TensorSpec]] = []
+        if settings.batched:
+            by_name = {spec.name: (uid, spec) for uid, spec in specs.observations.items()}
+            self._flags = [by_name[name] for name in BATCH_FLAGS]
+        else:
+            self._reward = _number(specs.observations, settings.reward, address)
+            self._discount = _number(specs.observations, settings.discount, address)
+        extra = [one[0] for one in (self._reward, self._discount, *self._flags) if one is not None]
+        wanted = dict.fromkeys([uid for uid, _ in self._observations] + extra)
+        self._requested = frames.observed(wanted)
+        self.blind_step = frames.step_request((), self._requested)
+        """The request for a step without actions, which begins a sequence."""
+
+    @property
+    def is_running(self) -> bool:
+        return self._state is None or self._state.is_running
+
+    def end_sequence(self) -> None:
+        if self._state is not None:
+            self._state.reset()
+
+    def send(self, requests: Sequence[bytes]) -> None:
+        for frame in requests:
+            self.joined.open_stream.send(frame)
+
+    def receive(self, kind: str, end_s: float) -> Any:
+        """Wait for the answer to the oldest request; errors name the lane."""
+        where = "" if self._state is None else f"lane {self.joined.lane}: "
+        try:
+            return self.joined.open_stream.receive(kind, end_s)
+        except RemoteEnvError as error:
+            raise RemoteEnvError(
+                error.code, f"{where}{error.message}", True, error.debug_info
+            ) from error
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(f"{where}{error.message}") from error
+
+    def receive_step(self, end_s: float) -> tuple[Any, Any, Any]:
+        """Wait for the answer to a step; return reward, terminated and truncated, or columns."""
+        self.answer = self.receive("step", end_s).step
+        return self.outcome()
+
+    def step_request(self, columns: Sequence[Column]) -> bytes:
+        """Return the request for a step.
+
+        Args:
+            columns: One a leaf of the action space, over all lanes.
+
+        Raises:
+            CodecError: A text cannot be encoded.
+            ConformanceError: A number is out of the range of its tensor.
+        """
+        actions = []
+        for (uid, spec, shift), column in zip(self._actions, columns, strict=True):
+            value = _to_send(column[self.row], spec, shift)
+            actions.append((uid, encode_flat(value.ravel(), spec.dtype, value.shape)))
+        return frames.step_request(actions, self._requested)
+
+    def show(self, rows: Sequence[Any]) -> None:
+        """Write its latest observation into ``rows``.
+
+        Args:
+            rows: One a leaf of the observation space, over all lanes: arrays, and lists of text.
+
+        Raises:
+            RemoteProtocolError: A tensor is missing, does not match its spec, or has an integer
+                that its leaf's dtype does not hold.
+        """
+        for (uid, spec), column in zip(self._observations, rows, strict=True):
+            value = tensor_of(self.answer.observations, uid, spec)
+            if spec.dtype is DataType.STRING:
+                column[self.row] = value[()]
+            else:
+                column[self.row] = cast(value, column.dtype, spec.name)
+
+    def outcome(self) -> tuple[Any, Any, Any]:
+        """Return reward, terminated and truncated of its latest step; of a batch, by lane.
+
+        Raises:
+            RemoteProtocolError: A tensor is missing or does not match its spec, a reward is no
+                single number, or the state must not follow the last one.
+        """
+        answer, found = self.answer, self.answer.observations
+        if self._state is not None:
+            reward = 0.0 if self._reward is None else _value(found, *self._reward)
+            discount = None if self._discount is None else _value(found, *self._discount)
+            return self._state.step(answer.state, reward, discount)
+        if answer.state != SequenceState.RUNNING:
+            raise RemoteProtocolError(
+                f"a batch of lanes answered a step with the state {answer.state}; it is "
+                f"{SequenceState.RUNNING.value} (RUNNING) as long as the batch lasts"
+            )
+        rewards, terminated, truncated = [tensor_of(found, *flag) for flag in self._flags]
+        return rewards, terminated, truncated
 
 
 def require_unchanged(joined: Any, now: Any, address: str, lane: int) -> None:

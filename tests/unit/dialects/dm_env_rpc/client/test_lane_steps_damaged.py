@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
-from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import LaneTensors, cast
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_steps import LaneAgent, cast
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import WorldContract, contract_of_world
+from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent
 from rlmesh_ray.dialects.dm_env_rpc.wire.specs import (
     contract_from_text,
     contract_to_text,
@@ -59,23 +60,26 @@ def stepped() -> bytes:
     return data
 
 
-def world(frame: bytes) -> tuple[WorldContract, LaneTensors]:
+def world(frame: bytes) -> tuple[WorldContract, LaneAgent]:
     own = DmEnvRpcSettings()
     specs = specs_from_proto(frames.parse_answer(frame).join_world.specs)
     made = contract_of_world(specs, None, own, "here")
-    return made, LaneTensors(specs, made[1], made[2], own, "here")
+    return made, LaneAgent(JoiningAgent(0), specs, made[1], made[2], own, "here")
 
 
-def read(frame: bytes, made: WorldContract, tensors: LaneTensors) -> tuple[list[Any], float]:
+def read(frame: bytes, made: WorldContract, agent: LaneAgent) -> tuple[list[Any], float]:
     columns = empty_columns(made[0].observation_space, 1)
     rows = [list(column) if isinstance(column, tuple) else column for column in columns]
-    answer = frames.parse_answer(frame).step
-    tensors.read(answer, rows, 0)
-    return rows, tensors.scalars(answer)[0]
+    agent.answer = frames.parse_answer(frame).step
+    agent.show(rows)
+    return rows, agent.outcome()[0]
 
 
 def test_what_is_whole_is_read() -> None:
-    rows, reward = read(stepped(), *world(joined()))
+    made, agent = world(joined())
+    read(stepped(), made, agent)  # which begins a sequence, and has no reward
+
+    rows, reward = read(stepped(), made, agent)
 
     assert [np.asarray(row).tolist() for row in rows] == [[[1.0, 1.0]], ["so"]]
     assert reward == 2.0
