@@ -3,9 +3,9 @@
 import copy
 import functools
 import logging
-import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -33,7 +33,6 @@ RESULT_KEY = "served_policy"
 _FINAL_TIMEOUT_S = 120.0
 _CONNECTORS = (COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_MODULE_TO_ENV_CONNECTOR)
 
-T = TypeVar("T")
 AlgorithmOrConfigT = TypeVar("AlgorithmOrConfigT", AlgorithmConfig, Algorithm)
 State = dict[str, Any]
 """The state with which an Algorithm acts: weights, connector states and counters.
@@ -41,8 +40,6 @@ State = dict[str, Any]
 The form is that of an EnvRunner's state in RLlib: ``rl_module``, ``env_to_module_connector``,
 ``module_to_env_connector``, ``num_env_steps_sampled_lifetime``. Values may be ObjectRefs.
 """
-_Snapshot = tuple[int, Callable[[], State | None]]
-"""A training iteration, and a function that returns its state."""
 
 
 def publish_weights(
@@ -109,9 +106,7 @@ class WeightPublisher(RLlibCallback):
             raise ConfigurationError(f"every_n_iterations={every_n_iterations} must be at least 1")
         self._target = weight_sink(target)
         self._every_n_iterations = every_n_iterations
-        self._sender: LatestOnlySender[_Snapshot] = LatestOnlySender(
-            "the newest weights have not reached the served policy", self._deliver
-        )
+        self._sender = LatestOnlySender()
         self._sent_iteration = 0
         self._version = 0
 
@@ -137,7 +132,7 @@ class WeightPublisher(RLlibCallback):
         """Send the weights of an iteration, and add the delivery counters to its result."""
         iteration = algorithm.training_iteration
         if iteration % self._every_n_iterations == 0:
-            self._sender.send((iteration, snapshot(algorithm)))
+            self._sender.send(functools.partial(self._deliver, iteration, snapshot(algorithm)))
             self._sent_iteration = iteration
         result[RESULT_KEY] = {
             "policy_version": self._version,
@@ -156,14 +151,13 @@ class WeightPublisher(RLlibCallback):
             is_due = iteration > self._sent_iteration or self._sender.last_failed
             if is_due or (iteration and learns_in_threads(algorithm)):
                 state = final_state(algorithm)
-                self._sender.send((iteration, lambda: state))
+                self._sender.send(functools.partial(self._deliver, iteration, lambda: state))
         except Exception:
             logger.warning("the last weights could not be sent", exc_info=True)
         if not self._sender.wait(_FINAL_TIMEOUT_S):
             logger.warning("the last weights were not delivered within %g s", _FINAL_TIMEOUT_S)
 
-    def _deliver(self, item: _Snapshot) -> bool:
-        iteration, get_state = item
+    def _deliver(self, iteration: int, get_state: Callable[[], State | None]) -> bool:
         state = get_state()
         if state is None:
             return False
@@ -172,74 +166,55 @@ class WeightPublisher(RLlibCallback):
         return True
 
 
-class LatestOnlySender(Generic[T]):
-    """Delivers one item at a time. Thread-safe.
+class LatestOnlySender:
+    """Makes one delivery at a time, in a thread for which the interpreter waits at exit.
 
-    ``send`` never waits. The thread exists only while there are items; the interpreter waits for it
-    at exit.
-
-    Args:
-        failure: The log message for a failed delivery, without its cause.
-        deliver: Called in the sender's thread; returns False if the item is empty. An error that it
-            raises is logged and counted.
+    One thread calls it.
     """
 
-    def __init__(self, failure: str, deliver: Callable[[T], bool]) -> None:
-        self._failure = failure
-        self._deliver = deliver
-        self._changed = threading.Condition()
-        self._waiting: list[T] = []
-        self._is_busy = False
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, "rlmesh-ray-sender")
+        self._latest: Future[None] | None = None
         self._delivered = self._superseded = self._failed = 0
-        self._last_failed = False
+        self.last_failed = False
 
-    def send(self, item: T) -> None:
-        with self._changed:
-            self._superseded += len(self._waiting)
-            self._waiting = [item]
-            if self._is_busy:
-                return
-            self._is_busy = True
-        threading.Thread(target=self._run, name="rlmesh-ray-sender").start()
+    def send(self, deliver: Callable[[], bool]) -> None:
+        """Have ``deliver`` called in the thread, instead of one that still waits for its turn.
+
+        Args:
+            deliver: Returns False if there is nothing to deliver. An error that it raises is logged
+                and counted.
+        """
+        if self._latest is not None and self._latest.cancel():
+            self._superseded += 1
+        self._latest = self._executor.submit(self._run, deliver)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until all items are delivered; return False after the timeout."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._is_busy, timeout_s)
-
-    @property
-    def last_failed(self) -> bool:
-        return self._last_failed
+        """Block until all is delivered; return False after the timeout."""
+        return self._latest is None or not wait([self._latest], timeout_s).not_done
 
     def statistics(self) -> dict[str, int]:
-        """Return how many items were delivered, replaced by a newer one before, and failed.
+        """Return how many were delivered, replaced by a newer one before, and failed.
 
-        Empty items are not counted as delivered.
+        Empty ones are not counted as delivered.
         """
-        with self._changed:
-            return {
-                "delivered": self._delivered,
-                "superseded": self._superseded,
-                "failed": self._failed,
-            }
+        return {
+            "delivered": self._delivered,
+            "superseded": self._superseded,
+            "failed": self._failed,
+        }
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._waiting:
-                    self._is_busy = False
-                    self._changed.notify_all()
-                    return
-                item = self._waiting.pop()
-            try:
-                delivered, failed = int(self._deliver(item)), 0
-            except Exception as error:  # noqa: BLE001  # the caller of send does not wait for it
-                logger.warning("%s: %s: %s", self._failure, type(error).__name__, error)
-                delivered, failed = 0, 1
-            with self._changed:
-                self._delivered += delivered
-                self._failed += failed
-                self._last_failed = failed > 0
+    def _run(self, deliver: Callable[[], bool]) -> None:
+        try:
+            self._delivered += deliver()
+            self.last_failed = False
+        except Exception as error:  # noqa: BLE001  # the caller of send does not wait for it
+            name = type(error).__name__
+            logger.warning(
+                "the newest weights have not reached the served policy: %s: %s", name, error
+            )
+            self._failed += 1
+            self.last_failed = True
 
 
 def snapshot(algorithm: Algorithm) -> Callable[[], State | None]:
