@@ -21,7 +21,7 @@ import ray
 
 from benchmarks.measured_process import only_for_the_parent
 from benchmarks.sampling.run import RunnerTask, sample_for, sampling_runner, start_ray
-from rlmesh_ray.rllib.fast_path.fast_path import ArrayPipeline
+from rlmesh_ray.rllib.runner.fast_path import ArrayPipeline
 from rlmesh_ray.rllib.runner.slot import Slot
 from rlmesh_ray.rllib.runner.slot_runner import SlotRunner
 

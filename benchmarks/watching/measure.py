@@ -97,7 +97,7 @@ def _training(address: str, num_pairs: int) -> Generator[float]:
     """Train; yield the rate of each iteration."""
     from rlmesh_ray.cli.log_setup import quiet_rllib
     from rlmesh_ray.rllib.config.configure import configure
-    from rlmesh_ray.rllib.config.presets import algorithm_config
+    from rlmesh_ray.rllib.config.hyperparameters import algorithm_config
     from rlmesh_ray.rllib.training import train
 
     config = algorithm_config("PPO")

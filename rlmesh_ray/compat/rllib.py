@@ -1,8 +1,7 @@
 """Private parts of RLlib.
 
 ``_env_to_module_connector``, ``_module_to_env_connector`` and ``_rl_module_spec`` of a config allow
-early checks of modules and connectors, and the fast path. Without them it is as if custom ones were
-given: no checks, and RLlib's own path.
+early checks of modules. Without them it is as if custom ones were given: no checks.
 
 With ``_model_config`` of a config ``--set model_config.KEY=VALUE`` keeps what was set before.
 Without it, it replaces that.
@@ -25,7 +24,6 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 UNKNOWN = "unknown: this RLlib does not tell"
 """Stands for a setting of a config that cannot be read; it is not None, so it counts as given."""
 
-CONNECTORS = ("env_to_module", "module_to_env")
 MODULE_SETTINGS = ("_model_config", "_rl_module_spec")
 """The attributes of a config that hold the settings of its module."""
 

@@ -11,7 +11,8 @@ import torch
 from rlmesh_ray.actors.registry import assignment_table
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.client import endpoint_registration
-from rlmesh_ray.rllib.runner import assignment_requests, session_retry
+from rlmesh_ray.rllib.runner import assignment_requests
+from rlmesh_ray.rllib.runner import slot as slot_module
 from tests.ray.lost_endpoints import Fleet, IdleServers
 
 # Small networks on few cores: more threads would wait for each other most of the time.
@@ -32,8 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runners of this process ask and try again often; simulators in it report often."""
     monkeypatch.setattr(assignment_requests, "_ASK_EVERY_S", 0.2)
-    monkeypatch.setattr(session_retry, "_FIRST_DELAY_S", 0.05)
-    monkeypatch.setattr(session_retry, "_LONGEST_DELAY_S", 0.2)
+    monkeypatch.setattr(slot_module, "_FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(slot_module, "_LONGEST_DELAY_S", 0.2)
     monkeypatch.setattr(endpoint_registration, "_REPORT_EVERY_S", 0.3)
 
 

@@ -19,7 +19,8 @@ from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
-from ray.rllib.connectors.env_to_module import FlattenObservations
+from ray.rllib.connectors.env_to_module import FlattenObservations, PrevActionsPrevRewards
+from ray.rllib.connectors.module_to_env import NormalizeAndClipActions
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -31,18 +32,18 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.config.config_checks import (
     allow_resets,
+    choose_runner,
     config_warnings,
     environment_warnings,
     require_deadlines,
     require_spaces,
 )
+from rlmesh_ray.rllib.config.hyperparameters import algorithm_config
 from rlmesh_ray.rllib.config.module_check import require_module
-from rlmesh_ray.rllib.config.presets import algorithm_config
 from rlmesh_ray.rllib.config.rollout_plan import CombinedResolver, FixedAddressResolver, RolloutPlan
-from rlmesh_ray.rllib.config.runner_choice import choose_runner
 from rlmesh_ray.rllib.config.session_endpoints import SessionLayout
-from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, config_ineligibility
 from rlmesh_ray.rllib.runner.env_runner import LANES_AS_ARRAYS
+from rlmesh_ray.rllib.runner.fast_path import FAST_PATH_IS_OFF
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.multi_agent import lane_observation_space
@@ -541,62 +542,36 @@ class Watching(RLlibCallback):
         pass
 
 
-def foreseen(
-    config: AlgorithmConfig,
-    observation: spaces.Space[Any] = BOX,
-    action: spaces.Space[Any] | None = None,
-) -> str | None:
-    return config_ineligibility(config, observation, action or spaces.Discrete(2))
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        PPOConfig(),
-        DQNConfig(),
-        SACConfig(),
-        IMPALAConfig(),
-        PPOConfig().callbacks(Silent),
-        PPOConfig().callbacks([RLlibCallback, Silent]),
-        PPOConfig().callbacks(on_train_result=lambda **_: None),
-        PPOConfig().rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[8])),
-        PPOConfig().rl_module(model_config={"use_lstm": tune.grid_search([True, False])}),
-    ],
-)
-def test_nothing_keeps_these_lanes_from_being_arrays(config: AlgorithmConfig) -> None:
-    assert foreseen(config) is None
-
-
+@pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize(
     ("config", "words"),
     [
+        (PPOConfig(), None),
+        (PPOConfig().callbacks([RLlibCallback, Silent]), None),
+        (PPOConfig().callbacks(on_train_result=lambda **_: None), None),
         (PPOConfig().callbacks(Watching), "Watching has a callback on_episode_step"),
         (PPOConfig().callbacks([Silent, Watching]), "Watching has a callback on_episode_step"),
         (PPOConfig().callbacks(on_episode_end=lambda **_: None), "a callback on_episode_end"),
         (
-            PPOConfig().env_runners(env_to_module_connector=lambda *_: FlattenObservations()),
-            "env_runners(env_to_module_connector=...) is set",
+            PPOConfig().env_runners(module_to_env_connector=lambda *_: [NormalizeAndClipActions()]),
+            "the module_to_env pipeline is not RLlib's default",
         ),
         (
-            PPOConfig().env_runners(module_to_env_connector=lambda *_: []),
-            "env_runners(module_to_env_connector=...) is set",
-        ),
-        (
-            PPOConfig().env_runners(add_default_connectors_to_env_to_module_pipeline=False),
-            "add_default_connectors_to_env_to_module_pipeline=False",
+            PPOConfig().env_runners(env_to_module_connector=lambda *_: PrevActionsPrevRewards()),
+            "the env_to_module pipeline is not RLlib's default: it has PrevActionsPrevRewards",
         ),
         (PPOConfig().env_runners(episodes_to_numpy=False), "episodes_to_numpy is off"),
-        (PPOConfig().rl_module(model_config=DefaultModelConfig(use_lstm=True)), "use_lstm"),
-        (PPOConfig().rl_module(model_config={"use_lstm": True}), "use_lstm"),
+        (PPOConfig().rl_module(model_config=DefaultModelConfig(use_lstm=True)), "has a state"),
     ],
 )
-def test_what_looks_at_single_lanes_is_named(config: AlgorithmConfig, words: str) -> None:
-    assert words in str(foreseen(config))
+def test_what_looks_at_single_lanes_is_named(config: AlgorithmConfig, words: str | None) -> None:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        configure(config.env_runners(num_env_runners=0), server.address)
+        runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
+        runner.sample(num_timesteps=2)
+        runner.stop()
 
-
-def test_spaces_that_are_no_arrays_are_named() -> None:
-    assert "Dict is not" in str(foreseen(PPOConfig(), spaces.Dict(a=BOX)))
-    assert "Tuple is not" in str(foreseen(PPOConfig(), BOX, spaces.Tuple((BOX,))))
+    assert (words or "None") in str(runner.fast_path_disabled_reason)
 
 
 @pytest.fixture
@@ -614,14 +589,11 @@ def reported(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_driver_and_runner_log_whether_they_take_the_fast_path(
+def test_a_runner_logs_whether_it_takes_the_fast_path(
     reported: Callable[[], list[str]],
 ) -> None:
     with EnvServer("CartPole-v1", num_envs=2) as server:
         config = configure(PPOConfig().env_runners(num_env_runners=0), server.address)
-        assert reported() == [
-            "runners will take the fast path, as far as this config can tell by now"
-        ]
         runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
         assert runner.fast_path_disabled_reason == "nothing has been sampled yet"
 
@@ -646,19 +618,13 @@ def test_a_runner_knows_what_was_set_after_configure(reported: Callable[[], list
     with EnvServer("CartPole-v1", num_envs=2) as server:
         config = configure(PPOConfig().env_runners(num_env_runners=0), server.address)
         config.callbacks(Watching)
-        assert [sentence.split(",")[0] for sentence in reported()] == [
-            "runners will take the fast path"
-        ]
-
         runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
         runner.sample(num_timesteps=4)
         runner.stop()
-        configure(config, server.address)
 
     why = "Watching has a callback on_episode_step"
     assert reported() == [
         f"worker 0: the fast path is off: {why}",
-        f"runners will not take the fast path: {why}",
     ]
 
 
@@ -675,6 +641,5 @@ def test_the_fast_path_can_be_turned_off(reported: Callable[[], list[str]]) -> N
     assert runner.fast_path_disabled_reason == FAST_PATH_IS_OFF
     assert metrics[LANES_AS_ARRAYS].peek() == 0.0
     assert reported() == [
-        f"runners will not take the fast path: {FAST_PATH_IS_OFF}",
         f"worker 0: the fast path is off: {FAST_PATH_IS_OFF}",
     ]

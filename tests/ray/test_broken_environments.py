@@ -14,7 +14,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.rllib import configure
-from rlmesh_ray.rllib.runner import session_retry
+from rlmesh_ray.rllib.runner import slot as slot_module
 from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
 from rlmesh_ray.rllib.runner.session_recovery import raise_for_broken_environment
 
@@ -49,7 +49,7 @@ class Worn(gymnasium.Env[Any, Any]):
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_retry, "_ENV_DELAY_S", 0.0)
+    monkeypatch.setattr(slot_module, "_ENV_DELAY_S", 0.0)
 
 
 def local_runner(server: EnvServer) -> Any:

@@ -1,7 +1,5 @@
 """configure() with sources that cannot work, and what it makes of those that can."""
 
-import contextlib
-import copy
 import functools
 import gc
 import math
@@ -16,12 +14,10 @@ import pytest
 import ray
 from ray import tune
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 import rlmesh_ray.rllib.config.cluster_capacity
-import rlmesh_ray.rllib.runner.session_retry
 import rlmesh_ray.rllib.runner.slot
 from rlmesh_ray import EnvServer
 from rlmesh_ray.actors import EnvFleet
@@ -35,7 +31,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure, configure_rllink
 from rlmesh_ray.rllib.config.endpoint_sources import endpoint_cpus
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, RolloutPlan
-from rlmesh_ray.rllib.runner.session_retry import RetryPolicy
+from rlmesh_ray.rllib.runner.slot import RetryPolicy
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from tests.loopback.ports import free_address
 from tests.ray.multi_agent_worlds import Crossing
@@ -168,8 +164,8 @@ def test_a_wrong_token_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPa
     with EnvServer("CartPole-v1", token="old", address=address):
         config = configure(ppo(), address, token="old")
     with EnvServer("CartPole-v1", token="new", address=address):
-        monkeypatch.setattr(rlmesh_ray.rllib.runner.session_retry, "_FIRST_DELAY_S", math.inf)
-        monkeypatch.setattr(rlmesh_ray.rllib.runner.session_retry, "_LONGEST_DELAY_S", math.inf)
+        monkeypatch.setattr(rlmesh_ray.rllib.runner.slot, "_FIRST_DELAY_S", math.inf)
+        monkeypatch.setattr(rlmesh_ray.rllib.runner.slot, "_LONGEST_DELAY_S", math.inf)
         with pytest.raises(AccessDeniedError):
             runner(config)
 
@@ -450,33 +446,12 @@ def test_policies_for_agents_that_are_not_there_are_refused(pairs: EnvServer) ->
         configure(config, pairs.address)
 
 
-class Dials(FaultyEnv):
-    """Takes two numbers at once, for which RLlib's actions are drawn by torch only."""
+def test_the_policies_of_several_agents_cannot_be_compiled() -> None:
+    config = ppo().env_runners(num_env_runners=0)
+    words = 'inference="compiled" is impossible: .*several agents.*; use "auto" or "torch"'
 
-    def __init__(self, **_: Any) -> None:
-        super().__init__(Fault.RAISE, at_step=100)
-        self.action_space = gymnasium.spaces.MultiDiscrete([2, 3])  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(
-    ("env", "config", "fast_path", "reason"),
-    [
-        (Dials, PPOConfig(), True, "of TorchMultiCategorical can be drawn by torch only"),
-        (Dials, PPOConfig(), False, ""),
-        ("CartPole-v1", DQNConfig(), True, ""),
-        ("CartPole-v1", DQNConfig(), False, "depends on the number of steps"),
-        (Crossing, PPOConfig(), True, "several agents"),
-    ],
-)
-def test_a_module_that_has_to_be_compiled_and_cannot_be_is_refused(
-    env: Any, config: Any, fast_path: bool, reason: str
-) -> None:
-    config = copy.deepcopy(config).env_runners(num_env_runners=0, rollout_fragment_length=8)
-    words = f'inference="compiled" is impossible: .*{reason}.*; use "auto" or "torch"'
-    refused = pytest.raises(ConfigurationError, match=words)
-
-    with EnvServer(env) as server, refused if reason else contextlib.nullcontext():
-        configure(config, server.address, fast_path=fast_path, inference="compiled")
+    with EnvServer(Crossing) as server, pytest.raises(ConfigurationError, match=words):
+        configure(config, server.address, inference="compiled")
 
 
 def test_an_existing_script_is_configured_without_a_word(pairs: EnvServer) -> None:

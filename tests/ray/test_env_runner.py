@@ -20,7 +20,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-import rlmesh_ray.rllib.runner.session_retry
+import rlmesh_ray.rllib.runner.slot
 from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
@@ -282,7 +282,7 @@ def test_a_failing_environment_does_not_leave_sample(
 def test_an_environment_that_never_works_ends_sample_with_its_error(
     runners: Callable[..., RLMeshEnvRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rlmesh_ray.rllib.runner.session_retry, "_MAX_ENV_FAILURES", 2)
+    monkeypatch.setattr(rlmesh_ray.rllib.runner.slot, "_MAX_ENV_FAILURES", 2)
     with pytest.raises(Exception, match="RuntimeError: never"):
         runners(Hopeless).sample(num_timesteps=20)
 

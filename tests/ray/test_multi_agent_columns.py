@@ -18,7 +18,7 @@ from rlmesh_ray.envs.vector_host import describe
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.runner.autoreset_emulation import SessionBatch
-from rlmesh_ray.rllib.runner.multi_agent_columns import AgentColumns, AgentSpec, agents_of_lane
+from rlmesh_ray.rllib.runner.session_group import AgentColumns, AgentSpec, agents_of_lane
 from rlmesh_ray.spaces.batch import stack
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium

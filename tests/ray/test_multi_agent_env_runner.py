@@ -30,7 +30,7 @@ from rlmesh_ray.errors import (
     RlmeshError,
 )
 from rlmesh_ray.rllib import RLMeshMultiAgentEnvRunner, configure
-from rlmesh_ray.rllib.runner import session_retry
+from rlmesh_ray.rllib.runner import slot as slot_module
 from rlmesh_ray.rllib.runner.autoreset_emulation import NextStepSession
 from rlmesh_ray.rllib.runner.session_group import MultiAgentSessionGroup
 from tests.ray.multi_agent_worlds import (
@@ -389,7 +389,7 @@ def test_a_failing_environment_does_not_leave_sample(
 def test_an_environment_that_never_works_ends_sample_with_its_error(
     runner: Callable[..., RLMeshMultiAgentEnvRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_retry, "_MAX_ENV_FAILURES", 1)
+    monkeypatch.setattr(slot_module, "_MAX_ENV_FAILURES", 1)
 
     with pytest.raises(RlmeshError, match="RuntimeError: never"):
         runner(Hopeless).sample(num_timesteps=20)

@@ -13,7 +13,7 @@ from ray.rllib.utils.numpy import softmax
 
 from rlmesh_ray import EnvServer
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.rllib.fast_path.fast_path import ActionBatch, ArrayPipeline
+from rlmesh_ray.rllib.runner.fast_path import ActionBatch, ArrayPipeline
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

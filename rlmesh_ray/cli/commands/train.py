@@ -300,8 +300,7 @@ def _run_claimed(console: Console, job: _Job) -> int:
 def _config(job: _Job) -> "AlgorithmConfig":
     """Return the algorithm's config, before the environment is known."""
     from rlmesh_ray.cli.log_setup import quiet_rllib
-    from rlmesh_ray.rllib.config.hyperparameters import set_hyperparameters
-    from rlmesh_ray.rllib.config.presets import algorithm_config
+    from rlmesh_ray.rllib.config.hyperparameters import algorithm_config, set_hyperparameters
 
     config = algorithm_config(job.algo)
     quiet_rllib(config)

@@ -15,7 +15,7 @@ from rlmesh_ray.actors.cluster_resources import Resources, fits, may_grow, node_
 from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.compat.ray import own_resources
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.rllib.config.tune_params import is_tune_param
+from rlmesh_ray.rllib.config.config_checks import is_tune_param
 
 _SETTLE_S = 2.0
 """How long resources may take to become free after an algorithm or a fleet was stopped."""

@@ -1,26 +1,39 @@
-"""Checks of a config on the driver.
+"""Checks of a config on the driver, and the runner class and spaces that follow from endpoints.
 
 Settings with which runners would drop data or fail are refused; a sentence warns of settings that
 work, but probably not as intended.
 """
 
+import dataclasses
+import importlib.util
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import gymnasium
+import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.tune.search.sample import Domain
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, RolloutPlan
-from rlmesh_ray.rllib.config.runner_choice import RunnerChoice
-from rlmesh_ray.rllib.config.tune_params import is_tune_param
+from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner, RLMeshMultiAgentEnvRunner
+from rlmesh_ray.rllib.runner.runner_env import SpacesOnlyMultiAgentEnv
+from rlmesh_ray.rllib.runner.sample_recording import NO_SEVERAL_AGENTS
+from rlmesh_ray.rllib.runner.session_group import agents_of_lane
 from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 
 _GYMNASIUM_ID = re.compile(r"[\w./-]+-v\d+")
 _WITHOUT_ID = "UnknownEnv-v1"
@@ -34,6 +47,30 @@ _OF_FRAGMENTS = (
     "n_step",
     "training_intensity",
 )
+_FILESYSTEMS = (None, "gcs", "s3", "abs")
+_STANDARD_RUNNERS = (
+    SingleAgentEnvRunner,
+    MultiAgentEnvRunner,
+    RLMeshEnvRunner,
+    RLMeshMultiAgentEnvRunner,
+)
+
+
+def is_tune_param(config: AlgorithmConfig, *names: str) -> bool:
+    """Return whether Tune has yet to choose a setting, which cannot be checked on the driver."""
+    return any(_is_search(getattr(config, name, None)) for name in names)
+
+
+def _is_search(value: object) -> bool:
+    if isinstance(value, Domain):
+        return True
+    if isinstance(value, Mapping):
+        return "grid_search" in value or any(map(_is_search, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_is_search, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return any(map(_is_search, vars(value).values()))
+    return False
 
 
 def require_config(config: object, env: object = None) -> None:
@@ -117,6 +154,50 @@ def allow_resets(config: AlgorithmConfig, reset_timeout_s: float) -> None:
         setattr(config, setting, limit_s)
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerChoice:
+    """The parts of a config that follow from the environment of its endpoints."""
+
+    runner_class: type[Any]
+    observation_space: gymnasium.Space[Any]
+    """Observation space of one lane; with several agents, a Dict by agent."""
+    action_space: gymnasium.Space[Any]
+    """Action space of one lane; with several agents, a Dict by agent."""
+    is_multi_agent: bool = False
+
+
+def choose_runner(config: AlgorithmConfig, contract: EnvContract) -> RunnerChoice:
+    """Choose the runner class for the environment that the endpoints serve.
+
+    Raises:
+        ConfigurationError: The config names another EnvRunner, which is not made for endpoints, or
+            it has policies for several agents where the environment has one.
+        ContractMismatchError: The contract of several agents contradicts itself.
+    """
+    is_multi_agent = capabilities.MULTI_AGENT in contract.metadata
+    if config.is_multi_agent and not is_multi_agent:
+        raise ConfigurationError(
+            f"multi_agent(policies=...) is set, but {contract.id} has one agent; leave it out"
+        )
+    ours = RLMeshMultiAgentEnvRunner if is_multi_agent else RLMeshEnvRunner
+    wanted: type[Any] = config.env_runner_cls or ours
+    if wanted in _STANDARD_RUNNERS:
+        wanted = ours
+    if not issubclass(wanted, ours):
+        raise ConfigurationError(
+            f"env_runner_cls={wanted.__name__} does not sample from endpoints; derive it from "
+            f"rlmesh_ray.rllib.{ours.__name__}, or leave it out"
+        )
+    if is_multi_agent:
+        lane = SpacesOnlyMultiAgentEnv(agents_of_lane(contract))
+        observations: gymnasium.Space[Any] = gymnasium.spaces.Dict(lane.observation_spaces)
+        actions = gymnasium.spaces.Dict(lane.action_spaces)
+        return RunnerChoice(wanted, observations, actions, is_multi_agent=True)
+    return RunnerChoice(
+        wanted, to_gymnasium(contract.observation_space), to_gymnasium(contract.action_space)
+    )
+
+
 def require_spaces(config: AlgorithmConfig, choice: RunnerChoice) -> None:
     """Compare the spaces in the config with those of the endpoints.
 
@@ -146,6 +227,41 @@ def require_evaluation_at_endpoints(config: AlgorithmConfig) -> None:
                 "runners sample from the endpoints; put only what differs there, as in "
                 "evaluation_config=PPOConfig.overrides(explore=False)"
             )
+
+
+def require_recordable(config: AlgorithmConfig, *, is_multi_agent: bool = False) -> None:
+    """Check that runners can record as ``config.offline_data(output=...)`` asks for.
+
+    Raises:
+        ConfigurationError: They cannot.
+    """
+    if not config.output or is_tune_param(config, "output"):
+        return
+    if is_multi_agent:
+        raise ConfigurationError(NO_SEVERAL_AGENTS)
+    if not isinstance(config.output, (str, Path)) or str(config.output) == "logdir":
+        raise ConfigurationError(
+            f"offline_data(output={config.output!r}) is of RLlib's old API stack; give a "
+            "directory or URI where runners write files"
+        )
+    if config.output_write_episodes and importlib.util.find_spec("msgpack_numpy") is None:
+        raise ConfigurationError(
+            "offline_data(output=...) records whole episodes, for which RLlib needs the package "
+            "msgpack-numpy; install it, or set output_write_episodes=False"
+        )
+    if config.output_filesystem not in _FILESYSTEMS:
+        raise ConfigurationError(
+            f"offline_data(output_filesystem={config.output_filesystem!r}) is unknown to RLlib, "
+            "which has 'gcs', 's3' and 'abs'; leave it out for local files"
+        )
+    write = getattr(ray.data.Dataset, str(config.output_write_method), None)
+    parameters = inspect.signature(write).parameters if callable(write) else {}
+    if not {"path", "filesystem"} <= set(parameters):
+        raise ConfigurationError(
+            f"offline_data(output_write_method={config.output_write_method!r}) does not write "
+            "files: it must be a method of ray.data.Dataset that takes a path and a filesystem, "
+            "such as 'write_parquet'"
+        )
 
 
 # --- warnings -----------------------------------------------------------------------------

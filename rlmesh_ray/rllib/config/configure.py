@@ -1,6 +1,5 @@
 """configure(): make an RLlib AlgorithmConfig sample from endpoints."""
 
-import logging
 import secrets
 import warnings
 from dataclasses import replace
@@ -12,7 +11,7 @@ from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects.registry import DialectSettings
-from rlmesh_ray.errors import ConfigurationWarning
+from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.options import (
     DEFAULT_RESET_TIMEOUT_S,
     DEFAULT_RUNNER_STEP_TIMEOUT_S,
@@ -25,13 +24,16 @@ from rlmesh_ray.options import (
 )
 from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
 from rlmesh_ray.rllib.config.config_checks import (
+    RunnerChoice,
     allow_resets,
+    choose_runner,
     config_warnings,
     environment_warnings,
     is_evaluated,
     require_config,
     require_deadlines,
     require_evaluation_at_endpoints,
+    require_recordable,
     require_spaces,
 )
 from rlmesh_ray.rllib.config.endpoint_sources import (
@@ -40,16 +42,11 @@ from rlmesh_ray.rllib.config.endpoint_sources import (
     common_contract,
     find_endpoints,
 )
-from rlmesh_ray.rllib.config.module_check import require_compilable, require_module
+from rlmesh_ray.rllib.config.module_check import require_module
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, Access, RolloutPlan
-from rlmesh_ray.rllib.config.runner_choice import RunnerChoice, choose_runner
 from rlmesh_ray.rllib.config.session_endpoints import RunnerSpec, assign_sessions
-from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, config_ineligibility
-from rlmesh_ray.rllib.runner.sample_recording import require_recordable
 from rlmesh_ray.rllib.runner.session_recovery import raise_for_broken_environment
 from rlmesh_ray.server.env_options import EnvOptions
-
-_LOG = logging.getLogger(__name__)
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
@@ -94,11 +91,9 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     Runners take the fast path where they can: they process all lanes of a session as arrays, which
     gives the same episodes in a fraction of the time. They cannot where single episodes are needed
     between two steps (connectors other than FlattenObservations, callbacks on episodes, a module
-    with a state); then they take RLlib's per-item path. Whether this config allows the fast path,
-    or why not, is logged here at INFO. Settings that are made afterwards count, too: each runner
-    logs what it does, has the reason in ``RLMeshEnvRunner.fast_path_disabled_reason``, and reports
-    1.0 or 0.0 as the metric ``lanes_as_arrays`` beside its other ones. ``fast_path=False`` turns
-    the fast path off.
+    with a state); then they take RLlib's per-item path. Each runner logs at INFO which it
+    takes, has the reason in ``RLMeshEnvRunner.fast_path_disabled_reason``, and reports 1.0 or 0.0
+    as the metric ``lanes_as_arrays``. ``fast_path=False`` turns the fast path off.
 
     The resources of the config's actors and of the fleets in ``env`` are compared with those of
     the cluster (before Ray runs: with this machine's), since RLlib waits without end, and logs
@@ -153,10 +148,10 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         inference: How runners run the module of an environment with one agent, also one with a
             state. ``"torch"``: as RLlib does; a seed gives RLlib's own episodes to the last bit.
             ``"compiled"``: in ONNX Runtime, after a proof with an example and drawn inputs; where
-            that is impossible the training ends with the reason, here already for RLlib's default
-            modules and for several agents. On the fast path NumPy draws the actions, others than
-            torch's, from a generator of the runner's own. ``"auto"``: compiled where that is
-            possible, and else in torch, with the reason in the log.
+            that is impossible the training ends with the reason; several agents are refused here.
+            On the fast path NumPy draws the actions, others than torch's, from a generator of the
+            runner's own. ``"auto"``: compiled where that is possible, and else in torch, with the
+            reason in the log.
         dm_env_rpc: For addresses of dm_env_rpc servers (``"dm_env_rpc://HOST:PORT"``): the worlds
             to create and to join there, their lanes, and how to interpret their tensors.
         **options: For an id or factory: those of ``EnvOptions``, of each endpoint.
@@ -166,8 +161,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
 
     Raises:
         ConfigurationError: An argument does not fit the kind of ``env``, or a setting cannot work
-            with endpoints, or RLlib's default module does not accept the spaces or cannot be
-            compiled, or the cluster can never place all actors.
+            with endpoints, or RLlib's default module does not accept the spaces, or the cluster
+            can never place all actors.
         ContractMismatchError: The endpoints differ from each other or from the settings, or
             cannot be spread evenly.
         EndpointError: An endpoint cannot be reached.
@@ -213,30 +208,18 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     if not choice.is_multi_agent and _former_plan(config) is None:
         require_spaces(config, choice)
     require_module(config, contract, choice)
-    if inference == "compiled":
-        require_compilable(config, choice, fast_path=fast_path)
+    if inference == "compiled" and choice.is_multi_agent:
+        raise ConfigurationError(
+            'inference="compiled" is impossible: the policies of several agents run in torch; use '
+            '"auto" or "torch"'
+        )
     require_recordable(config, is_multi_agent=choice.is_multi_agent)
     _apply(config, plan, choice)
     warned += config_warnings(config, plan, max_sessions=endpoints.max_sessions)
     for sentence in warned:
         warnings.warn(sentence, ConfigurationWarning, stacklevel=2)
-    _log_fast_path_eligibility(config, choice, fast_path=fast_path)
     endpoints.keep()
     return config
-
-
-def _log_fast_path_eligibility(
-    config: AlgorithmConfig, choice: RunnerChoice, *, fast_path: bool
-) -> None:
-    reason: str | None = FAST_PATH_IS_OFF
-    if choice.is_multi_agent:
-        reason = "there are several agents"
-    elif fast_path:
-        reason = config_ineligibility(config, choice.observation_space, choice.action_space)
-    if reason:
-        _LOG.info("runners will not take the fast path: %s", reason)
-    else:
-        _LOG.info("runners will take the fast path, as far as this config can tell by now")
 
 
 def _apply(config: AlgorithmConfig, plan: RolloutPlan, choice: RunnerChoice) -> None:

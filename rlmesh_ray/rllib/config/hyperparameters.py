@@ -1,4 +1,4 @@
-"""Setting hyperparameters of an AlgorithmConfig by name, with checks of names and values."""
+"""Algorithm configs by name, and setting their hyperparameters by name, with checks."""
 
 import dataclasses
 import difflib
@@ -12,6 +12,11 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.utils.from_config import NotProvided
 
@@ -50,6 +55,58 @@ _RATES = frozenset(("lr", "actor_lr", "alpha_lr", "critic_lr"))
 _UNLIMITED = frozenset(("log_std_clip_param",))
 """Limits that RLlib documents to be infinite where there is none."""
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
+
+
+_CONFIGS: dict[str, type[AlgorithmConfig]] = {
+    "APPO": APPOConfig,
+    "DQN": DQNConfig,
+    "IMPALA": IMPALAConfig,
+    "PPO": PPOConfig,
+    "SAC": SACConfig,
+}
+_STEPS_A_CALL = 8
+_LANES = 8
+
+
+def algorithm_config(name: str) -> AlgorithmConfig:
+    """Return a config of an algorithm: RLlib's default, with this package's preset if it has one.
+
+    Raises:
+        ConfigurationError: There is none of that name.
+    """
+    if name.upper() not in _CONFIGS:
+        raise ConfigurationError(
+            f"algorithm {name!r} is not one of {', '.join(sorted(_CONFIGS))}; other RLlib "
+            "algorithms work through rlmesh_ray.rllib.configure in a script of your own"
+        )
+    config = _CONFIGS[name.upper()]()
+    if isinstance(config, PPOConfig):
+        # For small control tasks on few cores: the local runner samples (the endpoints do the
+        # stepping), the short horizon suits such tasks, which it learns fast, and the falling
+        # learning rate keeps the policy stable later.
+        config.training(
+            gamma=0.99,
+            lambda_=0.9,
+            lr=[[0, 1e-3], [150_000, 1e-4]],
+            clip_param=0.2,
+            use_kl_loss=False,
+            vf_loss_coeff=0.5,
+            vf_clip_param=10_000.0,
+            grad_clip=0.5,
+            train_batch_size_per_learner=2048,
+            minibatch_size=256,
+            num_epochs=10,
+        )
+        config.env_runners(num_env_runners=0)
+        config.learners(num_learners=0)
+    elif isinstance(config, DQNConfig | SACConfig):
+        # Several steps in each call of ``sample``, which costs more than a step. RLlib's defaults
+        # make one vector step and one update in each call, that is, the fewer updates for each
+        # step, the more lanes there are. Here, for any number of lanes, the ratio of updates to
+        # steps is that of RLlib's defaults with 8 lanes.
+        config.env_runners(rollout_fragment_length=_STEPS_A_CALL)
+        config.training(training_intensity=config.train_batch_size_per_learner / _LANES)
+    return config
 
 
 def set_hyperparameters(config: AlgorithmConfig, settings: Mapping[str, object]) -> None:

@@ -18,8 +18,7 @@ from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
 from rlmesh_ray.models.rllib.compiled_module import CompiledModule
 from rlmesh_ray.models.rllib.forward import compiled_forward
 from rlmesh_ray.rllib.config.rollout_plan import plan_of
-from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, ineligibility
-from rlmesh_ray.rllib.fast_path.fast_path import FastPath
+from rlmesh_ray.rllib.runner.fast_path import FastPath, ineligibility
 from rlmesh_ray.rllib.runner.multi_agent_path import MultiAgentPath
 from rlmesh_ray.rllib.runner.runner_env import MultiAgentRunnerEnv, RunnerEnv
 from rlmesh_ray.rllib.runner.sample_recording import NO_SEVERAL_AGENTS, RecordingEnvRunner
@@ -87,16 +86,8 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
         return episodes
 
     def _choose_path(self) -> None:
-        reason = self.fast_path_ineligibility()
+        reason = ineligibility(self)
         self.take_path(SingleAgentPath(self) if reason else FastPath(self), reason)
-
-    def fast_path_ineligibility(self) -> str | None:
-        """Return why this call of ``sample`` cannot take the fast path; None: it can."""
-        if not plan_of(self.config).fast_path:
-            return FAST_PATH_IS_OFF
-        if self.sampling.call.random_actions:
-            return "actions are drawn at random"
-        return ineligibility(self)
 
     def inference_choice(self, *, explore: bool, draws: bool) -> InferenceChoice:
         """Return what runs the module; the same one as long as the module is the same.

@@ -13,7 +13,7 @@ from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.capabilities import SET_ATTR
-from rlmesh_ray.rllib.runner.multi_agent_columns import AgentSpec, agents_of_lane
+from rlmesh_ray.rllib.runner.session_group import AgentSpec, agents_of_lane
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 

@@ -1,9 +1,6 @@
 """Recording of samples: ``config.offline_data(output=...)`` for runners of this package."""
 
-import importlib.util
-import inspect
 import logging
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -13,16 +10,12 @@ from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 
-from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.rllib.config.tune_params import is_tune_param
-
 _LOG = logging.getLogger(__name__)
 
 NO_SEVERAL_AGENTS = (
     "offline_data(output=...) records episodes of one agent, as in RLlib, and this environment has "
     "several; leave output out"
 )
-_FILESYSTEMS = (None, "gcs", "s3", "abs")
 _SUBDIRECTORY = "endpoints"
 
 
@@ -122,41 +115,6 @@ class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
             return False
         del self._samples[:num_rows]
         return True
-
-
-def require_recordable(config: AlgorithmConfig, *, is_multi_agent: bool = False) -> None:
-    """Check that runners can record as ``config.offline_data(output=...)`` asks for.
-
-    Raises:
-        ConfigurationError: They cannot.
-    """
-    if not config.output or is_tune_param(config, "output"):
-        return
-    if is_multi_agent:
-        raise ConfigurationError(NO_SEVERAL_AGENTS)
-    if not isinstance(config.output, (str, Path)) or str(config.output) == "logdir":
-        raise ConfigurationError(
-            f"offline_data(output={config.output!r}) is of RLlib's old API stack; give a "
-            "directory or URI where runners write files"
-        )
-    if config.output_write_episodes and importlib.util.find_spec("msgpack_numpy") is None:
-        raise ConfigurationError(
-            "offline_data(output=...) records whole episodes, for which RLlib needs the package "
-            "msgpack-numpy; install it, or set output_write_episodes=False"
-        )
-    if config.output_filesystem not in _FILESYSTEMS:
-        raise ConfigurationError(
-            f"offline_data(output_filesystem={config.output_filesystem!r}) is unknown to RLlib, "
-            "which has 'gcs', 's3' and 'abs'; leave it out for local files"
-        )
-    write = getattr(ray.data.Dataset, str(config.output_write_method), None)
-    parameters = inspect.signature(write).parameters if callable(write) else {}
-    if not {"path", "filesystem"} <= set(parameters):
-        raise ConfigurationError(
-            f"offline_data(output_write_method={config.output_write_method!r}) does not write "
-            "files: it must be a method of ray.data.Dataset that takes a path and a filesystem, "
-            "such as 'write_parquet'"
-        )
 
 
 def _packed(episode: SingleAgentEpisode) -> bytes:

@@ -18,12 +18,10 @@ from rlmesh_ray.rllib.config.rollout_plan import RolloutPlan, plan_of
 from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments, assignments_for
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
 from rlmesh_ray.rllib.runner.runner_env import announce_environment
-from rlmesh_ray.rllib.runner.sampling_path import PerItemPath
-from rlmesh_ray.rllib.runner.sampling_state import SampleCall, SamplingState
+from rlmesh_ray.rllib.runner.sampling_path import PerItemPath, SampleCall, SamplingState
 from rlmesh_ray.rllib.runner.session_group import SessionGroup
 from rlmesh_ray.rllib.runner.session_recovery import LIFETIME_SUMS, SessionRecovery
-from rlmesh_ray.rllib.runner.session_retry import RetryPolicy
-from rlmesh_ray.rllib.runner.slot import Slot, SlotPhase, SlotResult
+from rlmesh_ray.rllib.runner.slot import RetryPolicy, Slot, SlotPhase, SlotResult
 from rlmesh_ray.server.gc_tuning import freeze_heap
 
 _LOG = logging.getLogger(__name__)

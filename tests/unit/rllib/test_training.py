@@ -22,7 +22,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress, newest_checkpoint, restore
-from rlmesh_ray.rllib.config.presets import algorithm_config
+from rlmesh_ray.rllib.config.hyperparameters import algorithm_config
 from rlmesh_ray.rllib.training import (
     _RecentReturns,
     learning_curve,

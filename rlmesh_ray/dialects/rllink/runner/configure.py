@@ -18,8 +18,7 @@ from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.options import takes_no_more
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
-from rlmesh_ray.rllib.config.config_checks import require_config
-from rlmesh_ray.rllib.runner.sample_recording import require_recordable
+from rlmesh_ray.rllib.config.config_checks import require_config, require_recordable
 from rlmesh_ray.server.bind_policy import checked_address
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)

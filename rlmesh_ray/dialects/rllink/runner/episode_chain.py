@@ -22,7 +22,7 @@ from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.models.fast_path.action_sampling import as_arrays
 from rlmesh_ray.models.rllib.exported_module import distribution_inputs
-from rlmesh_ray.rllib.fast_path.episode_factory import EpisodeFactory
+from rlmesh_ray.rllib.runner.episode_buffer import EpisodeFactory
 
 _MOST_ROWS = 1024
 

@@ -6,8 +6,7 @@ import pytest
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.rllib.config.hyperparameters import set_hyperparameters
-from rlmesh_ray.rllib.config.presets import algorithm_config
+from rlmesh_ray.rllib.config.hyperparameters import algorithm_config, set_hyperparameters
 
 
 def config_with(settings: dict[str, Any], algo: str = "PPO") -> AlgorithmConfig:

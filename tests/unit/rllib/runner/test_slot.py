@@ -4,11 +4,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlmesh_ray.errors import EndpointLostError, RemoteEnvError
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    ContractMismatchError,
+    EndpointLostError,
+    EndpointUnreachableError,
+    RemoteEnvError,
+    RlmeshError,
+)
 from rlmesh_ray.rllib.runner.autoreset_emulation import SessionBatch
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
-from rlmesh_ray.rllib.runner.slot import Slot, SlotPhase, SlotResult
+from rlmesh_ray.rllib.runner.slot import RetryPolicy, Slot, SlotPhase, SlotResult
 
+AWAY = EndpointUnreachableError("nothing answers there", "host:1")
+RAISED = RemoteEnvError("INTERNAL", "ValueError: worn out", is_recoverable=False)
 BATCH = SessionBatch(np.zeros(1), np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_), [{}])
 
 
@@ -165,14 +174,152 @@ def test_a_fault_in_a_slot_s_thread_arrives_instead_of_ending_the_thread() -> No
 
 
 def test_work_that_was_overtaken_is_not_current() -> None:
-    group, completions = Group(), CompletionQueue[SlotResult](1)
+    group, completions = Group(), CompletionQueue[SlotResult](2)
     slot = slot_of(group, completions)
     slot.step(None)
     slot.reset((), None)
 
-    first, second = completions.take(None), completions.take(None)
+    first, second = completions.take(10), completions.take(10)
+    slot.close()
+    completions.close()
 
     assert first is not None
     assert second is not None
     assert not slot.is_current(first)
     assert slot.is_current(second)
+
+
+# --- when to try again, and when to give up ---------------------------------------------------
+
+
+def test_the_first_new_try_comes_at_once_and_later_ones_a_second_apart_at_most() -> None:
+    retry = RetryPolicy()
+
+    delays = [retry.failed(AWAY, now_s=100.0) for _ in range(6)]
+
+    assert delays == [0.0, 0.25, 0.5, 1.0, 1.0, 1.0]
+
+
+def test_an_endpoint_may_stay_away_for_a_while_but_not_for_ever() -> None:
+    retry = RetryPolicy(give_up_after_s=60.0)
+
+    assert retry.failed(AWAY, now_s=100.0) is not None
+    assert retry.failed(AWAY, now_s=159.0) is not None
+    assert retry.failed(AWAY, now_s=161.0) is None
+
+
+def test_an_absence_is_said_at_first_and_then_after_each_doubling_of_its_seconds() -> None:
+    retry = RetryPolicy(give_up_after_s=60.0)
+    said = []
+    for now_s in range(100, 161):
+        retry.failed(AWAY, float(now_s))
+        said += [retry.absence_to_report(float(now_s))]
+
+    assert list(filter(None, said)) == [
+        (away_s, 60.0 - away_s) for away_s in (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    ]
+    retry.succeeded()
+    retry.failed(AWAY, 200.0)
+    assert retry.absence_to_report(200.0) == (0.0, 60.0)
+
+
+def test_an_endpoint_may_stay_away_without_limit_while_other_slots_sample() -> None:
+    retry = RetryPolicy(give_up_after_s=60.0)
+    retry.failed(AWAY, now_s=0.0)
+
+    assert retry.failed(AWAY, now_s=10_000.0, others_work=True) is not None
+    assert retry.failed(AWAY, now_s=10_000.0) is None
+
+
+def test_success_restores_all_patience() -> None:
+    retry = RetryPolicy(give_up_after_s=60.0)
+    retry.failed(AWAY, now_s=100.0)
+    retry.succeeded()
+
+    assert retry.failed(AWAY, now_s=500.0) == 0.0
+    assert retry.num_failures == 1
+
+
+def test_an_environment_that_raises_is_tried_ten_times_however_long_that_takes() -> None:
+    retry = RetryPolicy(give_up_after_s=1.0)
+
+    delays = [retry.failed(RAISED, now_s=float(100 * number)) for number in range(11)]
+
+    assert None not in delays[:10]
+    assert delays[10] is None
+
+
+def test_steps_that_succeed_give_an_environment_that_raises_no_more_tries() -> None:
+    retry = RetryPolicy()
+
+    delays = []
+    for number in range(11):
+        retry.succeeded()
+        delays.append(retry.failed(RAISED, now_s=float(number)))
+
+    assert delays[:4] == [0.0, 0.1, 0.2, 0.4]
+    assert delays[10] is None
+    assert retry.num_raised == 11
+
+
+def test_an_episode_that_is_finished_gives_an_environment_all_tries_again() -> None:
+    retry = RetryPolicy()
+    for _ in range(10):
+        retry.failed(RAISED, now_s=0.0)
+    retry.finished_episode()
+
+    assert retry.failed(RAISED, now_s=0.0) == 0.0
+
+
+def test_discarded_episodes_are_too_many_after_ten_in_each_lane_even_if_steps_succeed() -> None:
+    retry = RetryPolicy(num_lanes=2)
+    for _ in range(20):
+        assert retry.discarded(1) is False
+        retry.succeeded()
+
+    assert retry.discarded(1) is True
+    assert retry.num_discarded == 21
+
+
+def test_an_episode_that_is_finished_forgives_the_discarded_ones() -> None:
+    retry = RetryPolicy()
+    assert retry.discarded(10) is False
+    retry.finished_episode()
+
+    assert retry.discarded(10) is False
+    assert retry.discarded(1) is True
+
+
+def test_errors_of_an_environment_and_discarded_episodes_count_together() -> None:
+    retry = RetryPolicy(num_lanes=4)
+    for _ in range(5):
+        assert retry.failed(RAISED, now_s=0.0) is not None  # that costs all lanes an episode
+    assert retry.discarded(20) is False
+
+    assert retry.failed(RAISED, now_s=0.0) is None
+
+
+def test_losses_and_errors_in_turns_do_not_go_on_for_ever() -> None:
+    retry = RetryPolicy(give_up_after_s=1000.0)
+    errors = [RAISED, EndpointLostError("the session broke", "host:1")] * 10
+
+    delays = [retry.failed(error, now_s=0.0) for error in errors]
+
+    assert None not in delays
+    assert retry.failed(RAISED, now_s=0.0) is None
+
+
+def test_a_long_absence_takes_no_try_from_an_environment_that_raises() -> None:
+    retry = RetryPolicy(give_up_after_s=1000.0)
+    for second in range(30):
+        retry.failed(AWAY, now_s=float(second))
+
+    assert retry.failed(RAISED, now_s=30.0) is not None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [AccessDeniedError("no such token", "host:1"), ContractMismatchError("another width")],
+)
+def test_what_would_end_the_same_is_not_tried_again(error: RlmeshError) -> None:
+    assert RetryPolicy().failed(error, now_s=0.0) is None

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlmesh_ray.rllib.fast_path.fast_path import ActionBatch
+from rlmesh_ray.rllib.runner.fast_path import ActionBatch
 
 LOGITS = np.arange(12.0).reshape(6, 2)
 

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
+import tree
 from numpy.typing import NDArray
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.connectors.common.flatten_observations import FlattenObservations
+from ray.rllib.connectors.env_to_module import EnvToModulePipeline
+from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import RLMODULE_INFERENCE_TIMER, WEIGHTS_SEQ_NO
@@ -23,11 +28,16 @@ from ray.rllib.utils.spaces.space_utils import unbatch
 
 from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.models.fast_path.action_sampling import as_arrays
-from rlmesh_ray.models.fast_path.array_connectors import ArrayConnectors
+from rlmesh_ray.models.fast_path.array_connectors import (
+    DEFAULT_ENV_TO_MODULE,
+    DEFAULT_MODULE_TO_ENV,
+    ArrayConnectors,
+    connector_types,
+)
 from rlmesh_ray.models.fast_path.module_forward import FastForward
-from rlmesh_ray.rllib.fast_path.eligibility import flattener_of
-from rlmesh_ray.rllib.fast_path.episode_buffer import EndedEpisode, EpisodeBuffer
+from rlmesh_ray.rllib.config.rollout_plan import plan_of
 from rlmesh_ray.rllib.runner.autoreset_emulation import SessionBatch
+from rlmesh_ray.rllib.runner.episode_buffer import EndedEpisode, EpisodeBuffer
 from rlmesh_ray.rllib.runner.sampling_path import SamplingPath
 from rlmesh_ray.rllib.runner.session_recovery import truncate
 from rlmesh_ray.rllib.runner.single_agent_path import SingleAgentPath
@@ -35,6 +45,106 @@ from rlmesh_ray.rllib.runner.slot import Slot, SlotPhase
 
 if TYPE_CHECKING:
     from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
+
+
+FAST_PATH_IS_OFF = "configure(fast_path=False) turned it off"
+"""The reason why a runner whose plan says so does not take the fast path."""
+
+_EPISODE_CALLBACKS = (
+    "on_episode_created",
+    "on_episode_start",
+    "on_episode_step",
+    "on_episode_end",
+)
+_OBSERVATIONS = (gymnasium.spaces.Box,)
+_ACTIONS = (
+    gymnasium.spaces.Box,
+    gymnasium.spaces.Discrete,
+    gymnasium.spaces.MultiDiscrete,
+    gymnasium.spaces.MultiBinary,
+)
+"""Also spaces of which FlattenObservations makes one array, of a batch as of single lanes."""
+
+
+def ineligibility(runner: "RLMeshEnvRunner") -> str | None:
+    """Return why this call of ``sample`` cannot take the fast path; None: it can.
+
+    The fast path has no single episodes between two steps, so nothing may read or write them there.
+    """
+    if not plan_of(runner.config).fast_path:
+        return FAST_PATH_IS_OFF
+    if runner.sampling.call.random_actions:
+        return "actions are drawn at random"
+    if runner.module is None:
+        return "there is no module"
+    if runner.module.is_stateful():
+        return "the module has a state"
+    if not runner.episodes_to_numpy:
+        return "episodes_to_numpy is off"
+    return (
+        _custom_connector(runner)
+        or _observations(runner)
+        or _no_arrays(runner.env.single_action_space, _ACTIONS)
+        or _episode_callback(runner)
+    )
+
+
+def flattener_of(runner: Any) -> FlattenObservations | None:
+    """Return the FlattenObservations that is the first connector of a runner; None: it is not."""
+    first = runner.pipelines[0].connectors[0]
+    return first if type(first) is FlattenObservations else None
+
+
+def _observations(runner: Any) -> str | None:
+    flattener = flattener_of(runner)
+    if flattener is None:
+        return _no_arrays(runner.env.single_observation_space, _OBSERVATIONS)
+    if flattener._multi_agent or flattener._as_learner_connector:
+        return "FlattenObservations is set up for several agents or for a learner"
+    for space in tree.flatten(flattener._input_obs_base_struct):
+        if isinstance(space, gymnasium.spaces.Discrete) and space.start != 0:
+            return f"FlattenObservations encodes other values than those of {space}"
+        reason = _no_arrays(space, _ACTIONS)
+        if reason:
+            return reason
+    return None
+
+
+def _no_arrays(
+    space: gymnasium.Space[Any], kinds: Sequence[type[gymnasium.Space[Any]]]
+) -> str | None:
+    if type(space) in kinds:
+        return None
+    return f"{type(space).__name__} is not a space whose values are arrays"
+
+
+def _custom_connector(runner: Any) -> str | None:
+    flattening = (FlattenObservations, *DEFAULT_ENV_TO_MODULE)
+    to_module, to_env = runner.pipelines
+    for kind, pipeline, pipeline_type, allowed in (
+        ("env_to_module", to_module, EnvToModulePipeline, (DEFAULT_ENV_TO_MODULE, flattening)),
+        ("module_to_env", to_env, ModuleToEnvPipeline, (DEFAULT_MODULE_TO_ENV,)),
+    ):
+        if type(pipeline) is not pipeline_type:
+            return f"{type(pipeline).__name__} is not RLlib's own"
+        own = connector_types(pipeline)
+        if own not in allowed:
+            custom = sorted(
+                {each.__name__ for each in own} - {each.__name__ for each in allowed[-1]}
+            )
+            named = f": it has {', '.join(custom)}" if custom else ""
+            return f"the {kind} pipeline is not RLlib's default{named}"
+    return None
+
+
+def _episode_callback(runner: Any) -> str | None:
+    for name in _EPISODE_CALLBACKS:
+        if getattr(runner.config, f"callbacks_{name}"):
+            return f"there is a callback {name}"
+        for kind in map(type, runner._callbacks):
+            if getattr(kind, name) is not getattr(RLlibCallback, name):
+                return f"{kind.__name__} has a callback {name}"
+    return None
 
 
 class ActionBatch(NamedTuple):
@@ -149,7 +259,7 @@ class FastPath(SamplingPath):
         self._num_sent = 0
 
     def resume(self) -> None:
-        reason = self._runner.fast_path_ineligibility()
+        reason = ineligibility(self._runner)
         if reason:
             self._leave(reason)
         else:

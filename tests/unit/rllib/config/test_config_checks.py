@@ -9,7 +9,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 
 from rlmesh_ray.dialects.rllink.runner.configure import configure_rllink
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.rllib.runner.sample_recording import require_recordable
+from rlmesh_ray.rllib.config.config_checks import require_recordable
 from rlmesh_ray.testing.envs import SPACES
 
 

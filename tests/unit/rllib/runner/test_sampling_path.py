@@ -1,4 +1,4 @@
-from rlmesh_ray.rllib.runner.sampling_state import SampleCall
+from rlmesh_ray.rllib.runner.sampling_path import SampleCall
 
 
 def test_timesteps_that_are_on_their_way_are_not_asked_for_again() -> None:

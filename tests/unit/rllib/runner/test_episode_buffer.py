@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 
-from rlmesh_ray.rllib.fast_path.episode_buffer import EpisodeBuffer
-from rlmesh_ray.rllib.fast_path.episode_factory import EpisodeFactory
-from rlmesh_ray.rllib.runner.lane_infos import NoInfos
+from rlmesh_ray.rllib.runner.autoreset_emulation import NoInfos
+from rlmesh_ray.rllib.runner.episode_buffer import EpisodeBuffer, EpisodeFactory
 from rlmesh_ray.rllib.runner.session_recovery import truncate
 from rlmesh_ray.testing.equality import assert_identical
 

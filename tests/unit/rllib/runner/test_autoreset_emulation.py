@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.rllib.runner.lane_infos import NoInfos, joined, lane_infos
+from rlmesh_ray.rllib.runner.autoreset_emulation import NoInfos, joined, lane_infos
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.testing.equality import assert_identical
 
