@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -41,12 +41,12 @@ class CompletionQueue(Generic[ResultT]):
 
     def __init__(self, num_owners: int) -> None:
         self._is_shared = num_owners > 1
-        self._deferred: deque[Job[ResultT]] = deque()
-        self._arrived: queue.SimpleQueue[ResultT] = queue.SimpleQueue()
         # By owner, the oldest first: the number of a closed descriptor may have been reused.
         self._watched: dict[Hashable, _Watched[ResultT]] = {}
-        self._signaled: deque[Hashable] = deque()
-        """Owners of watched jobs whose signal has arrived."""
+        self._ready: dict[Hashable, Job[ResultT]] = {}
+        """By owner, the oldest first: the jobs that ``take`` runs."""
+        self._arrived: queue.SimpleQueue[ResultT] = queue.SimpleQueue()
+        """The results of jobs that have run in threads."""
         self._threads: dict[Hashable, queue.SimpleQueue[Job[ResultT] | None]] = {}
         self._num_in_thread: defaultdict[Hashable, int] = defaultdict(int)
         self._own_eventfd = -1
@@ -65,6 +65,9 @@ class CompletionQueue(Generic[ResultT]):
     ) -> None:
         """Have a job run after the owner's earlier ones, and its result arrive in ``take``.
 
+        It takes the place of a job of the owner whose end has not been taken: that one runs first,
+        and its result is dropped.
+
         Args:
             owner: Identifies who submits it.
             job: Does not raise. It has its own deadline; a signal has none.
@@ -77,24 +80,25 @@ class CompletionQueue(Generic[ResultT]):
                 self._own_eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._watched[owner] = _Watched(wakeup, job, time.monotonic() + _MAX_WATCH_S)
             return
-        before = self._unwatch(owner)
-        jobs = [job] if before is None else [before, job]
+        self.stop_watching(owner)
+        before = self._ready.pop(owner, None)
+        if before is not None:
+            job = _after(before, job)
         if self._is_shared or in_background or self._num_in_thread[owner]:
-            for each in jobs:
-                self._run_in_thread(owner, each)
+            self._run_in_thread(owner, job)
         else:
-            self._deferred += jobs
+            self._ready[owner] = job
 
     def stop_watching(self, owner: Hashable) -> None:
         """Run the job that is watched for an owner in the next ``take``: its signal is used up."""
-        job = self._unwatch(owner)
-        if job is not None:
-            self._deferred.append(job)
+        watched = self._watched.pop(owner, None)
+        if watched is not None:
+            self._ready[owner] = watched.job
 
     @property
     def is_ready(self) -> bool:
         """Whether ``take`` would not have to wait, as far as it has looked."""
-        return bool(self._deferred or self._signaled) or not self._arrived.empty()
+        return bool(self._ready) or not self._arrived.empty()
 
     def take(self, timeout_s: float | None, meanwhile: IdleWork = no_work) -> ResultT | None:
         """Wait for the next result; None: none arrived in time.
@@ -103,33 +107,42 @@ class CompletionQueue(Generic[ResultT]):
             timeout_s: How long to wait; None: without limit.
             meanwhile: Called while no signal has arrived, until it returns False.
         """
-        if self._deferred:
-            return self._deferred.popleft()()
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._watched and self._arrived.empty():
-            if self._signaled:
-                return self._watched.pop(self._signaled.popleft()).job()
-            late_s = next(iter(self._watched.values())).late_s
-            until_s = late_s if deadline_s is None else min(late_s, deadline_s)
-            ready = self._readable(_left_s(until_s), meanwhile)
-            self._signaled.extend(
-                owner
-                for owner, watched in self._watched.items()
-                if watched.wakeup.eventfd in ready or watched.wakeup.peer in ready
-            )
-            now_s = time.monotonic()
-            self._move_late(now_s)
-            if not ready and deadline_s is not None and now_s >= deadline_s:
+        while self._watched and not self._ready and self._arrived.empty():
+            if not self._await_signals(deadline_s, meanwhile):
                 return None
+        if self._ready:
+            return self._ready.pop(next(iter(self._ready)))()
         try:
             return self._arrived.get(timeout=_left_s(deadline_s))
         except queue.Empty:
             return None
 
+    def _await_signals(self, deadline_s: float | None, meanwhile: IdleWork) -> bool:
+        """Wait for descriptors, and sort the watched jobs; return False at the deadline."""
+        watched = self._watched
+        late_s = next(iter(watched.values())).late_s
+        signaled = self._poller.wait_readable(
+            self._own_eventfd,
+            *[each.wakeup.eventfd for each in watched.values()],
+            peers=[each.wakeup.peer for each in watched.values()],
+            timeout_s=_left_s(late_s if deadline_s is None else min(late_s, deadline_s)),
+            meanwhile=meanwhile,
+        )
+        if self._own_eventfd in signaled:
+            os.eventfd_read(self._own_eventfd)
+        now_s = time.monotonic()
+        for owner, each in list(watched.items()):
+            if each.wakeup.eventfd in signaled or each.wakeup.peer in signaled:
+                self.stop_watching(owner)
+            elif each.late_s <= now_s:
+                self._run_in_thread(owner, watched.pop(owner).job)
+        return bool(signaled) or deadline_s is None or now_s < deadline_s
+
     def close(self) -> None:
         """End the threads and close the descriptor. Idempotent; later results are ignored."""
         self._watched.clear()
-        self._signaled.clear()
+        self._ready.clear()
         for jobs in self._threads.values():
             jobs.put(None)
         with self._lock:
@@ -160,33 +173,13 @@ class CompletionQueue(Generic[ResultT]):
                 if self._own_eventfd >= 0:
                     os.eventfd_write(self._own_eventfd, 1)
 
-    def _unwatch(self, owner: Hashable) -> Job[ResultT] | None:
-        watched = self._watched.pop(owner, None)
-        if watched is None:
-            return None
-        if owner in self._signaled:
-            self._signaled.remove(owner)
-        return watched.job
 
-    def _move_late(self, now_s: float) -> None:
-        late = [owner for owner, watched in self._watched.items() if watched.late_s <= now_s]
-        for owner in late:
-            if owner not in self._signaled:
-                self._run_in_thread(owner, self._watched.pop(owner).job)
+def _after(first: Job[ResultT], then: Job[ResultT]) -> Job[ResultT]:
+    def both() -> ResultT:
+        first()
+        return then()
 
-    def _readable(self, timeout_s: float | None, meanwhile: IdleWork) -> list[int]:
-        """Return the readable descriptors; none after the timeout. Resets the own eventfd."""
-        signals = [watched.wakeup for watched in self._watched.values()]
-        ready = self._poller.wait_readable(
-            self._own_eventfd,
-            *(wakeup.eventfd for wakeup in signals),
-            peers=[wakeup.peer for wakeup in signals],
-            timeout_s=timeout_s,
-            meanwhile=meanwhile,
-        )
-        if self._own_eventfd in ready:
-            os.eventfd_read(self._own_eventfd)
-        return ready
+    return both
 
 
 def _left_s(deadline_s: float | None) -> float | None:

@@ -2,6 +2,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -201,12 +202,18 @@ def test_a_job_that_is_no_longer_watched_runs_in_the_next_take(
 
 
 def test_a_watched_job_runs_before_the_one_that_supersedes_it(signal: Signal) -> None:
-    completions = CompletionQueue[str](1)
-    completions.submit("one", lambda: "step", signal.wakeup)
+    completions, names = CompletionQueue[str](1), list[str]()
 
-    completions.submit("one", lambda: "reset")
+    def job(name: str) -> str:
+        names.append(name)
+        return name
 
-    assert [completions.take(0.0), completions.take(0.0)] == ["step", "reset"]
+    completions.submit("one", partial(job, "step"), signal.wakeup)
+    completions.submit("one", partial(job, "reset"))
+
+    assert completions.take(0.0) == "reset"
+    assert names == ["step", "reset"]
+    assert not completions.is_ready
     completions.close()
 
 
