@@ -865,7 +865,7 @@ FAULTS = (
         "rllib",
         "In SAME_STEP mode, an episode ends with the first observation of the next one.",
         "rlmesh_ray/rllib/runner/autoreset_emulation.py",
-        "observation = self._with_final_observations(observation, infos, usable)",
+        "observation = self._with_final_observations(observation, infos)",
         "pass",
         "tests/ray/test_env_runner.py::"
         "test_no_transition_is_lost_doubled_or_stitched_in_any_autoreset_mode[SAME_STEP]",

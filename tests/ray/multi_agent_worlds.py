@@ -248,20 +248,6 @@ class Precipice(Climb):
         return observations, rewards, *rest
 
 
-class Relay(Climb):
-    """``first`` ends in the first step, in which ``second`` joins; the next reward is infinite."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self._steps = 0
-        return self._look(("first",)), {}
-
-    def step(self, actions: Any) -> Any:
-        self._steps += 1
-        has_ended = {"first": self._steps == 1, "__all__": False}
-        rewards = {"first": 1.0} if self._steps == 1 else {"second": np.inf}
-        return self._look(("second",)), rewards, has_ended, {"__all__": False}, {}
-
-
 class Hunt:
     """PettingZoo's interface: two hunters look for a prey on a line, which may get away.
 

@@ -1,4 +1,4 @@
-"""Rewards that are not finite reach no learner: their episodes end before them, as truncated."""
+"""Rewards that are not finite reach no learner: episodes of their session end before them."""
 
 import functools
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.rllib import configure
 from rlmesh_ray.rllib.runner.session_recovery import INTERRUPTED_KEY
 from tests.ray.lost_endpoints import assert_unbroken
-from tests.ray.multi_agent_worlds import Climb, Precipice, Relay
+from tests.ray.multi_agent_worlds import Climb, Precipice
 from tests.ray.ramps import Bottomless, Collapsing, Ramp, Slippery, SlipperyChoice, slippery_ramps
 
 
@@ -68,23 +68,23 @@ ENDPOINTS: dict[str, Callable[[], EnvServer]] = {
         ),
     ],
 )
-def test_an_episode_ends_before_such_a_reward_with_the_cause(
-    endpoint: str, as_arrays: bool
-) -> None:
+def test_episodes_end_before_such_a_reward_with_the_cause(endpoint: str, as_arrays: bool) -> None:
     config = PPOConfig() if as_arrays else PPOConfig().callbacks(on_episode_step=nothing)
     with ENDPOINTS[endpoint]() as server:
         runner = runner_of(server, config)
-        chunks = [chunk for _ in range(4) for chunk in runner.sample(num_timesteps=50)]
+        chunks = [chunk for _ in range(2) for chunk in runner.sample(num_timesteps=50)]
         metrics = runner.get_metrics()
         runner.stop()
 
     assert metrics["lanes_as_arrays"].peek() == as_arrays
     assert_unbroken(chunks)
-    assert 200 <= sum(map(len, chunks)) == metrics["num_env_steps_sampled"].peek()
+    assert 100 <= sum(map(len, chunks)) == metrics["num_env_steps_sampled"].peek()
+    assert all(np.isfinite(chunk.get_rewards()).all() for chunk in chunks)
     causes = [chunk.get_infos(-1).get(INTERRUPTED_KEY) for chunk in chunks if chunk.is_truncated]
-    assert len(causes) > 10
-    assert {"nan", "inf", "-inf"} == {str(cause).split()[3] for cause in causes}
+    assert len(causes) > 4
+    assert all("the environment gave -inf as a reward in lane" in str(cause) for cause in causes)
     assert metrics["num_episodes_interrupted_lifetime"].peek() >= len(causes)
+    assert metrics["num_env_step_failures_lifetime"].peek() > 1
     assert metrics["num_episodes"].peek() == sum(chunk.is_terminated for chunk in chunks)
 
 
@@ -111,10 +111,10 @@ def test_connectors_see_the_last_observation_of_such_an_episode_once(
     config = PPOConfig().env_runners(env_to_module_connector=lambda *_, **__: connector())
     with EnvServer(env, num_envs=3) as server:
         runner = runner_of(server, config)
-        chunks = [chunk for _ in range(4) for chunk in runner.sample(num_timesteps=50)]
+        chunks = [chunk for _ in range(2) for chunk in runner.sample(num_timesteps=50)]
         runner.stop()
 
-    assert sum(INTERRUPTED_KEY in chunk.get_infos(-1) for chunk in chunks) > 10
+    assert sum(INTERRUPTED_KEY in chunk.get_infos(-1) for chunk in chunks) > 4
     for chunk in chunks:
         seen = steps_of(chunk.get_observations())
         np.testing.assert_array_equal(seen, seen[0] + np.arange(len(chunk) + 1))
@@ -126,8 +126,8 @@ def sample_often(runner: Any) -> None:
 
 
 OFTEN = (
-    r"lane \d: the environment gave nan as a reward; lanes 0 to 1 have lost 2[12] episodes "
-    "that way since one last finished"
+    r"gave nan as a reward in lane \d of its session .*; this environment has failed 11 times "
+    "since it last finished an episode"
 )
 
 
@@ -149,7 +149,7 @@ def test_an_environment_that_finishes_no_episode_for_it_ends_sampling_with_the_c
         runner.stop()
 
     assert given_up is caught.value
-    assert "lane 0: the environment gave nan as a reward" in runner.first_failure
+    assert "lanes 0 to 1: the environment gave nan as a reward" in runner.first_failure
 
 
 def test_several_agents_lose_the_step_together() -> None:
@@ -170,23 +170,3 @@ def test_several_agents_lose_the_step_together() -> None:
         assert episode.is_truncated == first.is_truncated
     assert "inf as a reward" in episodes[0].agent_episodes["first"].get_infos(-1)[INTERRUPTED_KEY]
     assert metrics["num_episodes_interrupted_lifetime"].peek() >= 3
-
-
-def test_a_step_to_be_discarded_ends_no_episode_where_none_has_begun() -> None:
-    started: list[str] = []
-    ended: list[str] = []
-    config = PPOConfig().multi_agent(
-        policies=set(Relay.possible_agents),
-        policy_mapping_fn=lambda agent_id, *_args, **_kwargs: agent_id,
-    )
-    config.callbacks(
-        on_episode_start=lambda episode, **_: started.append(episode.id_),
-        on_episode_end=lambda episode, **_: ended.append(episode.id_),
-    )
-    with EnvServer(Relay) as server:
-        runner = runner_of(server, config)
-        episodes = runner.sample(num_timesteps=3)
-        runner.stop()
-
-    assert started[: len(ended)] == ended
-    assert [episode.is_terminated for episode in episodes] == [True, True, True]

@@ -10,12 +10,11 @@ for endpoints with another mode, by partial resets:
 * SAME_STEP: the last observation of the episode is in the infos. The lane has been restarted
   already and stepped with an action for the former episode, so it is reset again.
 
-A step whose reward is not finite is no part of its episode: the episode ends before it, and the
-lane is reset, in every mode.
+A step whose reward is not finite fails, since it must not reach a learner: the episode ends before.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -25,7 +24,6 @@ from rlmesh_ray.client.env_client import ResetResult, StepResult
 from rlmesh_ray.client.env_session_client import EnvSessionClient
 from rlmesh_ray.errors import RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.polling import WakeupDescriptors
-from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.spaces.batch import Column, flatten, replace_lanes
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.vector_infos import lane_info
@@ -128,8 +126,6 @@ class SessionBatch:
     terminated: Any
     truncated: Any
     infos: Sequence[dict[Any, Any]]
-    discarded: Mapping[int, str] = field(default_factory=dict)
-    """By lane: why this step is discarded, and the episode truncated before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +182,8 @@ class NextStepSession:
         """Return the result of the actions that were sent.
 
         Raises:
-            RemoteEnvError: The environment raised or timed out. The session can only be closed
-                then.
+            RemoteEnvError: The environment raised or timed out, or gave a reward that is not
+                finite. The session can only be closed then.
             EndpointError: The session broke.
         """
         pending, self._pending = self._pending, _Pending()
@@ -231,37 +227,19 @@ class NextStepSession:
                 array[list(restarted)] = 0
         infos = lane_infos(result.infos, self.num_lanes)
         observation = result.observation
-        discarded = _unusable(result.rewards)
-        ended: list[int] = []
-        if discarded or self._mode is not AutoresetMode.NEXT_STEP:
+        _require_finite(result.rewards)
+        if self._mode is not AutoresetMode.NEXT_STEP:
             has_ended = result.terminated | result.truncated
-            ended = np.flatnonzero(has_ended).tolist()
-        if self._mode is AutoresetMode.SAME_STEP:
-            infos = list(infos)
-            usable = [lane for lane in ended if lane not in discarded]
-            observation = self._with_final_observations(observation, infos, usable)
-        if discarded:
-            lanes = list(discarded)
-            result.rewards[lanes], result.terminated[lanes], result.truncated[lanes] = 0, 0, 1
-        if self._mode is AutoresetMode.NEXT_STEP:
-            self._ended = tuple(lane for lane in discarded if lane not in ended)
-        else:
-            self._ended = tuple(sorted({*ended, *discarded}))
-        if discarded:
-            self._require_single_resets(discarded)
-        return SessionBatch(
-            observation, result.rewards, result.terminated, result.truncated, infos, discarded
-        )
-
-    def _require_single_resets(self, discarded: Mapping[int, str]) -> None:
-        is_able = capabilities.PARTIAL_RESET in self._client.answer.capabilities
-        if not is_able and 0 < len(self._ended) < self.num_lanes:
-            raise unusable_step(*next(iter(discarded.items())))
+            self._ended = tuple(np.flatnonzero(has_ended).tolist())
+            if self._mode is AutoresetMode.SAME_STEP:
+                infos = list(infos)
+                observation = self._with_final_observations(observation, infos)
+        return SessionBatch(observation, result.rewards, result.terminated, result.truncated, infos)
 
     def _with_final_observations(
-        self, observation: list[Column], infos: list[dict[str, Any]], ended: Sequence[int]
+        self, observation: list[Column], infos: list[dict[str, Any]]
     ) -> list[Column]:
-        for lane in ended:
+        for lane in self._ended:
             if "final_obs" not in infos[lane]:
                 raise RemoteProtocolError(
                     f"lane {lane} ended under autoreset mode SAME_STEP, but its infos hold no "
@@ -277,16 +255,16 @@ class NextStepSession:
         return observation
 
 
-def unusable_step(lane: int, cause: str) -> RemoteEnvError:
-    return RemoteEnvError("INTERNAL", f"lane {lane}: {cause}", is_recoverable=False)
-
-
-def _unusable(rewards: NDArray[np.float64]) -> dict[int, str]:
+def _require_finite(rewards: NDArray[np.float64]) -> None:
     is_finite = np.isfinite(rewards)
-    if np.count_nonzero(is_finite) == len(rewards):
-        return {}
-    lanes = np.flatnonzero(~is_finite).tolist()
-    return {lane: f"the environment gave {rewards[lane]} as a reward" for lane in lanes}
+    if np.count_nonzero(is_finite) != len(rewards):
+        lane = int(np.argmin(is_finite))
+        raise RemoteEnvError(
+            "INTERNAL",
+            f"the environment gave {rewards[lane]} as a reward in lane {lane} of its session "
+            '(serve it with on_bad_value="truncate" to end that lane\'s episode alone)',
+            is_recoverable=False,
+        )
 
 
 def _row(part: Any, num_lanes: int) -> NDArray[Any]:

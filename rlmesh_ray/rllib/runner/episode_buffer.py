@@ -4,7 +4,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -15,10 +14,8 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 
 from rlmesh_ray.rllib.runner.autoreset_emulation import NoInfos
-from rlmesh_ray.rllib.runner.session_recovery import truncate
 
 _FIRST_CAPACITY = 32
-_NOTHING: Mapping[int, str] = MappingProxyType({})
 
 
 EndedEpisode = tuple[float, SingleAgentEpisode]
@@ -153,9 +150,6 @@ class EpisodeBuffer:
         self._ends: deque[tuple[int, int]] = deque()
         """Lane and position of the end of each episode that has not been made yet, in time."""
         self._ended: list[EndedEpisode] = []
-        self._causes: dict[tuple[int, int], str] = {}
-        """Causes of those ends in ``_ends`` that are before a discarded step, at that step."""
-        self._interrupted: dict[str, SingleAgentEpisode | None] = {}
         self._observations = self._empty(observation)
         self._observations[:, 0] = observation
         # By step, that is, by the position that it leads to; none leads to the first position.
@@ -206,7 +200,6 @@ class EpisodeBuffer:
         truncated: NDArray[np.bool_],
         infos: Sequence[dict[str, Any]],
         columns: Mapping[str, NDArray[Any]],
-        discarded: Mapping[int, str] = _NOTHING,
     ) -> None:
         """Add a step of all lanes. Arrays have one row a lane, and are copied.
 
@@ -217,7 +210,6 @@ class EpisodeBuffer:
             truncated: Whether each lane's episode is truncated.
             infos: The infos of each lane.
             columns: ``actions``, and the module's other outputs; see ``takes``.
-            discarded: By lane: why its episode is truncated before this step.
         """
         if self._last + 1 >= self._capacity:
             self._grow()
@@ -233,23 +225,11 @@ class EpisodeBuffer:
         terminated = np.logical_and(terminated, goes_on, out=self._terminated[last])
         truncated = np.logical_and(truncated, goes_on, out=self._truncated[last])
         self.is_over = terminated | truncated
-        for lane, cause in discarded.items():
-            self.is_over[lane] = True
-            self._causes[lane, last] = cause
         self.num_over = int(np.count_nonzero(self.is_over))
         if self.num_over:
             self._ends.extend((lane, last) for lane in np.flatnonzero(self.is_over).tolist())
         self._infos.append(_kept(infos))
         self._times_s.append(time.perf_counter())
-
-    def take_interrupted(self) -> dict[str, SingleAgentEpisode | None]:
-        """Return the episodes that ended before a discarded step since the last call, by id.
-
-        None: a cut has returned all steps of the episode. To be called after ``cut`` or
-        ``hand_over``.
-        """
-        taken, self._interrupted = self._interrupted, {}
-        return taken
 
     def make_one(self) -> bool:
         """Make one of the episodes that have ended; return False if none is left to make.
@@ -291,14 +271,7 @@ class EpisodeBuffer:
 
     def _end(self, lane: int, end: int) -> None:
         """Make the episode of a lane that ended at a position, unless a cut has returned it."""
-        cause = self._causes.pop((lane, end), None)
-        if cause is not None:
-            episode = None
-            if self._starts[lane] < end - 1:
-                episode = self._episode(lane, self._starts[lane], end - 1)
-                truncate(episode, cause)
-            self._interrupted[self._ids[lane]] = episode
-        elif end > self._since:
+        if end > self._since:
             episode = self._episode(lane, self._starts[lane], end)
             episode.is_terminated = bool(self._terminated[end, lane])
             episode.is_truncated = bool(self._truncated[end, lane])

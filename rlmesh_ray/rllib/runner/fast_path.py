@@ -350,9 +350,7 @@ class FastPath(SamplingPath):
     def add_steps(self, slot: Slot, batch: SessionBatch) -> None:
         assert slot.extras is not None, "what _send has left there"
         buffer, call = self._buffers[slot], self._sampling.call
-        discarded = batch.discarded
-        num_lost = sum(not buffer.is_over[lane] for lane in discarded)
-        call.timesteps += self._num_running(slot) - num_lost
+        call.timesteps += self._num_running(slot)
         observation = self._pipeline.flattened(batch.observation)
         buffer.add(
             observation,
@@ -361,9 +359,8 @@ class FastPath(SamplingPath):
             batch.truncated,
             batch.infos,
             slot.extras,
-            discarded,
         )
-        call.episodes += buffer.num_over - len(discarded)
+        call.episodes += buffer.num_over
         slot.to_module = observation
 
     def interrupt(self, slot: Slot, cause: RlmeshError) -> int:
@@ -396,14 +393,7 @@ class FastPath(SamplingPath):
     def _cut(self, buffer: EpisodeBuffer) -> list[SingleAgentEpisode]:
         ended, chunks = buffer.cut()
         self._ended += ended
-        self._take_interrupted(buffer)
         return chunks
-
-    def _take_interrupted(self, buffer: EpisodeBuffer) -> None:
-        for episode_id, episode in buffer.take_interrupted().items():
-            self._runner.forget_chunks(episode_id)
-            if episode is not None:
-                self._sampling.call.interrupted.append(episode)
 
     def _return_ended(self) -> None:
         self._ended.sort(key=itemgetter(0))
@@ -429,7 +419,6 @@ class FastPath(SamplingPath):
         over = buffer.is_over.tolist()
         ended, running = buffer.hand_over()
         self._ended += ended
-        self._take_interrupted(buffer)
         self._sampling.episodes[lanes.start : lanes.stop] = running
         if slot.phase is SlotPhase.STEPPING:  # path.add_steps will take its result
             columns = dict(slot.extras or {})

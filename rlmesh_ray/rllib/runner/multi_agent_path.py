@@ -63,8 +63,6 @@ class MultiAgentPath(PerItemPath):
         episodes = self._sampling.episodes
         started = set()
         for row, lane in enumerate(slot.lanes):
-            if row in batch.discarded:
-                continue
             if episodes[lane].is_reset:
                 self._add_step(episodes[lane], slot, batch, row)
             else:
@@ -73,15 +71,8 @@ class MultiAgentPath(PerItemPath):
                 )
                 started.add(lane)
         replaced = slot.shared_data[_EPISODES_MAP]
-        for row, cause in batch.discarded.items():
-            lane = slot.lanes[row]
-            if episodes[lane].is_reset:
-                former_id = episodes[lane].id_
-                self._interrupt_lane(lane, cause)
-                replaced[former_id] = episodes[lane].id_
-        stepped = [lane for row, lane in enumerate(slot.lanes) if row not in batch.discarded]
         ended = []
-        for lane, episode in self._advance(stepped, started):
+        for lane, episode in self._advance(slot.lanes, started):
             replaced[episode.id_] = episodes[lane].id_
             ended.append(episode)
         batched = {

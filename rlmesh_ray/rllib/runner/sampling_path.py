@@ -267,15 +267,12 @@ class PerItemPath(SamplingPath):
         """See ``SamplingPath``; lanes whose episodes have not begun keep them."""
         is_begun = [self._sampling.episodes[lane].is_reset for lane in slot.lanes]
         for lane in itertools.compress(slot.lanes, is_begun):
-            self._interrupt_lane(lane, cause)
+            episode = self._sampling.episodes[lane]
+            returned = self._truncate(lane, cause)
+            self._runner.forget_chunks(episode.id_)
+            if returned is not None:
+                self._sampling.call.interrupted.append(returned)
         return sum(is_begun)
-
-    def _interrupt_lane(self, lane: int, cause: Exception | str) -> None:
-        episode = self._sampling.episodes[lane]
-        returned = self._truncate(lane, cause)
-        self._runner.forget_chunks(episode.id_)
-        if returned is not None:
-            self._sampling.call.interrupted.append(returned)
 
     def conclude(self, *, continues: bool) -> list[Any]:
         chunks: list[Any] = []

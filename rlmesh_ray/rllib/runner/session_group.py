@@ -354,18 +354,12 @@ class SessionGroup(abc.ABC):
 def _joined(batches: Sequence[SessionBatch]) -> SessionBatch:
     if len(batches) == 1:
         return batches[0]
-    discarded: dict[int, str] = {}
-    first = 0
-    for batch in batches:
-        discarded |= {first + lane: cause for lane, cause in batch.discarded.items()}
-        first += len(batch.rewards)
     return SessionBatch(
         concatenate([batch.observation for batch in batches]),
         np.concatenate([batch.rewards for batch in batches]),
         np.concatenate([batch.terminated for batch in batches]),
         np.concatenate([batch.truncated for batch in batches]),
         joined([batch.infos for batch in batches]),
-        discarded,
     )
 
 

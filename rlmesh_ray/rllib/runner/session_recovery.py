@@ -5,7 +5,6 @@ Either way their running episodes are truncated, and new sessions are opened.
 
 import logging
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -16,8 +15,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED
 
 from rlmesh_ray.compat.rllib import forget_hanging
 from rlmesh_ray.errors import EndpointClosedError, EndpointError, RemoteEnvError, RlmeshError
-from rlmesh_ray.rllib.runner.autoreset_emulation import unusable_step
-from rlmesh_ray.rllib.runner.slot import Slot, SlotPhase
+from rlmesh_ray.rllib.runner.slot import RetryPolicy, Slot, SlotPhase
 
 if TYPE_CHECKING:
     from rlmesh_ray.rllib.runner.slot_runner import SlotRunner
@@ -80,7 +78,6 @@ class SessionRecovery:
 
     def __init__(self, runner: "SlotRunner") -> None:
         self._runner = runner
-        self._has_discarded = False
 
     # --- failures ------------------------------------------------------------------------
 
@@ -105,9 +102,9 @@ class SessionRecovery:
         others_work = any(other.phase is not SlotPhase.OPENING for other in sampling.slots)
         now_s = time.monotonic()
         delay_s = slot.retry.failed(error, now_s, others_work=others_work)
-        num_raised = slot.retry.num_env_failures
+        num_raised = slot.retry.num_raised
         if delay_s is None:
-            self._reset_retries(slot)
+            slot.retry = RetryPolicy()  # the next call of ``sample`` may continue with the slot
             slot.reopen(0.0)
             if isinstance(error, RemoteEnvError) and num_raised > 1:
                 runner.broken_environment = _broken(error, num_raised)
@@ -159,51 +156,6 @@ class SessionRecovery:
             _lanes_of(slot),
             ", ".join(sorted(addresses)),
         )
-
-    # --- steps that cannot be used ----------------------------------------------------------
-
-    def count_discarded(self, slot: Slot, discarded: Mapping[int, str]) -> None:
-        """Count episodes that were truncated before a step which must not reach a learner.
-
-        Args:
-            slot: The slot.
-            discarded: The cause for each of its lanes where that has happened.
-
-        Raises:
-            RemoteEnvError: That has happened too often since an episode was finished.
-        """
-        runner = self._runner
-        row, cause = next(iter(discarded.items()))
-        lane = slot.lanes[row]
-        runner.first_failure = runner.first_failure or f"lane {lane}: {cause}"
-        key = NUM_EPISODES_INTERRUPTED_LIFETIME
-        runner.metrics.log_value(key, len(discarded), reduce="lifetime_sum")
-        if not self._has_discarded:
-            self._has_discarded = True
-            _LOG.warning(
-                "worker %s, lane %d: %s; its episode ends before that step, as truncated, now and "
-                "each time that this happens (metric %s)",
-                runner.worker_index,
-                lane,
-                cause,
-                key,
-            )
-        if slot.retry.discarded(len(discarded)):
-            num_discarded = slot.retry.num_discarded
-            self._reset_retries(slot)
-            have = "have" if len(slot.lanes) > 1 else "has"
-            runner.broken_environment = unusable_step(
-                lane,
-                f"{cause}; {_lanes_of(slot)} {have} lost {num_discarded} episodes that way since "
-                "one last finished; repair the environment",
-            )
-            raise runner.broken_environment
-
-    @staticmethod
-    def _reset_retries(slot: Slot) -> None:
-        """Forget the failures of a slot that is given up: the next ``sample`` may go on with it."""
-        slot.retry.succeeded()
-        slot.retry.finished_episode()
 
     # --- moves ---------------------------------------------------------------------------
 

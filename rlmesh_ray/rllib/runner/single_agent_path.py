@@ -1,7 +1,6 @@
 """RLlib's per-item path for lanes with one agent each."""
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ray.rllib.core.columns import Columns
@@ -56,16 +55,10 @@ class SingleAgentPath(PerItemPath):
     def add_steps(self, slot: Slot, batch: SessionBatch) -> None:
         lane_episodes, call = self._sampling.episodes, self._sampling.call
         observations, infos = unbatch(batch.observation), list(batch.infos)
-        discarded = {slot.lanes[row]: cause for row, cause in batch.discarded.items()}
-        for lane, cause in discarded.items():
-            if lane_episodes[lane].is_reset:
-                self._interrupt_lane(lane, cause)
         actions = unbatch(slot.actions)
         started = set()
         for row, lane in enumerate(slot.lanes):
             episode = lane_episodes[lane]
-            if lane in discarded:
-                continue
             if not episode.is_reset:
                 episode.add_env_reset(observation=observations[row], infos=infos[row])
                 started.add(lane)
@@ -89,36 +82,8 @@ class SingleAgentPath(PerItemPath):
             Columns.TERMINATEDS: batch.terminated,
             Columns.TRUNCATEDS: batch.truncated,
         }
-        with self._placeholders(slot, discarded, batched):
-            self.prepare(slot, batched)
-        stepped = [lane for lane in slot.lanes if lane not in discarded]
-        call.returned += [episode for _, episode in self._advance(stepped, started)]
-
-    @contextlib.contextmanager
-    def _placeholders(
-        self, slot: Slot, discarded: Collection[int], batched: dict[str, Any]
-    ) -> Iterator[None]:
-        """Show connectors a placeholder episode in lanes whose step is discarded.
-
-        They want an episode for each lane. A placeholder is no part of any sample: what connectors
-        write goes with it, and not into the last step of the episode that has ended, which they
-        have seen already.
-        """
-        episodes = self._sampling.episodes
-        fresh = {lane: episodes[lane] for lane in discarded}
-        for lane in discarded:
-            row = lane - slot.lanes.start
-            placeholder = SingleAgentEpisode(
-                observation_space=self._runner.env.single_observation_space,
-                action_space=self._runner.env.single_action_space,
-            )
-            placeholder.add_env_reset(
-                observation=batched[Columns.OBS][row], infos=batched[Columns.INFOS][row]
-            )
-            episodes[lane] = placeholder
-        yield
-        for lane, episode in fresh.items():
-            episodes[lane] = episode
+        self.prepare(slot, batched)
+        call.returned += [episode for _, episode in self._advance(slot.lanes, started)]
 
     def _end(self, lane: int) -> SingleAgentEpisode:
         self._runner.call_back("on_episode_end", lane)

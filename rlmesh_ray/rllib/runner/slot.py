@@ -46,23 +46,18 @@ class RetryPolicy:
 
     An endpoint that is away is tried again for some time, at growing intervals; the first attempt
     is made at once. An environment that raises is tried again ten times until it finishes an
-    episode: an attempt makes a new environment, which may work, or it may be broken for good. An
-    error ends the episodes of all lanes; episodes that end lane by lane count just as much.
+    episode: an attempt makes a new environment, which may work, or it may be broken for good.
 
     Args:
         give_up_after_s: How long an endpoint may stay away.
-        num_lanes: Lanes that share the environment's failures.
     """
 
-    def __init__(self, give_up_after_s: float = _GIVE_UP_AFTER_S, num_lanes: int = 1) -> None:
+    def __init__(self, give_up_after_s: float = _GIVE_UP_AFTER_S) -> None:
         self._give_up_after_s = give_up_after_s
-        self._num_lanes = num_lanes
         self.num_failures = 0
         """Failures since the last success."""
         self.num_raised = 0
         """Errors of the environment since it finished an episode."""
-        self.num_discarded = 0
-        """Episodes since then that ended before a step which was discarded."""
         self._since_s: float | None = None
         self._next_report_s = 0.0
         """How long an endpoint has been away when its absence is reported next."""
@@ -74,12 +69,6 @@ class RetryPolicy:
 
     def finished_episode(self) -> None:
         self.num_raised = 0
-        self.num_discarded = 0
-
-    @property
-    def num_env_failures(self) -> int:
-        """Failures of the environment since it finished an episode, each in all lanes."""
-        return self.num_raised + self.num_discarded // self._num_lanes
 
     def failed(
         self, error: RlmeshError, now_s: float, *, others_work: bool = False
@@ -98,7 +87,7 @@ class RetryPolicy:
             return None
         if not isinstance(error, EndpointError):
             self.num_raised += 1
-            if self._is_exhausted:
+            if self.num_raised > _MAX_ENV_FAILURES:
                 return None
             return _delay_s(_ENV_DELAY_S, self.num_raised)
         if now_s - self._since_s > self._give_up_after_s and not others_work:
@@ -117,16 +106,6 @@ class RetryPolicy:
         while self._next_report_s <= away_s:
             self._next_report_s = max(2.0 * self._next_report_s, 1.0)
         return away_s, max(self._give_up_after_s - away_s, 0.0)
-
-    def discarded(self, num_episodes: int) -> bool:
-        """Note episodes that ended before a discarded step; return whether to give up."""
-        self.num_discarded += num_episodes
-        return self._is_exhausted
-
-    @property
-    def _is_exhausted(self) -> bool:
-        num_lost = self.num_raised * self._num_lanes + self.num_discarded
-        return num_lost > _MAX_ENV_FAILURES * self._num_lanes
 
 
 def _delay_s(first_s: float, num_tries: int) -> float:
@@ -181,7 +160,7 @@ class Slot:
         self.lanes = lanes
         self.sessions = sessions
         self.phase = SlotPhase.OPENING
-        self.retry = RetryPolicy(num_lanes=len(lanes))
+        self.retry = RetryPolicy()
         # What a sampling path keeps between two steps.
         self.shared_data: dict[str, Any] = {}
         """RLlib's connectors exchange data in this, between the two pipelines of one step."""

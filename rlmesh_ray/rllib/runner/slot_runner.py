@@ -293,8 +293,6 @@ class SlotRunner(EnvRunner):
             slot.retry.succeeded()
         if call.episodes > episodes:
             slot.retry.finished_episode()
-        if result.batch.discarded:
-            self._recovery.count_discarded(slot, result.batch.discarded)
 
 
 def _open_with_retries(slot: Slot) -> None:

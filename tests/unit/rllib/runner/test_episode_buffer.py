@@ -12,7 +12,6 @@ from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 
 from rlmesh_ray.rllib.runner.autoreset_emulation import NoInfos
 from rlmesh_ray.rllib.runner.episode_buffer import EpisodeBuffer, EpisodeFactory
-from rlmesh_ray.rllib.runner.session_recovery import truncate
 from rlmesh_ray.testing.equality import assert_identical
 
 OBSERVATIONS = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -26,7 +25,6 @@ class StepByStep:
         self.lookback = lookback
         self.lanes = [self.new() for _ in infos]
         self.ended: list[SingleAgentEpisode] = []
-        self.interrupted: list[SingleAgentEpisode] = []
         for lane, episode in enumerate(self.lanes):
             episode.add_env_reset(observation[lane], infos[lane])
 
@@ -41,15 +39,8 @@ class StepByStep:
         truncated: Any,
         infos: Any,
         columns: Any,
-        discarded: Any,
     ) -> None:
         for lane, episode in enumerate(self.lanes):
-            if lane in discarded:
-                if episode.is_reset:
-                    truncate(episode, discarded[lane])
-                    self.interrupted += [episode.to_numpy()] if len(episode) else []
-                self.lanes[lane] = self.new()
-                continue
             if not episode.is_reset:
                 episode.add_env_reset(observation[lane], infos[lane])
                 continue
@@ -94,9 +85,7 @@ def parts(episode: SingleAgentEpisode) -> list[Any]:
 
 
 def step_of(random: np.random.Generator, num_lanes: int) -> dict[str, Any]:
-    is_discarded = random.random(num_lanes) < 0.1
     return {
-        "discarded": dict.fromkeys(np.flatnonzero(is_discarded).tolist(), "unusable"),
         "observation": random.normal(size=(num_lanes, 2)).astype(np.float32),
         "rewards": random.normal(size=num_lanes),
         "terminated": random.random(num_lanes) < 0.2,
@@ -200,13 +189,10 @@ def test_the_episodes_are_those_that_rllib_would_have_made(
             for _ in range(num_made):
                 record.make_one()
         ended, chunks = record.cut()
-        interrupted = [one for one in record.take_interrupted().values() if one is not None]
         theirs = expected.cut()
-        cut_off, expected.interrupted = expected.interrupted, []
         for mine, others in (
             ([episode for _, episode in ended], theirs[0]),
             (chunks, theirs[1]),
-            (interrupted, cut_off),
         ):
             assert [parts(episode) for episode in mine] == [parts(episode) for episode in others]
             for episode, other in zip(mine, others, strict=True):
@@ -263,7 +249,7 @@ def test_lists_can_go_on_where_arrays_have_ended(lookback: int, is_cut: bool) ->
     )
     expected = StepByStep(first, infos, lookback)
     for _ in range(5):
-        step = {**step_of(random, 3), "terminated": np.zeros(3, bool), "discarded": {}}
+        step = {**step_of(random, 3), "terminated": np.zeros(3, bool)}
         step["truncated"] = np.zeros(3, bool)
         record.add(**step)
         expected.add(**step)

@@ -271,34 +271,6 @@ def test_an_episode_that_is_finished_gives_an_environment_all_tries_again() -> N
     assert retry.failed(RAISED, now_s=0.0) == 0.0
 
 
-def test_discarded_episodes_are_too_many_after_ten_in_each_lane_even_if_steps_succeed() -> None:
-    retry = RetryPolicy(num_lanes=2)
-    for _ in range(20):
-        assert retry.discarded(1) is False
-        retry.succeeded()
-
-    assert retry.discarded(1) is True
-    assert retry.num_discarded == 21
-
-
-def test_an_episode_that_is_finished_forgives_the_discarded_ones() -> None:
-    retry = RetryPolicy()
-    assert retry.discarded(10) is False
-    retry.finished_episode()
-
-    assert retry.discarded(10) is False
-    assert retry.discarded(1) is True
-
-
-def test_errors_of_an_environment_and_discarded_episodes_count_together() -> None:
-    retry = RetryPolicy(num_lanes=4)
-    for _ in range(5):
-        assert retry.failed(RAISED, now_s=0.0) is not None  # that costs all lanes an episode
-    assert retry.discarded(20) is False
-
-    assert retry.failed(RAISED, now_s=0.0) is None
-
-
 def test_losses_and_errors_in_turns_do_not_go_on_for_ever() -> None:
     retry = RetryPolicy(give_up_after_s=1000.0)
     errors = [RAISED, EndpointLostError("the session broke", "host:1")] * 10
