@@ -854,9 +854,9 @@ FAULTS = (
         "rllib",
         "A runner never gives up an environment that finishes no episode.",
         "rlmesh_ray/rllib/runner/session_recovery.py",
-        "                runner.broken_environment = _broken(error, num_raised)\n"
-        "                raise runner.broken_environment from error",
-        "                return",
+        "            runner.broken_environment = _broken(error, num_raised)\n"
+        "            raise runner.broken_environment from error",
+        "            return",
         "tests/ray/test_broken_environments.py::"
         "test_a_runner_gives_up_an_environment_that_finishes_no_episode",
     ),

@@ -306,13 +306,11 @@ def _first_failure(algorithm: Any, result: dict[str, Any]) -> str:
     if not result.get(ENV_RUNNER_RESULTS, {}).get(NUM_EPISODES_INTERRUPTED_LIFETIME):
         return ""
     causes = algorithm.env_runner_group.foreach_env_runner(
-        _first_failure_of, healthy_only=True, timeout_seconds=_ASK_TIMEOUT_S
+        lambda runner: getattr(runner, "first_failure", ""),  # RLlib's own runners have none
+        healthy_only=True,
+        timeout_seconds=_ASK_TIMEOUT_S,
     )
     return next(filter(None, causes), "")
-
-
-def _first_failure_of(runner: Any) -> str:
-    return getattr(runner, "first_failure", "")  # RLlib's own runners have none
 
 
 def _progress(

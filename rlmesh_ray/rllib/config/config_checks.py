@@ -30,7 +30,6 @@ from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, RolloutPlan
 from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner, RLMeshMultiAgentEnvRunner
 from rlmesh_ray.rllib.runner.runner_env import SpacesOnlyMultiAgentEnv
 from rlmesh_ray.rllib.runner.sample_recording import NO_SEVERAL_AGENTS
-from rlmesh_ray.rllib.runner.session_group import agents_of_lane
 from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
@@ -189,7 +188,7 @@ def choose_runner(config: AlgorithmConfig, contract: EnvContract) -> RunnerChoic
             f"rlmesh_ray.rllib.{ours.__name__}, or leave it out"
         )
     if is_multi_agent:
-        lane = SpacesOnlyMultiAgentEnv(agents_of_lane(contract))
+        lane = SpacesOnlyMultiAgentEnv(contract)
         observations: gymnasium.Space[Any] = gymnasium.spaces.Dict(lane.observation_spaces)
         actions = gymnasium.spaces.Dict(lane.action_spaces)
         return RunnerChoice(wanted, observations, actions, is_multi_agent=True)

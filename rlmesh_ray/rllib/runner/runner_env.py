@@ -1,6 +1,6 @@
 """The environment of a runner, as RLlib and its callbacks see it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import gymnasium
@@ -13,7 +13,7 @@ from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.capabilities import SET_ATTR
-from rlmesh_ray.rllib.runner.session_group import AgentSpec, agents_of_lane
+from rlmesh_ray.rllib.runner.session_group import agents_of_lane
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 
@@ -48,13 +48,6 @@ def _only_sampled(method: str) -> ConfigurationError:
     )
 
 
-def _no_generator(name: str) -> AttributeError:
-    return AttributeError(
-        f"this runner's environments draw from generators at endpoints, so it has no {name}; "
-        "seed them with config.debugging(seed=...)"
-    )
-
-
 class LaneCalls(SteppedByRunner):
     """The methods of a vector environment that reach into its lanes.
 
@@ -66,15 +59,6 @@ class LaneCalls(SteppedByRunner):
     def __init__(self, close: Callable[[], None], call: LaneCall) -> None:
         self._close = close
         self._call = call
-
-    @property
-    def np_random(self) -> NoReturn:
-        """Refuse: each lane has its own generator, at the endpoint."""
-        raise _no_generator("np_random")
-
-    @property
-    def np_random_seed(self) -> NoReturn:
-        raise _no_generator("np_random_seed")
 
     def call(self, name: str, *args: Any) -> tuple[Any, ...]:
         """Call a method of every lane's environment, if the endpoints allow it.
@@ -141,10 +125,14 @@ class SpacesOnlyMultiAgentEnv(SteppedByRunner, MultiAgentEnv):
     """The agents of a lane and their spaces, for RLlib; ``step`` is refused.
 
     Args:
-        agents: The agents of the lane.
+        contract: A contract whose lanes hold several agents.
+
+    Raises:
+        ContractMismatchError: It contradicts itself.
     """
 
-    def __init__(self, agents: Sequence[AgentSpec]) -> None:
+    def __init__(self, contract: EnvContract) -> None:
+        agents = agents_of_lane(contract)
         self.possible_agents = [agent.agent_id for agent in agents]
         self.agents = self.possible_agents
         self.observation_spaces: dict[Any, Any] = {
@@ -175,7 +163,7 @@ class MultiAgentRunnerEnv(LaneCalls, VectorMultiAgentEnv):
         self, contract: EnvContract, num_envs: int, close: Callable[[], None], call: LaneCall
     ) -> None:
         super().__init__(close, call)
-        lane = SpacesOnlyMultiAgentEnv(agents_of_lane(contract))
+        lane = SpacesOnlyMultiAgentEnv(contract)
         self.num_envs = num_envs
         self.envs = [lane] * num_envs
         self.render_mode = contract.render_mode or None

@@ -69,125 +69,115 @@ def truncate_agents(episode: MultiAgentEpisode, cause: Exception | str) -> None:
             forget_hanging(episode, agent)
 
 
-class SessionRecovery:
-    """Reopens the sessions that a runner has lost, and those that the registry asks to move.
+def reopen(runner: "SlotRunner", slot: Slot, error: Exception) -> None:
+    """Truncate the episodes of a slot that has failed, and have its sessions opened again.
 
-    Args:
-        runner: The runner; its ``first_failure`` and ``broken_environment`` are set here.
+    Raises:
+        Exception: ``error`` itself: another attempt is pointless, or it is a defect.
     """
-
-    def __init__(self, runner: "SlotRunner") -> None:
-        self._runner = runner
-
-    # --- failures ------------------------------------------------------------------------
-
-    def reopen(self, slot: Slot, error: Exception) -> None:
-        """Truncate the episodes of a slot that has failed, and have its sessions opened again.
-
-        Raises:
-            Exception: ``error`` itself: another attempt is pointless, or it is a defect.
-        """
-        runner, sampling = self._runner, self._runner.sampling
-        if not isinstance(error, RlmeshError):
-            slot.reopen(0.0)
-            raise error
-        if slot.phase is not SlotPhase.OPENING:
-            runner.metrics.log_value(NUM_ENV_STEP_FAILURES_LIFETIME, 1, reduce="lifetime_sum")
-        slot.phase = SlotPhase.OPENING
-        sampling.assignments.drop(slot.sessions)
-        num_truncated = sampling.path.interrupt(slot, error)
-        if num_truncated:
-            key = NUM_EPISODES_INTERRUPTED_LIFETIME
-            runner.metrics.log_value(key, num_truncated, reduce="lifetime_sum")
-        others_work = any(other.phase is not SlotPhase.OPENING for other in sampling.slots)
-        now_s = time.monotonic()
-        delay_s = slot.retry.failed(error, now_s, others_work=others_work)
-        num_raised = slot.retry.num_raised
-        if delay_s is None:
-            slot.retry = RetryPolicy()  # the next call of ``sample`` may continue with the slot
-            slot.reopen(0.0)
-            if isinstance(error, RemoteEnvError) and num_raised > 1:
-                runner.broken_environment = _broken(error, num_raised)
-                raise runner.broken_environment from error
-            raise error
-        runner.first_failure = runner.first_failure or f"{_lanes_of(slot)}: {error}"
-        if isinstance(error, EndpointError):
-            self._report_absence(slot, error, now_s, others_work=others_work)
-        else:
-            _LOG.warning(
-                "worker %s, %s: %s; a new session is opened in %.2g s (failure %d)",
-                runner.worker_index,
-                _lanes_of(slot),
-                error,
-                delay_s,
-                max(slot.retry.num_failures, num_raised),
-            )
-        slot.reopen(delay_s)
-
-    def _report_absence(
-        self, slot: Slot, error: EndpointError, now_s: float, *, others_work: bool
-    ) -> None:
-        absence = slot.retry.absence_to_report(now_s)
-        if absence is None:
-            return
-        away_s, left_s = absence
-        opened = f"{error}; a new session is opened"
-        place = f" at {error.address}" if error.address else ""
+    sampling = runner.sampling
+    if not isinstance(error, RlmeshError):
+        slot.reopen(0.0)
+        raise error
+    if slot.phase is not SlotPhase.OPENING:
+        runner.metrics.log_value(NUM_ENV_STEP_FAILURES_LIFETIME, 1, reduce="lifetime_sum")
+    slot.phase = SlotPhase.OPENING
+    sampling.assignments.drop(slot.sessions)
+    num_truncated = sampling.path.interrupt(slot, error)
+    if num_truncated:
+        key = NUM_EPISODES_INTERRUPTED_LIFETIME
+        runner.metrics.log_value(key, num_truncated, reduce="lifetime_sum")
+    others_work = any(other.phase is not SlotPhase.OPENING for other in sampling.slots)
+    now_s = time.monotonic()
+    delay_s = slot.retry.failed(error, now_s, others_work=others_work)
+    num_raised = slot.retry.num_raised
+    if delay_s is None:
+        slot.retry = RetryPolicy()  # the next call of ``sample`` may continue with the slot
+        slot.reopen(0.0)
+        if isinstance(error, RemoteEnvError) and num_raised > 1:
+            runner.broken_environment = _broken(error, num_raised)
+            raise runner.broken_environment from error
+        raise error
+    runner.first_failure = runner.first_failure or f"{_lanes_of(slot)}: {error}"
+    if isinstance(error, EndpointError):
+        _report_absence(runner, slot, error, now_s, others_work=others_work)
+    else:
         _LOG.warning(
-            "worker %s, %s: %s; %s",
-            self._runner.worker_index,
-            _lanes_of(slot),
-            f"no new session{place} for {away_s:.0f} s" if away_s >= 1.0 else opened,
-            "other sessions sample" if others_work else f"the runner gives up in {left_s:.0f} s",
-        )
-
-    def note_reopened(self, slot: Slot) -> None:
-        """Log that a slot has sessions again, at the level at which their loss is logged.
-
-        Nothing is logged for sessions that were moved.
-        """
-        if not slot.retry.num_failures:
-            return
-        assignments = self._runner.sampling.assignments
-        addresses = {assignments.address_of(each) for each in slot.sessions}
-        _LOG.warning(
-            "worker %s, %s: a new session is open at %s, and sampling goes on",
-            self._runner.worker_index,
-            _lanes_of(slot),
-            ", ".join(sorted(addresses)),
-        )
-
-    # --- moves ---------------------------------------------------------------------------
-
-    def move_sessions(self) -> None:
-        """Have the sessions that are asked to move opened elsewhere, with new episodes.
-
-        It is done at the end of ``sample``, so that the last chunk of each truncated episode is
-        returned with the others, and the new sessions are ready for the next call.
-        """
-        sampling = self._runner.sampling
-        moving = sampling.assignments.sessions_to_move()
-        for slot in sampling.slots:
-            leaving = moving.intersection(slot.sessions)
-            if leaving and slot.phase is not SlotPhase.OPENING:
-                self._move(slot, leaving)
-
-    def _move(self, slot: Slot, leaving: frozenset[int]) -> None:
-        runner, sampling = self._runner, self._runner.sampling
-        former = ", ".join(sorted({sampling.assignments.endpoint_of(each) for each in leaving}))
-        if sampling.call.num_episodes is None:  # else the next call resets the lanes anyway
-            cause = f"the session was moved away from endpoint {former}"
-            sampling.path.interrupt(slot, EndpointClosedError(cause))
-        runner.metrics.log_value(NUM_SESSIONS_MOVED_LIFETIME, len(leaving), reduce="lifetime_sum")
-        _LOG.info(
-            "worker %s, %s: %d session(s) leave endpoint %s for another one",
+            "worker %s, %s: %s; a new session is opened in %.2g s (failure %d)",
             runner.worker_index,
             _lanes_of(slot),
-            len(leaving),
-            former,
+            error,
+            delay_s,
+            max(slot.retry.num_failures, num_raised),
         )
-        sampling.assignments.drop(leaving)
-        slot.reopen(0.0, in_background=True)
+    slot.reopen(delay_s)
+
+
+def _report_absence(
+    runner: "SlotRunner", slot: Slot, error: EndpointError, now_s: float, *, others_work: bool
+) -> None:
+    absence = slot.retry.absence_to_report(now_s)
+    if absence is None:
+        return
+    away_s, left_s = absence
+    opened = f"{error}; a new session is opened"
+    place = f" at {error.address}" if error.address else ""
+    _LOG.warning(
+        "worker %s, %s: %s; %s",
+        runner.worker_index,
+        _lanes_of(slot),
+        f"no new session{place} for {away_s:.0f} s" if away_s >= 1.0 else opened,
+        "other sessions sample" if others_work else f"the runner gives up in {left_s:.0f} s",
+    )
+
+
+def note_reopened(runner: "SlotRunner", slot: Slot) -> None:
+    """Log that a slot has sessions again, at the level at which their loss is logged.
+
+    Nothing is logged for sessions that were moved.
+    """
+    if not slot.retry.num_failures:
+        return
+    assignments = runner.sampling.assignments
+    addresses = {assignments.address_of(each) for each in slot.sessions}
+    _LOG.warning(
+        "worker %s, %s: a new session is open at %s, and sampling goes on",
+        runner.worker_index,
+        _lanes_of(slot),
+        ", ".join(sorted(addresses)),
+    )
+
+
+def move_sessions(runner: "SlotRunner") -> None:
+    """Have the sessions that are asked to move opened elsewhere, with new episodes.
+
+    It is done at the end of ``sample``, so that the last chunk of each truncated episode is
+    returned with the others, and the new sessions are ready for the next call.
+    """
+    sampling = runner.sampling
+    moving = sampling.assignments.sessions_to_move()
+    for slot in sampling.slots:
+        leaving = moving.intersection(slot.sessions)
+        if leaving and slot.phase is not SlotPhase.OPENING:
+            _move(runner, slot, leaving)
+
+
+def _move(runner: "SlotRunner", slot: Slot, leaving: frozenset[int]) -> None:
+    sampling = runner.sampling
+    former = ", ".join(sorted({sampling.assignments.endpoint_of(each) for each in leaving}))
+    if sampling.call.num_episodes is None:  # else the next call resets the lanes anyway
+        cause = f"the session was moved away from endpoint {former}"
+        sampling.path.interrupt(slot, EndpointClosedError(cause))
+    runner.metrics.log_value(NUM_SESSIONS_MOVED_LIFETIME, len(leaving), reduce="lifetime_sum")
+    _LOG.info(
+        "worker %s, %s: %d session(s) leave endpoint %s for another one",
+        runner.worker_index,
+        _lanes_of(slot),
+        len(leaving),
+        former,
+    )
+    sampling.assignments.drop(leaving)
+    slot.reopen(0.0, in_background=True)
 
 
 def _lanes_of(slot: Slot) -> str:
@@ -223,7 +213,8 @@ def raise_for_broken_environment(*, algorithm: Algorithm, result: dict[str, Any]
     if sampled > 0 or algorithm.env_runner_group is None:
         return
     errors = algorithm.env_runner_group.foreach_env_runner(
-        _broken_environment_of,
+        # The config may name another runner class, set after ``configure``.
+        lambda runner: getattr(runner, "broken_environment", None),
         local_env_runner=False,
         healthy_only=False,
         timeout_seconds=_ASK_TIMEOUT_S,
@@ -231,9 +222,3 @@ def raise_for_broken_environment(*, algorithm: Algorithm, result: dict[str, Any]
     for error in errors:
         if error is not None:
             raise error
-
-
-def _broken_environment_of(runner: Any) -> RlmeshError | None:
-    # The config may name another runner class, set after ``configure``.
-    error: RlmeshError | None = getattr(runner, "broken_environment", None)
-    return error

@@ -20,7 +20,12 @@ from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
 from rlmesh_ray.rllib.runner.runner_env import announce_environment
 from rlmesh_ray.rllib.runner.sampling_path import PerItemPath, SampleCall, SamplingState
 from rlmesh_ray.rllib.runner.session_group import SessionGroup
-from rlmesh_ray.rllib.runner.session_recovery import LIFETIME_SUMS, SessionRecovery
+from rlmesh_ray.rllib.runner.session_recovery import (
+    LIFETIME_SUMS,
+    move_sessions,
+    note_reopened,
+    reopen,
+)
 from rlmesh_ray.rllib.runner.slot import RetryPolicy, Slot, SlotPhase, SlotResult
 from rlmesh_ray.server.gc_tuning import freeze_heap
 
@@ -69,7 +74,6 @@ class SlotRunner(EnvRunner):
     def __init__(self, *, config: AlgorithmConfig, **kwargs: Any) -> None:
         self.sampling = SamplingState()
         self.sampling.path = type(self).path_class(self)
-        self._recovery = SessionRecovery(self)
         super().__init__(config=config, **kwargs)
         if self.worker_index:  # else it is in the process of the program that trains
             freeze_heap()
@@ -209,7 +213,7 @@ class SlotRunner(EnvRunner):
                 sampling.path.act_on([s for s in sampling.slots if s.phase is SlotPhase.IDLE])
                 if not self._take_results():
                     break
-            self._recovery.move_sessions()
+            move_sessions(self)
             ongoing = sampling.path.conclude(continues=num_timesteps is not None)
         except BaseException:
             # Perhaps a callback's error between two steps: the episodes cannot continue there.
@@ -279,11 +283,11 @@ class SlotRunner(EnvRunner):
         slot.num_in_flight = 0
         if result.batch is None:
             assert result.error is not None
-            self._recovery.reopen(slot, result.error)
+            reopen(self, slot, result.error)
             return
         slot.phase = SlotPhase.IDLE
         if phase is SlotPhase.OPENING:
-            self._recovery.note_reopened(slot)
+            note_reopened(self, slot)
         if phase is not SlotPhase.STEPPING:
             path.add_resets(slot, result.batch)
             return

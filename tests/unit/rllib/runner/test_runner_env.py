@@ -63,12 +63,6 @@ def test_an_attribute_is_set_to_one_value_in_every_lane(
     assert calls == [("set_wrapper_attr", ("gravity", 9.8))]
 
 
-def test_generators_of_endpoints_are_missing(env: Any) -> None:
-    with pytest.raises(AttributeError, match=r"no np_random; seed them with config\.debugging"):
-        _ = env.np_random
-    assert not hasattr(env, "np_random_seed")
-
-
 def test_what_the_endpoints_have_is_not_made_up(env: Any) -> None:
     assert env.render_mode is None
     assert env.unwrapped is env
