@@ -27,6 +27,7 @@ from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, RolloutPlan
+from rlmesh_ray.rllib.config.session_endpoints import max_sessions_per_endpoint
 from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner, RLMeshMultiAgentEnvRunner
 from rlmesh_ray.rllib.runner.runner_env import SpacesOnlyMultiAgentEnv
 from rlmesh_ray.rllib.runner.sample_recording import NO_SEVERAL_AGENTS
@@ -366,9 +367,10 @@ def _about_sessions(config: AlgorithmConfig, plan: RolloutPlan, max_sessions: in
                 f"than half of {setting}={limit_s:g} for a new session, and RLlib drops later "
                 f"samples; set {setting} to twice step_timeout_s or more"
             )
-    if plan.max_sessions_per_endpoint > max_sessions:
+    most = max_sessions_per_endpoint(plan.training, plan.evaluation)
+    if most > max_sessions:
         yield (
-            f"the runners open up to {plan.max_sessions_per_endpoint} sessions with one endpoint, "
+            f"the runners open up to {most} sessions with one endpoint, "
             f"which allows {max_sessions} unless it was started with a larger max_sessions; start "
             "more endpoints, or wider ones (num_envs)"
         )

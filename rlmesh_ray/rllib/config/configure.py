@@ -37,7 +37,7 @@ from rlmesh_ray.rllib.config.config_checks import (
     require_spaces,
 )
 from rlmesh_ray.rllib.config.endpoint_sources import (
-    FleetRequest,
+    KEPT_FLEETS,
     RolloutSource,
     common_contract,
     find_endpoints,
@@ -176,9 +176,16 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     runner_spec = _runner_spec(config)
     given = cast(EnvOptions, {name: each for name, each in options.items() if each is not None})
     completed("configure", EnvOptions, given)
-    request = FleetRequest(num_endpoints, num_evaluation_endpoints, given)
     access = Access(token, tls, edition_text, dm_env_rpc)
-    endpoints = find_endpoints(config, env, request, runner_spec, access)
+    endpoints = find_endpoints(
+        config,
+        env,
+        runner_spec,
+        access,
+        num_endpoints=num_endpoints,
+        num_evaluation_endpoints=num_evaluation_endpoints,
+        options=given,
+    )
     fleets = [each for each in endpoints.fleets if isinstance(each, EnvFleet)]
     warned = list(capacity_warnings(config, fleets))
     contract = common_contract(endpoints)
@@ -218,7 +225,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     warned += config_warnings(config, plan, max_sessions=endpoints.max_sessions)
     for sentence in warned:
         warnings.warn(sentence, ConfigurationWarning, stacklevel=2)
-    endpoints.keep()
+    KEPT_FLEETS.extend(endpoints.fleets)
     return config
 
 

@@ -1,7 +1,7 @@
 """The endpoints of a config: those given to ``configure``, or those that it starts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -45,16 +45,6 @@ KEPT_FLEETS: list[EnvFleet | EnvPool] = []
 
 
 @dataclass(frozen=True, slots=True)
-class FleetRequest:
-    """The arguments of ``configure`` for a new fleet; None, or missing: the default."""
-
-    num_endpoints: int | None = None
-    num_evaluation_endpoints: int | None = None
-    options: EnvOptions = field(default_factory=EnvOptions)
-    """Of each endpoint."""
-
-
-@dataclass(frozen=True, slots=True)
 class EndpointSet:
     """The endpoints of a config, before they are contacted."""
 
@@ -70,25 +60,27 @@ class EndpointSet:
     def num_training(self) -> int:
         return len(self.resolver) - self.num_evaluation
 
-    def keep(self) -> None:
-        KEPT_FLEETS.extend(self.fleets)
-
 
 def find_endpoints(
     config: AlgorithmConfig,
     env: RolloutSource,
-    request: FleetRequest,
     runner_spec: RunnerSpec,
     access: Access,
+    *,
+    num_endpoints: int | None,
+    num_evaluation_endpoints: int | None,
+    options: EnvOptions,
 ) -> EndpointSet:
     """Start endpoints, or use those that run already; see ``configure``.
 
     Args:
         config: The config for which the endpoints are.
         env: The ``env`` argument of ``configure``.
-        request: Its arguments for a new fleet.
         runner_spec: The config's runners and their lanes.
         access: Access to endpoints that are given by their addresses, and to no others.
+        num_endpoints: See ``configure``.
+        num_evaluation_endpoints: See ``configure``.
+        options: Of each endpoint that is started.
 
     Raises:
         ConfigurationError: An argument does not fit the kind of ``env``.
@@ -100,21 +92,23 @@ def find_endpoints(
         env = [env]
     if isinstance(env, Sequence) and not isinstance(env, str):
         env = [each.address if isinstance(each, EnvServer) else each for each in env]
-    _require_use(env, access)
     if isinstance(env, str) or callable(env):
-        return _new_fleet(config, env, request, runner_spec)
-    if request.num_endpoints is not None or "num_envs" in request.options:
+        _require_use(access, ())
+        return _new_fleet(
+            config, env, runner_spec, num_endpoints, num_evaluation_endpoints, options
+        )
+    if num_endpoints is not None or "num_envs" in options:
         raise ConfigurationError(
             "num_endpoints and num_envs are for a Gymnasium id or a factory; endpoints that run "
             "already have their own"
         )
-    for name in request.options:
+    for name in options:
         raise ConfigurationError(
             f"{name} is for a Gymnasium id or a factory, whose endpoints are started here; "
             f"endpoints that run already have their own: EnvFleet({name}=...), "
             f"EnvServer({name}=...), serve-env {flag_name(name, *declared(EnvOptions)[name])}"
         )
-    num_evaluation = request.num_evaluation_endpoints or 0
+    num_evaluation = num_evaluation_endpoints or 0
     endpoints = _from_running(env, num_evaluation, access)
     if num_evaluation < 0 or endpoints.num_training < 1:
         raise ConfigurationError(
@@ -127,31 +121,31 @@ def find_endpoints(
 def _new_fleet(
     config: AlgorithmConfig,
     env: str | Callable[[], Any],
-    request: FleetRequest,
     runner_spec: RunnerSpec,
+    num_endpoints: int | None,
+    num_evaluation: int | None,
+    options: EnvOptions,
 ) -> EndpointSet:
-    SerializedEnv.of(env, request.options)  # raises here, before Ray is started
-    num_endpoints = (
-        runner_spec.num_runners if request.num_endpoints is None else request.num_endpoints
-    )
-    num_evaluation = request.num_evaluation_endpoints
+    SerializedEnv.of(env, options)  # raises here, before Ray is started
+    if num_endpoints is None:
+        num_endpoints = runner_spec.num_runners
     if num_evaluation is None:
         is_parallel = config.evaluation_parallel_to_training
         num_evaluation = (runner_spec.num_evaluation_runners or 0) if is_parallel else 0
     _require_at_least("num_endpoints", num_endpoints, 1)
     _require_at_least("num_evaluation_endpoints", num_evaluation, 0)
-    width = request.options.get("num_envs") or num_envs_for(runner_spec, num_endpoints)
+    width = options.get("num_envs") or num_envs_for(runner_spec, num_endpoints)
     layouts = assign_sessions(
         runner_spec,
         width=width,
         num_endpoints=num_endpoints,
         num_evaluation_endpoints=num_evaluation,
     )
-    max_sessions = request.options.get("max_sessions") or max(
+    max_sessions = options.get("max_sessions") or max(
         DEFAULT_MAX_SESSIONS, max_sessions_per_endpoint(*layouts)
     )
     total = num_endpoints + num_evaluation
-    options: EnvOptions = {**request.options, "num_envs": width, "max_sessions": max_sessions}
+    options = {**options, "num_envs": width, "max_sessions": max_sessions}
     fleet = EnvFleet(env, num_endpoints=total, num_cpus=endpoint_cpus(config, total), **options)
     return replace(_from_running([fleet], num_evaluation, Access()), max_sessions=max_sessions)
 
@@ -181,6 +175,7 @@ def _from_running(env: Sequence[Rollouts], num_evaluation: int, access: Access) 
             "an address or a list of the last four; an environment that exists already is served "
             "by EnvServer"
         )
+    settings = access.dialect_settings
     resolvers: list[EndpointResolver] = []
     accesses: list[Access] = []
     for index, each in enumerate(env):
@@ -193,12 +188,14 @@ def _from_running(env: Sequence[Rollouts], num_evaluation: int, access: Access) 
             accesses += [Access(token, each.endpoint_tls) for token in tokens_of(resolver)]
         elif isinstance(each, str) and looks_like_address(each):
             resolvers.append(FixedAddressResolver((each,)))
-            accesses.append(_access_for(each, access))
+            is_theirs = settings is not None and each.startswith(settings.scheme)
+            accesses.append(access if is_theirs else replace(access, dialect_settings=None))
         else:
             raise ConfigurationError(
                 f"env[{index}]={each!r}: a list holds fleets, pools, servers and addresses "
                 "(HOST:PORT); for a Gymnasium id or a factory start an EnvFleet, and give that"
             )
+    _require_use(access, accesses)
     return EndpointSet(
         CombinedResolver.of(_reserve_evaluation_endpoints(resolvers, num_evaluation)),
         tuple(accesses),
@@ -221,21 +218,9 @@ def _reserve_evaluation_endpoints(
     return reserving
 
 
-def _access_for(address: str, access: Access) -> Access:
-    return access if _takes_settings(address, access) else replace(access, dialect_settings=None)
-
-
-def _takes_settings(address: str, access: Access) -> bool:
+def _require_use(access: Access, accesses: Sequence[Access]) -> None:
     settings = access.dialect_settings
-    return settings is not None and address.startswith(settings.scheme)
-
-
-def _require_use(env: object, access: Access) -> None:
-    settings = access.dialect_settings
-    if settings is None:
-        return
-    given = env if isinstance(env, Sequence) and not isinstance(env, str) else ()
-    if not any(isinstance(each, str) and _takes_settings(each, access) for each in given):
+    if settings is not None and all(each.dialect_settings is None for each in accesses):
         raise ConfigurationError(
             "dm_env_rpc=... is for servers of that protocol, and no address given begins with "
             f"{settings.scheme}"

@@ -15,7 +15,7 @@ from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.options import DEFAULT_RESET_TIMEOUT_S, DEFAULT_RUNNER_STEP_TIMEOUT_S
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.rllib.config.session_endpoints import SessionLayout, max_sessions_per_endpoint
+from rlmesh_ray.rllib.config.session_endpoints import SessionLayout
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 
 PLAN_KEY = "rlmesh_ray"
@@ -182,10 +182,6 @@ class RolloutPlan:
     def lanes_per_runner(self) -> int:
         return self.training.sessions_per_runner * self.contract.num_envs
 
-    @property
-    def max_sessions_per_endpoint(self) -> int:
-        return max_sessions_per_endpoint(self.training, self.evaluation)
-
     def endpoints_of(self, worker_index: int, *, in_evaluation: bool = False) -> tuple[int, ...]:
         """Return the endpoints of a runner: one entry for each session.
 
@@ -196,9 +192,6 @@ class RolloutPlan:
         """
         layout = self.evaluation if in_evaluation and self.evaluation else self.training
         return layout.endpoints_of(worker_index)
-
-    def resolver_for(self, endpoint: int) -> tuple[EndpointResolver, int]:
-        return self.resolver.places[endpoint]
 
     def connect_options(self, endpoint: int, assignment: Assignment) -> ConnectOptions:
         """Return the options to connect to the endpoint that a session is assigned to.

@@ -18,7 +18,6 @@ from rlmesh_ray.actors.registry.assignment_table import Assignment
 from rlmesh_ray.client.env_session_client import open_env_session
 from rlmesh_ray.errors import EndpointError
 from rlmesh_ray.rllib.config.rollout_plan import (
-    EndpointResolver,
     FixedAddressResolver,
     RolloutPlan,
     require_next_step,
@@ -75,14 +74,14 @@ class SessionAssignments:
         self._plan = plan
         self._names = tuple(names)
         self._numbers = {name: number for number, name in enumerate(names)}
-        self._places = [plan.resolver_for(endpoint) for endpoint in endpoints]
+        self._places = [plan.resolver.places[endpoint] for endpoint in endpoints]
         self._node_id = node_id
         self._clock = clock
         self._poll = poll
         self._lock = threading.Lock()
         self._assignments: dict[int, Assignment] = {}
         self._is_released = False
-        resolvers = _distinct(resolver for resolver, _ in self._places)
+        resolvers = dict.fromkeys(resolver for resolver, _ in self._places)
         self._rebalancing = [
             each for each in resolvers if not isinstance(each, FixedAddressResolver)
         ]
@@ -229,11 +228,3 @@ def session_names(
     """Return the names of a runner's sessions, from which the registry reads whose they are."""
     group = "eval" if in_evaluation else "train"
     return [f"{plan_id}/{group}/{worker_index}/{each}@{runner}" for each in range(num_sessions)]
-
-
-def _distinct(resolvers: Iterable[EndpointResolver]) -> list[EndpointResolver]:
-    found: list[EndpointResolver] = []
-    for resolver in resolvers:
-        if resolver not in found:
-            found.append(resolver)
-    return found

@@ -5,9 +5,8 @@ most of the time that sampling takes. The results here are the same to the last 
 is taken only where that is certain, see ``ineligibility``.
 """
 
-import contextlib
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -380,9 +379,14 @@ class FastPath(SamplingPath):
 
     def conclude(self, *, continues: bool) -> list[SingleAgentEpisode]:
         chunks: list[SingleAgentEpisode] = []
-        with _gc_paused():
+        was_enabled = gc.isenabled()
+        gc.disable()  # many objects are made, all of which stay
+        try:
             for buffer in self._buffers.values():
                 chunks += self._cut(buffer)
+        finally:
+            if was_enabled:
+                gc.enable()
         self._return_ended()
         if not continues:
             return []
@@ -424,22 +428,17 @@ class FastPath(SamplingPath):
             columns = dict(slot.extras or {})
             del columns[WEIGHTS_SEQ_NO]
             slot.actions, slot.extras = columns.pop(Columns.ACTIONS), columns
-        with self._without_flattener():
-            path.prepare(slot, {})
-        for lane, is_over in zip(lanes, over, strict=True):
-            if is_over:
-                self._runner.begin_episode(lane)
-
-    @contextlib.contextmanager
-    def _without_flattener(self) -> Iterator[None]:
-        """Leave out the connector that a buffer's observations have passed already, if any."""
+        # Without the connector that a buffer's observations have passed already, if any.
         pipeline, _ = self._runner.pipelines
         connectors = pipeline.connectors
         pipeline.connectors = [one for one in connectors if one is not self._pipeline.flattener]
         try:
-            yield
+            path.prepare(slot, {})
         finally:
             pipeline.connectors = connectors
+        for lane, is_over in zip(lanes, over, strict=True):
+            if is_over:
+                self._runner.begin_episode(lane)
 
     def finish(self) -> None:
         module = self._runner.module
@@ -455,15 +454,3 @@ class FastPath(SamplingPath):
 def _filled(count: int, number: int) -> NDArray[np.int64]:
     """Return an array of equal numbers, to be read only."""
     return np.full(count, number)
-
-
-@contextlib.contextmanager
-def _gc_paused() -> Iterator[None]:
-    """Pause garbage collection while many objects are made, all of which stay."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -25,7 +25,7 @@ JOINED = CombinedResolver.of([ADDRESSES])
 
 
 def dial_of(plan: RolloutPlan, endpoint: int) -> ConnectOptions:
-    resolver, index = plan.resolver_for(endpoint)
+    resolver, index = plan.resolver.places[endpoint]
     return plan.connect_options(endpoint, resolver.assign("a session", index, "a node"))
 
 
@@ -84,7 +84,7 @@ def test_joined_directories_hand_each_session_to_the_one_that_owns_its_endpoint(
     first = FixedAddressResolver(("127.0.0.1:9",))
     plan = RolloutPlan(CombinedResolver.of([first, ADDRESSES]), CONTRACT, SessionLayout(4, 1, 4))
 
-    assert [plan.resolver_for(endpoint) for endpoint in range(4)] == [
+    assert [plan.resolver.places[endpoint] for endpoint in range(4)] == [
         (first, 0),
         (ADDRESSES, 0),
         (ADDRESSES, 1),
