@@ -399,8 +399,11 @@ def test_an_environment_that_never_works_ends_sample_with_its_error(
     ("actions", "message"),
     [
         ({"car_0": 1}, "light: has no action in lane 0"),
-        ({"car_0": 1, "light": 0, "tram": [0, 0]}, "tram: has an action in lane 0, but cannot act"),
-        ({"car_0": 1, "light": 0, "bus": 0}, "bus: has an action in lane 0, but cannot act"),
+        (
+            {"car_0": 1, "light": 0, "tram": [0, 0]},
+            "tram: has an action in lane 0; exactly",
+        ),
+        ({"car_0": 1, "light": 0, "bus": 0}, "bus: has an action in lane 0; exactly"),
         ({"car_0": 1.5, "light": 0}, "car_0: 1.5 cannot be held exactly by int64"),
     ],
 )

@@ -155,15 +155,14 @@ class NextStepSession:
     def num_lanes(self) -> int:
         return self._client.contract.num_envs
 
-    def reset(self, seeds: Sequence[int], options: Mapping[str, object] | None) -> SessionBatch:
+    def reset(self, seeds: Sequence[int]) -> SessionBatch:
         """Start new episodes everywhere.
 
         Args:
             seeds: Empty, or one for each lane.
-            options: Passed to the environment.
         """
         self._ended = ()
-        return self._first(self._client.reset(seeds=seeds, options=options))
+        return self._first(self._client.reset(seeds=seeds))
 
     def send(self, action: Sequence[Column]) -> None:
         ended, self._ended = self._ended, ()

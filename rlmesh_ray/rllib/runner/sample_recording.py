@@ -69,18 +69,17 @@ class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
         Callbacks on samples that have a method ``close`` are closed, too.
         """
         try:
-            if self.config.output and self._samples and self._wants_rest:
+            # Without a number of rows per file, rows are left only if they could not be written.
+            wants_rest = self.config.output and (
+                self.write_remaining_data or not self.output_max_rows_per_file
+            )
+            if wants_rest and self._samples:
                 self._write(len(self._samples))
             for callback in force_list(self.config.callbacks_on_sample_end):
                 if hasattr(callback, "close"):
                     callback.close()
         finally:
             super(OfflineSingleAgentEnvRunner, self).stop()
-
-    @property
-    def _wants_rest(self) -> bool:
-        # Without a number of rows per file, rows are left only if they could not be written.
-        return bool(self.write_remaining_data or not self.output_max_rows_per_file)
 
     def _record(self, episodes: list[SingleAgentEpisode]) -> None:
         if self.output_write_episodes:

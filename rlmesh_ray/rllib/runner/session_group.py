@@ -191,21 +191,16 @@ class AgentColumns:
     def _require(self, given: Mapping[AgentId, Any], acts: NDArray[np.bool_], lane: int) -> None:
         """Refuse missing actions, which would have to be invented, and superfluous ones."""
         expected = [self._ids[position] for position in np.flatnonzero(acts)]
-        if given.keys() == set(expected):
-            return
-        for agent in expected:
-            if agent not in given:
-                reason = (
-                    f"has no action in lane {lane}; every agent that was observed last and has "
-                    "not ended must act"
-                )
-                raise ConformanceError("structure", str(agent), reason)
-        stranger = next(agent for agent in given if agent not in expected)
-        reason = (
-            f"has an action in lane {lane}, but cannot act: it was not observed last, or has "
-            f"ended; give actions to {expected} only"
-        )
-        raise ConformanceError("structure", str(stranger), reason)
+        for agent in (*expected, *given):
+            if agent in expected and agent in given:
+                continue
+            has = "an" if agent in given else "no"
+            raise ConformanceError(
+                "structure",
+                str(agent),
+                f"has {has} action in lane {lane}; exactly the agents that were observed last and "
+                f"have not ended must act: {expected}",
+            )
 
     def _by_agent(self, values: NDArray[Any], mask: NDArray[np.bool_]) -> list[dict[AgentId, Any]]:
         """Return the elements that ``mask`` selects; both are ``(num_lanes, num_agents)``."""
@@ -291,14 +286,11 @@ class SessionGroup(abc.ABC):
     def _result(self, batch: SessionBatch) -> SessionBatch:
         """Return the result of all lanes in the group's form."""
 
-    def reset(
-        self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None
-    ) -> SessionBatch:
+    def reset(self, seeds: Sequence[int] = ()) -> SessionBatch:
         """Start new episodes everywhere.
 
         Args:
             seeds: Empty, or one for each lane.
-            options: Passed to the environments.
 
         Raises:
             RemoteEnvError: An environment raised or timed out; the group can only be closed then.
@@ -307,7 +299,7 @@ class SessionGroup(abc.ABC):
         batches = []
         first = 0
         for session in self._sessions:
-            batches.append(session.reset(seeds[first : first + session.num_lanes], options))
+            batches.append(session.reset(seeds[first : first + session.num_lanes]))
             first += session.num_lanes
         return self._result(_joined(batches))
 
@@ -427,13 +419,11 @@ class MultiAgentSessionGroup(SessionGroup):
         self._is_over = np.zeros(self.num_envs, np.bool_)
         self._begins = np.ones(self.num_envs, np.bool_)
 
-    def reset(
-        self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None
-    ) -> SessionBatch:
+    def reset(self, seeds: Sequence[int] = ()) -> SessionBatch:
         self._acting[...] = False
         self._is_over[...] = False
         self._begins[...] = True
-        return super().reset(seeds, options)
+        return super().reset(seeds)
 
     def _columns(self, actions: Sequence[Mapping[AgentId, Any] | None]) -> list[Column]:
         self._begins = np.array([own is None for own in actions])

@@ -6,7 +6,7 @@ And when to open its sessions again, and when to give up, after failures.
 import contextlib
 import enum
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,7 +131,7 @@ class SlotResult:
 
     slot: "Slot"
     work: int
-    """Number of the work; see ``Slot.is_current``."""
+    """Number of the work; one of an earlier work than ``Slot.work`` is to be ignored."""
     batch: Any
     """The result of its group; None: it failed."""
     error: Exception | None = None
@@ -176,13 +176,10 @@ class Slot:
         self._completions = completions
         self._group: SessionGroup | None = None
         self._closing = threading.Event()
-        self._work = 0
+        self.work = 0
+        """Number of the latest work."""
         self._settings: dict[object, tuple[str, tuple[object, ...]]] = {}
         self._is_behind = False
-
-    def is_current(self, result: SlotResult) -> bool:
-        """Return whether a result is that of the latest work; older ones are to be ignored."""
-        return result.work == self._work
 
     def open(self) -> None:
         """Open the sessions, in this thread.
@@ -193,17 +190,16 @@ class Slot:
         self._group = self._open_group()
         self.phase = SlotPhase.IDLE
 
-    def reset(self, seeds: Sequence[int], options: Mapping[str, Any] | None) -> None:
+    def reset(self, seeds: Sequence[int]) -> None:
         """Start new episodes everywhere, after the work in progress.
 
         Args:
             seeds: Empty, or one for each lane.
-            options: Passed to the environments.
         """
         group = self._group
         assert group is not None, "an open slot"
         self.phase = SlotPhase.RESETTING
-        self._begin(lambda: group.reset(seeds, options))
+        self._begin(lambda: group.reset(seeds))
 
     def step(self, actions: Any) -> None:
         """Apply one action in each lane.
@@ -276,8 +272,8 @@ class Slot:
         *,
         in_background: bool = False,
     ) -> None:
-        self._work += 1
-        work = self._work
+        self.work += 1
+        work = self.work
 
         def job() -> SlotResult:
             try:

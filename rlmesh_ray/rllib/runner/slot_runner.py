@@ -147,10 +147,20 @@ class SlotRunner(EnvRunner):
         does not repair an environment, nor a module that has to be compiled and cannot be: such
         an error is raised to the caller instead.
         """
-        try:
-            return super().apply(_let_escape(func), *args, **kwargs)
-        except _EscapingError as caught:
-            raise caught.error from None
+        broken: list[RlmeshError] = []
+
+        def call(runner: SlotRunner, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return func(runner, *args, **kwargs)
+            except RlmeshError as error:
+                if error is not runner.broken_environment:
+                    raise
+                broken.append(error)
+
+        result = super().apply(call, *args, **kwargs)
+        if broken:
+            raise broken[0]
+        return result
 
     def _choose_path(self) -> None:
         """Choose the strategy for new episodes in all lanes."""
@@ -248,7 +258,7 @@ class SlotRunner(EnvRunner):
             slot.num_in_flight = 0  # the results of steps in flight are ignored
             if slot.phase is not SlotPhase.OPENING:
                 seeds = () if seed is None else [seed + lane for lane in slot.lanes]
-                slot.reset(seeds, None)
+                slot.reset(seeds)
         while any(slot.phase is SlotPhase.RESETTING for slot in self.sampling.slots):
             if not self._take_result():
                 break
@@ -273,7 +283,7 @@ class SlotRunner(EnvRunner):
         result = self._completions.take(timeout_s, sampling.path.work_ahead)
         if result is None:
             return False
-        if result.slot.is_current(result):
+        if result.work == result.slot.work:
             self._process(result.slot, result)
         return True
 
@@ -328,23 +338,3 @@ def _close(
         slot.close()
     completions.close()
     assignments.release()
-
-
-class _EscapingError(BaseException):
-    """Carries the error of a broken environment past RLlib's handler of any ``Exception``."""
-
-    def __init__(self, error: RlmeshError) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-def _let_escape(func: Callable[..., Any]) -> Callable[..., Any]:
-    def call(runner: SlotRunner, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return func(runner, *args, **kwargs)
-        except RlmeshError as error:
-            if error is runner.broken_environment:
-                raise _EscapingError(error) from error
-            raise
-
-    return call

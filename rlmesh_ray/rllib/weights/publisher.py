@@ -149,7 +149,8 @@ class WeightPublisher(RLlibCallback):
             self._sender.wait(_FINAL_TIMEOUT_S)
             iteration = algorithm.training_iteration
             is_due = iteration > self._sent_iteration or self._sender.last_failed
-            if is_due or (iteration and learns_in_threads(algorithm)):
+            # The weights of IMPALA and APPO change between iterations, too.
+            if is_due or (iteration and isinstance(algorithm, IMPALA)):
                 state = final_state(algorithm)
                 self._sender.send(functools.partial(self._deliver, iteration, lambda: state))
         except Exception:
@@ -249,11 +250,6 @@ def final_state(algorithm: Algorithm) -> State:
         state |= {name: pulled[name] for name in _CONNECTORS if name in pulled}
     state[COMPONENT_RL_MODULE] = _weights(algorithm)
     return state
-
-
-def learns_in_threads(algorithm: Algorithm) -> bool:
-    """Return whether weights change between iterations, too."""
-    return isinstance(algorithm, IMPALA)
 
 
 def _pulled(server: Any) -> State | None:

@@ -140,7 +140,7 @@ def test_the_only_slot_is_reopened_in_the_background() -> None:
     assert opened.wait(10)
     arrival = completions.take(10)
     assert arrival is not None
-    assert slot.is_current(arrival)
+    assert arrival.work == slot.work
     assert (groups[0].asked, groups[1].asked) == (["close"], ["reset"])
     slot.close()
     completions.close()
@@ -177,7 +177,7 @@ def test_work_that_was_overtaken_is_not_current() -> None:
     group, completions = Group(), CompletionQueue[SlotResult](2)
     slot = slot_of(group, completions)
     slot.step(None)
-    slot.reset((), None)
+    slot.reset(())
 
     first, second = completions.take(10), completions.take(10)
     slot.close()
@@ -185,8 +185,8 @@ def test_work_that_was_overtaken_is_not_current() -> None:
 
     assert first is not None
     assert second is not None
-    assert not slot.is_current(first)
-    assert slot.is_current(second)
+    assert first.work != slot.work
+    assert second.work == slot.work
 
 
 # --- when to try again, and when to give up ---------------------------------------------------
