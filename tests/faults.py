@@ -815,7 +815,7 @@ FAULTS = (
         "runners-seed-other-lanes",
         "rllib",
         "A runner seeds its lanes alike, instead of counting up.",
-        "rlmesh_ray/rllib/runner/slot_runner.py",
+        "rlmesh_ray/rllib/runner/env_runner.py",
         "[seed + lane for lane in slot.lanes]",
         "[seed for lane in slot.lanes]",
         "tests/ray/test_parity.py::test_episodes_are_rllibs_own[defaults, whole episodes]",
@@ -834,7 +834,7 @@ FAULTS = (
         "metrics-miss-their-0",
         "rllib",
         "Results have no metrics of failures before the first failure.",
-        "rlmesh_ray/rllib/runner/slot_runner.py",
+        "rlmesh_ray/rllib/runner/env_runner.py",
         'self.metrics.log_value(name, 0, reduce="lifetime_sum")',
         "pass",
         "tests/ray/test_lost_sessions.py::"

@@ -21,9 +21,9 @@ import ray
 
 from benchmarks.measured_process import only_for_the_parent
 from benchmarks.sampling.run import RunnerTask, sample_for, sampling_runner, start_ray
+from rlmesh_ray.rllib.runner.env_runner import SlotRunner
 from rlmesh_ray.rllib.runner.fast_path import ArrayPipeline
 from rlmesh_ray.rllib.runner.slot import Slot
-from rlmesh_ray.rllib.runner.slot_runner import SlotRunner
 
 _NUM_FUNCTIONS = 20
 _WARM_UP_S = 1.0

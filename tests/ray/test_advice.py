@@ -36,10 +36,10 @@ from rlmesh_ray.rllib.config.config_checks import (
     config_warnings,
     environment_warnings,
     require_deadlines,
+    require_module,
     require_spaces,
 )
 from rlmesh_ray.rllib.config.hyperparameters import algorithm_config
-from rlmesh_ray.rllib.config.module_check import require_module
 from rlmesh_ray.rllib.config.rollout_plan import CombinedResolver, FixedAddressResolver, RolloutPlan
 from rlmesh_ray.rllib.config.session_endpoints import SessionLayout
 from rlmesh_ray.rllib.runner.env_runner import LANES_AS_ARRAYS

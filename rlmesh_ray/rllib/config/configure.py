@@ -33,6 +33,7 @@ from rlmesh_ray.rllib.config.config_checks import (
     require_config,
     require_deadlines,
     require_evaluation_at_endpoints,
+    require_module,
     require_recordable,
     require_spaces,
 )
@@ -42,7 +43,6 @@ from rlmesh_ray.rllib.config.endpoint_sources import (
     common_contract,
     find_endpoints,
 )
-from rlmesh_ray.rllib.config.module_check import require_module
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, Access, RolloutPlan
 from rlmesh_ray.rllib.config.session_endpoints import RunnerSpec, assign_sessions
 from rlmesh_ray.rllib.runner.session_recovery import raise_for_broken_environment

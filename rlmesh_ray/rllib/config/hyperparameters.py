@@ -210,8 +210,11 @@ def _set(config: AlgorithmConfig, name: str, value: object) -> None:
     if first == _MODEL_CONFIG:
         value = _model_config(config, name, path, value)
     else:
-        value = _nested(config, name, path, value)
-        value = _typed(name, value, _arguments(config, method)[first], getattr(config, first, None))
+        present = getattr(config, first, None)
+        if path and not isinstance(present, Mapping):
+            raise ConfigurationError(f"{name}: {name.rpartition('.')[0]} is no dict")
+        value = _nested(present, path, value)
+        value = _typed(name, value, _arguments(config, method)[first], present)
     try:
         getattr(config, method)(**{first: value})
     except (TypeError, ValueError) as error:
@@ -245,20 +248,13 @@ def _unknown(name: str, wanted: str, known: list[str]) -> ConfigurationError:
     return ConfigurationError(f"there is no hyperparameter {name}; {meant}")
 
 
-def _nested(config: AlgorithmConfig, name: str, path: list[str], value: object) -> object:
-    """Return a whole dict with ``value`` at the entry that ``path`` names."""
+def _nested(whole: object, path: list[str], value: object) -> object:
+    """Return a copy of a dict, with ``value`` at the entry that ``path`` names."""
     if not path:
         return value
-    whole = getattr(config, name.split(".")[-1 - len(path)], None)
-    if not isinstance(whole, Mapping):
-        raise ConfigurationError(f"{name}: {name.rpartition('.')[0]} is no dict")
-    entry = value
-    for depth in range(len(path) - 1, -1, -1):
-        inner: Any = whole
-        for key in path[:depth]:
-            inner = inner.get(key, {}) if isinstance(inner, Mapping) else {}
-        entry = {**(inner if isinstance(inner, Mapping) else {}), path[depth]: entry}
-    return entry
+    first, *rest = path
+    entries = whole if isinstance(whole, Mapping) else {}
+    return {**entries, first: _nested(entries.get(first), rest, value)}
 
 
 def _model_config(

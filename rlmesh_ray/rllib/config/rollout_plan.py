@@ -108,14 +108,6 @@ class CombinedResolver:
         return resolver.address(own_index)
 
 
-_ACCESS_KINDS: dict[str, tuple[type, ...]] = {
-    "token": (str, TokenFile),
-    "tls": (ClientTls, RayTls),
-    "edition_text": (str,),
-    "dialect_settings": (DialectSettings,),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Access:
     """Credentials and options for connecting to an endpoint, without its address.
@@ -131,13 +123,14 @@ class Access:
     """Settings of the dialect that the endpoint's address names; None: the defaults."""
 
     def __post_init__(self) -> None:
-        for name, kinds in _ACCESS_KINDS.items():
-            value = getattr(self, name)
+        kinds: tuple[type, ...]
+        for name, value, kinds in (
+            ("token", self.token, (str, TokenFile)),
+            ("tls", self.tls, (ClientTls, RayTls)),
+            ("edition_text", self.edition_text, (str,)),
+            ("dm_env_rpc", self.dialect_settings, (DialectSettings,)),
+        ):
             if value is not None and not isinstance(value, kinds):
-                if name == "dialect_settings":
-                    raise ConfigurationError(
-                        f"dm_env_rpc={value!r:.40} must be a DmEnvRpcSettings, or None"
-                    )
                 known = " or a ".join(kind.__name__ for kind in kinds)
                 raise ConfigurationError(
                     f"{name} is a {type(value).__name__}; give a {known}, or None"

@@ -15,7 +15,7 @@ A step whose reward is not finite fails, since it must not reach a learner: the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,13 +47,7 @@ class NoInfos(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return self._num_lanes
 
-    @overload
-    def __getitem__(self, lane: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, lane: slice) -> Sequence[dict[str, Any]]: ...
-    def __getitem__(self, lane: int | slice) -> dict[str, Any] | Sequence[dict[str, Any]]:
-        if isinstance(lane, slice):
-            return NoInfos(len(range(*lane.indices(self._num_lanes))))
+    def __getitem__(self, lane: Any) -> Any:
         if not -self._num_lanes <= lane < self._num_lanes:
             raise IndexError(f"lane {lane} of {self._num_lanes}")
         return {}

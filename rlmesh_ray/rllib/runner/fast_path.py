@@ -37,9 +37,8 @@ from rlmesh_ray.models.fast_path.module_forward import FastForward
 from rlmesh_ray.rllib.config.rollout_plan import plan_of
 from rlmesh_ray.rllib.runner.autoreset_emulation import SessionBatch
 from rlmesh_ray.rllib.runner.episode_buffer import EndedEpisode, EpisodeBuffer
-from rlmesh_ray.rllib.runner.sampling_path import SamplingPath
+from rlmesh_ray.rllib.runner.sampling_path import SamplingPath, SingleAgentPath
 from rlmesh_ray.rllib.runner.session_recovery import truncate
-from rlmesh_ray.rllib.runner.single_agent_path import SingleAgentPath
 from rlmesh_ray.rllib.runner.slot import Slot, SlotPhase
 
 if TYPE_CHECKING:

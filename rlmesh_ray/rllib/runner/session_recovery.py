@@ -18,7 +18,7 @@ from rlmesh_ray.errors import EndpointClosedError, EndpointError, RemoteEnvError
 from rlmesh_ray.rllib.runner.slot import RetryPolicy, Slot, SlotPhase
 
 if TYPE_CHECKING:
-    from rlmesh_ray.rllib.runner.slot_runner import SlotRunner
+    from rlmesh_ray.rllib.runner.env_runner import SlotRunner
 
 _LOG = logging.getLogger(__name__)
 
