@@ -114,12 +114,13 @@ class CheckpointFolder:
         return is_due
 
     def _written(self, algorithm: Any, progress: Sequence[TrainingProgress]) -> Path:
+        coefficients = next(iter(_foreach_learner(algorithm, _coefficients_of)), {})
         partial = self._path.with_name(f"{self._path.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir(parents=True)
             algorithm.save_to_path(str(partial))
-            (partial / _COEFFICIENTS).write_text(json.dumps(_learnt_coefficients(algorithm)))
+            (partial / _COEFFICIENTS).write_text(json.dumps(coefficients))
             (partial / _PROGRESS).write_text(json.dumps([*map(asdict, progress)]))
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -178,10 +179,6 @@ def restore(algorithm: Any, checkpoint: Path, env_steps: int) -> None:
     algorithm.restore_from_path(str(checkpoint))
     if saved is not None:
         _foreach_learner(algorithm, partial(_set_coefficients, saved=saved, env_steps=env_steps))
-
-
-def _learnt_coefficients(algorithm: Any) -> dict[str, dict[str, Any]]:
-    return next(iter(_foreach_learner(algorithm, _coefficients_of)), {})
 
 
 def _foreach_learner(algorithm: Any, function: Callable[[Any], Any]) -> list[Any]:

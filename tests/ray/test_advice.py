@@ -282,10 +282,6 @@ def test_more_sessions_than_an_endpoint_allows_are_named() -> None:
 @pytest.mark.parametrize(
     ("config", "setting"),
     [
-        (
-            PPOConfig().env_runners(num_env_runners=1, create_env_on_local_worker=True),
-            "create_env_on_local_worker=True",
-        ),
         (PPOConfig().environment(env_config={"gravity": 3}), "env_config (gravity)"),
         (
             evaluated(PPOConfig(), evaluation_config={"env_config": {"wind": 1}}),
@@ -296,7 +292,6 @@ def test_more_sessions_than_an_endpoint_allows_are_named() -> None:
             PPOConfig().env_runners(gym_env_vectorize_mode=VectorizeMode.ASYNC),
             "gym_env_vectorize_mode=",
         ),
-        (PPOConfig().env_runners(remote_worker_envs=True), "remote_worker_envs=True"),
     ],
 )
 def test_a_setting_that_does_nothing_is_named(config: AlgorithmConfig, setting: str) -> None:

@@ -60,7 +60,6 @@ _OF_FRAGMENTS = (
     "n_step",
     "training_intensity",
 )
-_FILESYSTEMS = (None, "gcs", "s3", "abs")
 _STANDARD_RUNNERS = (
     SingleAgentEnvRunner,
     MultiAgentEnvRunner,
@@ -262,11 +261,6 @@ def require_recordable(config: AlgorithmConfig, *, is_multi_agent: bool = False)
             "offline_data(output=...) records whole episodes, for which RLlib needs the package "
             "msgpack-numpy; install it, or set output_write_episodes=False"
         )
-    if config.output_filesystem not in _FILESYSTEMS:
-        raise ConfigurationError(
-            f"offline_data(output_filesystem={config.output_filesystem!r}) is unknown to RLlib, "
-            "which has 'gcs', 's3' and 'abs'; leave it out for local files"
-        )
     write = getattr(ray.data.Dataset, str(config.output_write_method), None)
     parameters = inspect.signature(write).parameters if callable(write) else {}
     if not {"path", "filesystem"} <= set(parameters):
@@ -387,13 +381,6 @@ def _about_sessions(config: AlgorithmConfig, plan: RolloutPlan, max_sessions: in
             f"which allows {max_sessions} unless it was started with a larger max_sessions; start "
             "more endpoints, or wider ones (num_envs)"
         )
-    if config.num_env_runners and config.create_env_on_local_worker:
-        yield (
-            "create_env_on_local_worker=True opens "
-            f"{plan.training.sessions_per_runner} session(s) more, for the local runner, from "
-            f"which training does not sample while num_env_runners={config.num_env_runners}; "
-            "leave it out"
-        )
 
 
 def _about_what_does_nothing(config: AlgorithmConfig) -> Iterator[str]:
@@ -409,11 +396,6 @@ def _about_what_does_nothing(config: AlgorithmConfig) -> Iterator[str]:
             f"gym_env_vectorize_mode={config.gym_env_vectorize_mode} does nothing: an endpoint "
             "steps the lanes of a session one after the other, and sessions side by side; for "
             "more at a time set num_envs_per_env_runner to a multiple of num_envs"
-        )
-    if config.remote_worker_envs:
-        yield (
-            "remote_worker_envs=True does nothing: every session has a process of its own "
-            "already, at its endpoint"
         )
 
 

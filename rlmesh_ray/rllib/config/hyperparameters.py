@@ -204,7 +204,9 @@ def _set(config: AlgorithmConfig, name: str, value: object) -> None:
         methods, (first, *path) = (first,), path
     method = next((each for each in methods if first in _arguments(config, each)), None)
     if method is None:
-        raise _unknown(name, first, _known(config, methods))
+        names = [each for one in methods for each in _arguments(config, one)]
+        known = [each for each in names if each not in _INSTEAD and not each.startswith("_")]
+        raise _unknown(name, first, known)
     if first in _INSTEAD:
         raise ConfigurationError(f"{name} is not set here; use {_INSTEAD[first]}")
     if first == _MODEL_CONFIG:
@@ -235,11 +237,6 @@ def _arguments(config: AlgorithmConfig, method: str) -> dict[str, Any]:
                 is_known = hint is not parameter.empty and not isinstance(hint, str)
                 found.setdefault(name, hint if is_known else None)
     return found
-
-
-def _known(config: AlgorithmConfig, methods: tuple[str, ...]) -> list[str]:
-    names = [key for each in methods for key in _arguments(config, each)]
-    return [name for name in names if name not in _INSTEAD and not name.startswith("_")]
 
 
 def _unknown(name: str, wanted: str, known: list[str]) -> ConfigurationError:

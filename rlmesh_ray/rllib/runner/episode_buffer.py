@@ -283,22 +283,14 @@ class EpisodeBuffer:
 
     def _episode(self, lane: int, start: int, end: int) -> SingleAgentEpisode:
         """Return the part of a lane's episode between two positions; they are not the same."""
-        steps_before = self._steps_before[lane]
-        lookback = min(self._lookback, steps_before, start)
-        first = start - lookback
-        # Copies: a view would keep the arrays of all lanes alive.
-        columns = {
-            name: column[lane, first + 1 : end + 1].copy() for name, column in self._columns.items()
-        }
+        parts, columns, lookback = self._parts(lane, start, end)
         episode = self._episodes.make(
             self._ids[lane],
-            observations=self._observations[lane, first : end + 1].copy(),
-            infos=self._infos_of(lane, first, end + 1),
+            **parts,
             actions=columns.pop(Columns.ACTIONS),
-            rewards=self._rewards[lane, first + 1 : end + 1].copy(),
             extras=columns,
             lookback=lookback,
-            t_started=steps_before,
+            t_started=self._steps_before[lane],
         )
         episode._start_time = self._times_s[start]
         episode._last_step_time = self._times_s[end]
@@ -306,31 +298,45 @@ class EpisodeBuffer:
 
     def _as_lists(self, lane: int, start: int) -> SingleAgentEpisode:
         """Return the running part of a lane's episode, for more steps; it may have none yet."""
-        steps_before = self._steps_before[lane]
-        lookback = min(self._lookback, steps_before, start)
-        first, end = start - lookback, self._last + 1
-        columns = {
-            name: list(column[lane, first + 1 : end].copy())
-            for name, column in self._columns.items()
-        }
+        parts, columns, lookback = self._parts(lane, start, self._last)
+        lists = {name: list(column) for name, column in columns.items()}
         episode = SingleAgentEpisode(
             self._ids[lane],
-            observations=list(self._observations[lane, first:end].copy()),
+            **{name: list(part) for name, part in parts.items()},
             observation_space=self._spaces[0],
-            infos=self._infos_of(lane, first, end),
-            actions=columns.pop(Columns.ACTIONS, []),
             action_space=self._spaces[1],
-            rewards=list(self._rewards[lane, first + 1 : end].copy()),
-            extra_model_outputs=columns,
-            t_started=steps_before,
+            actions=lists.pop(Columns.ACTIONS, []),
+            extra_model_outputs=lists,
+            t_started=self._steps_before[lane],
             len_lookback_buffer=lookback,
         )
         episode._start_time = self._times_s[start]
         episode._last_step_time = self._times_s[self._last]
         return episode
 
-    def _infos_of(self, lane: int, start: int, stop: int) -> list[dict[str, Any]]:
-        return [{} if by_lane is None else by_lane[lane] for by_lane in self._infos[start:stop]]
+    def _parts(
+        self, lane: int, start: int, end: int
+    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]], int]:
+        """Return what episodes are made of, between two positions.
+
+        Returns:
+            Observations, infos and rewards; the columns of the steps; and how many of the steps
+            belong to the former chunk.
+        """
+        lookback = min(self._lookback, self._steps_before[lane], start)
+        first = start - lookback
+        # Copies: a view would keep the arrays of all lanes alive.
+        parts = {
+            "observations": self._observations[lane, first : end + 1].copy(),
+            "infos": [
+                {} if by_lane is None else by_lane[lane] for by_lane in self._infos[first : end + 1]
+            ],
+            "rewards": self._rewards[lane, first + 1 : end + 1].copy(),
+        }
+        columns = {
+            name: column[lane, first + 1 : end + 1].copy() for name, column in self._columns.items()
+        }
+        return parts, columns, lookback
 
     # --- arrays -----------------------------------------------------------------------------
 

@@ -52,11 +52,17 @@ class LaneCalls(SteppedByRunner):
     """The methods of a vector environment that reach into its lanes.
 
     Args:
+        contract: The contract of every endpoint.
+        num_envs: Lanes of all sessions together.
         close: Ends the sessions.
         call: Calls an attribute in every lane.
     """
 
-    def __init__(self, close: Callable[[], None], call: LaneCall) -> None:
+    def __init__(
+        self, contract: EnvContract, num_envs: int, close: Callable[[], None], call: LaneCall
+    ) -> None:
+        self.num_envs = num_envs
+        self.render_mode = contract.render_mode or None
         self._close = close
         self._call = call
 
@@ -108,9 +114,7 @@ class RunnerEnv(LaneCalls, gymnasium.vector.VectorEnv[Any, Any, Any]):  # type: 
     def __init__(
         self, contract: EnvContract, num_envs: int, close: Callable[[], None], call: LaneCall
     ) -> None:
-        super().__init__(close, call)
-        self.num_envs = num_envs
-        self.render_mode = contract.render_mode or None
+        super().__init__(contract, num_envs, close, call)
         self.metadata = {
             **contract.metadata,
             "autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP,
@@ -162,11 +166,9 @@ class MultiAgentRunnerEnv(LaneCalls, VectorMultiAgentEnv):
     def __init__(
         self, contract: EnvContract, num_envs: int, close: Callable[[], None], call: LaneCall
     ) -> None:
-        super().__init__(close, call)
+        super().__init__(contract, num_envs, close, call)
         lane = SpacesOnlyMultiAgentEnv(contract)
-        self.num_envs = num_envs
         self.envs = [lane] * num_envs
-        self.render_mode = contract.render_mode or None
         self.metadata = {**contract.metadata, "autoreset_mode": "next_step"}
         self.single_observation_spaces = lane.observation_spaces
         self.single_action_spaces = lane.action_spaces

@@ -8,7 +8,6 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 from ray.rllib.utils import force_list
-from ray.rllib.utils.annotations import override
 
 _LOG = logging.getLogger(__name__)
 
@@ -16,7 +15,6 @@ NO_SEVERAL_AGENTS = (
     "offline_data(output=...) records episodes of one agent, as in RLlib, and this environment has "
     "several; leave output out"
 )
-_SUBDIRECTORY = "endpoints"
 
 
 class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
@@ -48,11 +46,9 @@ class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
         # Rows are the same either way, and learners want arrays.
         self.episodes_to_numpy = config.episodes_to_numpy
 
-    @override(OfflineSingleAgentEnvRunner)
     def _get_subdir_path(self) -> str:
-        return _SUBDIRECTORY
+        return "endpoints"
 
-    @override(OfflineSingleAgentEnvRunner)
     def sample(self, **kwargs: Any) -> list[SingleAgentEpisode]:
         """Sample as RLlib's runner does, and record the episodes."""
         episodes: list[SingleAgentEpisode] = super(OfflineSingleAgentEnvRunner, self).sample(
@@ -62,7 +58,6 @@ class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
             self._record(episodes)
         return episodes
 
-    @override(OfflineSingleAgentEnvRunner)
     def stop(self) -> None:
         """Write the remaining rows, if the config asks for it, and close the environment.
 

@@ -37,7 +37,6 @@ def test_what_rllib_records_is_recorded(settings: dict[str, Any]) -> None:
     [
         ({"output": "logdir"}, r"output='logdir'\) is of RLlib's old API stack; give a directory"),
         ({"output": lambda context: None}, "old API stack; give a directory"),
-        ({"output_filesystem": "ftp"}, "output_filesystem='ftp'.* leave it out"),
         ({"output_write_method": "write_nothing"}, "such as 'write_parquet'"),
         ({"output_write_method": "write_sql"}, "takes a path and a filesystem"),
         ({"output_write_method": "materialize"}, "takes a path and a filesystem"),
