@@ -19,7 +19,7 @@ from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
-from ray.rllib.connectors.env_to_module import FlattenObservations, PrevActionsPrevRewards
+from ray.rllib.connectors.env_to_module import FlattenObservations, MeanStdFilter
 from ray.rllib.connectors.module_to_env import NormalizeAndClipActions
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
@@ -548,12 +548,16 @@ class Watching(RLlibCallback):
         (PPOConfig().callbacks([Silent, Watching]), "Watching has a callback on_episode_step"),
         (PPOConfig().callbacks(on_episode_end=lambda **_: None), "a callback on_episode_end"),
         (
-            PPOConfig().env_runners(module_to_env_connector=lambda *_: [NormalizeAndClipActions()]),
+            PPOConfig().env_runners(
+                module_to_env_connector=lambda *_: NormalizeAndClipActions(
+                    normalize_actions=True, clip_actions=False
+                )
+            ),
             "the module_to_env pipeline is not RLlib's default",
         ),
         (
-            PPOConfig().env_runners(env_to_module_connector=lambda *_: PrevActionsPrevRewards()),
-            "the env_to_module pipeline is not RLlib's default: it has PrevActionsPrevRewards",
+            PPOConfig().env_runners(env_to_module_connector=lambda *_: MeanStdFilter()),
+            "the env_to_module pipeline is not RLlib's default: it has MeanStdFilter",
         ),
         (PPOConfig().env_runners(episodes_to_numpy=False), "episodes_to_numpy is off"),
         (PPOConfig().rl_module(model_config=DefaultModelConfig(use_lstm=True)), "has a state"),
