@@ -260,8 +260,7 @@ def _torch_policy(module: Any, options: _Options) -> Policy:
             "Algorithm with save_to_path and name that folder (or the module, if it was trained "
             "with RLlib's default connectors)"
         )
-    from rlmesh_ray.models.torch.policy import TorchPolicy
-    from rlmesh_ray.models.torch.recurrent import RecurrentTorchPolicy
+    from rlmesh_ray.models.torch.policy import RecurrentTorchPolicy, TorchPolicy
 
     horizon = checked_horizon(getattr(module, "horizon", None), options.horizon, "the module")
     device, buckets, inference = options.device, options.buckets, options.inference

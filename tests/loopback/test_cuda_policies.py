@@ -16,8 +16,7 @@ from rlmesh_ray import ModelServer, RemoteModel
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows
-from rlmesh_ray.models.torch.policy import TorchPolicy
-from rlmesh_ray.models.torch.recurrent import RecurrentTorchPolicy
+from rlmesh_ray.models.torch.policy import RecurrentTorchPolicy, TorchPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec

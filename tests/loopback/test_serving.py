@@ -38,7 +38,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.models.policy import PolicyTraits, Rows
-from rlmesh_ray.models.torch.recurrent import RecurrentTorchPolicy
+from rlmesh_ray.models.torch.policy import RecurrentTorchPolicy
 from rlmesh_ray.protocol.messages import CloseRoute, Predict
 from rlmesh_ray.protocol.model_session import ModelSession
 from rlmesh_ray.server import batcher, endpoint, model_routes, policy_executor

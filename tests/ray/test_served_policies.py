@@ -20,7 +20,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from rlmesh_ray.client.remote_model import RemoteModel, Slots, contract_of
 from rlmesh_ray.evaluation.run import evaluate
 from rlmesh_ray.models.loading import load_policy
-from rlmesh_ray.models.torch.recurrent import RecurrentTorchPolicy
+from rlmesh_ray.models.torch.policy import RecurrentTorchPolicy
 from rlmesh_ray.server.env_server import EnvServer
 from rlmesh_ray.server.model_server import ModelServer
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium

@@ -16,8 +16,9 @@ from torch import nn
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.fast_path.sequential import hooks_on
 from rlmesh_ray.models.nesting import filled, form, leaves, mapped
-from rlmesh_ray.models.onnx.onnx_export import EXPORTING, Forward, OnnxGraph, weight_tensors
+from rlmesh_ray.models.onnx.onnx_export import EXPORTING, Forward, OnnxGraph
 from rlmesh_ray.models.onnx.onnx_session import Arrays, OnnxSession
+from rlmesh_ray.models.torch.module import weight_tensors
 
 TOLERANCE = 1e-5
 """How far results may be from torch's, relative to the largest of them or to 1."""

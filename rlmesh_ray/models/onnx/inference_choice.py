@@ -66,7 +66,6 @@ class InferenceChoice:
     def __reduce__(self) -> tuple[Any, ...]:
         return InferenceChoice, (self._asked, self._compile, self._device)
 
-    @property
     def torch_reason(self) -> str | None:
         """Why the module runs in torch, or ran the last batch there; None: it runs compiled."""
         return self._reason or self._left_to_torch

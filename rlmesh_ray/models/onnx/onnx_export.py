@@ -21,6 +21,7 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError, install_command
+from rlmesh_ray.models.torch.module import weight_tensors
 
 _OPSET = 17
 _PREFIX = "module."
@@ -259,12 +260,6 @@ class _Called(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         return self.run(self.module, *inputs)
-
-
-def weight_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of a module's state by name; buffers outside of it are constants."""
-    state = module.state_dict()
-    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 def _with_distinct_weights(module: nn.Module) -> nn.Module:

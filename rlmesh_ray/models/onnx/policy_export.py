@@ -24,8 +24,9 @@ from rlmesh_ray.models.onnx.file_policy import (
     metadata_of,
     output_names,
 )
-from rlmesh_ray.models.onnx.onnx_export import OnnxGraph, weight_tensors
+from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows, traits_of
+from rlmesh_ray.models.torch.module import weight_tensors
 from rlmesh_ray.models.torch.policy import GreedyForward
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import Leaf, flatten, leaves, stack, unflatten

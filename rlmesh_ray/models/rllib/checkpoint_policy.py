@@ -49,10 +49,16 @@ from rlmesh_ray.models.rllib.inference import (
     EpisodeInference,
     allows_arrays,
 )
-from rlmesh_ray.models.torch.module import torch_device
+from rlmesh_ray.models.torch.module import (
+    Pairs,
+    check_weights,
+    is_trusted,
+    only_computes,
+    replace_weights,
+    torch_device,
+    weights_of,
+)
 from rlmesh_ray.models.torch.policy import GreedyForward
-from rlmesh_ray.models.torch.weights import Pairs, check_weights, replace, weights_of
-from rlmesh_ray.models.trusted_code import is_trusted, only_computes
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import drop_unit_axis, empty_columns, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
@@ -146,7 +152,7 @@ class RllibPolicy:
             algorithm=parts.algorithm,
             checks_concurrently=True,
             horizon=self._horizon,
-            torch_reason=self._forward.torch_reason,
+            torch_reason=self._forward.inference.torch_reason,
         )
         action_space = self.traits.action_space
         self._has_numbers = action_space is not None and any(
@@ -251,9 +257,9 @@ class RllibPolicy:
             raise PolicyError(f"{_ENV_STEPS} is a {type(env_steps).__name__}; it must be a count")
         pairs = _module_pairs(self._parts.module, weights[_MODULE]) if _MODULE in weights else []
         self._set_pipelines({n: weights[n] for n in self._pipelines.keys() & weights.keys()})
-        replace(pairs)
+        replace_weights(pairs)
         self._env_steps = int(env_steps)
-        self._forward.load()
+        self._forward.inference.load()
 
     def _run_module(self, batch: dict[str, Any]) -> tuple[dict[str, Any], IsNan | None]:
         outputs = self._forward(batch, self._env_steps)

@@ -62,15 +62,9 @@ class BucketedForward:
         else:
             bare = FastForward(module)
             self._torch = bare.explore if explore else bare.infer
-        self._inference = InferenceChoice(
+        self.inference = InferenceChoice(
             inference, partial(_compiled, module, explore), device=device.type
         )
-
-    def torch_reason(self) -> str | None:
-        return self._inference.torch_reason
-
-    def load(self) -> None:
-        self._inference.load()
 
     def __call__(self, batch: dict[str, Any], env_steps: int) -> dict[str, Any]:
         """Return the module's outputs for a batch of tensors, without those of padding.
@@ -90,7 +84,7 @@ class BucketedForward:
         return joined
 
     def _run(self, batch: dict[str, Any]) -> dict[str, Any]:
-        outputs: dict[str, Any] = self._inference.run(self._in_torch, batch)
+        outputs: dict[str, Any] = self.inference.run(self._in_torch, batch)
         return outputs
 
     def _in_torch(self, batch: dict[str, Any]) -> dict[str, Any]:

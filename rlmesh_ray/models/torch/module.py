@@ -1,205 +1,36 @@
-"""A torch module on its device, run with batches of few sizes."""
+"""Torch modules: their device, weights, compilation, and whether they run known code only."""
 
 import contextlib
-import copy
-from collections.abc import Callable, Sequence
-from functools import partial
-from types import FunctionType, SimpleNamespace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 
-from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError, RlmeshError
-from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
-from rlmesh_ray.models.fast_path.sequential import SequentialFastPath, is_sequential
-from rlmesh_ray.models.nesting import describe, mapped
-from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
-from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
-from rlmesh_ray.models.torch.weights import check_weights, replace, weights_of
-from rlmesh_ray.models.trusted_code import only_computes
-from rlmesh_ray.options import require_inference
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.errors import ConfigurationError, PolicyError
+from rlmesh_ray.models.batch_buckets import BatchBuckets
+from rlmesh_ray.models.nesting import describe
 
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+"""Tensors of a module, each with its new value."""
 # Torch's default limit of compiled versions of a function, beyond which it runs uncompiled.
 _MOST_COMPILED_SIZES = 8
-
-
-class TorchModule:
-    """Runs a module without gradients.
-
-    Args:
-        module: The module, which is switched to evaluation mode; its parts must not be replaced.
-        device: Torch's name of the device to move it to; None: it is not moved.
-        buckets: Row counts that the module is run with; see ``BatchBuckets``.
-        inference: ``"torch"``; ``"compiled"``: on a CPU in ONNX Runtime, on CUDA through
-            ``torch.compile`` and with captured graphs, once for each bucket; ``"auto"``: on a CPU
-            compiled, where that is possible.
-
-    Raises:
-        ConfigurationError: There is no such device, the buckets are not ascending or too many to
-            compile, or the module cannot be compiled.
-    """
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        *,
-        device: str | None = None,
-        buckets: Sequence[int] = (),
-        inference: str = "auto",
-    ) -> None:
-        require_inference(inference)
-        # A program from torch.export was traced in one mode and cannot switch.
-        with contextlib.suppress(NotImplementedError):
-            module.eval()
-        if device is not None:
-            module.to(torch_device(device))
-        self.module = module
-        """The module."""
-        first = next(iter([*module.parameters(), *module.buffers()]), None)
-        self.device = torch.device(device or "cpu") if first is None else first.device
-        """The device to which inputs are moved."""
-        is_torchs = inference == "compiled" and self.device.type != "cpu"
-        self.only_computes = not is_torchs and only_computes(module, self.device)
-        """Whether a run waits for nothing but the processor, see ``trusted_code``."""
-        self.kind = _kind(module)
-        """The kind of module, for display."""
-        self._buckets = BatchBuckets(buckets)
-        self.parts = self._buckets.parts
-        """Returns the parts of a batch, given its number of rows, each of which runs at once."""
-        self._is_compiled_by_torch = is_torchs
-        self._call: Callable[..., Any] = (
-            SequentialFastPath(module) if is_sequential(module) else module
-        )
-        if is_torchs:
-            if isinstance(module, torch.jit.ScriptModule):
-                raise ConfigurationError(
-                    'TorchScript is compiled already; on CUDA inference is "torch" for it'
-                )
-            self._call = compiled(module, self.device, self._buckets)
-        self._inference = InferenceChoice(
-            inference, partial(CompiledForward, module), device=self.device.type
-        )
-
-    def torch_reason(self) -> str | None:
-        return self._inference.torch_reason
-
-    def trial_parts(self, num_lanes: int) -> list[PaddedBatch]:
-        """Return the parts of a trial run before the first batch of a route.
-
-        They are one row, and two where batches of the route may have several and are not padded: a
-        program may have been exported for one. Or they are all sizes that have to be compiled.
-        """
-        sizes = self._buckets.sizes if self._is_compiled_by_torch else ()
-        if not sizes:
-            sizes = (1,) if num_lanes == 1 or self._buckets.sizes else (1, 2)
-        return [part for size in sizes for part in self.parts(size)]
-
-    def misfit(
-        self, error: RlmeshError, contract: EnvContract, part: PaddedBatch
-    ) -> ContractMismatchError:
-        remedy = (
-            "; it works with one row: export it for any number of rows, or have batches cut to one "
-            "(buckets=[1], --bucket 1)"
-            if part.size > 1 and not self._buckets.sizes
-            else ""
-        )
-        return ContractMismatchError(
-            f"the torch module cannot act in {contract.id}: {error}{remedy}"
-        )
-
-    def tensors(self, value: Any, part: PaddedBatch) -> Any:
-        """Return a part of a batch as tensors ``(part.size, ...)``, padded with zeros.
-
-        Args:
-            value: A batched value: an array, or a dict or tuple of such.
-            part: The part of the batch.
-        """
-        if isinstance(value, np.ndarray):  # as most are
-            return self._tensor(value, part)
-        return mapped(lambda array: self._tensor(array, part), value)
-
-    def try_out(self, *inputs: Any) -> Any:
-        """Run the module on the result of ``tensors`` in torch, and compile it if that is wanted.
-
-        Raises:
-            ConfigurationError: It cannot be compiled, and ``inference`` is ``"compiled"``.
-            PolicyError: The module raised; its own error is the cause.
-        """
-        given = copy.deepcopy(inputs)  # it may take parts out of a dict
-        output = self.run(*given, call=self._call)
-        self._inference.prepare(*inputs)
-        return output
-
-    def run(self, *inputs: Any, call: Callable[..., Any] | None = None) -> Any:
-        """Run the module on the result of ``tensors``.
-
-        The next run may overwrite the output.
-
-        Args:
-            inputs: The inputs.
-            call: What runs it in torch; None: as ``inference`` says.
-
-        Raises:
-            PolicyError: The module raised; its own error is the cause.
-        """
-        try:
-            with torch.inference_mode():
-                if call is not None:
-                    return call(*inputs)
-                return self._inference.run(self._call, *inputs)
-        except Exception as error:
-            raise PolicyError(
-                f"the module raised {type(error).__name__} on observations "
-                f"{describe(inputs[0])}: {error}"
-            ) from error
-
-    def get_weights(self) -> dict[str, Any]:
-        return weights_of(self.module)
-
-    def set_weights(self, weights: object) -> None:
-        """Replace all weights, in place.
-
-        Raises:
-            PolicyError: They do not fit this module; nothing has changed.
-        """
-        replace(check_weights(self.module, weights))
-        self._inference.load()
-
-    def _tensor(self, array: np.ndarray[Any, Any], part: PaddedBatch) -> torch.Tensor:
-        if self.device.type != "cpu":
-            return self._on_device(array, part)
-        if part.size == len(array):
-            # Values from the wire are read-only, which a tensor cannot be.
-            flags = array.flags
-            if not (flags.c_contiguous and flags.writeable):
-                array = array.copy()
-        else:
-            padded = np.zeros((part.size, *array.shape[1:]), array.dtype)
-            padded[: part.num_rows] = array[part.rows]
-            array = padded
-        return torch.from_numpy(array)
-
-    def _on_device(self, array: np.ndarray[Any, Any], part: PaddedBatch) -> torch.Tensor:
-        """Copy rows to the device, once; padding is written there."""
-        rows = torch.from_numpy(_for_reading(array[part.rows]))
-        if part.size == part.num_rows:
-            return rows.to(self.device)
-        padded = rows.new_empty((part.size, *rows.shape[1:]), device=self.device)
-        padded[: part.num_rows] = rows
-        padded[part.num_rows :] = 0
-        return padded
-
-
-def _for_reading(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an array as torch takes it, without a copy; the tensor must not be written to."""
-    if not array.flags.c_contiguous:
-        return array.copy()
-    if array.flags.writeable:
-        return array
-    view = {**array.__array_interface__, "data": (array.ctypes.data, False)}
-    return np.asarray(SimpleNamespace(__array_interface__=view, owner=array))
+_KNOWN = ("torch.", "ray.rllib.")
+# In TorchScript: nodes that may not end, and nodes that call code which is not checked here.
+_UNKNOWN_KINDS = frozenset(
+    {
+        "prim::Loop",
+        "prim::fork",
+        "prim::CallFunction",
+        "prim::CallMethod",
+        "prim::PythonOp",
+        "aten::wait",
+    }
+)
+_SCRIPTED = ("forward", "initial_state")
+# In programs of torch.export.
+_KNOWN_TARGETS = ("torch._ops.aten", "_operator")
 
 
 def torch_device(name: str) -> torch.device:
@@ -225,14 +56,6 @@ def torch_device(name: str) -> torch.device:
             "with CUDA and its driver"
         )
     return device
-
-
-def _kind(module: torch.nn.Module) -> str:
-    if isinstance(module, torch.jit.ScriptModule):
-        return "TorchScript"
-    if isinstance(module, torch.fx.GraphModule):
-        return "torch.export"
-    return f"torch module {type(module).__name__}"
 
 
 def compiled(function: Any, device: torch.device, buckets: BatchBuckets) -> Any:
@@ -269,3 +92,163 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return FunctionType(call.__code__.replace(), call.__globals__, closure=call.__closure__)
+
+
+# --- weights -------------------------------------------------------------------------------
+
+
+def weights_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Copy the state dict: NumPy arrays, and tensors for dtypes that NumPy does not have."""
+    return {name: _copy(tensor) for name, tensor in weight_tensors(module).items()}
+
+
+def check_weights(
+    module: torch.nn.Module, weights: object, *, optional: Collection[str] = ()
+) -> Pairs:
+    """Compare new weights with a module's own; nothing changes.
+
+    Args:
+        module: The module whose weights are to be replaced.
+        weights: Name -> array or tensor, with the names, shapes and dtypes of the state dict.
+        optional: Names that may be missing; their weights stay unchanged.
+
+    Returns:
+        The argument for ``replace_weights``.
+
+    Raises:
+        PolicyError: The names differ, or a shape or dtype does, or a tensor is no dense one that
+            holds numbers (sparse, nested, on the meta device, ...).
+    """
+    if not isinstance(weights, Mapping):
+        raise PolicyError(
+            f"weights are a mapping of names to arrays, as state_dict() returns it, not a "
+            f"{type(weights).__name__}"
+        )
+    tensors = weight_tensors(module)
+    missing = sorted(tensors.keys() - weights.keys() - set(optional))
+    unknown = sorted(map(str, weights.keys() - tensors.keys()))
+    if missing or unknown:
+        raise PolicyError(
+            f"the weights are another module's: missing are {_some(missing)}, unknown are "
+            f"{_some(unknown)}"
+        )
+    return [(tensors[name], _fitting(name, tensors[name], weights[name])) for name in weights]
+
+
+def replace_weights(pairs: Pairs) -> None:
+    """Copy new weights into the tensors that hold the old ones.
+
+    In place: compiled code and captured graphs have the addresses of the tensors.
+    """
+    with torch.no_grad():
+        for tensor, value in pairs:
+            tensor.copy_(value)
+
+
+def weight_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors of a module's state by name; buffers outside of it are constants."""
+    # Extra state may be any object, and is not a weight.
+    state = module.state_dict()
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _copy(tensor: torch.Tensor) -> Any:
+    copied = tensor.detach().clone().cpu()
+    return copied if tensor.dtype is torch.bfloat16 else copied.numpy()
+
+
+def _fitting(name: str, tensor: torch.Tensor, value: object) -> torch.Tensor:
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        # A copy: a tensor can neither be read-only nor step backwards.
+        array = np.array(value, value.dtype.newbyteorder("="))
+        with contextlib.suppress(TypeError):  # torch has no such dtype
+            value = torch.from_numpy(array)
+    if not isinstance(value, torch.Tensor):
+        raise PolicyError(f"weight {name} is neither an array of numbers nor a tensor")
+    if not _is_plain(value):
+        raise PolicyError(
+            f"weight {name} is a {type(value).__name__} ({value.layout}, on {value.device.type}), "
+            "which cannot be copied from; give a plain dense tensor that holds numbers, or an "
+            "array; nothing has changed"
+        )
+    if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
+        raise PolicyError(
+            f"weight {name} is {describe(value)}, but the module's is {describe(tensor)}; nothing "
+            "has changed"
+        )
+    return value
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether copying from it cannot fail: dense, with storage, and no other class."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.device.type != "meta"
+    )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:5]) or "none"
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
+
+
+# --- code that never waits ------------------------------------------------------------------
+
+
+def only_computes(module: torch.nn.Module, device: torch.device) -> bool:
+    """Return whether a module's forward pass waits for nothing but this machine's processors.
+
+    That holds for layers of torch and RLlib, nested in any way, without hooks or functions of other
+    code, and for programs of TorchScript and torch.export without loops.
+
+    Args:
+        module: Any module, not compiled by torch.compile (which waits for a compiler).
+        device: The module's device; False for any but the CPU, for which a pass would wait.
+    """
+    return device.type == "cpu" and _is_known_module(module)
+
+
+def is_trusted(code: object) -> bool:
+    return str(getattr(code, "__module__", "")).startswith(_KNOWN)
+
+
+def _is_known_module(module: torch.nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return _is_known_script(module)
+    if isinstance(module, torch.fx.GraphModule) and not _is_known_graph(module.graph):
+        return False
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    # Such as a forward that replaces that of the class, or an activation.
+    given = [value for value in vars(module).values() if callable(value)]
+    return all(map(is_trusted, (type(module), *hooks, *given))) and all(
+        map(_is_known_module, module.children())
+    )
+
+
+def _is_known_script(module: Any) -> bool:
+    graphs = [getattr(module, name).inlined_graph for name in _SCRIPTED if hasattr(module, name)]
+    return all(
+        kind.startswith(("aten::", "prim::")) and kind not in _UNKNOWN_KINDS
+        for graph in graphs
+        for kind in _kinds(graph)
+    )
+
+
+def _kinds(block: Any) -> Iterator[str]:
+    for node in block.nodes():
+        yield node.kind()
+        for inner in node.blocks():
+            yield from _kinds(inner)
+
+
+def _is_known_graph(graph: torch.fx.Graph) -> bool:
+    return all(
+        node.op in ("placeholder", "get_attr", "call_module", "output")
+        or (
+            node.op == "call_function"
+            and getattr(node.target, "__module__", None) in _KNOWN_TARGETS
+        )
+        for node in graph.nodes
+    )

@@ -1,14 +1,36 @@
-"""A policy that is a torch module without memory: a module, TorchScript, a torch.export program."""
+"""Policies that are modules of torch, of TorchScript or of torch.export, also with a memory."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import contextlib
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import torch
 
-from rlmesh_ray.errors import ConfigurationError, PolicyError
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
 from rlmesh_ray.models.actions import action_layout, zero_observations
+from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
+from rlmesh_ray.models.fast_path.sequential import SequentialFastPath, is_sequential
+from rlmesh_ray.models.lane_states import EpisodeStates
+from rlmesh_ray.models.nan_rows import IsNan, nan_rows, refused_rows
+from rlmesh_ray.models.nesting import describe, filled, form, mapped
+from rlmesh_ray.models.nesting import leaves as tensors_in
+from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
+from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
 from rlmesh_ray.models.policy import PolicyTraits, Rows
-from rlmesh_ray.models.torch.module import TorchModule
+from rlmesh_ray.models.torch.module import (
+    check_weights,
+    compiled,
+    only_computes,
+    replace_weights,
+    torch_device,
+    weights_of,
+)
+from rlmesh_ray.options import require_inference
 from rlmesh_ray.spaces.batch import Leaf, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import DiscreteSpec
@@ -68,7 +90,8 @@ class TorchPolicy:
         horizon: How many actions the module chooses at once for each row.
 
     Raises:
-        ConfigurationError: See ``TorchModule``.
+        ConfigurationError: There is no such device, the buckets are not ascending or too many to
+            compile, or the module cannot be compiled.
     """
 
     def __init__(
@@ -80,16 +103,39 @@ class TorchPolicy:
         inference: str = "auto",
         horizon: int = 1,
     ) -> None:
-        self._module = TorchModule(module, device=device, buckets=buckets, inference=inference)
-        only_computes = self._module.only_computes
+        require_inference(inference)
+        # A program from torch.export was traced in one mode and cannot switch.
+        with contextlib.suppress(NotImplementedError):
+            module.eval()
+        if device is not None:
+            module.to(torch_device(device))
+        self._module = module
+        first = next(iter([*module.parameters(), *module.buffers()]), None)
+        self._device = torch.device(device or "cpu") if first is None else first.device
+        self._buckets = BatchBuckets(buckets)
+        self._is_compiled_by_torch = inference == "compiled" and self._device.type != "cpu"
+        self._in_torch: Callable[..., Any] = (
+            SequentialFastPath(module) if is_sequential(module) else module
+        )
+        if self._is_compiled_by_torch:
+            if isinstance(module, torch.jit.ScriptModule):
+                raise ConfigurationError(
+                    'TorchScript is compiled already; on CUDA inference is "torch" for it'
+                )
+            self._in_torch = compiled(module, self._device, self._buckets)
+        self._inference = InferenceChoice(
+            inference, partial(CompiledForward, module), device=self._device.type
+        )
+        self._as_chosen = partial(self._inference.run, self._in_torch)
+        is_known = not self._is_compiled_by_torch and only_computes(module, self._device)
         self.traits = PolicyTraits(
             is_repeatable=True,
-            only_computes=only_computes,
+            only_computes=is_known,
             # A trial run of a module without a state does not disturb other calls.
-            checks_concurrently=only_computes,
-            kind=self._module.kind,
+            checks_concurrently=is_known,
+            kind=_kind(module),
             horizon=horizon,
-            torch_reason=self._module.torch_reason,
+            torch_reason=self._inference.torch_reason,
         )
 
     def check_contract(self, contract: EnvContract) -> None:
@@ -99,13 +145,21 @@ class TorchPolicy:
             ContractMismatchError: The module does not accept the contract's observations, or its
                 output cannot be actions of the action space.
         """
-        for part in self._module.trial_parts(contract.num_envs):
+        layout = action_layout(contract.action_space, self.traits.horizon)
+        for part in self._trial_parts(contract.num_envs):
             observations = zero_observations(contract, part.num_rows)
             try:
-                result = self._module.try_out(self._module.tensors(observations, part))
-                action_layout(contract.action_space, self.traits.horizon).check(result, part)
+                layout.check(self._tried(self._tensors(observations, part), part), part)
             except (ConfigurationError, PolicyError) as error:
-                raise self._module.misfit(error, contract, part) from error
+                remedy = (
+                    "; it works with one row: export it for any number of rows, or have batches "
+                    "cut to one (buckets=[1], --bucket 1)"
+                    if part.size > 1 and not self._buckets.sizes
+                    else ""
+                )
+                raise ContractMismatchError(
+                    f"the torch module cannot act in {contract.id}: {error}{remedy}"
+                ) from error
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:
         """Choose the greedy actions, in one forward pass for each part.
@@ -115,8 +169,8 @@ class TorchPolicy:
         """
         layout = action_layout(contract.action_space, self.traits.horizon)
         actions = []
-        for part in self._module.parts(rows.num_rows):
-            result = self._module.run(self._module.tensors(rows.observations, part))
+        for part in self._buckets.parts(rows.num_rows):
+            result = self._run(self._as_chosen, self._tensors(rows.observations, part))
             actions.append(layout.actions(result, part))
         return layout.joined(actions)
 
@@ -130,11 +184,11 @@ class TorchPolicy:
             parts = zip(leaves(contract.action_space), outputs, strict=True)
             return [_leaf_action(*each) for each in parts]
 
-        return GreedyForward(self._module.module, act)
+        return GreedyForward(self._module, act)
 
     def get_weights(self) -> dict[str, Any]:
         """Return a copy of the state dict: name -> NumPy array (a tensor for bfloat16)."""
-        return self._module.get_weights()
+        return weights_of(self._module)
 
     def set_weights(self, weights: object) -> None:
         """Replace all weights in place; takes what ``get_weights`` returns, tensors as well.
@@ -142,7 +196,98 @@ class TorchPolicy:
         Raises:
             PolicyError: A name, shape or dtype differs from the module's; nothing has changed.
         """
-        self._module.set_weights(weights)
+        replace_weights(check_weights(self._module, weights))
+        self._inference.load()
+
+    def _trial_parts(self, num_lanes: int) -> list[PaddedBatch]:
+        """Return the parts of a trial run before the first batch of a route.
+
+        They are one row, and two where batches of the route may have several and are not padded: a
+        program may have been exported for one. Or they are all sizes that have to be compiled.
+        """
+        sizes = self._buckets.sizes if self._is_compiled_by_torch else ()
+        if not sizes:
+            sizes = (1,) if num_lanes == 1 or self._buckets.sizes else (1, 2)
+        return [part for size in sizes for part in self._buckets.parts(size)]
+
+    def _tried(self, observations: Any, part: PaddedBatch) -> Any:
+        """Return the module's output in a trial run, without its new states."""
+        return self._try(observations)
+
+    def _try(self, *inputs: Any) -> Any:
+        """Run the module in torch, and compile it if that is wanted.
+
+        Raises:
+            ConfigurationError: It cannot be compiled, and ``inference`` is ``"compiled"``.
+            PolicyError: The module raised; its own error is the cause.
+        """
+        given = copy.deepcopy(inputs)  # it may take parts out of a dict
+        output = self._run(self._in_torch, *given)
+        self._inference.prepare(*inputs)
+        return output
+
+    def _run(self, call: Callable[..., Any], *inputs: Any) -> Any:
+        """Run the module on the result of ``_tensors``; the next run may overwrite the output.
+
+        Raises:
+            PolicyError: The module raised; its own error is the cause.
+        """
+        try:
+            with torch.inference_mode():
+                return call(*inputs)
+        except Exception as error:
+            raise PolicyError(
+                f"the module raised {type(error).__name__} on observations "
+                f"{describe(inputs[0])}: {error}"
+            ) from error
+
+    def _tensors(self, value: Any, part: PaddedBatch) -> Any:
+        """Return a part of a batch as tensors ``(part.size, ...)``, padded with zeros."""
+        if isinstance(value, np.ndarray):  # as most are
+            return self._tensor(value, part)
+        return mapped(lambda array: self._tensor(array, part), value)
+
+    def _tensor(self, array: np.ndarray[Any, Any], part: PaddedBatch) -> torch.Tensor:
+        if self._device.type != "cpu":
+            return self._on_device(array, part)
+        if part.size == len(array):
+            # Values from the wire are read-only, which a tensor cannot be.
+            flags = array.flags
+            if not (flags.c_contiguous and flags.writeable):
+                array = array.copy()
+        else:
+            padded = np.zeros((part.size, *array.shape[1:]), array.dtype)
+            padded[: part.num_rows] = array[part.rows]
+            array = padded
+        return torch.from_numpy(array)
+
+    def _on_device(self, array: np.ndarray[Any, Any], part: PaddedBatch) -> torch.Tensor:
+        """Copy rows to the device, once; padding is written there."""
+        rows = torch.from_numpy(_for_reading(array[part.rows]))
+        if part.size == part.num_rows:
+            return rows.to(self._device)
+        padded = rows.new_empty((part.size, *rows.shape[1:]), device=self._device)
+        padded[: part.num_rows] = rows
+        padded[part.num_rows :] = 0
+        return padded
+
+
+def _for_reading(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array as torch takes it, without a copy; the tensor must not be written to."""
+    if not array.flags.c_contiguous:
+        return array.copy()
+    if array.flags.writeable:
+        return array
+    view = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+    return np.asarray(SimpleNamespace(__array_interface__=view, owner=array))
+
+
+def _kind(module: torch.nn.Module) -> str:
+    if isinstance(module, torch.jit.ScriptModule):
+        return "TorchScript"
+    if isinstance(module, torch.fx.GraphModule):
+        return "torch.export"
+    return f"torch module {type(module).__name__}"
 
 
 def _leaf_action(leaf: Leaf, output: torch.Tensor) -> LeafAction:
@@ -157,3 +302,246 @@ def _leaf_action(leaf: Leaf, output: torch.Tensor) -> LeafAction:
 def dtype_of(leaf: Leaf) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, str(leaf.dtype))
     return dtype
+
+
+# --- modules with a memory -----------------------------------------------------------------
+
+
+class RecurrentTorchPolicy(TorchPolicy):
+    """Runs a module with a recurrent state, one for each lane's episode.
+
+    The module has two methods::
+
+        initial_state() -> state                          # for one lane, without batch dimension
+        forward(observations, state) -> (outputs, state)  # both states batched, N rows
+
+    A state is a tensor, or a dict or tuple of tensors (nested as well). ``forward`` gets and
+    returns it with one batch dimension first, in the structure, shapes and dtypes of
+    ``initial_state`` (an LSTM of torch needs layers first: transpose). Observations and outputs
+    are those of ``TorchPolicy``. A state must not depend on other rows than its own.
+
+    Args:
+        module: The module; it is switched to evaluation mode.
+        device: See ``TorchPolicy``.
+        buckets: See ``TorchPolicy``; rows of padding have states of zeros, which are dropped.
+        inference: See ``TorchPolicy``.
+
+    Raises:
+        ConfigurationError: See ``TorchPolicy``; or ``initial_state`` returns no state.
+        PolicyError: ``initial_state`` raised.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        device: str | None = None,
+        buckets: Sequence[int] = (),
+        inference: str = "auto",
+    ) -> None:
+        super().__init__(module, device=device, buckets=buckets, inference=inference)
+        # A trial run takes rows of the table, so it must not run beside a batch.
+        self.traits = replace(self.traits, checks_concurrently=False)
+        self._initial_state: Any = module.initial_state
+        self._table = StateTable(self._initial, self._device)
+        self._lanes = EpisodeStates(self._table.allocate, self._table.release)
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        """Choose the greedy actions, in one forward pass for each part, and keep the new states.
+
+        The states of a route stay unchanged if the output for one of its rows has NaN in it.
+
+        Raises:
+            PolicyError: A lane occurs twice, the module raised, or its output has another form. All
+                lanes' states are unchanged.
+        """
+        layout = action_layout(contract.action_space)
+        lanes = self._lanes.of(rows)
+        actions, changes = [], []
+        is_refused = np.zeros(len(lanes), np.bool_)
+        for part in self._buckets.parts(len(lanes)):
+            index = self._table.index(lanes, part)
+            observations = self._tensors(rows.observations, part)
+            returned = self._run(self._as_chosen, observations, self._table.gather(index))
+            result, after = _outputs_and_state(returned)
+            actions.append(layout.actions(result, part))
+            outputs = layout.outputs(result, part)
+            is_nan = nan_rows(torch.from_numpy(output.column) for output in outputs)
+            if is_nan is not None:
+                is_refused[part.rows] = is_nan
+            changes.append((part, index, self._table.kept(after, part)))
+        if is_refused.any():
+            is_refused = refused_rows(is_refused, rows)
+        # Only now: if a part fails, the states of all parts must stay unchanged.
+        for part, index, states in changes:
+            self._keep(index, states, is_refused[part.rows])
+        return layout.joined(actions)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        self._lanes.forget(route_key, env_index)
+
+    def greedy_forward(self, contract: EnvContract) -> NoReturn:
+        """Refuse: a graph has no memory.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError("the module has a memory, which an ONNX file cannot have")
+
+    def _tried(self, observations: Any, part: PaddedBatch) -> Any:
+        row = self._table.allocate()
+        try:
+            states = self._table.gather(self._table.index([row] * part.num_rows, part))
+            result, after = _outputs_and_state(self._try(observations, states))
+            self._table.kept(after, part)
+        finally:
+            self._table.release(row)
+        return result
+
+    def _keep(self, index: torch.Tensor, states: Sequence[torch.Tensor], is_refused: IsNan) -> None:
+        if is_refused.any():
+            answered = torch.from_numpy(np.flatnonzero(~is_refused)).to(index.device)
+            index, states = index[answered], [leaf[answered] for leaf in states]
+        self._table.scatter(index, states)
+
+    def _initial(self) -> Any:
+        try:
+            with torch.inference_mode():
+                return self._initial_state()
+        except Exception as error:
+            raise PolicyError(
+                f"the module's initial_state() raised {type(error).__name__}: {error}"
+            ) from error
+
+
+def _outputs_and_state(returned: Any) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise PolicyError(
+            "the module's forward(observations, state) must return (outputs, state), not a "
+            f"{type(returned).__name__}"
+        )
+    return returned
+
+
+# --- the states of many lanes -------------------------------------------------------------
+
+# The row that padding reads. It is never written.
+_PADDING_ROW = 0
+_FIRST_CAPACITY = 16
+
+
+class StateTable:
+    """States of one structure in tensors, a row for each lane, so that batches gather at once.
+
+    The tables have at most twice as many rows as there were lanes at the same time; released rows
+    are used again, and when all of them are released, the memory is freed.
+
+    Args:
+        initial: Returns the initial state of an episode: a tensor, or a dict or tuple of such,
+            without a batch dimension.
+        device: The device of the states.
+
+    Raises:
+        ConfigurationError: ``initial`` returns another type.
+    """
+
+    def __init__(self, initial: Callable[[], Any], device: torch.device) -> None:
+        self._initial = initial
+        self._device = device
+        self._like = initial()
+        _require_state(self._like)
+        self._form = form(mapped(lambda leaf: leaf[None], self._like))
+        self._begin()
+
+    def allocate(self) -> int:
+        if self._released:
+            row = self._released.pop()
+        else:
+            row = self._num_rows
+            self._num_rows += 1
+        self._unset.append(row)
+        return row
+
+    def release(self, row: int) -> None:
+        self._released.append(row)
+        is_last = len(self._released) == self._num_rows - 1  # apart from the padding's
+        if is_last and len(self._tables[0]) > _FIRST_CAPACITY:
+            self._begin()
+
+    def index(self, rows: Sequence[int], part: PaddedBatch) -> torch.Tensor:
+        """Return the index of a part's rows, ``(part.size,) int64``; all of its padding is one row.
+
+        Args:
+            rows: The rows of the whole batch, from ``allocate``.
+            part: The part of the batch.
+        """
+        index = np.full(part.size, _PADDING_ROW, np.int64)
+        index[: part.num_rows] = rows[part.rows]
+        return torch.from_numpy(index).to(self._device)
+
+    def gather(self, index: torch.Tensor) -> Any:
+        """Return the states at an index, batched, with zeros for padding."""
+        self._initialise()
+        gathered = (table.index_select(0, index) for table in self._tables)
+        return filled(self._like, gathered)
+
+    def kept(self, states: Any, part: PaddedBatch) -> list[torch.Tensor]:
+        """Copy the module's new states of a part, as the argument for ``scatter``.
+
+        Raises:
+            PolicyError: The structure, shapes or dtypes are not those of the initial state.
+        """
+        found = list(tensors_in(states))
+        if form(states) != self._form or any(leaf.shape[:1] != (part.size,) for leaf in found):
+            raise PolicyError(
+                f"the module returned the state {describe(states)} for {part.size} rows, but "
+                f"initial_state() of one lane is {describe(self._like)}; put one batch dimension "
+                "first, and keep its structure and dtypes"
+            )
+        # The next run may overwrite the output of this one.
+        return [leaf[: part.num_rows].clone() for leaf in found]
+
+    def scatter(self, index: torch.Tensor, states: Sequence[torch.Tensor]) -> None:
+        for table, leaf in zip(self._tables, states, strict=True):
+            table.index_copy_(0, index[: len(leaf)], leaf)
+
+    def _begin(self) -> None:
+        self._tables = [
+            torch.zeros((_FIRST_CAPACITY, *leaf.shape), dtype=leaf.dtype, device=self._device)
+            for leaf in tensors_in(self._like)
+        ]
+        self._num_rows = _PADDING_ROW + 1
+        self._released: list[int] = []
+        self._unset: list[int] = []
+
+    def _initialise(self) -> None:
+        if not self._unset:
+            return
+        self._grow()
+        index = torch.tensor(self._unset, device=self._device)
+        for table, leaf in zip(self._tables, tensors_in(self._initial()), strict=True):
+            table[index] = leaf.detach().to(table.device)
+        self._unset.clear()
+
+    def _grow(self) -> None:
+        capacity = len(self._tables[0])
+        if self._num_rows <= capacity:
+            return
+        while capacity < self._num_rows:
+            capacity *= 2
+        self._tables = [
+            torch.cat([table, table.new_zeros((capacity - len(table), *table.shape[1:]))])
+            for table in self._tables
+        ]
+
+
+def _require_state(value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        return
+    if not isinstance(value, Mapping | tuple) or not value:
+        raise ConfigurationError(
+            f"the module's initial_state() returned {describe(value)}; it must be a tensor, or a "
+            "dict or tuple of tensors, for one lane and without a batch dimension"
+        )
+    for part in value.values() if isinstance(value, Mapping) else value:
+        _require_state(part)

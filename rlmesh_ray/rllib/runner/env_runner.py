@@ -393,7 +393,7 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
     def torch_inference_reason(self) -> str | None:
         """Why the last call of ``sample`` ran the module in torch; None: it ran compiled."""
         choice = self._last_inference_choice
-        return "nothing has been sampled yet" if choice is None else choice.torch_reason
+        return "nothing has been sampled yet" if choice is None else choice.torch_reason()
 
     def __init__(self, **kwargs: Any) -> None:
         self._inference_choices: dict[tuple[bool, bool], tuple[Any, InferenceChoice]] = {}

@@ -4,19 +4,38 @@ import copy
 import pickle
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from rlmesh_ray.models.fast_path.sequential import is_sequential, layers_in
-from rlmesh_ray.models.torch.module import TorchModule
+from rlmesh_ray.models.policy import RouteRows, Rows
+from rlmesh_ray.models.torch.policy import TorchPolicy
+from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.spec import BoxSpec
 
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Tanh(), nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 8), nn.ELU()))
     return nn.Sequential(nn.Linear(3, 8), inner, nn.Linear(8, 2))
+
+
+def box(*shape: int) -> BoxSpec:
+    return BoxSpec(
+        shape, "float32", np.zeros(shape, "f4").tobytes(), np.ones(shape, "f4").tobytes()
+    )
+
+
+def run(served: TorchPolicy, values: torch.Tensor) -> torch.Tensor:
+    """Return what a served network makes of two rows."""
+    slots = [PredictSlot(lane, "", 0, False) for lane in range(len(values))]
+    contract = EnvContract("Test-v0", box(3), box(2), len(values), AutoresetMode.DISABLED)
+    rows = Rows(values.numpy(), [RouteRows("r", slots)])
+    return torch.as_tensor(served.predict(contract, rows))
 
 
 def test_the_layers_of_a_network_give_what_it_gives_to_the_last_bit() -> None:
@@ -84,31 +103,31 @@ def test_what_is_more_than_its_layers_is_called_itself(make: Callable[[], nn.Mod
 @pytest.mark.parametrize("is_later", [False, True])
 def test_a_served_network_with_hooks_is_called_itself(is_later: bool) -> None:
     hooked, seen = network(), []
-    served = TorchModule(hooked) if is_later else None
+    served = TorchPolicy(hooked) if is_later else None
     hooked[1].register_forward_hook(lambda *_: seen.append(1))
     values = torch.zeros(2, 3)
 
-    assert torch.equal((served or TorchModule(hooked)).run(values), network()(values))
+    assert torch.equal(run(served or TorchPolicy(hooked), values), network()(values))
     assert seen == [1]
 
 
 def test_a_served_network_acts_with_its_new_weights() -> None:
-    served = TorchModule(network(), inference="torch")
+    served = TorchPolicy(network(), inference="torch")
     values = torch.ones(2, 3)
-    before = served.run(values)
+    before = run(served, values)
 
     served.set_weights({name: 2 * array for name, array in served.get_weights().items()})
 
     twice = network()
     twice.load_state_dict({name: 2 * value for name, value in twice.state_dict().items()})
-    assert torch.equal(served.run(values), twice(values))
-    assert not torch.equal(served.run(values), before)
+    assert torch.equal(run(served, values), twice(values))
+    assert not torch.equal(run(served, values), before)
 
 
 def test_a_weight_that_is_computed_later_on_is_computed() -> None:
     odd, values = network(), torch.ones(2, 3)
-    served = TorchModule(odd, inference="torch")
-    before = served.run(values)
+    served = TorchPolicy(odd, inference="torch")
+    before = run(served, values)
 
     class Halved(nn.Module):
         def forward(self, weight: torch.Tensor) -> torch.Tensor:
@@ -116,27 +135,27 @@ def test_a_weight_that_is_computed_later_on_is_computed() -> None:
 
     parametrize.register_parametrization(odd[0], "weight", Halved())
 
-    assert torch.equal(served.run(values), odd(values))
-    assert not torch.equal(served.run(values), before)
+    assert torch.equal(run(served, values), odd(values))
+    assert not torch.equal(run(served, values), before)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_a_copy_of_a_served_network_acts_with_its_own_weights(
-    copied: Callable[[TorchModule], TorchModule],
+    copied: Callable[[TorchPolicy], TorchPolicy],
 ) -> None:
-    served, values = TorchModule(network(), inference="torch"), torch.ones(2, 3)
+    served, values = TorchPolicy(network(), inference="torch"), torch.ones(2, 3)
     twin = copied(served)
     twin.set_weights({name: 0 * array for name, array in twin.get_weights().items()})
 
-    assert not twin.run(values).any()
-    assert torch.equal(served.run(values), network()(values))
+    assert not run(twin, values).any()
+    assert torch.equal(run(served, values), network()(values))
 
 
 def test_a_hook_on_all_modules_is_called_though_it_came_later() -> None:
-    served, seen = TorchModule(network(), inference="torch"), []
+    served, seen = TorchPolicy(network(), inference="torch"), []
     handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
     try:
-        served.run(torch.ones(2, 3))
+        run(served, torch.ones(2, 3))
     finally:
         handle.remove()
 

@@ -11,7 +11,11 @@ from torch import nn
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.compiled_forward import TOLERANCE, CompiledForward
 from rlmesh_ray.models.onnx.compiled_forward import difference as measured
-from rlmesh_ray.models.torch.module import TorchModule
+from rlmesh_ray.models.policy import RouteRows, Rows
+from rlmesh_ray.models.torch.policy import TorchPolicy
+from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.spec import BoxSpec
 
 
 def dense() -> nn.Module:
@@ -275,19 +279,28 @@ def test_keys_in_another_order_are_left_to_torch() -> None:
     assert compiled.run({"base": BASE, "arm": ARM}) is None
 
 
+def box(*shape: int) -> BoxSpec:
+    return BoxSpec(
+        shape, "float32", np.zeros(shape, "f4").tobytes(), np.ones(shape, "f4").tobytes()
+    )
+
+
 def test_hooks_and_changes_in_place_act_once_a_module_is_compiled() -> None:
     torch.manual_seed(2)
     layer = torch.nn.Linear(4, 2)
-    module = TorchModule(layer, inference="compiled")
-    module.try_out(ARM)
-    before = module.run(ARM)
+    policy = TorchPolicy(layer, inference="compiled")
+    contract = EnvContract("Test-v0", box(4), box(2), len(ARM), AutoresetMode.DISABLED)
+    policy.check_contract(contract)
+    slots = [PredictSlot(lane, "", 0, False) for lane in range(len(ARM))]
+    rows = Rows(ARM.numpy(), [RouteRows("r", slots)])
+    before = np.asarray(policy.predict(contract, rows))
 
     with torch.no_grad():
         layer.bias.add_(1.0)
-    assert torch.allclose(module.run(ARM), before + 1.0, atol=1e-5)
+    assert np.allclose(policy.predict(contract, rows), before + 1.0, atol=1e-5)
 
     layer.register_forward_hook(lambda _module, _inputs, output: output * 2)
-    assert torch.allclose(module.run(ARM), 2 * (before + 1.0), atol=1e-5)
+    assert np.allclose(policy.predict(contract, rows), 2 * (before + 1.0), atol=1e-5)
 
 
 class Applied(torch.nn.Module):

@@ -71,7 +71,7 @@ def test_torch_runs_all_batches_if_it_was_asked_for() -> None:
     outputs = [case.run() for _ in range(12)]
 
     assert all(map(case.is_torchs, outputs))
-    assert case.choice.torch_reason == 'inference="torch" says so'
+    assert case.choice.torch_reason() == 'inference="torch" says so'
 
 
 def test_compiled_runs_all_batches_if_it_was_asked_for() -> None:
@@ -80,7 +80,7 @@ def test_compiled_runs_all_batches_if_it_was_asked_for() -> None:
     output = case.run()
 
     assert not case.outputs
-    assert case.choice.torch_reason is None
+    assert case.choice.torch_reason() is None
     assert output.keys() == {
         Columns.ACTIONS,
         Columns.ACTION_LOGP,
@@ -92,14 +92,14 @@ def test_auto_runs_all_batches_compiled_where_that_is_possible(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     case = Choice("auto")
-    assert case.choice.torch_reason == "the first batch decides"
+    assert case.choice.torch_reason() == "the first batch decides"
 
     with caplog.at_level(logging.INFO, "rlmesh_ray.models"):
         for _ in range(3):
             case.run()
 
     assert not case.outputs
-    assert case.choice.torch_reason is None
+    assert case.choice.torch_reason() is None
     assert [record.getMessage() for record in caplog.records] == ["the module runs compiled"]
 
 
@@ -111,9 +111,9 @@ def test_auto_stays_with_torch_where_a_module_cannot_be_compiled(
     with caplog.at_level(logging.INFO, "rlmesh_ray.models"):
         assert case.is_torchs(case.run())
         assert case.is_torchs(case.run())
-    assert "Noisy computes something else when it is compiled" in str(case.choice.torch_reason)
+    assert "Noisy computes something else when it is compiled" in str(case.choice.torch_reason())
     (record,) = caplog.records
-    assert record.getMessage() == f"the module runs in torch: {case.choice.torch_reason}"
+    assert record.getMessage() == f"the module runs in torch: {case.choice.torch_reason()}"
 
 
 def test_compiled_that_is_impossible_is_an_error_with_a_remedy() -> None:
@@ -142,7 +142,7 @@ def test_hooks_that_come_later_bring_torch_back() -> None:
     case.choice.load()
 
     assert case.is_torchs(case.run())
-    assert case.choice.torch_reason == "Actor has hooks"
+    assert case.choice.torch_reason() == "Actor has hooks"
 
 
 def test_numbers_that_no_action_can_be_drawn_from_are_torchs_to_refuse() -> None:
@@ -157,7 +157,7 @@ def test_what_is_left_to_torch_is_said_until_a_batch_runs_compiled() -> None:
 
     for rows in (ROWS, np.full_like(ROWS, np.nan), ROWS):
         case.run(rows)
-        reasons.append(case.choice.torch_reason)
+        reasons.append(case.choice.torch_reason())
 
     assert reasons[::2] == [None, None]
     assert "the last batch was left to torch" in str(reasons[1])
@@ -189,7 +189,7 @@ def test_auto_stays_with_torch_whatever_a_compiled_module_raises(compile: Any, r
     choice = InferenceChoice("auto", compile)
 
     assert choice.run(lambda rows: rows + 1, 4) == 5
-    assert reason in str(choice.torch_reason)
+    assert reason in str(choice.torch_reason())
     assert choice.run(lambda rows: rows + 1, 4) == 5
 
 
@@ -206,7 +206,7 @@ def test_compiled_says_what_was_raised_and_compiles_again_with_new_weights_only(
         with pytest.raises(ConfigurationError, match=r"is impossible: .*TypeError: BFloat16; use"):
             choice.run(unknown, rows)
     assert asked == [1]
-    assert choice.torch_reason == choice.refusal != ""
+    assert choice.torch_reason() == choice.refusal != ""
 
     choice.load()
     with pytest.raises(ConfigurationError, match="BFloat16"):
@@ -238,7 +238,7 @@ def test_weights_that_cannot_be_taken_act_in_torch(is_in_place: bool) -> None:
 
     assert choice.run(lambda rows: 5, 4) == 5
     reason = "changed in place" if is_in_place else "RuntimeError: no memory"
-    assert reason in str(choice.torch_reason)
+    assert reason in str(choice.torch_reason())
 
 
 def test_weights_that_cannot_be_taken_are_an_error_of_compiled_which_compiles_anew() -> None:
@@ -266,8 +266,8 @@ def test_elsewhere_than_on_a_cpu_the_caller_s_module_runs(
     choice = InferenceChoice(inference, unknown, device="cuda")
 
     assert choice.run(lambda rows: rows + 1, 4) == 5
-    assert choice.torch_reason == reason
-    assert pickle.loads(pickle.dumps(choice)).torch_reason == reason
+    assert choice.torch_reason() == reason
+    assert pickle.loads(pickle.dumps(choice)).torch_reason() == reason
 
 
 def test_weights_that_come_while_a_module_is_compiled_are_taken() -> None:

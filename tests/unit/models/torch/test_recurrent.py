@@ -8,7 +8,7 @@ import torch
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows, UpdatablePolicy
-from rlmesh_ray.models.torch.recurrent import RecurrentTorchPolicy
+from rlmesh_ray.models.torch.policy import RecurrentTorchPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec

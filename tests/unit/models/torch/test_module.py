@@ -7,7 +7,7 @@ from torch import nn
 
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.models.policy import traits_of
-from rlmesh_ray.models.trusted_code import is_trusted, only_computes
+from rlmesh_ray.models.torch.module import is_trusted, only_computes
 
 CPU = torch.device("cpu")
 
