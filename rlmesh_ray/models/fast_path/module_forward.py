@@ -5,7 +5,7 @@ and torch checks each part for hooks. With small networks that takes longer than
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -62,42 +62,32 @@ class FastForward:
 
     Args:
         module: A TorchRLModule; its parts must not be replaced.
+        explore: Whether it explores.
     """
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+    def __init__(self, module: Any, *, explore: bool) -> None:
+        self._module, self._explore = module, explore
         self._layers = _layers_of(module)
         if self._layers is not None:
             self._hooks = hooks_on(module.encoder, module.pi)
         self._is_switched_as_usual = is_switched_as_usual(module)
+        if self._is_switched_as_usual:
+            self._forward = module._forward_exploration if explore else module._forward_inference
+        else:
+            self._forward = module.forward_exploration if explore else module.forward_inference
 
-    def explore(self, batch: dict[str, Any], t: int) -> dict[str, Any]:
+    def __call__(self, batch: dict[str, Any], **time: int) -> dict[str, Any]:
+        """Return the module's outputs; ``t``, the environment steps so far, is for exploring."""
         if self._layers is not None and not any(self._hooks):
             return _straight(self._layers, batch)
-        forward = self._module.forward_exploration
-        if self._is_switched_as_usual:
-            self._evaluate()
-            forward = self._module._forward_exploration
-        output: dict[str, Any] = forward(batch, t=t)
-        return output
-
-    def infer(self, batch: dict[str, Any]) -> dict[str, Any]:
-        if self._layers is not None and not any(self._hooks):
-            return _straight(self._layers, batch)
-        forward = self._module.forward_inference
-        if self._is_switched_as_usual:
-            self._evaluate()
-            forward = self._module._forward_inference
-        output: dict[str, Any] = forward(batch)
+        # A forward pass may have switched a part of the module, perhaps for its dropout.
+        if self._is_switched_as_usual and not _is_evaluating(self._module):
+            self._module.eval()
+        output: dict[str, Any] = self._forward(batch, **time)
         return output
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FastForward, (self._module,)
-
-    def _evaluate(self) -> None:
-        # A forward pass may have switched a part of the module, perhaps for its dropout.
-        if not _is_evaluating(self._module):
-            self._module.eval()
+        return partial(FastForward, explore=self._explore), (self._module,)
 
 
 def is_switched_as_usual(module: Any) -> bool:

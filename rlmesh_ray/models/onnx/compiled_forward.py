@@ -45,7 +45,7 @@ class CompiledForward:
     are constants here. If one is another one in ``load``, the results are compared once more.
 
     Args:
-        module: The module on the CPU, in evaluation mode, which keeps the weights: those that are
+        module: The module on the CPU, which keeps its mode and the weights: those that are
             changed in place, as optimizers do, act from the next run on, and ``load`` takes what
             came otherwise.
         inputs: An example of what it is called with: tensors, or dicts and tuples of them, nested
@@ -65,6 +65,8 @@ class CompiledForward:
         # An exported program has a hook of torch's, which checks its input.
         self._hooks = () if isinstance(module, torch.fx.GraphModule) else hooks_on(module)
         self._require_unhooked()
+        if any(each.device.type != "cpu" for each in weight_tensors(module).values()):
+            raise ConfigurationError("the module is not on the CPU")
         if not all(isinstance(leaf, torch.Tensor) for leaf in leaves(inputs)):
             raise ConfigurationError(f"{type(module).__name__} gets something else than tensors")
         self._form_in = form(inputs)
@@ -73,7 +75,8 @@ class CompiledForward:
         if not all(isinstance(leaf, torch.Tensor) for leaf in leaves(output)):
             raise ConfigurationError(f"{type(module).__name__} returns something else than tensors")
         # The exporter, the runtime and the proof know flat tensors only.
-        self._nesting_out = mapped(lambda _: None, output)
+        self.nesting_out = mapped(lambda _: None, output)
+        """How the outputs are nested."""
         nesting_in = mapped(lambda _: None, nested)
 
         def forward(called: Any, *given: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -83,7 +86,7 @@ class CompiledForward:
         self._is_plain = isinstance(output, torch.Tensor)
         self._called = forward
         self._graph = graph = OnnxGraph(
-            module,
+            _evaluating(module),
             forward,
             {f"input_{number}": leaf for number, leaf in enumerate(examples)},
             [f"output_{number}" for number, _ in enumerate(leaves(output))],
@@ -138,10 +141,7 @@ class CompiledForward:
             self._load(self._module)
             constants = _constants(self._module)
             if constants != self._constants:
-                copied = copy.deepcopy(self._module)
-                with contextlib.suppress(NotImplementedError):  # programs of torch.export have none
-                    copied.eval()
-                self._prove(copied, _signed(self._no_rows))
+                self._prove(_evaluating(self._module), _signed(self._no_rows))
         except ConfigurationError:
             raise
         except Exception as error:  # ONNX Runtime's have no base class
@@ -188,7 +188,7 @@ class CompiledForward:
         outputs = self.arrays(*(leaf.numpy() for leaf in leaves(inputs)))
         if outputs is None:
             return None
-        return filled(self._nesting_out, map(torch.from_numpy, outputs))
+        return filled(self.nesting_out, map(torch.from_numpy, outputs))
 
     def arrays(self, *inputs: NDArray[Any]) -> list[NDArray[Any]] | None:
         """Return the outputs' leaves, for one array for each leaf of the inputs; None: see ``run``.
@@ -234,13 +234,21 @@ def _called(call: Callable[..., Any], module: nn.Module, inputs: tuple[Any, ...]
         with EXPORTING, torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what torch copies
             # A module may take parts out of a dict.
-            return call(*copy.deepcopy((module, *inputs)))
+            return call(_evaluating(module), *copy.deepcopy(inputs))
     except ConfigurationError:
         raise
     except Exception as error:  # a module's own code may raise anything
         raise ConfigurationError(
             f"{type(module).__name__} cannot be run with two rows: {error}"
         ) from error
+
+
+def _evaluating(module: nn.Module) -> nn.Module:
+    """Return a copy in evaluation mode."""
+    copied = copy.deepcopy(module)
+    with contextlib.suppress(NotImplementedError):  # programs of torch.export have one mode
+        copied.eval()
+    return copied
 
 
 def difference(expected: NDArray[Any], found: NDArray[Any]) -> float:

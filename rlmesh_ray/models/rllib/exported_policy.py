@@ -47,7 +47,6 @@ def greedy_forward(parts: CheckpointParts, contract: EnvContract) -> GreedyForwa
     if module.is_stateful():
         raise ConfigurationError("its module has a memory, which an ONNX file cannot have")
     connectors = _connectors_of(parts)
-    forward = forward_with_logits(module, explore=False)
     fitting = next(
         piece
         for piece in parts.module_to_env.connectors
@@ -61,7 +60,7 @@ def greedy_forward(parts: CheckpointParts, contract: EnvContract) -> GreedyForwa
             observations = connector(observations)
         # As RLlib's NumpyToTensor does.
         batch = {Columns.OBS: tree.map_structure(_narrowed, observations)}
-        inputs, actions = _chosen(called, forward(called, batch))
+        inputs, actions = _chosen(called, forward_with_logits(called, batch, explore=False))
         # A row with NaN must not become an action.
         is_nan = inputs.isnan().any(dim=-1)
         found = flatten(contract.action_space, actions)

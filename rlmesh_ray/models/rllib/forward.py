@@ -1,31 +1,50 @@
-"""The forward pass of an RLModule, in batches of few sizes."""
+"""An RLModule's forward pass, in torch, compiled and as a graph, and how its actions are drawn."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 import tree
+from numpy.typing import NDArray
+from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.distribution.torch.torch_distribution import (
+    TorchCategorical,
+    TorchDiagGaussian,
+    TorchSquashedGaussian,
+)
+from ray.rllib.core.rl_module.rl_module import RLModule
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
-from rlmesh_ray.models.fast_path.module_forward import FastForward
+from rlmesh_ray.models.fast_path.action_sampling import narrowed
+from rlmesh_ray.models.fast_path.module_forward import FastForward, batch_of, is_switched_as_usual
+from rlmesh_ray.models.onnx.action_draws import ActionDraws
 from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
 from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
-from rlmesh_ray.models.rllib.exported_module import bare_forward
+from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 from rlmesh_ray.models.torch.module import compiled
 from rlmesh_ray.options import require_inference
 
-# By name, so that DQN is imported for its own checkpoints only.
-_DQN = "ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module"
-_KEPT = {"action_dist_inputs", "state_out"}
+OUTPUT = Columns.ACTION_DIST_INPUTS
+"""The graph's output: what actions are drawn from."""
+_DQN = DefaultDQNTorchRLModule
+_KINDS: dict[type[Any], str] = {
+    TorchCategorical: "categorical",
+    TorchDiagGaussian: "diag_gaussian",
+    TorchSquashedGaussian: "squashed_gaussian",
+}
+_DRAWN = {Columns.ACTIONS, Columns.ACTION_LOGP}
+_KEPT = {OUTPUT, Columns.STATE_OUT}
 
 Forward = Callable[..., dict[str, Any]]
 """From a batch to outputs; to explore, also the environment steps so far as ``t``."""
 
 
 class BucketedForward:
-    """Runs an RLModule for inference or exploration.
+    """Runs an RLModule for inference or exploration, in batches of few sizes.
 
     Args:
         module: The RLModule, on its device, switched to evaluation mode; its parts must not be
@@ -52,19 +71,18 @@ class BucketedForward:
         self._explore = explore
         self._buckets = buckets
         self._env_steps = 0
+        self._torch: Forward = FastForward(module, explore=explore)
+        named: Forward = module.forward_exploration if explore else module.forward_inference
+        if _gives_logits(module, explore):
+            self._torch = named = partial(_logits, module)
         if inference == "compiled" and device.type != "cpu":
-            named = module.forward_exploration if explore else module.forward_inference
-            if _gives_logits(module, explore):
-                named = partial(_logits, module)
-            self._torch: Forward = compiled(named, device, buckets)
-        elif _gives_logits(module, explore):
-            self._torch = partial(_logits, module)
-        else:
-            bare = FastForward(module)
-            self._torch = bare.explore if explore else bare.infer
+            self._torch = compiled(named, device, buckets)
         self.inference = InferenceChoice(
-            inference, partial(_compiled, module, explore), device=device.type
+            inference,
+            partial(CompiledForward, module, call=partial(forward_with_logits, explore=explore)),
+            device=device.type,
         )
+        """Whether the module runs in torch or compiled."""
 
     def __call__(self, batch: dict[str, Any], env_steps: int) -> dict[str, Any]:
         """Return the module's outputs for a batch of tensors, without those of padding.
@@ -88,55 +106,7 @@ class BucketedForward:
         return outputs
 
     def _in_torch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        if self._explore:
-            return self._torch(batch, t=self._env_steps)
-        return self._torch(batch)
-
-
-def _compiled(module: Any, explore: bool, batch: dict[str, Any]) -> CompiledForward:
-    return CompiledForward(module, batch, call=forward_with_logits(module, explore=explore))
-
-
-def compiled_forward(module: Any, batch: dict[str, Any], *, explore: bool) -> CompiledForward:
-    """Return the forward pass of a module on the CPU, compiled, with the outputs that RLlib's has.
-
-    Args:
-        module: A TorchRLModule, with a state or without. Its mode stays as it is.
-        batch: An example of its batch, as connectors make it; a time axis keeps its length.
-        explore: Whether it explores.
-
-    Raises:
-        ConfigurationError: It cannot be compiled; the message has the reason.
-        MissingPackageError: onnx or onnxruntime is missing.
-    """
-    if any(each.device.type != "cpu" for each in module.parameters()):
-        raise ConfigurationError("the module is not on the CPU")
-    was_training = module.training
-    module.eval()
-    try:
-        return CompiledForward(module, batch, call=bare_forward(module, explore=explore))
-    finally:
-        module.train(was_training)
-
-
-def forward_with_logits(module: Any, *, explore: bool) -> Callable[[Any, Any], dict[str, Any]]:
-    return _logits if _gives_logits(module, explore) else bare_forward(module, explore=explore)
-
-
-def _gives_logits(module: Any, explore: bool) -> bool:
-    """Return whether a module's inference is run for logits that its own does not return.
-
-    DQN's returns actions only, the best by its Q-values, so NaN in these would be lost. RLlib's
-    connectors choose the same actions from logits.
-    """
-    return not explore and type(module)._forward_inference.__module__ == _DQN
-
-
-@torch.no_grad()
-def _logits(module: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    outputs = dict(module.compute_q_values(batch))
-    outputs["action_dist_inputs"] = outputs.pop("qf_preds")
-    return {key: outputs[key] for key in _KEPT & outputs.keys()}
+        return self._torch(batch, t=self._env_steps) if self._explore else self._torch(batch)
 
 
 def _padded(batch: dict[str, Any], part: PaddedBatch) -> dict[str, Any]:
@@ -157,3 +127,198 @@ def _cut(outputs: Any, part: PaddedBatch, num_parts: int) -> dict[str, Any]:
         return rows.clone() if num_parts > 1 else rows
 
     return {key: tree.map_structure(cut, column) for key, column in outputs.items()}
+
+
+# --- what RLlib runs of a module -----------------------------------------------------------
+
+
+def bare_forward(module: Any, batch: dict[str, Any], *, explore: bool) -> dict[str, Any]:
+    """Run what RLlib runs of a module, or of a copy, without the switching of modes around it.
+
+    Raises:
+        ConfigurationError: The module does something of its own around it, or its exploration
+            depends on the number of steps.
+    """
+    name = type(module).__name__
+    if not is_switched_as_usual(module):
+        raise ConfigurationError(
+            f"{name} has a forward_exploration, forward_inference, train or eval of its own"
+        )
+    if explore:
+        return dict(module._forward_exploration(batch, t=_NoTime(name)))
+    return dict(module._forward_inference(batch))
+
+
+class _NoTime:
+    """Stands for the number of steps of the training; each operation on it raises."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise ConfigurationError(f"the exploration of {self._name} depends on the number of steps")
+
+    __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = __index__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+
+
+def forward_with_logits(module: Any, batch: dict[str, Any], *, explore: bool) -> dict[str, Any]:
+    if _gives_logits(module, explore):
+        return _logits(module, batch)
+    return bare_forward(module, batch, explore=explore)
+
+
+def _gives_logits(module: Any, explore: bool) -> bool:
+    """Return whether a module's inference is run for logits that its own does not return.
+
+    DQN's returns actions only, the best by its Q-values, so NaN in these would be lost. RLlib's
+    connectors choose the same actions from logits.
+    """
+    return not explore and type(module)._forward_inference is _DQN._forward_inference
+
+
+@torch.no_grad()
+def _logits(module: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    outputs = dict(module.compute_q_values(batch))
+    outputs[OUTPUT] = outputs.pop("qf_preds")
+    return {key: outputs[key] for key in _KEPT & outputs.keys()}
+
+
+# --- what actions are drawn from -----------------------------------------------------------
+
+
+def is_epsilon_greedy(module: RLModule, *, explore: bool = True) -> bool:
+    """Return whether a module chooses its actions as RLlib's DQN does, by its Q-values."""
+    mode = "exploration" if explore else "inference"
+    own = (f"_forward_{mode}", f"get_{mode}_action_dist_cls")
+    return (
+        isinstance(module, DefaultDQNTorchRLModule)
+        and is_switched_as_usual(module)
+        and all(getattr(type(module), each) is getattr(_DQN, each) for each in own)
+    )
+
+
+def distribution_of(module: RLModule, *, explore: bool = True) -> str:
+    """Return what actions are drawn from, by its name in ``action_draws.KINDS``.
+
+    Raises:
+        ConfigurationError: It is none of these.
+    """
+    if is_epsilon_greedy(module, explore=explore):
+        return "epsilon_greedy"
+    kind = (
+        module.get_exploration_action_dist_cls()
+        if explore
+        else module.get_inference_action_dist_cls()
+    )
+    if kind not in _KINDS:
+        name = kind.__name__.removesuffix("'>Partial").rpartition(".")[2]  # as RLlib's partial ones
+        raise ConfigurationError(
+            f"actions of {name} can be drawn by torch only; use a module with one of "
+            f"{', '.join(each.__name__ for each in _KINDS)}"
+        )
+    return _KINDS[kind]
+
+
+def distribution_inputs(module: Any, obs: torch.Tensor) -> torch.Tensor:
+    """Return what a module's exploration draws actions from, for observations (n, *shape).
+
+    Raises:
+        ConfigurationError: It chooses its actions itself.
+    """
+    batch = {Columns.OBS: obs.to(torch.float32)}
+    if is_epsilon_greedy(module):
+        outputs = _logits(module, batch)  # its exploration draws, and gives actions only
+    else:
+        outputs = module.forward_exploration(batch)
+    if OUTPUT not in outputs:
+        raise ConfigurationError(f"{type(module).__name__} chooses its actions itself")
+    inputs: torch.Tensor = outputs[OUTPUT]
+    return inputs
+
+
+def exported_module(module: Any, observation_space: Any, input_name: str) -> OnnxGraph:
+    """Return a module's graph: observations as the space has them, (n, *shape), to ``OUTPUT``.
+
+    Args:
+        module: A TorchRLModule without a state.
+        observation_space: A Box.
+        input_name: What the graph calls its input.
+
+    Raises:
+        ConfigurationError: The module cannot be expressed, or the package onnx is missing.
+    """
+    shape = observation_space.shape or ()
+    example = torch.as_tensor(np.zeros((2, *shape), observation_space.dtype))
+    forward: Callable[..., Any] = lambda called, obs: (distribution_inputs(called, obs),)  # noqa: E731
+    return OnnxGraph(module, forward, {input_name: example}, [OUTPUT])
+
+
+class CompiledModule:
+    """Does what the forward pass of a module without a state and RLlib's sampling of actions do.
+
+    Args:
+        module: A TorchRLModule without a state.
+        rows: An example of observations, one or more.
+        t: Environment steps of the training then.
+        explore: Whether it explores.
+        seed: Of the generator that actions are drawn from; None: a random one.
+
+    Raises:
+        ConfigurationError: It cannot be compiled; the message has the reason.
+        MissingPackageError: onnx or onnxruntime is missing.
+    """
+
+    def __init__(
+        self, module: Any, rows: NDArray[Any], t: int = 0, *, explore: bool, seed: int | None
+    ) -> None:
+        self._explore = explore
+        example = batch_of(rows[:1].copy(), None)
+        self._dtype = example[Columns.OBS].numpy().dtype
+        self._draws = ActionDraws(distribution_of(module, explore=explore), seed)
+        is_greedy = is_epsilon_greedy(module, explore=explore)
+        self._schedule = module.epsilon_schedule if is_greedy else None
+        call = _logits if is_greedy else partial(_undrawn, explore=explore)
+        self._forward = CompiledForward(module, example, call=call)
+        self._names = list(self._forward.nesting_out)
+        self.load = self._forward.load
+        """Takes the module's weights as they are now; see ``CompiledForward.load``."""
+
+    def run(self, rows: NDArray[Any], t: int) -> dict[str, NDArray[Any]] | None:
+        """Return the module's outputs with actions, as ``as_arrays`` makes them.
+
+        Args:
+            rows: Observations.
+            t: Environment steps of the training; exploration may depend on them.
+
+        Returns:
+            None: there are numbers among the outputs from which no action can be drawn, or
+            ``CompiledForward`` leaves it to torch.
+        """
+        outputs = self._forward.arrays(
+            rows if rows.dtype == self._dtype else rows.astype(self._dtype)
+        )
+        if outputs is None:
+            return None
+        arrays = dict(zip(self._names, outputs, strict=True))
+        inputs = arrays[OUTPUT]
+        if self._schedule is not None:  # DQN's: it chooses its actions itself
+            del arrays[OUTPUT]
+            if self._explore:
+                self._draws.epsilon = float(self._schedule.update(t))
+        arrays[Columns.ACTIONS], logp = self._draws.draw(inputs, explore=self._explore)
+        if logp is not None:
+            if self._explore and not np.isfinite(logp.sum()):
+                return None
+            arrays[Columns.ACTION_LOGP] = logp
+        return {name: narrowed(array) for name, array in arrays.items()}
+
+
+def _undrawn(module: Any, batch: dict[str, Any], *, explore: bool) -> dict[str, Any]:
+    name, found = type(module).__name__, bare_forward(module, batch, explore=explore)
+    if OUTPUT not in found or _DRAWN & found.keys():
+        raise ConfigurationError(f"{name} chooses its actions itself")
+    for key, value in found.items():
+        if not isinstance(value, torch.Tensor):
+            raise ConfigurationError(f"{name} has {key} among its outputs, which is no tensor")
+    return found

@@ -23,9 +23,9 @@ from ray.rllib.utils.metrics import (
 )
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, RlmeshError
+from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
 from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
-from rlmesh_ray.models.rllib.compiled_module import CompiledModule
-from rlmesh_ray.models.rllib.forward import compiled_forward
+from rlmesh_ray.models.rllib.forward import CompiledModule, bare_forward
 from rlmesh_ray.rllib.config.rollout_plan import RolloutPlan, plan_of
 from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments, assignments_for
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
@@ -434,10 +434,13 @@ class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
         """
         module, choice = self._inference_choices.get((explore, draws), (None, None))
         if choice is None or module is not self.module:
-            compiled = partial(CompiledModule, seed=self._seed) if draws else compiled_forward
-            compile_module = partial(compiled, self.module, explore=explore)
-            inference = plan_of(self.config).inference
-            choice = InferenceChoice(inference, compile_module)
+            call = partial(bare_forward, explore=explore)
+            compile_module = (
+                partial(CompiledModule, self.module, explore=explore, seed=self._seed)
+                if draws
+                else partial(CompiledForward, self.module, call=call)
+            )
+            choice = InferenceChoice(plan_of(self.config).inference, compile_module)
             self._inference_choices[explore, draws] = self.module, choice
         self._last_inference_choice = choice
         return choice

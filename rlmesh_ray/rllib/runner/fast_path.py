@@ -180,7 +180,7 @@ class ArrayPipeline:
     def __init__(self, runner: Any, *, explore: bool) -> None:
         self._explore = explore
         self._inference = runner.inference_choice(explore=explore, draws=True)
-        self._forward = FastForward(runner.module)
+        self._forward = FastForward(runner.module, explore=explore)
         to_module, to_env = runner.pipelines
         self._connectors = ArrayConnectors(
             to_module, to_env, runner.module, runner.env.single_action_space
@@ -226,10 +226,7 @@ class ArrayPipeline:
 
     def _in_torch(self, observations: NDArray[Any], t: int) -> dict[str, Any]:
         to_module = self._connectors.to_module(observations)
-        if self._explore:
-            output = self._forward.explore(to_module, t)
-        else:
-            output = self._forward.infer(to_module)
+        output = self._forward(to_module, t=t) if self._explore else self._forward(to_module)
         self._connectors.add_actions(output, explore=self._explore)
         return as_arrays(output)
 

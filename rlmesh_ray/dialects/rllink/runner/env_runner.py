@@ -36,7 +36,7 @@ from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.dialects.rllink.wire.encodings import RAY, Encoding
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
-from rlmesh_ray.models.rllib.exported_module import distribution_of, exported_module
+from rlmesh_ray.models.rllib.forward import distribution_of, exported_module
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.rllib.runner.runner_env import announce_environment
 from rlmesh_ray.rllib.runner.sample_recording import RecordingEnvRunner

@@ -14,7 +14,7 @@ from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkLimits
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.rllib.exported_module import OUTPUT, distribution_of, is_epsilon_greedy
+from rlmesh_ray.models.rllib.forward import OUTPUT, distribution_of, is_epsilon_greedy
 
 RLLINK_KEY = "rlmesh_ray_rllink"
 """Where the plan stands in ``config.env_config``."""

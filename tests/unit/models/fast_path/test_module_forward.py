@@ -58,14 +58,14 @@ def outputs(explore: Callable[..., Any], infer: Callable[..., Any], batch: Any) 
 
 def assert_same(one: Any, other: Any, observation: gymnasium.Space[Any] = VECTOR) -> FastForward:
     """Compare the methods of one module with the passes through its twin."""
-    forward = FastForward(other)
+    explore, infer = (FastForward(other, explore=explores) for explores in (True, False))
     batch = batch_for(observation)
     expected = outputs(one.forward_exploration, one.forward_inference, batch)
 
-    actual = outputs(lambda batch, t: forward.explore(batch, t), forward.infer, batch)
+    actual = outputs(explore, infer, batch)
 
     assert_identical(actual, expected, "outputs")
-    return forward
+    return infer
 
 
 CONTINUOUS = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -139,10 +139,10 @@ def test_a_custom_network_in_rllibs_module_is_called(
 
 def test_a_copy_acts_with_its_own_weights() -> None:
     one, other = module(), module()
-    twin = copy.deepcopy(FastForward(other))
+    twin = copy.deepcopy(FastForward(other, explore=False))
     other.set_state({key: value + 1 for key, value in other.get_state().items()})
 
-    actual = twin.infer(batch_for(VECTOR))[Columns.ACTION_DIST_INPUTS]
+    actual = twin(batch_for(VECTOR))[Columns.ACTION_DIST_INPUTS]
 
     expected = one.forward_inference(batch_for(VECTOR))[Columns.ACTION_DIST_INPUTS]
     assert torch.equal(actual, expected)
@@ -151,10 +151,10 @@ def test_a_copy_acts_with_its_own_weights() -> None:
 def test_a_hook_that_is_registered_later_is_called() -> None:
     seen: list[Any] = []
     one, other = module(), module()
-    forward = FastForward(other)
+    forward = FastForward(other, explore=False)
     other.pi.net.mlp[0].register_forward_hook(lambda *_: seen.append(1))
 
-    actual = forward.infer(batch_for(VECTOR))[Columns.ACTION_DIST_INPUTS]
+    actual = forward(batch_for(VECTOR))[Columns.ACTION_DIST_INPUTS]
 
     expected = one.forward_inference(batch_for(VECTOR))[Columns.ACTION_DIST_INPUTS]
     assert torch.equal(actual, expected)
@@ -166,8 +166,8 @@ def test_so_is_a_hook_on_all_modules() -> None:
     one, other = module(), module()
     handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
     try:
-        forward = FastForward(other)
-        forward.explore(batch_for(VECTOR), 0)
+        forward = FastForward(other, explore=True)
+        forward(batch_for(VECTOR), t=0)
     finally:
         handle.remove()
 
@@ -185,13 +185,13 @@ def test_a_forward_of_the_users_own_is_called() -> None:
 
 def test_weights_may_change_between_two_steps() -> None:
     one, other = module(), module()
-    forward = FastForward(other)
-    forward.explore(batch_for(VECTOR), 0)
+    forward = FastForward(other, explore=True)
+    forward(batch_for(VECTOR), t=0)
     for each in (one, other):
         each.set_state({key: value + 1 for key, value in each.get_state().items()})
 
     expected = one.forward_exploration(batch_for(VECTOR))[Columns.ACTION_DIST_INPUTS]
-    actual = forward.explore(batch_for(VECTOR), 0)[Columns.ACTION_DIST_INPUTS]
+    actual = forward(batch_for(VECTOR), t=0)[Columns.ACTION_DIST_INPUTS]
 
     assert torch.equal(actual, expected)
 

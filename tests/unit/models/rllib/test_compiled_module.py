@@ -18,7 +18,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.rllib.compiled_module import CompiledModule
+from rlmesh_ray.models.rllib.forward import CompiledModule
 
 VECTOR = gymnasium.spaces.Box(-1, 1, (4,))
 PICTURE = gymnasium.spaces.Box(0, 1, (42, 42, 3))

@@ -1,6 +1,7 @@
 """Compiled forward passes of RLModules, also of those with a state."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -12,8 +13,8 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.columns import Columns
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.onnx.compiled_forward import TOLERANCE, difference
-from rlmesh_ray.models.rllib.forward import compiled_forward
+from rlmesh_ray.models.onnx.compiled_forward import TOLERANCE, CompiledForward, difference
+from rlmesh_ray.models.rllib.forward import bare_forward
 
 VECTOR = gymnasium.spaces.Box(-1, 1, (4,))
 CHOICE: gymnasium.Space[Any] = gymnasium.spaces.Discrete(3)
@@ -42,6 +43,11 @@ def apart(expected: Any, found: Any) -> float:
     """Return the largest difference of any two outputs."""
     pairs = zip(tree.flatten(expected), tree.flatten(found), strict=True)
     return max(difference(own.detach().numpy(), other.numpy()) for own, other in pairs)
+
+
+def compiled_forward(module: Any, batch: dict[str, Any], *, explore: bool) -> CompiledForward:
+    """Compile a module as runners do on RLlib's per-item path."""
+    return CompiledForward(module, batch, call=partial(bare_forward, explore=explore))
 
 
 @pytest.mark.parametrize("explore", [False, True])

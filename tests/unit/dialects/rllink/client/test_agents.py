@@ -22,7 +22,7 @@ from rlmesh_ray.dialects.rllink.runner.sample_queue import WeightsVersion
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.rllib.exported_module import (
+from rlmesh_ray.models.rllib.forward import (
     distribution_inputs,
     distribution_of,
     exported_module,
