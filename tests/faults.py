@@ -776,7 +776,7 @@ FAULTS = (
         "kept-chunks-repeat-their-first-action",
         "models",
         "A client of single actions gets the first action of a kept chunk again and again.",
-        "rlmesh_ray/models/chunk_replay.py",
+        "rlmesh_ray/models/wrappers.py",
         "np.roll(column, -chunk.num_used, axis=0)",
         "np.roll(column, 0, axis=0)",
         "tests/loopback/test_action_chunks.py::"
@@ -786,7 +786,7 @@ FAULTS = (
         "kept-chunks-end-an-action-early",
         "models",
         "The last action of a kept chunk is never used.",
-        "rlmesh_ray/models/chunk_replay.py",
+        "rlmesh_ray/models/wrappers.py",
         "self.num_used == len(self.columns[0])",
         "self.num_used + 1 == len(self.columns[0])",
         "tests/loopback/test_action_chunks.py::test_kept_chunks_of_a_module_survive_new_weights",

@@ -169,14 +169,9 @@ HEAVY = {"asyncio", "grpc", "gymnasium", "ray", "stable_baselines3", "torch"}
 # These may import what their room may not; they are loaded inside functions only.
 LAZY_MODULES = {
     "compat/single_threaded_call.py": set(),
-    "models/rllib/inference.py": {"ray"},
-    "models/fast_path/module_forward.py": {"ray"},
     "models/rllib/checkpoint.py": {"ray"},
-    "models/fast_path/action_sampling.py": {"ray"},
-    "models/fast_path/array_connectors.py": {"ray"},
-    "models/rllib/compiled_module.py": {"ray"},
-    "models/rllib/exported_module.py": {"ray"},
     "models/rllib/exported_policy.py": {"ray"},
+    "models/rllib/fast_path.py": {"ray"},
     "models/rllib/forward.py": {"ray"},
     "models/rllib/checkpoint_policy.py": {"ray"},
 }

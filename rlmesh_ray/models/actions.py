@@ -1,20 +1,94 @@
-"""Conversion of a module's output to actions, by the rules in ``TorchPolicy``; without torch."""
+"""What goes into a module and what comes out: batches of few sizes, actions, NaN; torch-free."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.errors import ConformanceError, ContractMismatchError, PolicyError
-from rlmesh_ray.models.batch_buckets import PaddedBatch
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    ConformanceError,
+    ContractMismatchError,
+    PolicyError,
+)
 from rlmesh_ray.models.nesting import describe
-from rlmesh_ray.spaces.batch import Leaf, empty_columns, flatten, horizon_hint, leaves, unflatten
+from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.spaces.batch import (
+    Column,
+    Leaf,
+    empty_columns,
+    flatten,
+    horizon_hint,
+    leaves,
+    unflatten,
+)
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
-from rlmesh_ray.spaces.validation import has_nan
+from rlmesh_ray.spaces.spec import (
+    BoxSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+)
+from rlmesh_ray.spaces.validation import coerce_batch, has_nan
+
+# --- batch buckets --------------------------------------------------------------------------------
+
+# A few batch sizes, for graphs that are compiled or captured once for each size. A batch is padded
+# up to the next bucket. A batch that is larger than the largest bucket runs as several, the last of
+# them padded: rounding it up would make an unlimited number of sizes.
+
+
+class PaddedBatch(NamedTuple):
+    """A part of a batch that runs at once."""
+
+    rows: slice
+    """Its rows in the batch; with a start and a stop."""
+    size: int
+    """Number of rows that the module gets: those of the batch first, then padding."""
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.rows.stop - self.rows.start)
+
+
+class BatchBuckets:
+    """Cuts batches into parts of known sizes.
+
+    Args:
+        sizes: Row counts, ascending; none: every batch is one part as it is.
+
+    Raises:
+        ConfigurationError: The sizes are not ascending, or below 1.
+    """
+
+    def __init__(self, sizes: Sequence[int] = ()) -> None:
+        self.sizes = tuple(sizes)
+        """The row counts."""
+        # bool is an int, but not a size.
+        are_sizes = all(type(size) is int and size > 0 for size in self.sizes)
+        if not are_sizes or any(low >= high for low, high in pairwise(self.sizes)):
+            raise ConfigurationError(
+                f"buckets={list(self.sizes)} must be ascending row counts, such as [1, 8, 64, 512]"
+            )
+
+    def parts(self, num_rows: int) -> list[PaddedBatch]:
+        if not self.sizes:
+            return [PaddedBatch(slice(0, num_rows), num_rows)]
+        largest = self.sizes[-1]
+        starts = range(0, num_rows, largest)
+        return [self._part(start, min(start + largest, num_rows)) for start in starts]
+
+    def _part(self, start: int, stop: int) -> PaddedBatch:
+        size = next(size for size in self.sizes if size >= stop - start)
+        return PaddedBatch(slice(start, stop), size)
+
+
+# --- from a module's output to actions -----------------------------------------------------
 
 
 def zero_observations(contract: EnvContract, num_rows: int) -> Any:
@@ -142,11 +216,15 @@ def _array(leaf: Leaf, value: Any) -> NDArray[Any]:
             "logits is needed; wrap it in a module that returns just that"
         )
     try:
-        # NumPy has no bfloat16.
-        tensor = value.float() if value.dtype is torch.bfloat16 else value
-        array: NDArray[Any] = tensor.detach().cpu().numpy()
+        return array_of(value)
     except (RuntimeError, TypeError) as error:
         raise _impossible(leaf, value, str(error)) from error
+
+
+def array_of(tensor: Any) -> NDArray[Any]:
+    """Return a tensor of any device as an array; NumPy has no bfloat16, so that becomes float32."""
+    tensor = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
     return array
 
 
@@ -202,3 +280,92 @@ def _misfit(leaf: Leaf, value: NDArray[Any], before: tuple[int, ...]) -> PolicyE
         f"the module returned {describe(value)} for {leaf.name or 'the action'}; "
         f"{type(spec).__name__.removesuffix('Spec')} takes {wanted}{more}"
     )
+
+
+# --- NaN in a module's output ---------------------------------------------------------------------
+
+# Requests with such rows are refused, the other requests are answered. A request is refused as a
+# whole: also the states of its other rows' lanes stay as they were.
+
+IsNan = NDArray[np.bool_]
+"""Whether a row has NaN in it, ``(N,) bool``."""
+
+
+def nan_rows(columns: Iterable[NDArray[Any]]) -> IsNan | None:
+    """Return which rows have NaN in any of the outputs; None if none has.
+
+    Args:
+        columns: The outputs, each ``(N, ...)``, of any dtype.
+    """
+    found: IsNan | None = None
+    for column in columns:
+        if column.dtype.kind == "f" and has_nan(column):
+            is_nan = np.isnan(column).reshape(len(column), -1).any(axis=1)
+            found = is_nan if found is None else found | is_nan
+    return found
+
+
+def refused_rows(is_nan: IsNan, rows: Rows) -> IsNan:
+    """Return the rows of all requests that have a row with NaN.
+
+    Args:
+        is_nan: Whether a row has NaN, ``(N,) bool``.
+        rows: The N rows.
+    """
+    is_refused = is_nan.copy()
+    first = 0
+    for route in rows.routes:
+        own = is_refused[first : first + len(route.slots)]
+        own[:] = own.any()
+        first += len(route.slots)
+    return is_refused
+
+
+def refusable(spec: SpaceSpec, actions: object, is_nan: IsNan) -> object:
+    """Return the actions with values outside the action space in the rows that have NaN.
+
+    The server's check of actions refuses the requests with those rows, and no others.
+
+    Args:
+        spec: The action space.
+        actions: A batch of actions for N rows.
+        is_nan: Whether a row has NaN.
+
+    Raises:
+        PolicyError: All rows have NaN, or all values of the dtype are in the space.
+    """
+    if is_nan.all():
+        raise PolicyError("the module's output has NaN in it; are its weights sound?")
+    try:
+        columns = coerce_batch(spec, actions, len(is_nan))
+    except ConformanceError:
+        # The actions do not fit the space in any row, and are refused unchanged.
+        return actions
+    outside = [value_outside(leaf) for leaf in leaves(spec)]
+    if all(value is None for value in outside):
+        raise PolicyError(
+            f"the module's output has NaN in it for {is_nan.sum()} of {len(is_nan)} rows"
+        )
+    marked = [_marked(*pair, is_nan) for pair in zip(columns, outside, strict=True)]
+    return unflatten(spec, marked)
+
+
+def value_outside(leaf: Leaf) -> float | None:
+    """Return a value outside the leaf's space; None: its dtype has none."""
+    match leaf.spec:
+        case DiscreteSpec(n=n, start=start):
+            return start + n
+        case MultiDiscreteSpec() | MultiBinarySpec():
+            return -1
+        case BoxSpec() if leaf.dtype is not None and leaf.dtype.kind == "f":
+            return np.nan
+    return None
+
+
+def _marked(column: Column, outside: float | None, is_nan: IsNan) -> Any:
+    if outside is None:
+        return column
+    marked = np.array(column)
+    # In an unsigned dtype -1 becomes the largest number.
+    marked[is_nan] = np.array(outside).astype(marked.dtype)
+    return marked

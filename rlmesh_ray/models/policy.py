@@ -1,10 +1,10 @@
 """The interface of a policy that a ModelServer runs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.options import as_horizon
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import EnvContract
@@ -182,35 +182,74 @@ class UpdatablePolicy(Protocol):
         """
 
 
-class PolicyWrapper:
-    """A policy that changes what another one gets or returns; the rest is the other one's.
+# --- the states that a policy keeps for lanes -----------------------------------------------------
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotState(Generic[S]):
+    episode_id: str
+    state: S
+
+
+class EpisodeStates(Generic[S]):
+    """One state for the running episode of every lane.
 
     Args:
-        policy: The other one.
+        fresh: Makes the initial state of an episode.
+        freed: Called with each state that is dropped.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        """The other one."""
-        if isinstance(policy, UpdatablePolicy):
-            self.get_weights = policy.get_weights
-            """See ``UpdatablePolicy.get_weights``."""
-            self.set_weights = policy.set_weights
-            """See ``UpdatablePolicy.set_weights``."""
+    def __init__(
+        self, fresh: Callable[[], S], freed: Callable[[S], object] = lambda state: None
+    ) -> None:
+        self._fresh = fresh
+        self._freed = freed
+        self._routes: dict[str, dict[int, _SlotState[S]]] = {}
 
-    @property
-    def traits(self) -> PolicyTraits:
-        traits = traits_of(self.policy)
-        return replace(traits, kind=traits.kind or type(self.policy).__name__)
+    def __len__(self) -> int:
+        return sum(len(lanes) for lanes in self._routes.values())
 
-    def check_contract(self, contract: EnvContract) -> None:
-        """See ``Policy.check_contract``."""
-        self.policy.check_contract(contract)
+    def of(self, rows: Rows) -> list[S]:
+        """Return one state for each row; a new one where an episode begins.
 
-    def predict(self, contract: EnvContract, rows: Rows) -> object:
-        """See ``Policy.predict``."""
-        return self.policy.predict(contract, rows)
+        Raises:
+            PolicyError: A lane occurs twice, so that the order of its rows is unknown; nothing
+                has changed.
+        """
+        self._require_distinct_lanes(rows)
+        states: list[S] = []
+        for route in rows.routes:
+            lanes = self._routes.setdefault(route.route_key, {}) if route.slots else {}
+            for slot in route.slots:
+                entry = lanes.get(slot.env_index)
+                if entry is None or slot.reset or slot.episode_id not in ("", entry.episode_id):
+                    entry = self._begin(lanes, slot)
+                states.append(entry.state)
+        return states
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """See ``Policy.forget``."""
-        self.policy.forget(route_key, env_index)
+        lanes = self._routes.get(route_key, {})
+        for index in list(lanes) if env_index is None else [env_index]:
+            if index in lanes:
+                self._freed(lanes.pop(index).state)
+        if not lanes:
+            self._routes.pop(route_key, None)
+
+    def _begin(self, lanes: dict[int, _SlotState[S]], slot: PredictSlot) -> _SlotState[S]:
+        if slot.env_index in lanes:
+            self._freed(lanes[slot.env_index].state)
+        entry = lanes[slot.env_index] = _SlotState(slot.episode_id, self._fresh())
+        return entry
+
+    def _require_distinct_lanes(self, rows: Rows) -> None:
+        seen: dict[str, set[int]] = {}
+        for route in rows.routes:
+            lanes = seen.setdefault(route.route_key, set())
+            lanes.update([slot.env_index for slot in route.slots])
+        if sum(map(len, seen.values())) < rows.num_rows:
+            raise PolicyError(
+                "a lane occurs twice in one batch, and this policy keeps state for each lane: "
+                "give every slot of a Predict an env_index of its own"
+            )

@@ -5,8 +5,8 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import CancelledError
 
 from rlmesh_ray.errors import ConfigurationError, EndpointClosedError, EndpointTimeoutError
-from rlmesh_ray.models.chunk_replay import KeptChunks
 from rlmesh_ray.models.policy import Policy, UpdatablePolicy, traits_of
+from rlmesh_ray.models.wrappers import KeptChunks
 from rlmesh_ray.options import FIRST, KEPT, require_seconds
 from rlmesh_ray.server.batcher import Batcher
 from rlmesh_ray.server.health import Health

@@ -5,10 +5,9 @@ from typing import Self, Unpack
 
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.chunk_replay import with_replay
 from rlmesh_ray.models.loading import as_policy
-from rlmesh_ray.models.mapped_policy import MappedPolicy
 from rlmesh_ray.models.policy import Policy, traits_of
+from rlmesh_ray.models.wrappers import MappedPolicy, with_replay
 from rlmesh_ray.options import completed, takes_options
 from rlmesh_ray.polling import should_spin
 from rlmesh_ray.server.batcher import Batcher

@@ -26,8 +26,7 @@ from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.dialects.released.wire.model import MAX_ROWS, NO_LANE, FrameResponse
 from rlmesh_ray.errors import ContractMismatchError
-from rlmesh_ray.models.lane_states import EpisodeStates
-from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.models.policy import EpisodeStates, Rows
 from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import (

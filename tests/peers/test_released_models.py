@@ -20,8 +20,7 @@ from rlmesh_ray.dialects.released.protocol import GroupedPredict, GroupedPredict
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.dialects.released.wire.model import NO_LANE
-from rlmesh_ray.models.lane_states import EpisodeStates
-from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.models.policy import EpisodeStates, Rows
 from rlmesh_ray.protocol.messages import (
     ConfigureRoute,
     ModelErrorCode,

@@ -37,7 +37,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
 from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows, UpdatablePolicy, traits_of
-from rlmesh_ray.models.rllib import checkpoint_policy, inference
+from rlmesh_ray.models.rllib import checkpoint_policy
 from rlmesh_ray.models.rllib.checkpoint import load_checkpoint
 from rlmesh_ray.models.rllib.checkpoint_policy import RllibPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
@@ -321,7 +321,7 @@ def test_what_is_remembered_does_not_grow_with_the_episode(
 
 def first_steps(run: Trained) -> list[tuple[Event, ...]]:
     """Vector steps until the served episodes have been cut twice."""
-    return list(zip(*run.lanes, strict=True))[: 2 * inference.STEPS_BETWEEN_CUTS + 3]
+    return list(zip(*run.lanes, strict=True))[: 2 * checkpoint_policy.STEPS_BETWEEN_CUTS + 3]
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ from rlmesh_ray.errors import (
     MissingPackageError,
     PolicyError,
 )
-from rlmesh_ray.models.actions import action_layout, zero_observations
-from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
+from rlmesh_ray.models.actions import BatchBuckets, PaddedBatch, action_layout, zero_observations
 from rlmesh_ray.models.nesting import describe
 from rlmesh_ray.models.onnx.onnx_session import OnnxSession, OnnxValue, check_model
 from rlmesh_ray.models.policy import PolicyTraits, Rows

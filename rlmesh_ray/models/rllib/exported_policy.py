@@ -18,13 +18,13 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.numpy import SMALL_NUMBER
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.fast_path.array_connectors import (
+from rlmesh_ray.models.actions import value_outside
+from rlmesh_ray.models.rllib.checkpoint import CheckpointParts
+from rlmesh_ray.models.rllib.fast_path import (
     DEFAULT_ENV_TO_MODULE,
     DEFAULT_MODULE_TO_ENV,
     connector_types,
 )
-from rlmesh_ray.models.nan_rows import value_outside
-from rlmesh_ray.models.rllib.checkpoint import CheckpointParts
 from rlmesh_ray.models.rllib.forward import forward_with_logits
 from rlmesh_ray.models.torch.policy import GreedyForward, LeafAction, dtype_of
 from rlmesh_ray.spaces.batch import Leaf, flatten, leaves, unflatten

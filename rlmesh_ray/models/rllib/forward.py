@@ -18,13 +18,11 @@ from ray.rllib.core.distribution.torch.torch_distribution import (
 from ray.rllib.core.rl_module.rl_module import RLModule
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
-from rlmesh_ray.models.fast_path.action_sampling import narrowed
-from rlmesh_ray.models.fast_path.module_forward import FastForward, batch_of, is_switched_as_usual
+from rlmesh_ray.models.actions import BatchBuckets, PaddedBatch
 from rlmesh_ray.models.onnx.action_draws import ActionDraws
-from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
-from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
+from rlmesh_ray.models.onnx.compiled_forward import CompiledForward, InferenceChoice
 from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
+from rlmesh_ray.models.rllib.fast_path import FastForward, batch_of, is_switched_as_usual, narrowed
 from rlmesh_ray.models.torch.module import compiled
 from rlmesh_ray.options import require_inference
 

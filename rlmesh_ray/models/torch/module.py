@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
-from rlmesh_ray.models.batch_buckets import BatchBuckets
+from rlmesh_ray.models.actions import BatchBuckets
 from rlmesh_ray.models.nesting import describe
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]

@@ -12,16 +12,19 @@ import numpy as np
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
-from rlmesh_ray.models.actions import action_layout, zero_observations
-from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
-from rlmesh_ray.models.fast_path.sequential import SequentialFastPath, is_sequential
-from rlmesh_ray.models.lane_states import EpisodeStates
-from rlmesh_ray.models.nan_rows import IsNan, nan_rows, refused_rows
+from rlmesh_ray.models.actions import (
+    BatchBuckets,
+    IsNan,
+    PaddedBatch,
+    action_layout,
+    nan_rows,
+    refused_rows,
+    zero_observations,
+)
 from rlmesh_ray.models.nesting import describe, filled, form, mapped
 from rlmesh_ray.models.nesting import leaves as tensors_in
-from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
-from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
-from rlmesh_ray.models.policy import PolicyTraits, Rows
+from rlmesh_ray.models.onnx.compiled_forward import CompiledForward, InferenceChoice
+from rlmesh_ray.models.policy import EpisodeStates, PolicyTraits, Rows
 from rlmesh_ray.models.torch.module import (
     check_weights,
     compiled,
@@ -30,6 +33,7 @@ from rlmesh_ray.models.torch.module import (
     torch_device,
     weights_of,
 )
+from rlmesh_ray.models.torch.sequential import SequentialFastPath, is_sequential
 from rlmesh_ray.options import require_inference
 from rlmesh_ray.spaces.batch import Leaf, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
@@ -365,8 +369,7 @@ class RecurrentTorchPolicy(TorchPolicy):
             returned = self._run(self._as_chosen, observations, self._table.gather(index))
             result, after = _outputs_and_state(returned)
             actions.append(layout.actions(result, part))
-            outputs = layout.outputs(result, part)
-            is_nan = nan_rows(torch.from_numpy(output.column) for output in outputs)
+            is_nan = nan_rows(output.column for output in layout.outputs(result, part))
             if is_nan is not None:
                 is_refused[part.rows] = is_nan
             changes.append((part, index, self._table.kept(after, part)))

@@ -23,8 +23,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, RlmeshError
-from rlmesh_ray.models.onnx.compiled_forward import CompiledForward
-from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
+from rlmesh_ray.models.onnx.compiled_forward import CompiledForward, InferenceChoice
 from rlmesh_ray.models.rllib.forward import CompiledModule, bare_forward
 from rlmesh_ray.rllib.config.rollout_plan import RolloutPlan, plan_of
 from rlmesh_ray.rllib.runner.assignment_requests import SessionAssignments, assignments_for

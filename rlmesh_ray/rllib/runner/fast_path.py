@@ -26,14 +26,14 @@ from ray.rllib.utils.numpy import flatten_inputs_to_1d_tensor
 from ray.rllib.utils.spaces.space_utils import unbatch
 
 from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.models.fast_path.action_sampling import as_arrays
-from rlmesh_ray.models.fast_path.array_connectors import (
+from rlmesh_ray.models.rllib.fast_path import (
     DEFAULT_ENV_TO_MODULE,
     DEFAULT_MODULE_TO_ENV,
     ArrayConnectors,
+    FastForward,
+    as_arrays,
     connector_types,
 )
-from rlmesh_ray.models.fast_path.module_forward import FastForward
 from rlmesh_ray.rllib.config.rollout_plan import plan_of
 from rlmesh_ray.rllib.runner.autoreset_emulation import SessionBatch
 from rlmesh_ray.rllib.runner.episode_buffer import EndedEpisode, EpisodeBuffer

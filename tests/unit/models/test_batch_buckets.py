@@ -1,7 +1,7 @@
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
+from rlmesh_ray.models.actions import BatchBuckets, PaddedBatch
 
 
 def test_without_buckets_a_batch_is_one_part_as_it_is() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
-from rlmesh_ray.models.chunk_replay import KeptChunks, with_replay
 from rlmesh_ray.models.policy import (
     ChunkRouteRows,
     Policy,
@@ -18,6 +17,7 @@ from rlmesh_ray.models.policy import (
     UpdatablePolicy,
     traits_of,
 )
+from rlmesh_ray.models.wrappers import KeptChunks, with_replay
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, DiscreteSpec, SpaceSpec, TextSpec

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.errors import PolicyError
-from rlmesh_ray.models.lane_states import EpisodeStates
-from rlmesh_ray.models.policy import RouteRows, Rows
+from rlmesh_ray.models.policy import EpisodeStates, RouteRows, Rows
 from rlmesh_ray.protocol.messages import PredictSlot
 
 

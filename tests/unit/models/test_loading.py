@@ -232,9 +232,7 @@ def test_an_rllib_checkpoint_without_rllib_names_the_remedy(
 ) -> None:
     (tmp_path / "rllib_checkpoint.json").write_text("{}")
     for name in list(sys.modules):
-        if name.split(".")[0] in {"ray", "tree"} or name.startswith(
-            ("rlmesh_ray.models.rllib", "rlmesh_ray.models.fast_path")
-        ):
+        if name.split(".")[0] in {"ray", "tree"} or name.startswith("rlmesh_ray.models.rllib"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [])
 

@@ -6,7 +6,6 @@ from gymnasium import spaces
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
 from rlmesh_ray.models.loading import CallablePolicy
-from rlmesh_ray.models.mapped_policy import MappedPolicy
 from rlmesh_ray.models.policy import (
     Policy,
     PolicyTraits,
@@ -15,6 +14,7 @@ from rlmesh_ray.models.policy import (
     UpdatablePolicy,
     traits_of,
 )
+from rlmesh_ray.models.wrappers import MappedPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from rlmesh_ray.errors import ConformanceError, PolicyError
-from rlmesh_ray.models.nan_rows import nan_rows, refusable, refused_rows, zeroed
+from rlmesh_ray.models.actions import array_of, nan_rows, refusable, refused_rows
 from rlmesh_ray.models.policy import RouteRows, Rows
+from rlmesh_ray.models.rllib.checkpoint_policy import zeroed
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import leaves, split
 from rlmesh_ray.spaces.spec import (
@@ -33,11 +34,11 @@ def test_a_row_is_nan_if_any_output_is_anywhere_in_it() -> None:
     third = torch.zeros(4, 1, 2, dtype=torch.bfloat16)
     third[3, 0, 1] = NAN
 
-    found = nan_rows([first, second, third])
+    found = nan_rows(map(array_of, [first, second, third]))
 
     assert found is not None
     assert found.tolist() == [True, False, False, True]
-    assert nan_rows([first[1:3], second]) is None
+    assert nan_rows(map(array_of, [first[1:3], second])) is None
 
 
 def test_zeros_take_the_place_of_whole_rows() -> None:

@@ -7,10 +7,9 @@ import onnx
 import pytest
 import torch
 
-from rlmesh_ray.models.chunk_replay import KeptChunks
 from rlmesh_ray.models.loading import as_policy, load_policy
-from rlmesh_ray.models.mapped_policy import MappedPolicy
 from rlmesh_ray.models.policy import Policy
+from rlmesh_ray.models.wrappers import KeptChunks, MappedPolicy
 from rlmesh_ray.server.batcher import Batcher, LatencyGate
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.observation_map import ObservationMap

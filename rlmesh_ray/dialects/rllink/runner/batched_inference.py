@@ -25,7 +25,7 @@ from rlmesh_ray.dialects.rllink.runner.sample_queue import (
     WeightsVersion,
 )
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.models.fast_path.action_sampling import ActionSampler, as_arrays
+from rlmesh_ray.models.rllib.fast_path import ActionSampler, as_arrays
 
 _MOST_ROWS = 1024
 _KEPT = (Columns.ACTIONS, *m.MODEL_OUTPUTS)

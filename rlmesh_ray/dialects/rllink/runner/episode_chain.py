@@ -20,7 +20,7 @@ from rlmesh_ray.dialects.rllink.runner.sample_queue import (
 )
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.models.fast_path.action_sampling import as_arrays
+from rlmesh_ray.models.rllib.fast_path import as_arrays
 from rlmesh_ray.models.rllib.forward import distribution_inputs
 from rlmesh_ray.rllib.runner.episode_buffer import EpisodeFactory
 

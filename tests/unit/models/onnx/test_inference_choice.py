@@ -15,7 +15,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.onnx.inference_choice import InferenceChoice
+from rlmesh_ray.models.onnx.compiled_forward import InferenceChoice
 from rlmesh_ray.models.rllib.forward import CompiledModule
 
 ROWS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)

@@ -13,7 +13,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.utils.spaces.space_utils import get_base_struct_from_space, unsquash_action
 
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.models.rllib.inference import ArrayInference
+from rlmesh_ray.models.rllib.checkpoint_policy import ArrayInference
 
 Discrete, Tuple = gymnasium.spaces.Discrete, gymnasium.spaces.Tuple
 BOX = gymnasium.spaces.Box(-2.0, 2.0, (3,), np.float32)

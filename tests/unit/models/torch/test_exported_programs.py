@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
-from rlmesh_ray.models.torch.exported_programs import load_program
+from rlmesh_ray.models.loading import load_program
 
 # Torch would rather have torch.export; files that were written before still have to be served.
 pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
-from rlmesh_ray.models.batch_buckets import BatchBuckets
+from rlmesh_ray.models.actions import BatchBuckets
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows, UpdatablePolicy
 from rlmesh_ray.models.torch.module import compiled
 from rlmesh_ray.models.torch.policy import TorchPolicy

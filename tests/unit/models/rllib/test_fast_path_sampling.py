@@ -15,7 +15,7 @@ from ray.rllib.core.distribution.torch.torch_distribution import TorchCategorica
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.utils.numpy import convert_to_numpy
 
-from rlmesh_ray.models.fast_path.action_sampling import ActionSampler, as_arrays
+from rlmesh_ray.models.rllib.fast_path import ActionSampler, as_arrays
 from rlmesh_ray.testing.equality import assert_identical
 
 get_actions = GetActions()._get_actions

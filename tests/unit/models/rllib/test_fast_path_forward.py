@@ -18,7 +18,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import nn
 
-from rlmesh_ray.models.fast_path.module_forward import FastForward
+from rlmesh_ray.models.rllib.fast_path import FastForward
 from rlmesh_ray.testing.equality import assert_identical
 
 VECTOR = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)

@@ -1,1 +1,0 @@
-"""Forward passes and action sampling without per-call overhead; the runner uses them, too."""
