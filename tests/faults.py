@@ -795,7 +795,7 @@ FAULTS = (
         "a-recurrent-module-forgets",
         "models",
         "The new states of a recurrent module are dropped after each batch.",
-        "rlmesh_ray.models.torch.policy.py",
+        "rlmesh_ray/models/torch/policy.py",
         "            self._keep(index, states, is_refused[part.rows])",
         "            pass",
         "tests/loopback/test_released_model_server.py::"
