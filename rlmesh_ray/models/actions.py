@@ -14,6 +14,7 @@ from rlmesh_ray.errors import (
     ConformanceError,
     ContractMismatchError,
     PolicyError,
+    UnsupportedSpaceError,
 )
 from rlmesh_ray.models.nesting import describe
 from rlmesh_ray.models.policy import Rows
@@ -27,6 +28,8 @@ from rlmesh_ray.spaces.batch import (
     unflatten,
 )
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.space_description import describe_difference
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
     DiscreteSpec,
@@ -86,6 +89,48 @@ class BatchBuckets:
     def _part(self, start: int, stop: int) -> PaddedBatch:
         size = next(size for size in self.sizes if size >= stop - start)
         return PaddedBatch(slice(start, stop), size)
+
+
+# --- the spaces of an environment -----------------------------------------------------------------
+
+
+def require_spaces(own: Sequence[Space], contract: EnvContract, known: str, remedy: str) -> None:
+    """Compare an environment's spaces with the only ones that a policy is for.
+
+    Args:
+        own: The policy's observation and action space of a lane.
+        contract: The environment's.
+        known: What the policy says of its spaces, such as ``"p.onnx was exported for"``.
+        remedy: What to do where they differ.
+
+    Raises:
+        ContractMismatchError: They differ.
+    """
+    found = (contract.observation_space, contract.action_space)
+    differences = [
+        f"{name}: {_difference(space, spec)}"
+        for name, space, spec in zip(("observation_space", "action_space"), own, found, strict=True)
+        # Not the specs: a bound of -0.0 is one of 0.0.
+        if to_gymnasium(spec) != space
+    ]
+    if differences:
+        raise ContractMismatchError(
+            f"{known} other spaces than {contract.id} has: {'; '.join(differences)}; {remedy}"
+        )
+
+
+def spec_of(space: Space) -> SpaceSpec | None:
+    """Return the spec of a space; None: no contract can express it, so no route has it."""
+    try:
+        return from_gymnasium(space)
+    except UnsupportedSpaceError:
+        return None
+
+
+def _difference(own: Space, found: SpaceSpec) -> str:
+    known = spec_of(own)
+    in_detail = describe_difference(known, found) if known is not None else ""
+    return in_detail or f"{to_gymnasium(found)} where {own} is expected"
 
 
 # --- from a module's output to actions -----------------------------------------------------

@@ -204,9 +204,9 @@ def load_policy(
             "which runs in ONNX Runtime on one thread of the CPU: leave them out",
             impossible_inference="torch",
         )
-        from rlmesh_ray.models.onnx.file_policy import load_onnx
+        from rlmesh_ray.models.onnx.file_policy import OnnxFilePolicy
 
-        return load_onnx(path, horizon=options.horizon or 1)
+        return OnnxFilePolicy(path.read_bytes(), str(path), horizon=options.horizon or 1)
     if path.is_file():
         return _torch_policy(load_program(path, device or "cpu"), options)
     if checkpoint == _RANDOM:

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -175,7 +175,7 @@ class CompiledForward:
         return self._graph.serialized({names[each]: own for each, own in self._arrays.items()})
 
     def run(self, *inputs: Any) -> Any | None:
-        """Return the module's outputs; None: torch must be asked.
+        """Return the module's outputs, as torch's; None: torch must be asked.
 
         The inputs are nested otherwise, have their keys in another order, or other tensors, or
         numbers for which ``arrays`` leaves it to torch; or the module has hooks.
@@ -340,24 +340,6 @@ def _two_rows(leaf: torch.Tensor) -> torch.Tensor:
 # --- whether a module runs in torch or compiled: the option inference -----------------------------
 
 
-class Compiled(Protocol):
-    """A compiled module."""
-
-    def run(self, *batch: Any) -> Any | None:
-        """Return the outputs, as torch's; None: torch must be asked for this batch.
-
-        Raises:
-            ConfigurationError: As ``load``, if weights were changed in place.
-        """
-
-    def load(self) -> None:
-        """Take the module's weights as they are now.
-
-        Raises:
-            ConfigurationError: It computes something else now, or cannot take them.
-        """
-
-
 class InferenceChoice:
     """Runs a module in torch or compiled, and says why.
 
@@ -372,11 +354,11 @@ class InferenceChoice:
     """
 
     def __init__(
-        self, inference: str, compile: Callable[..., Compiled], device: str = "cpu"
+        self, inference: str, compile: Callable[..., CompiledForward], device: str = "cpu"
     ) -> None:
         self._inference = self._asked = inference
         self._compile, self._device = compile, device
-        self._compiled: Compiled | None = None
+        self._compiled: CompiledForward | None = None
         # Contracts are checked in several threads.
         self._lock = threading.Lock()
         self._reason: str | None = "the first batch decides"

@@ -6,7 +6,6 @@ outputs are matched with the leaves of the spaces by name, or by their order.
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +19,19 @@ from rlmesh_ray.errors import (
     MissingPackageError,
     PolicyError,
 )
-from rlmesh_ray.models.actions import BatchBuckets, PaddedBatch, action_layout, zero_observations
+from rlmesh_ray.models.actions import (
+    BatchBuckets,
+    PaddedBatch,
+    action_layout,
+    require_spaces,
+    zero_observations,
+)
 from rlmesh_ray.models.nesting import describe
 from rlmesh_ray.models.onnx.onnx_session import OnnxSession, OnnxValue, check_model
 from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.spaces.batch import Leaf, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
-from rlmesh_ray.spaces.space_description import describe_difference
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_json, spec_to_json
 
@@ -88,21 +92,6 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def load_onnx(file: Path, *, horizon: int = 1) -> "OnnxFilePolicy":
-    """Return the policy of an ONNX file.
-
-    Args:
-        file: The file.
-        horizon: How many actions it chooses at once for each row.
-
-    Raises:
-        ConfigurationError: It keeps numbers in other files, which are not read.
-        MissingPackageError: onnx or onnxruntime is missing.
-        PolicyError: It is damaged, or needs what ONNX Runtime does not have.
-    """
-    return OnnxFilePolicy(file.read_bytes(), str(file), horizon=horizon)
-
-
 class _Places(NamedTuple):
     """Where a model has the leaves of two spaces, in the order of the leaves."""
 
@@ -125,9 +114,9 @@ class OnnxFilePolicy:
         horizon: How many actions it chooses at once for each row.
 
     Raises:
-        ConfigurationError: See ``load_onnx``.
-        MissingPackageError: See ``load_onnx``.
-        PolicyError: See ``load_onnx``.
+        ConfigurationError: It keeps numbers in other files, which are not read.
+        MissingPackageError: onnx or onnxruntime is missing.
+        PolicyError: It is damaged, or needs what ONNX Runtime does not have.
     """
 
     def __init__(self, model: bytes, name: str, *, horizon: int = 1) -> None:
@@ -171,20 +160,9 @@ class OnnxFilePolicy:
                 observations, or its outputs cannot be actions of the action space.
         """
         if self._spaces is not None:
-            found = (contract.observation_space, contract.action_space)
-            differences = [
-                f"{name}: {describe_difference(own, other)}"
-                for name, own, other in zip(
-                    ("observation_space", "action_space"), self._spaces, found, strict=True
-                )
-                # Not the specs: a bound of -0.0 is one of 0.0.
-                if to_gymnasium(own) != to_gymnasium(other)
-            ]
-            if differences:
-                raise ContractMismatchError(
-                    f"{self._name} was exported for other spaces than {contract.id} has: "
-                    f"{'; '.join(differences)}; export a policy of this environment"
-                )
+            spaces = [*map(to_gymnasium, self._spaces)]
+            remedy = "export a policy of this environment"
+            require_spaces(spaces, contract, f"{self._name} was exported for", remedy)
         layout = action_layout(contract.action_space, self.traits.horizon)
         try:
             for num_rows in (1, 2):

@@ -84,11 +84,12 @@ class OnnxGraph:
         self._model = onnx.load_model_from_string(made)
         _declare_all(self._model.graph.input, inputs)
         known = weight_tensors(module)
-        self._weights = {
+        self.weight_names = {
             each.name: each.name.removeprefix(_PREFIX)
             for each in self._model.graph.initializer
             if each.name.removeprefix(_PREFIX) in known
         }
+        """Names of the weights in the graph, and the module's names of the same."""
 
     def _exported(
         self,
@@ -147,11 +148,6 @@ class OnnxGraph:
         return exported
 
     @property
-    def weight_names(self) -> Mapping[str, str]:
-        """Names of the weights in the graph, and the module's names of the same."""
-        return self._weights
-
-    @property
     def operations(self) -> set[str]:
         return {each.op_type for each in _nodes(self._model.graph)}
 
@@ -163,24 +159,28 @@ class OnnxGraph:
                 0: ONNX counts these from the end, and torch refuses them.
         """
         names = [each.name for each in self._model.graph.input]
-        # What depends on the input; and of which inputs, where it is their numbers themselves.
-        computed, given = set(names), {name: {name} for name in names}
+        # Of which inputs a value has the numbers themselves; of none, where it is computed of them.
+        origins = {name: {name} for name in names}
         found: set[str] = set()
         for node in self._model.graph.node:
             position = _INDICES.get(node.op_type)
             index = "" if position is None else node.input[position]
             is_hidden = any(part.op_type in _INDICES for part in _nodes(*_subgraphs(node)))
-            if is_hidden or (index in computed and index not in given):
+            if is_hidden or origins.get(index) == set():
                 raise ConfigurationError("it looks up rows by numbers that it computes")
-            found |= given.get(index, set())
-            sources = computed.intersection(node.input)
-            if sources and node.op_type not in _COUNTING:
-                computed.update(node.output[:1] if node.op_type == "TopK" else node.output)
+            found |= origins.get(index, set())
+            sources = [each for each in node.input if each in origins]
+            if not sources or node.op_type in _COUNTING:
+                continue
             # A lookup takes its elements from the first input, the table; the index only chooses.
-            moved = sources & {*(node.input if node.op_type == "Concat" else node.input[:1])}
-            if node.op_type in _MOVING and moved and moved <= given.keys():
-                origins = set().union(*(given[each] for each in moved))
-                given |= dict.fromkeys(node.output, origins)
+            moved = [
+                origins[each]
+                for each in sources
+                if node.op_type == "Concat" or each == node.input[0]
+            ]
+            is_moved = node.op_type in _MOVING and moved and all(moved)
+            outputs = node.output[:1] if node.op_type == "TopK" else node.output
+            origins |= dict.fromkeys(outputs, set().union(*moved) if is_moved else set())
         return [names.index(name) for name in found]
 
     def serialized(
@@ -195,7 +195,7 @@ class OnnxGraph:
         from onnx import helper, numpy_helper
 
         for place in self._model.graph.initializer:
-            values = weights.get(self._weights.get(place.name, ""))
+            values = weights.get(self.weight_names.get(place.name, ""))
             if values is not None:
                 place.CopyFrom(numpy_helper.from_array(np.asarray(values), place.name))
         helper.set_model_props(self._model, dict(metadata or {}))

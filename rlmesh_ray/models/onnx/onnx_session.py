@@ -56,28 +56,24 @@ class OnnxSession:
         for name, array in (weights or {}).items():
             self._weights[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
             options.add_initializer(name, self._weights[name])
-        self._session = onnxruntime.InferenceSession(
+        session = onnxruntime.InferenceSession(
             model,
             options,
             providers=["CPUExecutionProvider"],
             disabled_optimizers=["ConstantFolding"] if weights is not None else [],
         )
-        self._run = self._session.run
-        self.inputs = [_value(each) for each in self._session.get_inputs()]
+        self._run = session.run
+        self.inputs = [_value(each) for each in session.get_inputs()]
         """The model's inputs, in their order."""
-        self.outputs = [_value(each) for each in self._session.get_outputs()]
+        self.outputs = [_value(each) for each in session.get_outputs()]
         """The model's outputs, in their order."""
-        self.input_names = [each.name for each in self.inputs]
-        """Names of the model's inputs, in their order."""
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        props: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
-        return props
+        self.metadata: dict[str, str] = session.get_modelmeta().custom_metadata_map
+        """What the model says of itself."""
+        self._input_names = [each.name for each in self.inputs]
 
     def run(self, *inputs: NDArray[Any]) -> list[NDArray[np.generic]]:
         outputs: list[NDArray[np.generic]] = self._run(
-            None, dict(zip(self.input_names, inputs, strict=True))
+            None, dict(zip(self._input_names, inputs, strict=True))
         )
         return outputs
 

@@ -32,10 +32,8 @@ from tree import map_structure
 
 from rlmesh_ray.errors import (
     ConfigurationError,
-    ContractMismatchError,
     PolicyError,
     RlmeshError,
-    UnsupportedSpaceError,
 )
 from rlmesh_ray.models.actions import (
     BatchBuckets,
@@ -44,6 +42,8 @@ from rlmesh_ray.models.actions import (
     nan_rows,
     refusable,
     refused_rows,
+    require_spaces,
+    spec_of,
 )
 from rlmesh_ray.models.policy import (
     EpisodeStates,
@@ -75,9 +75,8 @@ from rlmesh_ray.models.torch.policy import GreedyForward
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import drop_unit_axis, empty_columns, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
-from rlmesh_ray.spaces.space_description import describe_difference
-from rlmesh_ray.spaces.spec import BoxSpec, SpaceSpec
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.spec import BoxSpec
 
 # A route key that no server uses.
 _TRIAL = "\0"
@@ -159,8 +158,8 @@ class RllibPolicy:
             and not (inference == "compiled" and of_device.type != "cpu")
             and only_computes(parts.module, of_device)
             and _samples_as_known(parts.module),
-            observation_space=_spec_of(self._spaces[0]),
-            action_space=_spec_of(self._spaces[1]),
+            observation_space=spec_of(self._spaces[0]),
+            action_space=spec_of(self._spaces[1]),
             kind="RLlib checkpoint",
             algorithm=parts.algorithm,
             checks_concurrently=True,
@@ -182,20 +181,12 @@ class RllibPolicy:
         Raises:
             ContractMismatchError: They differ.
         """
-        found = {
-            "observation_space": contract.observation_space,
-            "action_space": contract.action_space,
-        }
-        differences = [
-            f"{name}: {_difference(trained_on, spec)}"
-            for (name, spec), trained_on in zip(found.items(), self._spaces, strict=True)
-            if to_gymnasium(spec) != trained_on
-        ]
-        if differences:
-            raise ContractMismatchError(
-                f"the checkpoint was trained on other spaces than {contract.id} has: "
-                f"{'; '.join(differences)}; serve a checkpoint that was trained on this environment"
-            )
+        require_spaces(
+            self._spaces,
+            contract,
+            "the checkpoint was trained on",
+            "serve a checkpoint that was trained on this environment",
+        )
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:
         """Choose actions, unsquashed and clipped as the checkpoint's pipeline does it.
@@ -320,20 +311,6 @@ class RllibPolicy:
             self._actor.forget(_TRIAL, None)
 
 
-def _spec_of(space: Space) -> SpaceSpec | None:
-    """Return the spec of a space; None: no contract can express it, so no route has it."""
-    try:
-        return from_gymnasium(space)
-    except UnsupportedSpaceError:
-        return None
-
-
-def _difference(trained_on: Space, found: SpaceSpec) -> str:
-    known = _spec_of(trained_on)
-    in_detail = describe_difference(known, found) if known is not None else ""
-    return in_detail or f"{to_gymnasium(found)} where {trained_on} is expected"
-
-
 def _samples_as_known(module: Any) -> bool:
     try:
         kinds = module.get_inference_action_dist_cls(), module.get_exploration_action_dist_cls()
@@ -418,9 +395,13 @@ class ArrayInference:
     """
 
     def __init__(self, parts: CheckpointParts, run: RunModule, *, explore: bool) -> None:
-        self._run, self._explore = run, explore
+        self._run = run
         self._connectors = ArrayConnectors(
-            parts.env_to_module, parts.module_to_env, parts.module, parts.spaces[1]
+            parts.env_to_module,
+            parts.module_to_env,
+            parts.module,
+            parts.spaces[1],
+            explore=explore,
         )
 
     def act(self, rows: Rows) -> Acted:
@@ -428,7 +409,7 @@ class ArrayInference:
         is_array = isinstance(given, np.ndarray)
         observations = _writable(given) if is_array else map_structure(_writable, given)
         outputs, is_nan = self._run(self._connectors.to_module(observations))
-        self._connectors.add_actions(outputs, explore=self._explore)
+        self._connectors.add_actions(outputs)
         kept = {Columns.ACTIONS, Columns.ACTIONS_FOR_ENV} & outputs.keys()
         arrays = as_arrays({key: outputs[key] for key in kept})
         return self._connectors.actions_for_env(arrays), is_nan

@@ -4,7 +4,7 @@ RLlib's default connectors are arithmetic on whole batches. So are FlattenObserv
 MeanStdFilter, which may stand before them; anything else is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from ray.rllib.connectors.env_to_module import MeanStdFilter
 from ray.rllib.connectors.module_to_env import NormalizeAndClipActions
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.numpy import SMALL_NUMBER
+from ray.rllib.utils.torch_utils import flatten_inputs_to_1d_tensor
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.actions import value_outside
@@ -29,7 +30,6 @@ from rlmesh_ray.models.rllib.forward import forward_with_logits
 from rlmesh_ray.models.torch.policy import GreedyForward, LeafAction, dtype_of
 from rlmesh_ray.spaces.batch import Leaf, flatten, leaves, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, MultiDiscreteSpec
 
 Tensor = torch.Tensor
@@ -80,12 +80,12 @@ def _chosen(module: Any, outputs: dict[str, Any]) -> tuple[Tensor, Any]:
     return inputs, distribution.to_deterministic().sample()
 
 
-def _values(leaf: Leaf, inputs: Tensor) -> list[Tensor]:
+def _values(leaf: Leaf, inputs: Tensor) -> Sequence[Tensor]:
     match leaf.spec:
         case DiscreteSpec(n=n) if not leaf.path and inputs.shape[-1] == n:
             return [inputs]
         case MultiDiscreteSpec(nvec=nvec) if not leaf.path and inputs.shape[-1] == sum(nvec):
-            return list(torch.split(inputs, list(nvec), dim=-1))
+            return torch.split(inputs, list(nvec), dim=-1)
     return []
 
 
@@ -120,24 +120,10 @@ def _flattening(piece: Any) -> Connector:
 
     def flattened(observations: Any) -> Tensor:
         kept = piece._remove_keys_from_dict(observations, None)
-        pairs = zip(tree.flatten(kept), tree.flatten(piece._input_obs_base_struct), strict=True)
-        return torch.cat([_flat(*pair) for pair in pairs], dim=-1)
+        rows: Tensor = flatten_inputs_to_1d_tensor(kept, piece._input_obs_base_struct)
+        return rows
 
     return flattened
-
-
-def _flat(column: Tensor, space: Any) -> Tensor:
-    """Return a leaf as RLlib's ``flatten_inputs_to_1d_tensor`` does: one-hot, or in a row."""
-    match from_gymnasium(space):
-        case DiscreteSpec(n=n):
-            return _one_hot(column, n)
-        case MultiDiscreteSpec(nvec=nvec):
-            return torch.cat([_one_hot(column[:, i], n) for i, n in enumerate(nvec)], dim=-1)
-    return column.flatten(1).float() if column.dim() > 1 else column[:, None].float()
-
-
-def _one_hot(column: Tensor, num: int) -> Tensor:
-    return (column.long()[:, None] == torch.arange(num)).float()
 
 
 def _filtering(piece: Any) -> Connector:

@@ -68,13 +68,22 @@ class ArrayConnectors:
         module_to_env: A pipeline that is ``DEFAULT_MODULE_TO_ENV``.
         module: The RLModule between them, without a state.
         action_space: Action space of one lane.
+        explore: Whether to sample actions instead of taking the likeliest.
     """
 
     def __init__(
-        self, env_to_module: Any, module_to_env: Any, module: Any, action_space: Any
+        self,
+        env_to_module: Any,
+        module_to_env: Any,
+        module: Any,
+        action_space: Any,
+        *,
+        explore: bool,
     ) -> None:
         self._device = env_to_module.connectors[-1]._device
-        self._sampler = ActionSampler(module, module_to_env.connectors[0]._get_actions)
+        get_actions = module_to_env.connectors[0]._get_actions
+        self.add_actions = ActionSampler(module, get_actions, explore=explore).add_to
+        """Adds actions to the module's output; see ``ActionSampler.add_to``."""
         fitting = module_to_env.connectors[_FITTING]
         self._action_struct = get_base_struct_from_space(action_space)
         # RLlib looks for a Box in each batch, and leaves all other actions as they are.
@@ -89,9 +98,6 @@ class ArrayConnectors:
     def to_module(self, observations: Any) -> dict[str, Any]:
         """Return the forward pass's input; it may share the memory of ``observations``."""
         return batch_of(observations, self._device)
-
-    def add_actions(self, output: dict[str, Any], *, explore: bool) -> None:
-        self._sampler.add_to(output, explore=explore)
 
     def actions_for_env(self, arrays: Mapping[str, Any]) -> Any:
         """Return the actions for the environment: unsquashed or clipped, if RLlib does so.
@@ -247,7 +253,6 @@ Draw = Callable[[torch.Tensor], tuple[SampledActions, SampledActions]]
 
 _LOG_SQRT_TAU = math.log(math.sqrt(2 * math.pi))
 _ALSO_NUMPYS = (torch.float32, torch.float64)
-_KIND_OF_DISTRIBUTION = ("get_exploration_action_dist_cls", "get_inference_action_dist_cls")
 _OF_ROWS = (torch.Tensor, np.ndarray)
 _NARROWED = {
     np.dtype(np.float16): np.dtype(np.float32),
@@ -262,42 +267,49 @@ class ActionSampler:
     Args:
         module: A TorchRLModule.
         get_actions: The method of RLlib's connector, for other distributions.
+        explore: Whether to draw actions instead of taking the likeliest.
     """
 
     def __init__(
-        self, module: Any, get_actions: Callable[[dict[str, Any], Any, bool], None]
+        self,
+        module: Any,
+        get_actions: Callable[[dict[str, Any], Any, bool], None],
+        *,
+        explore: bool,
     ) -> None:
-        self._module = module
+        self._module, self._explore = module, explore
         self._get_actions = get_actions
+        self._draws = _DRAWS if explore else _LIKELIEST
+        self._kind = (
+            module.get_exploration_action_dist_cls
+            if explore
+            else module.get_inference_action_dist_cls
+        )
         # Overridden methods are called by RLlib, as often as RLlib does.
-        self._has_usual_kinds = all(
-            getattr(type(module), name) is getattr(TorchRLModule, name) and name not in vars(module)
-            for name in _KIND_OF_DISTRIBUTION
+        self._has_usual_kinds = _has_rllibs(
+            module,
+            TorchRLModule,
+            "get_exploration_action_dist_cls",
+            "get_inference_action_dist_cls",
         )
 
-    def add_to(self, output: dict[str, Any], *, explore: bool) -> None:
+    def add_to(self, output: dict[str, Any]) -> None:
         """Add actions, and their log probabilities, unless the module's output has them."""
-        draw = self._draw(output, explore)
+        inputs = output.get(Columns.ACTION_DIST_INPUTS)
+        is_known = (
+            self._has_usual_kinds
+            and type(inputs) is torch.Tensor
+            and inputs.dim() == 2
+            and Columns.ACTIONS not in output
+            and Columns.ACTION_LOGP not in output
+        )
+        draw = self._draws.get(self._kind()) if is_known else None
         if draw is None:
-            self._get_actions(output, self._module, explore)
+            self._get_actions(output, self._module, self._explore)
             return
         output[Columns.ACTIONS], output[Columns.ACTION_LOGP] = draw(
             output[Columns.ACTION_DIST_INPUTS].detach()
         )
-
-    def _draw(self, output: dict[str, Any], explore: bool) -> Draw | None:
-        inputs = output.get(Columns.ACTION_DIST_INPUTS)
-        if (
-            not self._has_usual_kinds
-            or type(inputs) is not torch.Tensor
-            or inputs.dim() != 2
-            or Columns.ACTIONS in output
-            or Columns.ACTION_LOGP in output
-        ):
-            return None
-        if explore:
-            return _DRAWS.get(self._module.get_exploration_action_dist_cls())
-        return _LIKELIEST.get(self._module.get_inference_action_dist_cls())
 
 
 def _categorical(logits: torch.Tensor) -> tuple[SampledActions, SampledActions]:
@@ -400,12 +412,10 @@ def as_arrays(output: dict[str, Any]) -> dict[str, Any]:
     if any(type(value) not in _OF_ROWS or not value.ndim for value in output.values()):
         arrays: dict[str, Any] = convert_to_numpy(output)
         return arrays
-    return {name: _as_array(value) for name, value in output.items()}
-
-
-def _as_array(value: SampledActions) -> NDArray[Any]:
-    array = value if isinstance(value, np.ndarray) else value.detach().cpu().numpy()
-    return narrowed(array)
+    return {
+        name: narrowed(value if type(value) is np.ndarray else value.detach().cpu().numpy())
+        for name, value in output.items()
+    }
 
 
 def narrowed(array: NDArray[Any]) -> NDArray[Any]:

@@ -252,7 +252,7 @@ def exported_module(module: Any, observation_space: Any, input_name: str) -> Onn
     return OnnxGraph(module, forward, {input_name: example}, [OUTPUT])
 
 
-class CompiledModule:
+class CompiledModule(CompiledForward):
     """Does what the forward pass of a module without a state and RLlib's sampling of actions do.
 
     Args:
@@ -277,25 +277,22 @@ class CompiledModule:
         is_greedy = is_epsilon_greedy(module, explore=explore)
         self._schedule = module.epsilon_schedule if is_greedy else None
         call = _logits if is_greedy else partial(_undrawn, explore=explore)
-        self._forward = CompiledForward(module, example, call=call)
-        self._names = list(self._forward.nesting_out)
-        self.load = self._forward.load
-        """Takes the module's weights as they are now; see ``CompiledForward.load``."""
+        super().__init__(module, example, call=call)
+        self._names = list(self.nesting_out)
 
-    def run(self, rows: NDArray[Any], t: int) -> dict[str, NDArray[Any]] | None:
+    def run(self, *batch: Any) -> dict[str, NDArray[Any]] | None:
         """Return the module's outputs with actions, as ``as_arrays`` makes them.
 
         Args:
-            rows: Observations.
-            t: Environment steps of the training; exploration may depend on them.
+            batch: Observations, and the environment steps of the training, on which exploration may
+                depend.
 
         Returns:
             None: there are numbers among the outputs from which no action can be drawn, or
             ``CompiledForward`` leaves it to torch.
         """
-        outputs = self._forward.arrays(
-            rows if rows.dtype == self._dtype else rows.astype(self._dtype)
-        )
+        rows, t = batch
+        outputs = self.arrays(rows if rows.dtype == self._dtype else rows.astype(self._dtype))
         if outputs is None:
             return None
         arrays = dict(zip(self._names, outputs, strict=True))

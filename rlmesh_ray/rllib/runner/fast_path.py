@@ -183,7 +183,7 @@ class ArrayPipeline:
         self._forward = FastForward(runner.module, explore=explore)
         to_module, to_env = runner.pipelines
         self._connectors = ArrayConnectors(
-            to_module, to_env, runner.module, runner.env.single_action_space
+            to_module, to_env, runner.module, runner.env.single_action_space, explore=explore
         )
         self.flattener = flattener = flattener_of(runner)
         """Flattens observations before they are stored; None: they are stored as they are."""
@@ -227,7 +227,7 @@ class ArrayPipeline:
     def _in_torch(self, observations: NDArray[Any], t: int) -> dict[str, Any]:
         to_module = self._connectors.to_module(observations)
         output = self._forward(to_module, t=t) if self._explore else self._forward(to_module)
-        self._connectors.add_actions(output, explore=self._explore)
+        self._connectors.add_actions(output)
         return as_arrays(output)
 
 

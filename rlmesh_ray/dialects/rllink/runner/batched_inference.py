@@ -154,7 +154,7 @@ class BatchedInference:
         self._module: Any = copy.deepcopy(module)
         self._fit = fit
         drawing = GetActions()
-        self._drawing = ActionSampler(self._module, drawing._get_actions)
+        self._drawing = ActionSampler(self._module, drawing._get_actions, explore=explore)
         self._asked: list[AskedEpisode] = []
         self._seq_no: int | None = None
         self._thread: threading.Thread | None = None
@@ -216,7 +216,7 @@ class BatchedInference:
                 output = self._module.forward_exploration(batch, t=weights.num_env_steps)
             else:
                 output = self._module.forward_inference(batch)
-            self._drawing.add_to(output, explore=self.explore)
+            self._drawing.add_to(output)
         arrays = as_arrays({name: output[name] for name in _KEPT if name in output})
         kept = {name: arrays[name] for name in m.MODEL_OUTPUTS if name in arrays}
         outputs = kept if len(kept) == len(m.MODEL_OUTPUTS) else {}

@@ -51,7 +51,7 @@ def both(
     results = []
     for add in (
         lambda out: get_actions(out, module, explore),
-        lambda out: ActionSampler(module, get_actions).add_to(out, explore=explore),
+        lambda out: ActionSampler(module, get_actions, explore=explore).add_to(out),
     ):
         torch.manual_seed(3)
         made = output()
@@ -97,7 +97,7 @@ def newly_imported() -> Any:
 def drawn_by(sampling: Any) -> Any:
     """Return drawn choices; NumPy's array where they are drawn without torch."""
     output = {Columns.ACTION_DIST_INPUTS: torch.zeros(8, 5, dtype=torch.float32)}
-    sampling.ActionSampler(module_for("discrete"), get_actions).add_to(output, explore=True)
+    sampling.ActionSampler(module_for("discrete"), get_actions, explore=True).add_to(output)
     return output[Columns.ACTIONS]
 
 
@@ -121,8 +121,8 @@ def test_a_mean_without_its_deviations_is_refused_as_by_rllib(width: int) -> Non
 
     for add in (
         lambda: get_actions({Columns.ACTION_DIST_INPUTS: inputs}, module, False),
-        lambda: ActionSampler(module, get_actions).add_to(
-            {Columns.ACTION_DIST_INPUTS: inputs}, explore=False
+        lambda: ActionSampler(module, get_actions, explore=False).add_to(
+            {Columns.ACTION_DIST_INPUTS: inputs}
         ),
     ):
         with pytest.raises((ValueError, RuntimeError)) as caught:
@@ -149,8 +149,8 @@ def test_what_is_no_probability_is_refused_as_by_torch(value: float) -> None:
 
     for add in (
         lambda: get_actions({Columns.ACTION_DIST_INPUTS: inputs}, module, True),
-        lambda: ActionSampler(module, get_actions).add_to(
-            {Columns.ACTION_DIST_INPUTS: inputs}, explore=True
+        lambda: ActionSampler(module, get_actions, explore=True).add_to(
+            {Columns.ACTION_DIST_INPUTS: inputs}
         ),
     ):
         with pytest.raises(RuntimeError, match="probability tensor contains"):
