@@ -119,7 +119,7 @@ class ModelHost:
             Raises the policy's RlmeshError; is cancelled when the host is closed before.
         """
         self._engine.num_routes -= 1
-        call = self._executor.submit_grouped(self._policy.forget, route_key, None)
+        call = self._executor.submit(self._policy.forget, route_key, None, is_grouped=True)
         return asyncio.wrap_future(call)
 
     async def forget_lanes(self, route_key: str, lanes: Sequence[int]) -> None:

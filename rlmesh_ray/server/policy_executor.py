@@ -133,23 +133,44 @@ class PolicyExecutor:
             )
         return Health(is_serving=True)
 
-    def submit(self, function: Callable[..., ResultT], *arguments: object) -> Future[ResultT]:
+    def submit(
+        self, function: Callable[..., ResultT], *arguments: object, is_grouped: bool = False
+    ) -> Future[ResultT]:
         """Run ``function`` in the policy's thread; the future can be cancelled until it begins.
 
         The future raises an RlmeshError: the policy's own, or a PolicyError for anything else.
-        From any thread.
-        """
-        return self._submit(self._call, function, *arguments)
+        From any thread; grouped calls from the serving loop.
 
-    def submit_grouped(
-        self, function: Callable[..., ResultT], *arguments: object
-    ) -> Future[ResultT]:
-        """Run ``function`` in one turn with all grouped calls that wait; from the serving loop.
-
-        For quick calls whose callers do not wait before they make the next one: ``submit`` runs one
-        call between two batches, so the queue would grow without end.
+        Args:
+            function: Code of the policy's author.
+            arguments: Its arguments.
+            is_grouped: Whether it runs in one turn with all grouped calls that wait. For quick
+                calls whose callers do not wait before they make the next one: only one turn stands
+                between two batches, so the queue would grow without end.
         """
-        return self._submit(self._call_grouped, function, *arguments)
+        future: Future[ResultT] = Future()
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            outcome = result_or_error(function, *arguments)
+            if isinstance(outcome, RlmeshError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        if not is_grouped:
+            self._calls.append(work)
+        else:
+            self._grouped.append(work)
+            if len(self._grouped) == 1:  # else the call that is already queued runs it, too
+                self._calls.append(self._run_grouped)
+        self.wake()
+        if self._is_closed:
+            future.cancel()
+        return future
 
     def wake(self) -> None:
         """Wake the thread for new work; costs next to nothing while it is awake."""
@@ -188,39 +209,6 @@ class PolicyExecutor:
         self._wakeup.put(None)
         for future in tuple(self._futures):
             future.cancel()
-
-    def _submit(
-        self,
-        enqueue: Callable[[Work], None],
-        function: Callable[..., ResultT],
-        *arguments: object,
-    ) -> Future[ResultT]:
-        future: Future[ResultT] = Future()
-        self._futures.add(future)
-        future.add_done_callback(self._futures.discard)
-
-        def work() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            outcome = result_or_error(function, *arguments)
-            if isinstance(outcome, RlmeshError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-        enqueue(work)
-        if self._is_closed:
-            future.cancel()
-        return future
-
-    def _call(self, work: Work) -> None:
-        self._calls.append(work)
-        self.wake()
-
-    def _call_grouped(self, work: Work) -> None:
-        self._grouped.append(work)
-        if len(self._grouped) == 1:  # else the call that is already queued runs it, too
-            self._call(self._run_grouped)
 
     def _run_grouped(self) -> None:
         while self._grouped:

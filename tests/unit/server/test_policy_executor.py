@@ -76,13 +76,13 @@ def test_calls_and_batches_take_turns(plan: Plan) -> None:
 
 def test_calls_that_are_made_together_take_one_turn(plan: Plan) -> None:
     may_go_on = hold(plan)
-    made = [plan.executor.submit_grouped(plan.note(name)) for name in "abc"]
+    made = [plan.executor.submit(plan.note(name), is_grouped=True) for name in "abc"]
     made[1].cancel()
     plan.batches += [plan.note("batch 0"), plan.note("batch 1")]
     plan.executor.wake()
     may_go_on.set()
     made[2].result(PATIENCE_S)
-    plan.executor.submit_grouped(plan.note("d")).result(PATIENCE_S)
+    plan.executor.submit(plan.note("d"), is_grouped=True).result(PATIENCE_S)
     plan.finish()
 
     assert plan.done[:3] == ["batch 0", "a", "c"]
@@ -91,11 +91,11 @@ def test_calls_that_are_made_together_take_one_turn(plan: Plan) -> None:
 
 def test_a_closed_executor_cancels_its_calls_also_the_grouped_ones_and_ends(plan: Plan) -> None:
     may_go_on = hold(plan)
-    made = [plan.executor.submit_grouped(plan.note(name)) for name in "ab"]
+    made = [plan.executor.submit(plan.note(name), is_grouped=True) for name in "ab"]
     made.append(plan.executor.submit(plan.note("too late")))
     plan.batches.append(plan.note("batch"))
     plan.executor.close()
-    made.append(plan.executor.submit_grouped(plan.note("c")))
+    made.append(plan.executor.submit(plan.note("c"), is_grouped=True))
     may_go_on.set()
     for thread in plan.threads:
         thread.join(PATIENCE_S)
