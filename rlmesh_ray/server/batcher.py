@@ -10,17 +10,25 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
+from rlmesh_ray import __version__
 from rlmesh_ray.errors import PolicyError, RlmeshError
+from rlmesh_ray.histogram import (
+    BATCH_BOUNDS_ROWS,
+    DURATION_BOUNDS_NS,
+    NS_PER_S,
+    HistogramCounter,
+    histogram_of,
+)
 from rlmesh_ray.models.policy import Policy, traits_of
 from rlmesh_ray.models.torch.threads import limit_torch_threads
 from rlmesh_ray.options import MAX_BATCH_DELAY_S, require_count, require_seconds
 from rlmesh_ray.protocol.messages import TimedBatchRun
 from rlmesh_ray.server.batch_queue import BatchQueue
 from rlmesh_ray.server.batch_schema import Actions, PredictionRequest
-from rlmesh_ray.server.counters import ModelCounters
+from rlmesh_ray.server.counters import SessionCounters
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S
 from rlmesh_ray.server.policy_executor import PolicyExecutor, Work, result_or_error
@@ -116,8 +124,13 @@ class Batcher:
         """Open routes over all sessions, counted by the host."""
         self.policy_version = 0
         """Version of the policy's present weights, set by the host; 0: those it was made with."""
-        self.counts = ModelCounters()
-        """Counters besides those of the queue of predictions."""
+        self.sessions = SessionCounters()
+        """Counts the sessions, as those who open and end them note it."""
+        # The policy's turns count in these: one thread has it at a time.
+        self._queue_ns = HistogramCounter(DURATION_BOUNDS_NS)
+        self._batch_rows = HistogramCounter(BATCH_BOUNDS_ROWS)
+        self._forward_ns = HistogramCounter(DURATION_BOUNDS_NS)
+        self._longest_wait_ns = self._busy_ns = self._cancelled = 0
         self._policy = policy
         self._name = name
         traits = traits_of(policy)
@@ -144,14 +157,35 @@ class Batcher:
     def statistics(self) -> ModelStatistics:
         """Return the counters. From any thread."""
         with self._lock:
-            queue = self._queue.statistics()
-        if self.executor.is_busy:  # with a request that did not pass the queue, too
-            queue = replace(queue, is_busy=True)
-        return self.counts.statistics(
-            queue,
+            waiting = [len(request.slots) for request in self._queue.waiting]
+        queue_s = histogram_of(DURATION_BOUNDS_NS, self._queue_ns.read(), NS_PER_S)
+        batch_rows = histogram_of(BATCH_BOUNDS_ROWS, self._batch_rows.read())
+        inference, reason = "", None
+        if self._torch_reason is not None:
+            reason = self._torch_reason()
+            inference = "compiled" if reason is None else "torch"
+        return ModelStatistics(
+            items_waiting=len(waiting),
+            rows_waiting=sum(waiting),
+            is_busy=self.executor.is_busy,
+            batches=batch_rows.count,
+            items=queue_s.count,
+            rows=int(batch_rows.total),
+            cancelled=self._cancelled,
+            waited_s=queue_s.total,
+            longest_wait_s=self._longest_wait_ns / NS_PER_S,
+            busy_s=self._busy_ns / NS_PER_S,
+            version=__version__,
+            uptime_s=self.sessions.uptime_s,
+            sessions=self.sessions.sessions(),
             routes=self.num_routes,
             policy_version=self.policy_version,
-            torch_reason=self._torch_reason,
+            errors=self.sessions.errors(),
+            batch_rows=batch_rows,
+            queue_s=queue_s,
+            forward_s=histogram_of(DURATION_BOUNDS_NS, self._forward_ns.read(), NS_PER_S),
+            inference=inference,
+            torch_reason=reason or "",
         )
 
     def submit(self, take: Callable[[bytes], None], data: bytes) -> None:
@@ -187,13 +221,15 @@ class Batcher:
         if self._is_alone and self._answer_at_once(request):
             return False
         with self._lock:
-            self._queue.offer(request, request.arrived_ns * 1e-9)
+            self._queue.waiting[request] = None
         return True
 
     def cancel(self, request: PredictionRequest) -> None:
         """Take a prediction back if it has not begun to run."""
         with self._lock:
-            self._queue.cancel(request)
+            if request in self._queue.waiting:
+                del self._queue.waiting[request]
+                self._cancelled += 1
 
     def _collect_soon(self) -> None:
         self._is_collecting = True
@@ -222,7 +258,7 @@ class Batcher:
             self._flush()
 
     def _end_delay(self) -> None:
-        """Flush. The batch that has waited may have left, and a later one wait: that goes on."""
+        # The batch that has waited may have left, and a later one wait: its delay continues.
         self._timer = None
         if self._queue.waiting:
             self._flush()
@@ -246,7 +282,7 @@ class Batcher:
         """
         if self._has_delay:
             with self._lock:
-                left_s = self._queue.delay_left_s(time.monotonic(), self.num_routes)
+                left_s = self._queue.delay_left_s(time.monotonic_ns(), self.num_routes)
             if left_s:
                 if self._timer is None:
                     self._timer = asyncio.get_running_loop().call_later(left_s, self._end_delay)
@@ -256,7 +292,7 @@ class Batcher:
             return
         try:
             with self._lock:
-                batch = self._queue.next_batch(time.monotonic(), self.num_routes)
+                batch = self._queue.next_batch(time.monotonic_ns(), self.num_routes)
             result = self._run(batch) if batch else None
         finally:
             self.executor.end_inline()
@@ -277,7 +313,7 @@ class Batcher:
         ):
             return False
         try:
-            result = self._run([request], is_queued=False)
+            result = self._run([request])
         finally:
             self.executor.end_inline()
         # Requests that the answer leads to are queued: they must not be nested without limit.
@@ -290,7 +326,7 @@ class Batcher:
         if not self._queue.waiting:  # asked without the lock: it is asked again when it is woken
             return None
         with self._lock:
-            batch = self._queue.next_batch(time.monotonic(), self.num_routes)
+            batch = self._queue.next_batch(time.monotonic_ns(), self.num_routes)
         return partial(self._run_in_thread, batch) if batch else None
 
     def _run_in_thread(self, batch: Sequence[PredictionRequest]) -> None:
@@ -298,21 +334,21 @@ class Batcher:
         assert self._loop is not None  # predict was called
         self._loop.call_soon_threadsafe(self._deliver_and_flush, batch, *result)
 
-    def _run(
-        self, batch: Sequence[PredictionRequest], *, is_queued: bool = True
-    ) -> tuple[BatchResult, TimedBatchRun, int]:
+    def _run(self, batch: Sequence[PredictionRequest]) -> tuple[BatchResult, TimedBatchRun, int]:
         """Run a batch; return its answers, its description for clients, and when it began, in ns.
 
         Args:
             batch: At least one request.
-            is_queued: Whether it comes from the queue.
         """
-        begun_ns = time.monotonic_ns()
+        begun_ns, num_rows = time.monotonic_ns(), 0
         for request in batch:
-            self.counts.note_waited(begun_ns - request.arrived_ns)
+            waited_ns = begun_ns - request.arrived_ns
+            self._queue_ns.add(waited_ns)
+            self._longest_wait_ns = max(self._longest_wait_ns, waited_ns)
+            num_rows += len(request.slots)
+        self._batch_rows.add(num_rows)
         result = run_batch(self._policy, batch)
-        num_rows = sum([len(request.slots) for request in batch])
-        self.counts.note_batch(num_rows, result.forward_ns)
+        self._forward_ns.add(result.forward_ns)
         run = TimedBatchRun(
             self.policy_version,
             num_rows,
@@ -321,14 +357,10 @@ class Batcher:
             result.decode_ns,
             result.encode_ns,
         )
-        ended_ns = time.monotonic_ns()
-        took_s = (ended_ns - begun_ns) * 1e-9
-        self._latency_gate.note(took_s)
-        with self._lock:
-            if is_queued:
-                self._queue.done(ended_ns * 1e-9)
-            else:
-                self._queue.passed_by(num_rows, took_s)
+        self._queue.free_since_ns = time.monotonic_ns()
+        took_ns = self._queue.free_since_ns - begun_ns
+        self._busy_ns += took_ns
+        self._latency_gate.note(took_ns * 1e-9)
         return result, run, begun_ns
 
 

@@ -1,26 +1,17 @@
 """The counters behind an endpoint's statistics.
 
-The serving loop counts, and for a policy the thread that runs its batches; statistics may be read
-from any thread. Counters that must change together are changed and summed up under a lock.
+The serving loop counts; statistics may be read from any thread. Counters that must change together
+are changed and summed up under a lock.
 """
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rlmesh_ray import __version__
-from rlmesh_ray.histogram import (
-    BATCH_BOUNDS_ROWS,
-    DURATION_BOUNDS_NS,
-    NS_PER_S,
-    HistogramCounter,
-    histogram_of,
-    num_counters,
-)
-from rlmesh_ray.server.batch_queue import BatchQueueStatistics
-from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics, SessionStatistics
+from rlmesh_ray.histogram import DURATION_BOUNDS_NS, NS_PER_S, histogram_of, num_counters
+from rlmesh_ray.server.statistics import EnvStatistics, SessionStatistics
 from rlmesh_ray.transport.session_progress import SessionProgress
 
 
@@ -157,58 +148,4 @@ class EnvCounters:
             transports=dict(transports),
             worker_restarts=self._worker_restarts,
             step_s=histogram_of(DURATION_BOUNDS_NS, total.durations, NS_PER_S),
-        )
-
-
-class ModelCounters:
-    """Counts what a policy endpoint does, besides the counters of its queue of predictions."""
-
-    def __init__(self) -> None:
-        self.sessions = SessionCounters()
-        """Its sessions."""
-        self._batch_rows = HistogramCounter(BATCH_BOUNDS_ROWS)
-        self._queue = HistogramCounter(DURATION_BOUNDS_NS)
-        self._forward = HistogramCounter(DURATION_BOUNDS_NS)
-
-    def note_waited(self, queue_ns: int) -> None:
-        """Count a prediction whose batch begins."""
-        self._queue.add(queue_ns)
-
-    def note_batch(self, num_rows: int, forward_ns: int) -> None:
-        self._batch_rows.add(num_rows)
-        self._forward.add(forward_ns)
-
-    def statistics(
-        self,
-        queue: BatchQueueStatistics,
-        *,
-        routes: int,
-        policy_version: int,
-        torch_reason: Callable[[], str | None] | None = None,
-    ) -> ModelStatistics:
-        """Return the counters. From any thread.
-
-        Args:
-            queue: The counters of the queue of predictions.
-            routes: How many are open.
-            policy_version: The version of the present weights.
-            torch_reason: See ``PolicyTraits``.
-        """
-        inference, reason = "", None
-        if torch_reason is not None:
-            reason = torch_reason()
-            inference = "compiled" if reason is None else "torch"
-        return ModelStatistics(
-            **asdict(queue),
-            version=__version__,
-            uptime_s=self.sessions.uptime_s,
-            sessions=self.sessions.sessions(),
-            routes=routes,
-            policy_version=policy_version,
-            errors=dict(self.sessions.errors),
-            batch_rows=histogram_of(BATCH_BOUNDS_ROWS, self._batch_rows.read()),
-            queue_s=histogram_of(DURATION_BOUNDS_NS, self._queue.read(), NS_PER_S),
-            forward_s=histogram_of(DURATION_BOUNDS_NS, self._forward.read(), NS_PER_S),
-            inference=inference,
-            torch_reason=reason or "",
         )

@@ -49,7 +49,7 @@ class ModelHost:
         """See ``Batcher.predict``."""
         self.cancel = engine.cancel
         """See ``Batcher.cancel``."""
-        self.sessions = engine.counts.sessions
+        self.sessions = engine.sessions
         """Counts the sessions, as those who open and end them note it."""
         self.horizon = traits_of(policy).horizon
         """How many actions the policy chooses at once."""

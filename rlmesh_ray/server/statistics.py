@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
 from rlmesh_ray.histogram import Histogram
-from rlmesh_ray.server.batch_queue import BatchQueueStatistics
 
 PREFIX = "rlmesh_ray"
 TAGS = ("endpoint_id", "fleet")
@@ -186,18 +185,28 @@ class EnvStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelStatistics(BatchQueueStatistics):
+class ModelStatistics:
     """The statistics of a policy endpoint; ``items`` are predictions."""
 
     items_waiting: Annotated[
         int, _gauge("predictions_waiting", "Predictions that wait for a batch.", shown="waiting")
     ]
+    rows_waiting: int
+    is_busy: bool
+    """Whether the policy runs."""
     batches: Annotated[int, _counter("batches", "Batches that have begun.")]
     items: Annotated[
         int,
         _counter("predictions", "Predictions that have begun.", shown="predictions", has_rate=True),
     ]
     rows: Annotated[int, _counter("rows", "Rows of these predictions.")]
+    cancelled: int
+    """Predictions that were cancelled before they ran."""
+    waited_s: float
+    """Time between arrival and start, summed over all predictions that have started."""
+    longest_wait_s: float
+    busy_s: float
+    """Total time of finished batches."""
     version: str
     """Version of this package."""
     uptime_s: Annotated[float, _UPTIME]

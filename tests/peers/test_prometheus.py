@@ -19,13 +19,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from rlmesh_ray import serve_metrics
 from rlmesh_ray.cli.commands.status import DASHBOARD
-from rlmesh_ray.server.batch_queue import BatchQueueStatistics
-from rlmesh_ray.server.counters import EnvCounters, ModelCounters
+from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.metrics_server import StatisticsCollector
 from rlmesh_ray.server.statistics import MeasuredEndpoint
 from tests.lane_counts import note_step
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address
+from tests.model_counts import model_statistics
 
 PROMETHEUS = shutil.which("prometheus")
 TIMEOUT_S = 60.0
@@ -45,17 +45,21 @@ pytestmark = [
 
 def measured(prefix: str) -> list[MeasuredEndpoint]:
     """An environment and a policy, each of which has done a little."""
-    env, model = EnvCounters(), ModelCounters()
+    env = EnvCounters()
     env.sessions.errors["TIMEOUT"] += 1
     note_step(env.open(), 30_000, 4, 1, 1)
-    model.note_batch(16, 1_500_000)
-    model.note_waited(1_000)
-    queue = BatchQueueStatistics(1, 1, False, 5, 6, 7, 0, 0.1, 0.1, 0.1)
     return [
         MeasuredEndpoint(f"{prefix}-env", env.statistics(), "games", restarts=1),
         MeasuredEndpoint(
             f"{prefix}-model",
-            model.statistics(queue, routes=2, policy_version=9, torch_reason=lambda: None),
+            model_statistics(
+                [16],
+                forward_ns=1_500_000,
+                waited_ns=[1_000],
+                routes=2,
+                policy_version=9,
+                inference="compiled",
+            ),
         ),
     ]
 

@@ -17,9 +17,10 @@ import ray
 
 from rlmesh_ray.actors.registry.heartbeat import EndpointMetrics
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
-from rlmesh_ray.server.batch_queue import BatchQueueStatistics
-from rlmesh_ray.server.counters import EnvCounters, ModelCounters
+from rlmesh_ray.server.counters import EnvCounters
+from rlmesh_ray.server.statistics import SessionStatistics
 from tests.lane_counts import note_step
+from tests.model_counts import model_statistics
 
 TIMEOUT_S = 60.0
 NUM_STEPS = 5
@@ -34,23 +35,29 @@ class Metered:
     """Feeds Ray with an environment's and a policy's counts, as two heartbeats do."""
 
     def __init__(self) -> None:
-        env, model = EnvCounters(), ModelCounters()
-        for counts in (env, model):
-            counts.sessions.refused += 1
-            counts.sessions.lost += 1
-            counts.sessions.errors["TIMEOUT"] += 1
+        env = EnvCounters()
+        env.sessions.refused += 1
+        env.sessions.lost += 1
+        env.sessions.errors["TIMEOUT"] += 1
         env.note_worker_restart()
         lanes = env.open()
         lanes.resets = 2
-        model.sessions.note_opened()
-        model.note_waited(30_000)
-        model.note_batch(16, 1_500_000)
-        queue = BatchQueueStatistics(1, 1, False, 5, 6, 7, 0, 0.1, 0.1, 0.1)
         self._lanes = lanes
         self._env, self._look_at_env = EndpointMetrics(RECORD), env.statistics
         self._model = EndpointMetrics(replace(RECORD, endpoint_id="seen/metered-model"))
-        self._model_statistics = model.statistics(
-            queue, routes=2, policy_version=9, torch_reason=lambda: None
+        self._model_statistics = model_statistics(
+            [16],
+            forward_ns=1_500_000,
+            waited_ns=[30_000],
+            items_waiting=1,
+            batches=5,
+            items=6,
+            rows=7,
+            sessions=SessionStatistics(1, 1, 1, 1),
+            errors={"TIMEOUT": 1},
+            routes=2,
+            policy_version=9,
+            inference="compiled",
         )
 
     def beat(self, num_steps: int) -> None:

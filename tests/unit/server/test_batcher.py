@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlmesh_ray.models.loading import as_policy, load_policy
-from rlmesh_ray.models.policy import Policy
+from rlmesh_ray.models.policy import Policy, PolicyTraits, Rows
 from rlmesh_ray.models.wrappers import KeptChunks, MappedPolicy
 from rlmesh_ray.server.batcher import Batcher, LatencyGate
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -115,3 +115,19 @@ def test_a_policy_behind_another_says_how_it_runs(wrap: Callable[[Policy], Any])
 
     assert collector.statistics().torch_reason == 'inference="torch" says so'
     collector.executor.close()
+
+
+def test_a_policy_without_a_reason_text_runs_in_torch_all_the_same() -> None:
+    class Silent:
+        traits = PolicyTraits(torch_reason=lambda: "")
+
+        def check_contract(self, contract: EnvContract) -> None:
+            pass
+
+        def predict(self, contract: EnvContract, rows: Rows) -> object:
+            raise NotImplementedError
+
+        def forget(self, route_key: str, env_index: int | None) -> None:
+            pass
+
+    assert inference_of(Silent()) == ("torch", "")

@@ -1,10 +1,8 @@
 import pickle
-from collections.abc import Callable
 
 import pytest
 
-from rlmesh_ray.server.batch_queue import BatchQueue
-from rlmesh_ray.server.counters import EnvCounters, ModelCounters
+from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.transport.exactly_once import EndpointSide
 from rlmesh_ray.transport.session_progress import SessionProgress
 from tests.lane_counts import note_step
@@ -72,38 +70,3 @@ def test_errors_are_counted_by_code_and_survive_pickling() -> None:
     assert statistics.errors == {"TIMEOUT": 2, "CRASHED": 1}
     assert statistics.worker_restarts == 1
     assert type(statistics.errors) is dict
-
-
-def test_a_policy_s_batches_are_counted_by_rows_and_by_time() -> None:
-    counts = ModelCounters()
-    counts.note_waited(1_000)
-    counts.note_waited(2_000_000)
-    counts.note_batch(16, 3_000_000)
-    counts.sessions.note_opened()
-
-    statistics = counts.statistics(BatchQueue(max_rows=1).statistics(), routes=2, policy_version=7)
-
-    assert statistics.queue_s.count == 2
-    assert statistics.batch_rows.mean == 16
-    assert statistics.forward_s.total == pytest.approx(0.003)
-    assert (statistics.routes, statistics.policy_version, statistics.sessions.open) == (2, 7, 1)
-    assert pickle.loads(pickle.dumps(statistics)) == statistics
-
-
-@pytest.mark.parametrize(
-    ("torch_reason", "expected"),
-    [
-        (None, ("", "")),
-        (lambda: None, ("compiled", "")),
-        (lambda: "it has hooks", ("torch", "it has hooks")),
-        (lambda: "", ("torch", "")),
-    ],
-)
-def test_a_policy_runs_compiled_where_it_has_no_reason_for_torch(
-    torch_reason: Callable[[], str | None] | None, expected: tuple[str, str]
-) -> None:
-    statistics = ModelCounters().statistics(
-        BatchQueue(max_rows=1).statistics(), routes=0, policy_version=0, torch_reason=torch_reason
-    )
-
-    assert (statistics.inference, statistics.torch_reason) == expected

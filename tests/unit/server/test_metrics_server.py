@@ -1,23 +1,22 @@
 """What ``/metrics`` says of endpoints, in Prometheus' text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlmesh_ray.errors import AddressError
-from rlmesh_ray.server.batch_queue import BatchQueueStatistics
-from rlmesh_ray.server.counters import EnvCounters, ModelCounters
+from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.metrics_server import StatisticsCollector, serve_metrics
 from rlmesh_ray.server.statistics import (
     ALL_METRICS,
     EnvStatistics,
     Measured,
     MeasuredEndpoint,
-    ModelStatistics,
 )
 from tests.lane_counts import note_step
+from tests.model_counts import model_statistics
 
 Samples = dict[tuple[str, str, str], float]
 
@@ -55,18 +54,10 @@ def env_statistics(num_steps: int = 5) -> EnvStatistics:
     return counters.statistics()
 
 
-def model_statistics(torch_reason: Callable[[], str | None] | None) -> ModelStatistics:
-    """Statistics after one batch of a policy, which says why it runs in torch."""
-    model = ModelCounters()
-    model.note_batch(16, 1_500_000)
-    queue = BatchQueueStatistics(1, 1, False, 5, 6, 7, 0, 0.1, 0.1, 0.1)
-    return model.statistics(queue, routes=2, policy_version=9, torch_reason=torch_reason)
-
-
 def endpoints() -> Sequence[MeasuredEndpoint]:
     return [
         MeasuredEndpoint("env-1", env_statistics(), "games", restarts=2),
-        MeasuredEndpoint("model-1", model_statistics(lambda: None)),
+        MeasuredEndpoint("model-1", model_statistics([16], policy_version=9, inference="compiled")),
     ]
 
 
@@ -93,11 +84,12 @@ def test_what_an_environment_counts_is_there_with_its_labels() -> None:
 
 
 def test_a_policy_runs_compiled_or_in_torch_or_has_no_such_choice() -> None:
-    reasons = {"compiled": lambda: None, "torch": lambda: 'it has "hooks"\n}', "function": None}
+    reasons = {"compiled": "", "torch": 'it has "hooks"\n}', "": ""}
 
     text = text_of(
         lambda: [
-            MeasuredEndpoint(name, model_statistics(reason)) for name, reason in reasons.items()
+            MeasuredEndpoint(name, model_statistics(inference=name, torch_reason=reason))
+            for name, reason in reasons.items()
         ]
     )
 

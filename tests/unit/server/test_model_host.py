@@ -1,6 +1,7 @@
 """The requests of several streams that run together, and the round of the loop in which they do."""
 
 import asyncio
+import pickle
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -113,7 +114,7 @@ class Stage:
         """Have a request arrive now, as from a stream."""
 
         def take(data: bytes) -> None:
-            self.host.predict(PredictionRequest(SCHEMA, data, key, SLOTS, values, self._answer))
+            self.host.predict(PredictionRequest(SCHEMA, data, key, SLOTS, values, self.note))
 
         self.host.submit(take, np.array([value], np.float32).tobytes())
 
@@ -122,7 +123,7 @@ class Stage:
         statistics = self.engine.statistics()
         return statistics.batches, statistics.items, statistics.rows
 
-    def _answer(self, result: Actions | RlmeshError, run: BatchRun, queue_ns: int) -> None:
+    def note(self, result: Actions | RlmeshError, run: BatchRun, queue_ns: int) -> None:
         self.answers.append(result)
 
 
@@ -211,6 +212,57 @@ def test_requests_answered_at_once_count_as_those_that_waited() -> None:
         await next_round()
         assert stage.counted() == (2, 3, 3)
         assert not stage.engine.statistics().is_busy
+
+    play(scenario)
+
+
+def test_the_statistics_count_batches_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    for module in (batcher, policy_executor):
+        monkeypatch.setattr(module, "time", clock)
+
+    def compute() -> None:
+        clock.now_s += 2.0
+
+    async def scenario(stage: Stage) -> None:
+        stage.policy.meanwhile = compute
+        await stage.open("a", "b", "c")
+        stage.send("a", 1)
+        await next_round()
+        clock.now_s += 1.0
+        stage.send("b", 2)
+        await next_round()
+        waiting = stage.engine.statistics()
+        assert (waiting.items_waiting, waiting.rows_waiting, waiting.batches) == (2, 2, 0)
+        clock.now_s += 10.0
+        for _ in range(3):
+            await next_round()
+
+        found = stage.engine.statistics()
+        assert (found.items_waiting, found.batches, found.items, found.rows) == (0, 1, 2, 2)
+        assert (found.waited_s, found.longest_wait_s, found.busy_s) == (21.0, 11.0, 2.0)
+        assert (found.queue_s.count, found.batch_rows.mean) == (2, 2)
+        assert found.forward_s.total == 2.0
+        assert pickle.loads(pickle.dumps(found)) == found
+
+    play(scenario)
+
+
+def test_a_request_that_waits_can_be_cancelled_and_one_that_has_run_cannot() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a", "b")
+        asked = [
+            PredictionRequest(SCHEMA, data, key, SLOTS, values, stage.note)
+            for key, data in (("a", np.float32(1).tobytes()), ("b", np.float32(2).tobytes()))
+        ]
+        for each in asked:
+            assert stage.host.predict(each)
+        stage.host.cancel(asked[0])
+        for _ in range(2):
+            await next_round()
+        stage.host.cancel(asked[1])
+        assert stage.policy.batches == [[2]]
+        assert stage.engine.statistics().cancelled == 1
 
     play(scenario)
 

@@ -11,11 +11,11 @@ from rlmesh_ray.cli.commands import status
 from rlmesh_ray.cli.commands.status import tables
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.main import main
-from rlmesh_ray.server.batch_queue import BatchQueueStatistics
-from rlmesh_ray.server.counters import EnvCounters, ModelCounters
+from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.endpoint_status import EndpointStatus, as_fields
 from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics, StatisticsPair
 from tests.lane_counts import note_step
+from tests.model_counts import model_statistics
 
 
 @pytest.fixture
@@ -85,13 +85,14 @@ def env(steps_ms: list[int], uptime_s: float) -> EnvStatistics:
 
 
 def model(num_predictions: int, rows: list[int], uptime_s: float) -> ModelStatistics:
-    counts = ModelCounters()
-    for num_rows in rows:
-        counts.note_batch(num_rows, 2_000_000)
-    queue = BatchQueueStatistics(
-        0, 0, False, len(rows), num_predictions, sum(rows), 0, 0.0, 0.0, 0.0
+    return model_statistics(
+        rows,
+        forward_ns=2_000_000,
+        items=num_predictions,
+        routes=1,
+        policy_version=5,
+        uptime_s=uptime_s,
     )
-    return replace(counts.statistics(queue, routes=1, policy_version=5), uptime_s=uptime_s)
 
 
 def endpoint(sighting: StatisticsPair | None = None, **changes: Any) -> EndpointStatus:
