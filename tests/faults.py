@@ -85,7 +85,7 @@ FAULTS = (
         "server",
         "A draining endpoint still admits new clients.",
         "rlmesh_ray/server/gate.py",
-        "if self._is_closed and method",
+        "if self.is_closed and method",
         "if False and method",
         "tests/loopback/test_health.py::"
         "test_a_draining_env_endpoint_finishes_its_sessions_and_admits_no_other",

@@ -17,7 +17,8 @@ class Drain:
 
     def __init__(self) -> None:
         self._num_pending = 0
-        self._is_draining = False
+        self.is_draining = False
+        """Whether the endpoint is about to stop."""
         self._settled = asyncio.Event()
         self._preparations: list[Callable[[], Awaitable[None]]] = []
 
@@ -25,18 +26,13 @@ class Drain:
         """Await ``preparation`` before the drain ends, for work that is not counted as requests."""
         self._preparations.append(preparation)
 
-    @property
-    def is_draining(self) -> bool:
-        """Whether the endpoint is about to stop."""
-        return self._is_draining
-
     def begin_request(self) -> None:
         self._num_pending += 1
 
     def end_request(self, count: int = 1) -> None:
         """Note that ``count`` requests were answered, or that their clients are gone."""
         self._num_pending -= count
-        if self._is_draining and not self._num_pending:
+        if self.is_draining and not self._num_pending:
             self._settled.set()
 
     @contextlib.contextmanager
@@ -49,7 +45,7 @@ class Drain:
 
     async def run(self) -> None:
         """Stop taking new requests, and wait until all pending ones are answered."""
-        self._is_draining = True
+        self.is_draining = True
         with self.request_in_progress():
             await asyncio.gather(*(preparation() for preparation in self._preparations))
         await self._settled.wait()

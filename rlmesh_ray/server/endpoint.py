@@ -257,7 +257,7 @@ class Endpoint:
         return self._probe()
 
     async def _refuse_sessions(self) -> None:
-        self.sessions.close()
+        self.sessions.is_closed = True
         if self._health is not None:
             self._health.refresh()
 

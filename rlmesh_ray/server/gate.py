@@ -50,17 +50,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
         self._store = None if token is None else TokenStore(token)
         self._kind = kind
         self._num_sessions = 0
-        self._is_closed = False
+        self.is_closed = False
+        """Whether new Handshake and Join calls are refused, for good."""
         self._empty = asyncio.Event()
         self._empty.set()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
-
-    def close(self) -> None:
-        """Refuse new Handshake and Join calls, for good."""
-        self._is_closed = True
 
     async def wait_empty(self, timeout_s: float | None) -> bool:
         """Wait until no session is open; return whether that came in time.
@@ -91,7 +84,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
         if handler is None:
             return None
         # A gateway's handlers are streams all of them, and it does not drain.
-        if self._is_closed and method == "Handshake" and handler.unary_unary is not None:
+        if self.is_closed and method == "Handshake" and handler.unary_unary is not None:
             return _refusal(grpc.StatusCode.UNAVAILABLE, DRAINING)
         if method in _SESSIONS:
             return grpc.stream_stream_rpc_method_handler(partial(self._join, handler.stream_stream))
@@ -124,7 +117,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
     async def _join(
         self, join: _Join, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
-        if self._is_closed:
+        if self.is_closed:
             await context.abort(grpc.StatusCode.UNAVAILABLE, DRAINING)
         self.note_begun()
         # Not a ``finally``: a coroutine that is suspended when its call breaks off reaches it late.
