@@ -66,7 +66,44 @@ _REFUSED = (
 _ENDED = "the call was ended behind the gateway; dial the gateway again"
 
 
-class GatewayServer:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Upstream:
+    """A connection to an endpoint."""
+
+    target: Target
+    channel: grpc.aio.Channel
+
+    async def connect(self) -> bool:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                while True:
+                    state = self.channel.get_state(try_to_connect=True)
+                    if state is grpc.ChannelConnectivity.READY:
+                        return True
+                    if state in (
+                        grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+                        grpc.ChannelConnectivity.SHUTDOWN,
+                    ):
+                        return False
+                    await self.channel.wait_for_state_change(state)
+        except TimeoutError:
+            return False
+
+    async def has_gone(self) -> bool:
+        """Return whether the endpoint is gone, just after a call has failed as if it were."""
+        ready = grpc.ChannelConnectivity.READY
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_NOTICE_S):
+                if self.channel.get_state() is ready:  # gRPC reports failed calls first
+                    await self.channel.wait_for_state_change(ready)
+        return self.channel.get_state() is not ready
+
+
+class _NoEndpointError(Exception):
+    """No endpoint can take a call; the text is for the client."""
+
+
+class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no types
     """Forwards every call of every protocol, unparsed, to one of several endpoints.
 
     Each connection of a client goes to one endpoint, the one with the fewest connections, for as
@@ -112,15 +149,28 @@ class GatewayServer:
                 f"a gateway cannot listen on {address}: connections of a unix socket have no "
                 "names to tell them apart; use HOST:PORT"
             )
-        self._forwarder = _Forwarder(find, endpoint_credentials, service)
+        self._find = find
+        self._credentials = endpoint_credentials
+        self._service = service
         self._max_receive_bytes = max_receive_bytes
+        # The rest belongs to the serving loop.
+        self._balancer = GatewayBalancer()
+        self._upstreams: dict[str, _Upstream] = {}
+        """By the name that gRPC gives a client's connection."""
+        self._checks: dict[Target, _Upstream] = {}
+        self._checking: asyncio.Task[None] | None = None
+        self._listing: asyncio.Future[Sequence[Target]] | None = None
+        self._listed_s = -math.inf
+        self._obstacle = ""
+        self._health = Health(False, "its endpoints have not been asked yet")
+        """As of the last check. A gateway serves while one of its endpoints does."""
         self._endpoint = Endpoint(
             address,
             token=token,
             tls=tls,
             no_token=no_token,
             on_stop=self._close,
-            probe=lambda: self._forwarder.health,
+            probe=lambda: self._health,
             kind="gateway",
         )
 
@@ -138,8 +188,8 @@ class GatewayServer:
         """
         self._endpoint.require_new()
         try:
-            shared_loop().run(self._forwarder.open())
-            self._endpoint.start([self._forwarder], max_receive_bytes=self._max_receive_bytes)
+            shared_loop().run(self._begin_checks())
+            self._endpoint.start([self], max_receive_bytes=self._max_receive_bytes)
         except BaseException:
             self._close()
             raise
@@ -163,77 +213,13 @@ class GatewayServer:
     def _close(self) -> None:
         # A blocked loop closes them later, or the end of the process does.
         with contextlib.suppress(TimeoutError):
-            shared_loop().run(self._forwarder.close(), _CLOSE_S)
+            shared_loop().run(self._close_channels(), _CLOSE_S)
 
     def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Upstream:
-    """A connection to an endpoint."""
-
-    target: Target
-    channel: grpc.aio.Channel
-
-    async def connect(self) -> bool:
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                while True:
-                    state = self.channel.get_state(try_to_connect=True)
-                    if state is grpc.ChannelConnectivity.READY:
-                        return True
-                    if state in (
-                        grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-                        grpc.ChannelConnectivity.SHUTDOWN,
-                    ):
-                        return False
-                    await self.channel.wait_for_state_change(state)
-        except TimeoutError:
-            return False
-
-    async def has_gone(self) -> bool:
-        """Return whether the endpoint is gone, just after a call has failed as if it were."""
-        ready = grpc.ChannelConnectivity.READY
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_NOTICE_S):
-                if self.channel.get_state() is ready:  # gRPC reports failed calls first
-                    await self.channel.wait_for_state_change(ready)
-        return self.channel.get_state() is not ready
-
-
-class _NoEndpointError(Exception):
-    """No endpoint can take a call; the text is for the client."""
-
-
-class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """Forwards calls, bytes in and bytes out, and knows the endpoints and their health.
-
-    To be used in the serving loop only.
-
-    Args:
-        find: Returns the endpoints.
-        credentials: See ``Credentials``; None: plain text.
-        service: The service name that the gateway's health checks know.
-    """
-
-    def __init__(self, find: FindTargets, credentials: Credentials | None, service: str) -> None:
-        self._find = find
-        self._credentials = credentials
-        self._service = service
-        self._balancer = GatewayBalancer()
-        self._upstreams: dict[str, _Upstream] = {}
-        """By the name that gRPC gives a client's connection."""
-        self._checks: dict[Target, _Upstream] = {}
-        self._checking: asyncio.Task[None] | None = None
-        self._listing: asyncio.Future[Sequence[Target]] | None = None
-        self._listed_s = -math.inf
-        self._obstacle = ""
-        self.health = Health(False, "its endpoints have not been asked yet")
-        """As of the last check. A gateway serves while one of its endpoints does."""
 
     # --- calls -----------------------------------------------------------------------------
 
@@ -387,8 +373,8 @@ class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no t
         self._obstacle = f" ({type(error).__name__}: {text})"
         _LOG.warning("the endpoints behind the gateway cannot be listed%s", self._obstacle)
 
-    async def open(self) -> None:
-        """Check the endpoints now, and periodically until ``close``."""
+    async def _begin_checks(self) -> None:
+        """Check the endpoints now, and periodically until ``stop``."""
         await self._check_endpoints()
         self._checking = asyncio.ensure_future(self._keep_checking())
 
@@ -399,7 +385,7 @@ class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no t
                 await self._check_endpoints()
             except Exception as error:  # noqa: BLE001  # no thread, say; the next check may succeed
                 _LOG.exception("the endpoints behind the gateway cannot be asked")
-                self.health = Health(False, f"its endpoints cannot be asked: {error}")
+                self._health = Health(False, f"its endpoints cannot be asked: {error}")
 
     async def _check_endpoints(self) -> None:
         """Ask all endpoints for their health, and close connections that are not needed any more.
@@ -416,12 +402,12 @@ class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no t
             if reason:
                 self._balancer.fail(target, time.monotonic())
         if not reasons:
-            self.health = Health(False, "there is no endpoint behind this gateway now")
+            self._health = Health(False, "there is no endpoint behind this gateway now")
         elif all(reasons):
             none = f"none of the {len(reasons)} endpoints behind this gateway serves ({reasons[0]})"
-            self.health = Health(False, none)
+            self._health = Health(False, none)
         else:
-            self.health = Health(True)
+            self._health = Health(True)
 
     async def _ask(self, target: Target) -> str:
         """Ask an endpoint for its health; return why it does not serve, empty if it does."""
@@ -450,7 +436,7 @@ class _Forwarder(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no t
                 del self._upstreams[connection]
                 await upstream.channel.close()
 
-    async def close(self) -> None:
+    async def _close_channels(self) -> None:
         if self._checking is not None:
             self._checking.cancel()
         upstreams = [*self._upstreams.values(), *self._checks.values()]
