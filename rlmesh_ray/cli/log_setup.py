@@ -7,12 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from rlmesh_ray.server.log_context import ContextFilter
-from rlmesh_ray.server.log_format import (
-    LogFormat,
-    formatter_of,
-    log_to_stderr,
-)
+from rlmesh_ray.server.log_format import LogFormat, formatter_of, log_to_stderr
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -39,7 +34,6 @@ def show_log(log_format: LogFormat = LogFormat.TEXT) -> None:
         log_to_stderr(log_format, with_sessions=True)
         return
     for handler in logging.getLogger().handlers:  # it has a handler already
-        handler.addFilter(ContextFilter())
         handler.setFormatter(formatter_of(log_format))
 
 

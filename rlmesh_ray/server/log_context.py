@@ -1,7 +1,7 @@
 """The endpoint and the session that a log record belongs to.
 
-The code that serves a session enters its context; all records of the package's loggers there get
-both names from ``ContextFilter``, which belongs on a handler.
+The code that serves a session enters its context; the formatters of ``log_format`` write both names
+into the records that are logged there.
 
 A session's name in the log is not its id: a client that knows the id of an open session may call
 into its lanes, or fetch its shared memory. ``short_name`` cannot be turned back into it.
@@ -9,7 +9,6 @@ into its lanes, or fetch its shared memory. ``short_name`` cannot be turned back
 
 import contextlib
 import hashlib
-import logging
 import secrets
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -68,12 +67,3 @@ def facts(event: str, **fields: object) -> dict[str, dict[str, object]]:
         fields: Anything that JSON can express.
     """
     return {"facts": {"event": event, **fields}}
-
-
-class ContextFilter(logging.Filter):
-    """Gives each record ``endpoint_id`` and ``session``, empty where it belongs to none."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.endpoint_id = _ENDPOINT.get()
-        record.session = _SESSION.get()
-        return True

@@ -9,7 +9,7 @@ import sys
 from typing import TextIO
 
 from rlmesh_ray.errors import ConfigurationError, printable
-from rlmesh_ray.server.log_context import ContextFilter
+from rlmesh_ray.server.log_context import current
 
 FORMAT_VARIABLE = "RLMESH_RAY_LOG_FORMAT"
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -47,7 +47,6 @@ def log_to_stderr(
         least, level = level, logging.INFO
         handler.addFilter(lambda record: record.levelno >= least or _is_of_lifetime(record))
     handler.setLevel(level)
-    handler.addFilter(ContextFilter())
     handler.setFormatter(formatter_of(log_format))
     logger.addHandler(handler)
     if logger.getEffectiveLevel() > level:
@@ -55,7 +54,6 @@ def log_to_stderr(
 
 
 def formatter_of(log_format: LogFormat) -> logging.Formatter:
-    """Return the formatter for records that a ``ContextFilter`` has seen."""
     return JsonFormatter() if log_format is LogFormat.JSON else TextFormatter()
 
 
@@ -108,8 +106,7 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)
-        endpoint_id = getattr(record, "endpoint_id", "")
-        session = getattr(record, "session", "")
+        endpoint_id, session = current()
         if not endpoint_id:
             return line
         return f"{line} [endpoint {endpoint_id}{session and f' session {session}'}]"
@@ -120,14 +117,15 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the object, in one line."""
+        endpoint_id, session = current()
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         fields: dict[str, object] = {
             "time": moment.isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            "endpoint_id": getattr(record, "endpoint_id", ""),
-            "session": getattr(record, "session", ""),
+            "endpoint_id": endpoint_id,
+            "session": session,
         }
         fields |= getattr(record, "facts", {})
         if record.exc_info:

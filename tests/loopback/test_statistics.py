@@ -16,7 +16,7 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.errors import CapacityError, ConfigurationError, RemoteEnvError, RemoteModelError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.server.log_context import ContextFilter, short_name
+from rlmesh_ray.server.log_context import short_name
 from rlmesh_ray.server.log_format import JsonFormatter
 from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
@@ -272,7 +272,6 @@ class Lines(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.addFilter(ContextFilter())
         self.setFormatter(JsonFormatter())
         self.texts: list[str] = []
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.server.log_context import ContextFilter, enter, facts, logged_as, short_name
+from rlmesh_ray.server.log_context import enter, facts, logged_as, short_name
 from rlmesh_ray.server.log_format import (
     FORMAT_VARIABLE,
     LogFormat,
@@ -143,17 +143,11 @@ def test_an_actor_logs_in_the_format_of_its_environment_variable(
         configure_logging_from_environment()
 
 
-def test_records_that_no_filter_has_seen_are_formatted_all_the_same() -> None:
+def test_records_outside_of_all_endpoints_are_formatted_all_the_same() -> None:
     record = logging.LogRecord("rlmesh_ray.x", logging.INFO, "", 1, "%d done", (3,), None)
 
     assert json.loads(formatter_of(LogFormat.JSON).format(record))["message"] == "3 done"
     assert formatter_of(LogFormat.TEXT).format(record).endswith("rlmesh_ray.x: 3 done")
-
-
-def test_a_filter_lets_everything_through() -> None:
-    record = logging.LogRecord("other", logging.DEBUG, "", 1, "", (), None)
-
-    assert ContextFilter().filter(record)
 
 
 def test_a_session_s_name_in_the_log_is_always_the_same_and_not_part_of_its_id() -> None:
