@@ -130,25 +130,17 @@ class Registrar:
         self._turn = asyncio.Lock()
         self._checks = asyncio.Semaphore(_MAX_CHECKS)
         self._leaving: set[asyncio.Task[None]] = set()
-        self._num_streams = 0
+        self.num_streams = 0
+        """How many registration streams are open, those that wait for their check included."""
         if secret is not None:
             TokenStore(secret)  # refuses Ray's own token, which the derived token would not show
         token = None if secret is None else registration_token(secret)
-        self._endpoint = Endpoint(address, token=token, tls=tls, on_stop=_nothing)
+        self._endpoint = Endpoint(address, token=token, tls=tls, on_stop=lambda: None)
 
     @property
     def address(self) -> str:
         """The address that endpoints dial; only after ``start``."""
         return self._endpoint.address
-
-    @property
-    def num_endpoints(self) -> int:
-        return len(self._id_table)
-
-    @property
-    def num_streams(self) -> int:
-        """How many registration streams are open, those that wait for their check included."""
-        return self._num_streams
 
     def start(self) -> Self:
         """Listen.
@@ -169,9 +161,6 @@ class Registrar:
         """Return whether it would take a new endpoint now."""
         return self._endpoint.health()
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        return self._endpoint.wait(timeout_s)
-
     def stop(self, grace_s: float = 0.0) -> None:
         """Break off with all endpoints, which try to come back. Idempotent; blocks."""
         self._endpoint.stop(grace_s)
@@ -191,7 +180,7 @@ class Registrar:
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         stream = _RegistrationStream()
-        self._num_streams += 1
+        self.num_streams += 1
         # Not a ``finally``: what is suspended when its call breaks off gets there late.
         context.add_done_callback(lambda _context: self._note_end(stream))
         answer: RegistrationAccepted | RegistrationRefused | None = await self._received(
@@ -281,13 +270,14 @@ class Registrar:
     ) -> None:
         """Record the reports of an endpoint until it ends its side; malformed ones are ignored."""
         next_s = 0.0
-        frames = aiter(requests)
-        while (data := await _next_of(frames)) is not None:
-            now_s = asyncio.get_running_loop().time()
-            if now_s < next_s or stream.refusal.done():
-                continue
-            next_s = now_s + _REPORTS_APART_S
-            self._note_report(stream, data)
+        # A call that breaks off ends the iteration by an error, which is an end, too.
+        with contextlib.suppress(Exception):
+            async for data in requests:
+                now_s = asyncio.get_running_loop().time()
+                if now_s < next_s or stream.refusal.done():
+                    continue
+                next_s = now_s + _REPORTS_APART_S
+                self._note_report(stream, data)
 
     def _note_report(self, stream: _RegistrationStream, data: bytes) -> None:
         try:
@@ -313,7 +303,7 @@ class Registrar:
 
     def _note_end(self, stream: _RegistrationStream) -> None:
         stream.is_gone = True
-        self._num_streams -= 1
+        self.num_streams -= 1
         leaving = asyncio.ensure_future(self._leave(stream))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
@@ -337,14 +327,6 @@ class Registrar:
         self.stop()
 
 
-async def _next_of(frames: AsyncIterator[bytes]) -> bytes | None:
-    """Return the next message; None: the endpoint has ended its side."""
-    # A call that breaks off ends the iteration by an error, which is an end, too.
-    with contextlib.suppress(Exception):
-        return await anext(frames)
-    return None
-
-
 def _refusal(error: RlmeshError) -> RegistrationRefused:
     is_permanent = isinstance(error, ConfigurationError)
     return RegistrationRefused(
@@ -357,7 +339,3 @@ def _not_like_this(message: str) -> RegistrationRefused:
 
 
 _GONE = _not_like_this("the endpoint has gone")
-
-
-def _nothing() -> None:
-    """Release nothing: streams end with their calls."""
