@@ -5,13 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlmesh_ray.histogram import Histogram
-from rlmesh_ray.server.statistics import (
-    EnvStatistics,
-    ModelStatistics,
-    StatisticsPair,
-    metrics_of,
-    snapshot,
-)
+from rlmesh_ray.server.statistics import StatisticsPair, metrics_of, snapshot
 
 GATEWAY_FLEETS = "gateway/"
 """Begins the name of the fleet that a gateway is shown in."""
@@ -51,12 +45,7 @@ class EndpointStatus:
         """``"env"``, ``"model"``, ``"gateway"``, or empty while it is not known."""
         if self.fleet.startswith(GATEWAY_FLEETS):
             return "gateway"
-        match self.sighting:
-            case StatisticsPair(EnvStatistics()):
-                return "env"
-            case StatisticsPair(ModelStatistics()):
-                return "model"
-        return ""
+        return "" if self.sighting is None else self.sighting.now.service
 
 
 @dataclass(frozen=True, slots=True)

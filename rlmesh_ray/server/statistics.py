@@ -10,7 +10,7 @@ import enum
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 from rlmesh_ray.histogram import Histogram
 
@@ -135,6 +135,8 @@ class SessionStatistics:
 class EnvStatistics:
     """The statistics of an environment endpoint."""
 
+    service: ClassVar[str] = "env"
+    """Its name in ``status`` and for observers."""
     version: str
     """Version of this package."""
     uptime_s: Annotated[float, _UPTIME]
@@ -188,6 +190,8 @@ class EnvStatistics:
 class ModelStatistics:
     """The statistics of a policy endpoint; ``items`` are predictions."""
 
+    service: ClassVar[str] = "model"
+    """Its name in ``status`` and for observers."""
     items_waiting: Annotated[
         int, _gauge("predictions_waiting", "Predictions that wait for a batch.", shown="waiting")
     ]

@@ -27,15 +27,16 @@ _LONGEST_NAME = 64
 _LONGEST_TEXT = 400
 _MOST = 2**53
 """Larger counts are refused; a float holds all smaller ones exactly."""
-_KINDS: dict[str, type[Statistics]] = {"env": EnvStatistics, "model": ModelStatistics}
+_KINDS: dict[str, type[Statistics]] = {
+    each.service: each for each in (EnvStatistics, ModelStatistics)
+}
 _SCHEMA = frozenset(pb.Report.DESCRIPTOR.fields_by_name) - {"others"}
 
 StatisticsT = TypeVar("StatisticsT", EnvStatistics, ModelStatistics, Statistics)
 
 
 def observed_statistics(statistics: Statistics) -> EndpointStatistics:
-    service = "env" if isinstance(statistics, EnvStatistics) else "model"
-    return EndpointStatistics(service, asdict(statistics))
+    return EndpointStatistics(statistics.service, asdict(statistics))
 
 
 def statistics_of(observed: EndpointStatistics) -> Statistics | None:
