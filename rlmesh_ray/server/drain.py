@@ -20,11 +20,8 @@ class Drain:
         self.is_draining = False
         """Whether the endpoint is about to stop."""
         self._settled = asyncio.Event()
-        self._preparations: list[Callable[[], Awaitable[None]]] = []
-
-    def add_preparation(self, preparation: Callable[[], Awaitable[None]]) -> None:
-        """Await ``preparation`` before the drain ends, for work that is not counted as requests."""
-        self._preparations.append(preparation)
+        self.preparations: list[Callable[[], Awaitable[None]]] = []
+        """Awaited before the drain ends, for work that is not counted as requests."""
 
     def begin_request(self) -> None:
         self._num_pending += 1
@@ -47,5 +44,5 @@ class Drain:
         """Stop taking new requests, and wait until all pending ones are answered."""
         self.is_draining = True
         with self.request_in_progress():
-            await asyncio.gather(*(preparation() for preparation in self._preparations))
+            await asyncio.gather(*(preparation() for preparation in self.preparations))
         await self._settled.wait()

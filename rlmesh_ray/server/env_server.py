@@ -141,7 +141,7 @@ class EnvServer:
         try:
             drain = self._endpoint.drain
             broker = self._broker(self._contract)
-            drain.add_preparation(broker.stop)
+            drain.preparations.append(broker.stop)
             service = EnvService(
                 self._pool,
                 self._contract,

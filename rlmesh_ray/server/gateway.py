@@ -195,9 +195,6 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
             raise
         return self
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        return self._endpoint.wait(timeout_s)
-
     def health(self) -> Health:
         """Return whether at least one endpoint would serve a new client."""
         return self._endpoint.health()

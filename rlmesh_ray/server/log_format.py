@@ -54,7 +54,7 @@ def log_to_stderr(
 
 
 def formatter_of(log_format: LogFormat) -> logging.Formatter:
-    return JsonFormatter() if log_format is LogFormat.JSON else TextFormatter()
+    return JsonFormatter() if log_format is LogFormat.JSON else TextFormatter(TEXT_FORMAT)
 
 
 def configure_logging_from_environment() -> None:
@@ -96,9 +96,6 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # generic for 
 
 class TextFormatter(logging.Formatter):
     """``time level logger: message [endpoint … session …]``."""
-
-    def __init__(self) -> None:
-        super().__init__(TEXT_FORMAT)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's lines, printable; all but the first one are indented."""

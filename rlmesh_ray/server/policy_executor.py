@@ -65,15 +65,12 @@ def result_or_error(function: Callable[..., ResultT], *arguments: object) -> Res
         return failure
 
 
-def _no_batch() -> None:
-    """Return no work: the default of an executor that runs calls only."""
-
-
 class PolicyExecutor:
     """Runs a policy's calls in arrival order, and a batch whenever one waits.
 
     Args:
         next_batch: Returns the next batch to run, None when none waits; called in the thread.
+            Default: it runs calls only.
         name: Of the thread.
         stuck_after_s: After how many seconds at one batch, or one call, the policy counts as
             stuck.
@@ -85,7 +82,7 @@ class PolicyExecutor:
 
     def __init__(
         self,
-        next_batch: Callable[[], Work | None] = _no_batch,
+        next_batch: Callable[[], Work | None] = lambda: None,
         *,
         name: str = "rlmesh-ray-policy",
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
