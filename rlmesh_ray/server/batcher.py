@@ -1,4 +1,6 @@
-"""Collects the predictions of all sessions, decides when a batch is closed, and runs it.
+"""The policy of a model endpoint: its routes, its weights, and its predictions in batches.
+
+It collects the predictions of all sessions, decides when a batch is closed, and runs it.
 
 Requests arrive and are answered in the serving loop. A batch runs in the policy's thread, or in the
 loop while the policy is fast (see ``LatencyGate``). Its requests may have different dialects: each
@@ -9,12 +11,19 @@ request by request, as far as the policy allows that.
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import partial
 
 from rlmesh_ray import __version__
-from rlmesh_ray.errors import PolicyError, RlmeshError
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    EndpointClosedError,
+    EndpointTimeoutError,
+    PolicyError,
+    RlmeshError,
+)
 from rlmesh_ray.histogram import (
     BATCH_BOUNDS_ROWS,
     DURATION_BOUNDS_NS,
@@ -22,22 +31,31 @@ from rlmesh_ray.histogram import (
     HistogramCounter,
     histogram_of,
 )
-from rlmesh_ray.models.policy import Policy, traits_of
+from rlmesh_ray.models.policy import Policy, UpdatablePolicy, traits_of
 from rlmesh_ray.models.torch.threads import limit_torch_threads
-from rlmesh_ray.options import MAX_BATCH_DELAY_S, require_count, require_seconds
+from rlmesh_ray.models.wrappers import KeptChunks
+from rlmesh_ray.options import FIRST, KEPT, MAX_BATCH_DELAY_S, require_count, require_seconds
 from rlmesh_ray.protocol.messages import TimedBatchRun
 from rlmesh_ray.server.batch_queue import BatchQueue
 from rlmesh_ray.server.batch_schema import Actions, PredictionRequest
 from rlmesh_ray.server.counters import SessionCounters
 from rlmesh_ray.server.error_text import text_of
-from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S
+from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.model_options import DEFAULT_STUCK_AFTER_S, checked_version, version_after
 from rlmesh_ray.server.policy_executor import PolicyExecutor, Work, result_or_error
 from rlmesh_ray.server.statistics import ModelStatistics
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.images import image_leaves
+from rlmesh_ray.spaces.space_description import space_lines
+from rlmesh_ray.wire.policy_v1 import PolicyFacts
 
 _FULL_ROUND = 8
 """Predictions that run without waiting for more. To wait for more brought 32 routes nothing on two
 cores, and the slowest hundredth of their answers took 3.7 times as long as at a server that does
 nothing, and 1.4 to 2.3 times with this (``benchmarks serving --only latency``)."""
+
+_MAX_ACCEPTED = 64
+"""Kinds of environments that a batcher remembers the policy to accept."""
 
 _FAST_S = 0.002
 _SLOW_S = 0.1
@@ -92,12 +110,13 @@ class BatchResult:
 
 
 class Batcher:
-    """Collects the requests of all streams, runs them in batches, and answers them.
+    """The policy of one endpoint, for all routes of all sessions.
 
-    ``submit``, ``predict`` and ``cancel`` belong to the serving loop.
+    It collects the requests of all streams, runs them in batches, and answers them. ``submit``,
+    ``predict``, ``cancel``, ``configure`` and both ``forget`` belong to the serving loop.
 
     Args:
-        policy: Called from one thread at a time.
+        policy: Called from one thread at a time, but for what its ``PolicyTraits`` allow.
         max_rows: Most rows in a batch that joins several requests.
         max_delay_s: Longest time for which a batch that could run waits for more requests.
         stuck_after_s: See ``PolicyExecutor``.
@@ -121,9 +140,9 @@ class Batcher:
         require_count("max_batch_rows", max_rows)
         require_seconds("max_delay_s", max_delay_s, allow_zero=True, most_s=MAX_BATCH_DELAY_S)
         self.num_routes = 0
-        """Open routes over all sessions, counted by the host."""
+        """Open routes over all sessions."""
         self.policy_version = 0
-        """Version of the policy's present weights, set by the host; 0: those it was made with."""
+        """Version of the policy's present weights; 0: those it was made with."""
         self.sessions = SessionCounters()
         """Counts the sessions, as those who open and end them note it."""
         # The policy's turns count in these: one thread has it at a time.
@@ -153,6 +172,20 @@ class Batcher:
             self._next_batch, stuck_after_s=stuck_after_s, torch_threads=torch_threads
         )
         """Runs the policy; all other calls of the policy belong there, too."""
+        self._check_executor = self.executor
+        if traits.checks_concurrently:
+            # One thread for all checks: each may take the memory of a client's largest space.
+            self._check_executor = PolicyExecutor(
+                name="rlmesh-ray-policy-checks",
+                stuck_after_s=stuck_after_s,
+                torch_threads=torch_threads,
+            )
+        self._accepted: dict[Hashable, None] = {}
+        """Environments that the policy need not be asked about again, the newest last."""
+        self.horizon = traits.horizon
+        """How many actions the policy chooses at once."""
+        self.observation_space = traits.observation_space
+        """The only space that the policy acts on; None: not known."""
 
     def statistics(self) -> ModelStatistics:
         """Return the counters. From any thread."""
@@ -187,6 +220,106 @@ class Batcher:
             inference=inference,
             torch_reason=reason or "",
         )
+
+    def facts(self) -> PolicyFacts:
+        """Return a description of the policy. From any thread."""
+        traits = traits_of(self._policy)
+        observations, actions = (
+            () if space is None else tuple(space_lines(space))
+            for space in (traits.observation_space, traits.action_space)
+        )
+        kind = traits.kind or type(self._policy).__name__
+        replay = ""
+        if self.horizon > 1:
+            replay = KEPT if isinstance(self._policy, KeptChunks) else FIRST
+        space = traits.observation_space
+        images = [] if space is None else image_leaves(space)
+        return PolicyFacts(
+            kind,
+            traits.algorithm,
+            self.policy_version,
+            observations,
+            actions,
+            traits.observation_map,
+            self.horizon,
+            replay,
+            {leaf.name: (leaf.shape[-3], leaf.shape[-2]) for leaf in images},
+        )
+
+    def health(self) -> Health:
+        """Return whether the policy makes progress. From any thread.
+
+        A check of an environment that hangs keeps new clients waiting as a batch does.
+        """
+        health = self.executor.health()
+        return health if not health.is_serving else self._check_executor.health()
+
+    async def configure(self, contract: EnvContract) -> None:
+        """Ask whether the policy can act in an environment; if so, count a route from now on.
+
+        It waits for no batch if the policy has accepted such an environment before, or can be
+        asked at any time (``PolicyTraits.checks_concurrently``).
+
+        Raises:
+            ContractMismatchError: It cannot.
+        """
+        # What ``Policy.check_contract`` may judge by.
+        spaces = contract.observation_space, contract.action_space
+        environment = contract.id, *spaces, contract.num_envs
+        if environment not in self._accepted:
+            check = self._check_executor.submit(self._policy.check_contract, contract)
+            await asyncio.wrap_future(check)
+            if self._check_executor is self.executor:  # otherwise another check delays no batch
+                self._accepted[environment] = None
+                while len(self._accepted) > _MAX_ACCEPTED:
+                    del self._accepted[next(iter(self._accepted))]
+        self.num_routes += 1
+
+    def forget(self, route_key: str) -> "asyncio.Future[None]":
+        """End a route at once; return a future of the policy's call that frees its state.
+
+        The call runs after the batch that may be running. No other route may have the key.
+
+        Returns:
+            Raises the policy's RlmeshError; is cancelled when the batcher is closed before.
+        """
+        self.num_routes -= 1
+        call = self.executor.submit(self._policy.forget, route_key, None, is_grouped=True)
+        return asyncio.wrap_future(call)
+
+    async def forget_lanes(self, route_key: str, lanes: Sequence[int]) -> None:
+        """Free the policy's state of some lanes of a route, which goes on.
+
+        Raises:
+            RlmeshError: The policy could not; it may remember some of them.
+        """
+        await asyncio.wrap_future(self.executor.submit(self._forget_lanes, route_key, lanes))
+
+    def set_weights(self, weights: object, *, version: int | None, timeout_s: float | None) -> int:
+        """Replace the policy's weights from the next batch on. Blocks; see ModelServer."""
+        wanted = None if version is None else checked_version(version)
+        if timeout_s is not None:
+            require_seconds("timeout_s", timeout_s, allow_zero=True)
+            timeout_s = float(timeout_s)  # locks refuse NumPy's smaller floats
+        replaced = self.executor.submit(self._replace_weights, weights, wanted)
+        try:
+            return replaced.result(timeout_s)
+        except CancelledError:
+            raise EndpointClosedError(
+                "the server has been stopped: the weights have not been replaced"
+            ) from None
+        except TimeoutError:
+            if not replaced.cancel():  # it began just now
+                return replaced.result()
+            raise EndpointTimeoutError(
+                f"the policy has not come back for {self.executor.busy_for_s:.0f} s: the weights "
+                "have not been replaced"
+            ) from None
+
+    def close(self) -> None:
+        """End the threads after their present work; waiting calls are cancelled. Does not block."""
+        self.executor.close()
+        self._check_executor.close()
 
     def submit(self, take: Callable[[bytes], None], data: bytes) -> None:
         """Call ``take(data)`` in the next round of the loop, or at once for the only route.
@@ -230,6 +363,27 @@ class Batcher:
             if request in self._queue.waiting:
                 del self._queue.waiting[request]
                 self._cancelled += 1
+
+    def _replace_weights(self, weights: object, version: int | None) -> int:
+        """Replace the weights, in the policy's thread; return their version."""
+        policy, present = self._policy, self.policy_version
+        if not isinstance(policy, UpdatablePolicy):
+            raise ConfigurationError(
+                f"the weights of a {type(policy).__name__} cannot be replaced; serve a torch "
+                "module, an RLlib checkpoint, or a policy with get_weights and set_weights"
+            )
+        newer = version_after(present) if version is None else version
+        if newer <= present:
+            raise ConfigurationError(
+                f"version {newer} is not newer than version {present}, which acts already"
+            )
+        policy.set_weights(weights)
+        self.policy_version = newer
+        return newer
+
+    def _forget_lanes(self, route_key: str, lanes: Sequence[int]) -> None:
+        for lane in lanes:
+            self._policy.forget(route_key, lane)
 
     def _collect_soon(self) -> None:
         self._is_collecting = True

@@ -12,9 +12,9 @@ from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.model_session import RouteLanes
 from rlmesh_ray.server.batch_schema import BatchSchema
+from rlmesh_ray.server.batcher import Batcher
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.log_context import current, logged_as
-from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.batch_codec import BatchCodecs
 from rlmesh_ray.wire.validation import MAX_LANES
@@ -41,7 +41,7 @@ class ModelRoutes:
     """The routes of one session. To be used in the serving loop only.
 
     Args:
-        host: Runs the policy.
+        batcher: Runs the policy.
         make_lanes: Returns the lanes of a route, by its contract.
         choose_values: Returns the codecs of its observations and actions, likewise.
         keeps_same: Whether a route that is configured again for the same environment goes on as it
@@ -50,7 +50,7 @@ class ModelRoutes:
 
     def __init__(
         self,
-        host: ModelHost,
+        batcher: Batcher,
         make_lanes: Callable[[EnvContract], RouteLanes],
         choose_values: Callable[[EnvContract], BatchCodecs],
         *,
@@ -58,7 +58,7 @@ class ModelRoutes:
     ) -> None:
         self.by_id: dict[str, Route] = {}
         """The open routes."""
-        self._host = host
+        self._batcher = batcher
         self._make_lanes = make_lanes
         self._choose_values = choose_values
         self._keeps_same = keeps_same
@@ -101,7 +101,7 @@ class ModelRoutes:
                 f"the session has {MAX_ROUTES} routes, which is the limit: close one first, or "
                 "open another session"
             )
-        policy_horizon = self._host.horizon
+        policy_horizon = self._batcher.horizon
         if 1 < policy_horizon < horizon:
             raise ContractMismatchError(
                 f"the route wants {horizon} actions at once, and the policy chooses "
@@ -121,7 +121,7 @@ class ModelRoutes:
             while num_routes + len(self._ending) > MAX_ROUTES:
                 # A client that opens and closes without end must wait, or it would fill the memory.
                 await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
-            await self._host.configure(contract)
+            await self._batcher.configure(contract)
         # A new key each time: the policy may still have to forget the route that has ended.
         key = f"{self._key}/{next(self._numbers)}/{route_id}"
         self.by_id[route_id] = Route(key, schema, lanes, values)
@@ -139,7 +139,7 @@ class ModelRoutes:
             return
         lanes = route.lanes.lanes_of(episode_ids)
         if lanes:
-            await self._host.forget_lanes(route.key, lanes)
+            await self._batcher.forget_lanes(route.key, lanes)
             route.lanes.free(episode_ids)
 
     def close(self, route_id: str) -> None:
@@ -159,7 +159,7 @@ class ModelRoutes:
 
     def _end(self, route: Route) -> None:
         route.lanes.clear()
-        forgetting = self._host.forget(route.key)
+        forgetting = self._batcher.forget(route.key)
         self._ending.add(forgetting)
         forgetting.add_done_callback(self._note_forgotten)
 

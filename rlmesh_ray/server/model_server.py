@@ -17,7 +17,6 @@ from rlmesh_ray.server.endpoint_options import edition_texts
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_dialects import ModelPortOptions
-from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_options import (
     DEFAULT_MODEL_MESSAGE_BYTES,
     ModelServerOptions,
@@ -75,7 +74,7 @@ class ModelServer:
         if mapping is not None:
             served = MappedPolicy(served, mapping)
         served = with_replay(served, given["chunk_replay"])
-        self._engine = Batcher(
+        self._host = Batcher(
             served,
             given["max_batch_rows"],
             max_delay_s=given["max_delay_s"],
@@ -83,7 +82,6 @@ class ModelServer:
             torch_threads=given["torch_threads"],
             name=uuid.uuid4().hex,
         )
-        self._host = ModelHost(served, self._engine)
         self._max_message_bytes = wanted_bytes or _message_limit(served, given["max_batch_rows"])
         self._endpoint = Endpoint(
             given["address"],
@@ -122,7 +120,7 @@ class ModelServer:
 
     def statistics(self) -> ModelStatistics:
         """Return its statistics. From any thread."""
-        return self._engine.statistics()
+        return self._host.statistics()
 
     @property
     def policy_version(self) -> int:

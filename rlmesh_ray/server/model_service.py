@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.polling import AdaptiveSpin
 from rlmesh_ray.protocol.capabilities import ACTION_CHUNKS, POLICY, PROTOCOL_V1
+from rlmesh_ray.server.batcher import Batcher
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.handshake_service import HandshakeService, ServiceOptions
 from rlmesh_ray.server.idle_timeout import IdleTimeout
 from rlmesh_ray.server.model_dialects import load_model_dialects
-from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_stream import ModelStream
 from rlmesh_ray.server.session_limit import refusing_when_full, require_descriptors
 from rlmesh_ray.server.session_log import SessionLog
@@ -78,26 +78,26 @@ class ModelService:
     """Answers the three calls of ModelService.
 
     Args:
-        host: Runs the policy.
+        batcher: Runs the policy.
         options: The operator's options.
         drain: Counts the pending requests.
     """
 
-    def __init__(self, host: ModelHost, options: ServiceOptions, drain: Drain) -> None:
-        self._host = host
+    def __init__(self, batcher: Batcher, options: ServiceOptions, drain: Drain) -> None:
+        self._batcher = batcher
         self._on_close = options.on_close
         self._idle_timeout_s = options.idle_timeout_s
         self._drain = drain
         self._dialects = load_model_dialects()
         able = {name: each.capabilities for name, each in self._dialects.items()}
-        able[PROTOCOL_V1] = {**able[PROTOCOL_V1], **image_codec_v1.offer(host.observation_space)}
+        able[PROTOCOL_V1] = {**able[PROTOCOL_V1], **image_codec_v1.offer(batcher.observation_space)}
         self._handshakes = HandshakeService(
             self._dialects,
             able,
             options,
             on_request={
-                POLICY: lambda: policy_v1.pack(host.facts()),
-                **({ACTION_CHUNKS: lambda: str(host.horizon)} if host.horizon > 1 else {}),
+                POLICY: lambda: policy_v1.pack(batcher.facts()),
+                **({ACTION_CHUNKS: lambda: str(batcher.horizon)} if batcher.horizon > 1 else {}),
             },
         )
 
@@ -114,11 +114,9 @@ class ModelService:
         if opening is None:
             return
         generation, first = opening
-        stream = ModelStream(self._host, self._drain, self._dialects[generation](), first)
-        # The message may be large, and the session lasts.
-        del opening, first
-        idle_timeout = IdleTimeout(self._idle_timeout_s, lambda: stream.is_awaiting_answer)
-        counts = self._host.sessions
+        stream = ModelStream(self._batcher, self._drain, self._dialects[generation]())
+        idle_timeout = IdleTimeout(self._idle_timeout_s, lambda: stream.num_pending > 0)
+        counts = self._batcher.sessions
         counts.note_opened()
         log = SessionLog(
             counts,
@@ -127,7 +125,9 @@ class ModelService:
             lambda: {"predictions": stream.num_predicted},
         )
         requests = BusyPolledFrames(idle_timeout.watch(requests), lambda: counts.num_open == 1)
-        reader = asyncio.ensure_future(stream.read(requests))
+        reader = asyncio.ensure_future(stream.read(first, requests))
+        # The message may be large, and the session lasts.
+        del opening, first
         try:
             while (frame := await stream.outbox.get()) is not None:
                 await context.write(frame)

@@ -1,4 +1,4 @@
-"""One Join stream of a model endpoint: bytes in, dialect, session, host, dialect, bytes out.
+"""One Join stream of a model endpoint: bytes in, dialect, session, batcher, dialect, bytes out.
 
 Requests of different routes are worked on at once and answered in completion order
 (capability rlmesh.model.concurrent_predict.v1). Predictions of all routes share the policy's thread
@@ -34,11 +34,11 @@ from rlmesh_ray.protocol.model_session import (
     SessionResponse,
 )
 from rlmesh_ray.server.batch_schema import Actions, PredictionRequest
+from rlmesh_ray.server.batcher import Batcher
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.error_text import clipped, text_of
 from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.model_dialects import ModelServerDialect
-from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_routes import ModelRoutes
 
 _LOG = logging.getLogger(__name__)
@@ -96,15 +96,12 @@ class ModelStream:
     """The requests and answers of one stream. To be used in the serving loop only.
 
     Args:
-        host: Runs the policy.
+        batcher: Runs the policy.
         drain: Counts the pending requests of the endpoint.
         dialect: A new object of the stream's dialect.
-        first: The stream's first frame, which is pending from now on.
     """
 
-    def __init__(
-        self, host: ModelHost, drain: Drain, dialect: ModelServerDialect, first: bytes
-    ) -> None:
+    def __init__(self, batcher: Batcher, drain: Drain, dialect: ModelServerDialect) -> None:
         self.outbox = SendQueue()
         """Frames to send; None after the last one."""
         self.is_closed = False
@@ -113,7 +110,7 @@ class ModelStream:
         """Whether a fault of this package has ended it: not every request will be answered."""
         self.num_predicted = 0
         """Predictions that were answered with actions."""
-        self._host = host
+        self._batcher = batcher
         # Requests of all streams are taken together, in the context of the first one.
         self._names = current()
         self._drain = drain
@@ -121,43 +118,40 @@ class ModelStream:
         self._receive, self._frame = dialect.receive, dialect.frame
         self._session = ModelSession(dialect.rules)
         self._routes = ModelRoutes(
-            host, dialect.lanes, dialect.values, keeps_same=dialect.rules.keeps_same_route
+            batcher, dialect.lanes, dialect.values, keeps_same=dialect.rules.keeps_same_route
         )
         self._predicting: dict[str, PredictionRequest] = {}
         self._working: set[asyncio.Task[None]] = set()
-        self._first = first
-        self._num_pending = 1
+        # The stream's first frame is pending from now on.
         self._num_untaken = 1
+        self.num_pending = 1
+        """Requests that were received, and whose answers have not been sent."""
         drain.begin_request()
         self._is_reading = True
         self._is_released = False
         self._taken = asyncio.Event()
 
-    @property
-    def is_awaiting_answer(self) -> bool:
-        return self._num_pending > 0
-
-    async def read(self, rest: AsyncIterator[bytes]) -> None:
+    async def read(self, first: bytes, rest: AsyncIterator[bytes]) -> None:
         """Take requests until the client sends no more, or the endpoint wants to stop.
 
         Args:
-            rest: The frames after the first.
+            first: The first frame.
+            rest: The frames after it.
         """
         try:
-            first, self._first = self._first, b""
-            self._host.submit(self._take, first)
+            self._batcher.submit(self._take, first)
             del first
             if self._drain.is_draining:
                 return
             async for frame in rest:
-                self._num_pending += 1
+                self.num_pending += 1
                 self._drain.begin_request()
                 self._num_untaken += 1
-                self._host.submit(self._take, frame)
+                self._batcher.submit(self._take, frame)
                 if not (self._num_untaken or self._predicting):
                     # It has been answered at once: the answer is sent before the next read.
                     await asyncio.sleep(0)
-                while self._num_pending >= MAX_UNANSWERED:
+                while self.num_pending >= MAX_UNANSWERED:
                     # A client that only sends must wait, or it would fill this process's memory.
                     self._taken.clear()
                     await self._taken.wait()
@@ -178,15 +172,15 @@ class ModelStream:
             self._fail()
 
     def note_taken(self) -> None:
-        self._num_pending -= 1
+        self.num_pending -= 1
         self._drain.end_request()
         self._taken.set()
 
     async def release(self) -> None:
         self._is_released = True
-        self._drain.end_request(self._num_pending)
+        self._drain.end_request(self.num_pending)
         for prediction in self._predicting.values():
-            self._host.cancel(prediction)
+            self._batcher.cancel(prediction)
         working = tuple(self._working)
         for task in working:
             task.cancel()
@@ -207,7 +201,7 @@ class ModelStream:
                 if frame is not None:
                     self.outbox.put(frame)
                 if isinstance(response, ModelFailed):
-                    self._host.sessions.errors[response.code.name] += 1
+                    self._batcher.sessions.errors[response.code.name] += 1
                 elif isinstance(response, ModelClosed):
                     self.is_closed = True
                     self.outbox.put(None)
@@ -245,7 +239,7 @@ class ModelStream:
             values,
             partial(self._finish_predict, request, slots),
         )
-        if self._host.predict(prediction):
+        if self._batcher.predict(prediction):
             self._predicting[request.request_id] = prediction
         return None
 
@@ -295,7 +289,7 @@ class ModelStream:
         if isinstance(request, ConfigureRoute):
             num_routes = self._session.num_routes
             await self._routes.configure(route_id, request.contract, request.horizon, num_routes)
-            return RouteConfigured(request.request_id, self._host.horizon)
+            return RouteConfigured(request.request_id, self._batcher.horizon)
         if isinstance(request, ForgetEpisodes):
             await self._routes.forget(route_id, request.episode_ids)
             return EpisodesForgotten(request.request_id)

@@ -37,7 +37,6 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.server.batcher import Batcher
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.handshake_service import ServiceOptions
-from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.model_stream import MAX_UNANSWERED
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -337,7 +336,7 @@ def test_a_client_that_only_sends_is_made_to_wait() -> None:
 
     async def converse() -> tuple[int, int]:
         policy, reported = as_policy(slow), Audience()
-        host = ModelHost(policy, Batcher(policy, 64))
+        host = Batcher(policy, 64)
         service = ModelService(host, ServiceOptions(), Drain())
         serving = asyncio.ensure_future(service.join(requests(), reported))
         await reported.is_configured.wait()  # the route is there, the first Predict is stuck

@@ -43,6 +43,7 @@ from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.protocol.model_session import ContractLanes
 from rlmesh_ray.server.batch_schema import Actions, PredictionRequest
+from rlmesh_ray.server.batcher import Batcher
 from rlmesh_ray.server.bind_policy import (
     checked_address,
     is_wildcard,
@@ -55,7 +56,6 @@ from rlmesh_ray.server.drain import DRAINING, Drain
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.log_context import enter, short_name
 from rlmesh_ray.server.model_dialects import ModelPortOptions
-from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_routes import ModelRoutes, Route
 from rlmesh_ray.server.model_stream import failure_response
 from rlmesh_ray.server.session_limit import require_descriptors
@@ -93,7 +93,7 @@ _FAULT = "a fault of the server, which its log has, ended this session; connect 
 class ServedPolicy:
     """What all connections of a port share."""
 
-    host: ModelHost
+    host: Batcher
     contract: EnvContract
     """Has the spaces of the clients, for one lane."""
     metadata: Callable[[], dict[str, Any]]
@@ -286,7 +286,7 @@ class OpenpiPort:
     """
 
     def __init__(
-        self, host: ModelHost, traits: PolicyTraits, endpoint: Endpoint, options: ModelPortOptions
+        self, host: Batcher, traits: PolicyTraits, endpoint: Endpoint, options: ModelPortOptions
     ) -> None:
         self._wanted = checked_address(options.address, options.token, no_token=options.no_token)
         if self._wanted.path:

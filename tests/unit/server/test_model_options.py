@@ -6,7 +6,6 @@ import pytest
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.server.batcher import Batcher
-from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_options import LAST_VERSION, checked_version, version_after
 
 
@@ -48,8 +47,8 @@ def test_an_engine_refuses_options_that_would_fail_in_use(options: dict[str, Any
         Batcher(object(), **{"max_rows": 1, **options})  # type: ignore[arg-type]
 
 
-def host_of(policy: Any) -> ModelHost:
-    return ModelHost(policy, Batcher(policy, 1))
+def host_of(policy: Any) -> Batcher:
+    return Batcher(policy, 1)
 
 
 @pytest.mark.parametrize("timeout_s", [-1, math.nan, math.inf, "1", True])

@@ -18,7 +18,6 @@ from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.server import batcher, policy_executor
 from rlmesh_ray.server.batch_schema import Actions, BatchSchema, PredictionRequest
 from rlmesh_ray.server.batcher import Batcher
-from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.policy_executor import PolicyExecutor
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -102,8 +101,7 @@ class Stage:
     ) -> None:
         self.policy = Echo()
         self.policy.traits = PolicyTraits(only_computes=only_computes)
-        self.engine = Batcher(self.policy, max_rows, max_delay_s=max_delay_s)
-        self.host = ModelHost(self.policy, self.engine)
+        self.host = Batcher(self.policy, max_rows, max_delay_s=max_delay_s)
         self.answers: list[object] = []
 
     async def open(self, *keys: str) -> None:
@@ -120,7 +118,7 @@ class Stage:
 
     def counted(self) -> tuple[int, int, int]:
         """Return how many batches, requests and rows the host has counted."""
-        statistics = self.engine.statistics()
+        statistics = self.host.statistics()
         return statistics.batches, statistics.items, statistics.rows
 
     def note(self, result: Actions | RlmeshError, run: BatchRun, queue_ns: int) -> None:
@@ -211,7 +209,7 @@ def test_requests_answered_at_once_count_as_those_that_waited() -> None:
         stage.send("b", 3)
         await next_round()
         assert stage.counted() == (2, 3, 3)
-        assert not stage.engine.statistics().is_busy
+        assert not stage.host.statistics().is_busy
 
     play(scenario)
 
@@ -232,13 +230,13 @@ def test_the_statistics_count_batches_and_waits(monkeypatch: pytest.MonkeyPatch)
         clock.now_s += 1.0
         stage.send("b", 2)
         await next_round()
-        waiting = stage.engine.statistics()
+        waiting = stage.host.statistics()
         assert (waiting.items_waiting, waiting.rows_waiting, waiting.batches) == (2, 2, 0)
         clock.now_s += 10.0
         for _ in range(3):
             await next_round()
 
-        found = stage.engine.statistics()
+        found = stage.host.statistics()
         assert (found.items_waiting, found.batches, found.items, found.rows) == (0, 1, 2, 2)
         assert (found.waited_s, found.longest_wait_s, found.busy_s) == (21.0, 11.0, 2.0)
         assert (found.queue_s.count, found.batch_rows.mean) == (2, 2)
@@ -262,7 +260,7 @@ def test_a_request_that_waits_can_be_cancelled_and_one_that_has_run_cannot() -> 
             await next_round()
         stage.host.cancel(asked[1])
         assert stage.policy.batches == [[2]]
-        assert stage.engine.statistics().cancelled == 1
+        assert stage.host.statistics().cancelled == 1
 
     play(scenario)
 
@@ -270,11 +268,11 @@ def test_a_request_that_waits_can_be_cancelled_and_one_that_has_run_cannot() -> 
 def test_the_statistics_are_busy_while_a_lone_route_is_being_answered() -> None:
     async def scenario(stage: Stage) -> None:
         busy: list[bool] = []
-        stage.policy.meanwhile = lambda: busy.append(stage.engine.statistics().is_busy)
+        stage.policy.meanwhile = lambda: busy.append(stage.host.statistics().is_busy)
         await stage.open("a")
         stage.send("a", 1)
         assert busy == [True]
-        assert not stage.engine.statistics().is_busy
+        assert not stage.host.statistics().is_busy
 
     play(scenario)
 
@@ -282,13 +280,13 @@ def test_the_statistics_are_busy_while_a_lone_route_is_being_answered() -> None:
 def test_a_lone_route_waits_while_the_policy_is_at_something_else() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.open("a")
-        assert isinstance(stage.engine.executor, InlineExecutor)
-        stage.engine.executor.is_elsewhere = True
-        before = stage.engine.executor.num_wakeups
+        assert isinstance(stage.host.executor, InlineExecutor)
+        stage.host.executor.is_elsewhere = True
+        before = stage.host.executor.num_wakeups
         stage.send("a", 1)
         assert stage.answers == []
-        assert stage.engine.executor.num_wakeups == before + 1
-        assert stage.engine.statistics().items_waiting == 1
+        assert stage.host.executor.num_wakeups == before + 1
+        assert stage.host.statistics().items_waiting == 1
 
     play(scenario)
 
@@ -496,7 +494,7 @@ def test_a_refused_environment_is_checked_again() -> None:
         stage.policy.refusal = None
         await stage.open("a", "b")
         assert len(stage.policy.checked) == 3
-        assert stage.engine.statistics().routes == 2
+        assert stage.host.statistics().routes == 2
 
     play(scenario)
 
