@@ -134,7 +134,7 @@ FAULTS = (
         "a-session-has-a-route-too-many",
         "server",
         "A session may open one route more than the limit.",
-        "rlmesh_ray/server/model_routes.py",
+        "rlmesh_ray/server/model_stream.py",
         "if num_routes > MAX_ROUTES:",
         "if num_routes > MAX_ROUTES + 1:",
         "tests/loopback/test_serving.py::test_a_client_may_not_open_routes_without_end",

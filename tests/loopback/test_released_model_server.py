@@ -44,7 +44,7 @@ from rlmesh_ray.protocol.messages import (
     RouteConfigured,
 )
 from rlmesh_ray.protocol.model_session import EpisodesForgotten, ForgetEpisodes, SessionRequest
-from rlmesh_ray.server import model_routes
+from rlmesh_ray.server import model_stream
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as pb
@@ -491,7 +491,7 @@ def test_an_adapter_s_name_is_not_kept_however_long_it_is(runtime: Runtime) -> N
 
 
 def test_adapters_without_end_are_refused(runtime: Runtime) -> None:
-    for env in ("a", *map(str, range(model_routes.MAX_ROUTES - 1))):
+    for env in ("a", *map(str, range(model_stream.MAX_ROUTES - 1))):
         runtime.resolve(env)
 
     assert code_of(runtime.resolve("c")) is ModelErrorCode.BUSY

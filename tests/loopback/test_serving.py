@@ -41,7 +41,7 @@ from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.models.torch.policy import RecurrentTorchPolicy
 from rlmesh_ray.protocol.messages import CloseRoute, Predict
 from rlmesh_ray.protocol.model_session import ModelSession
-from rlmesh_ray.server import batcher, endpoint, model_routes, policy_executor
+from rlmesh_ray.server import batcher, endpoint, model_stream, policy_executor
 from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.model_stream import ModelStream
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -257,7 +257,7 @@ def test_each_route_s_answers_keep_its_order_in_all_batches() -> None:
 
 def test_a_client_may_not_open_routes_without_end() -> None:
     with ModelServer(Gate(is_open=True)) as server, RemoteModel(server.address) as model:
-        for route in ("a", "b", *map(str, range(model_routes.MAX_ROUTES - 2))):
+        for route in ("a", "b", *map(str, range(model_stream.MAX_ROUTES - 2))):
             model.configure_route(CONTRACT, route_id=route)
         with pytest.raises(RemoteModelError, match="1024 routes, which is the limit") as caught:
             model.configure_route(CONTRACT, route_id="c")
@@ -531,7 +531,7 @@ def test_a_client_that_opens_and_closes_routes_for_ever_waits_for_a_busy_policy(
         busy(server, gate),
         RemoteModel(server.address) as flood,
     ):
-        for _ in range(model_routes.MAX_ROUTES):
+        for _ in range(model_stream.MAX_ROUTES):
             flood.configure_route(CONTRACT)
             flood.close_route()
         one_too_many = aside.submit(flood.configure_route, CONTRACT)

@@ -56,8 +56,7 @@ from rlmesh_ray.server.drain import DRAINING, Drain
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.log_context import enter, short_name
 from rlmesh_ray.server.model_dialects import ModelPortOptions
-from rlmesh_ray.server.model_routes import ModelRoutes, Route
-from rlmesh_ray.server.model_stream import failure_response
+from rlmesh_ray.server.model_stream import ModelRoutes, Route, failure_response
 from rlmesh_ray.server.session_limit import require_descriptors
 from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
