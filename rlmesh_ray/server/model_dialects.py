@@ -1,10 +1,8 @@
 """Server dialects of sessions with a policy: one object a stream, of the stream's generation."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.capabilities import PROTOCOL_V1
@@ -17,7 +15,6 @@ from rlmesh_ray.protocol.model_session import (
     RouteLanes,
     SessionResponse,
 )
-from rlmesh_ray.server.bind_policy import TlsSource
 from rlmesh_ray.server.handshake_service import GenerationHandshake, HandshakeFrames
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire import image_codec_v1
@@ -90,22 +87,3 @@ def load_model_dialects() -> dict[str, type[ModelServerDialect]]:
         PROTOCOL_V1: EditionModelServerDialect,
         **registry.load_generations("server.model_dialect"),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class ModelPortOptions:
-    """Options of a ModelServer's port for the clients of one dialect.
-
-    The ``MODEL_PORT`` of the dialect makes it from the host of the policy, the policy's traits, the
-    endpoint, and these.
-    """
-
-    address: str
-    env: object
-    """An environment or a contract with the clients' spaces; None: the policy names them."""
-    token: TokenSource | None
-    tls: TlsSource | None
-    no_token: bool
-    max_message_bytes: int | None
-    """Size of the largest message to accept; None: what an observation needs."""
-    idle_timeout_s: float | None

@@ -16,7 +16,6 @@ from rlmesh_ray.server.endpoint import Endpoint, FurtherPort
 from rlmesh_ray.server.endpoint_options import edition_texts
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.model_dialects import ModelPortOptions
 from rlmesh_ray.server.model_options import (
     DEFAULT_MODEL_MESSAGE_BYTES,
     ModelServerOptions,
@@ -63,11 +62,11 @@ class ModelServer:
         checked_address(given["address"], token, no_token=no_token)
         should_spin()  # refuses a wrong environment variable
         wanted_bytes = checked_message_bytes(given["max_message_bytes"])
-        openpi, openpi_env = given["openpi"], given["openpi_env"]
+        openpi = given["openpi"]
         if openpi is not None:
             checked_address(openpi, token, no_token=no_token)
             openpi_port = registry.model_port("openpi")
-        elif openpi_env is not None:
+        elif given["openpi_env"] is not None:
             raise ConfigurationError("openpi_env is for openpi clients; give openpi=HOST:PORT, too")
         mapping = as_observation_map(given["observation_map"])
         served = as_policy(policy, horizon=given["horizon"], inference=given["inference"])
@@ -93,19 +92,15 @@ class ModelServer:
             probe=self._host.health,
         )
         self._openpi: FurtherPort | None = None
-        idle_timeout_s = given["idle_timeout_s"]
         if openpi is not None:
-            port_options = ModelPortOptions(
-                openpi, openpi_env, token, tls, no_token, wanted_bytes, idle_timeout_s
-            )
-            self._openpi = openpi_port(self._host, traits_of(served), self._endpoint, port_options)
+            self._openpi = openpi_port(self._host, traits_of(served), self._endpoint, given)
             self._endpoint.add_port(self._openpi)
         self._options = ServiceOptions(
             shutdown=self._endpoint.stop_soon if given["allow_shutdown"] else None,
             on_close=self._endpoint.stop_soon if given["stop_on_close"] else None,
             accept_texts=edition_texts(given["accept_edition_texts"]),
             dialects=registry.enabled_dialects(given["dialects"], registry.model_dialects()),
-            idle_timeout_s=idle_timeout_s,
+            idle_timeout_s=given["idle_timeout_s"],
         )
 
     @property

@@ -55,7 +55,7 @@ from rlmesh_ray.server.connection_limits import CONNECTION_SETUP_S, MAX_CALLS
 from rlmesh_ray.server.drain import DRAINING, Drain
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.log_context import enter, short_name
-from rlmesh_ray.server.model_dialects import ModelPortOptions
+from rlmesh_ray.server.model_options import ModelServerOptions, checked_message_bytes
 from rlmesh_ray.server.model_stream import ModelRoutes, Route, failure_response
 from rlmesh_ray.server.session_limit import require_descriptors
 from rlmesh_ray.server.session_log import SessionLog
@@ -276,7 +276,7 @@ class OpenpiPort:
         host: Runs the policy.
         traits: Traits of the policy.
         endpoint: The endpoint that opens and closes the port.
-        options: The operator's options.
+        options: The server's options, all of them; ``openpi`` is where to listen.
 
     Raises:
         AddressError: The address is malformed, or needs a token.
@@ -285,20 +285,21 @@ class OpenpiPort:
     """
 
     def __init__(
-        self, host: Batcher, traits: PolicyTraits, endpoint: Endpoint, options: ModelPortOptions
+        self, host: Batcher, traits: PolicyTraits, endpoint: Endpoint, options: ModelServerOptions
     ) -> None:
-        self._wanted = checked_address(options.address, options.token, no_token=options.no_token)
+        address, token = options["openpi"], options["token"]
+        assert address is not None, "the server opens the port where an address is given"
+        self._wanted = checked_address(address, token, no_token=options["no_token"])
         if self._wanted.path:
-            raise AddressError(f"{options.address}: openpi is served over TCP; give HOST:PORT")
-        contract = _contract(traits, options.env)
+            raise AddressError(f"{address}: openpi is served over TCP; give HOST:PORT")
+        contract = _contract(traits, options["openpi_env"])
         require_keys(contract.observation_space, OBSERVATION)
         require_actions(contract.action_space)
-        self._known = None if options.token is None else TokenStore(options.token)
-        files = resolve_server_tls(options.tls)
+        self._known = None if token is None else TokenStore(token)
+        files = resolve_server_tls(options["tls"])
         self._tls = None if files is None else files.context()
-        self._max_message_bytes = options.max_message_bytes or message_bytes(
-            contract.observation_space
-        )
+        wanted_bytes = checked_message_bytes(options["max_message_bytes"])
+        self._max_message_bytes = wanted_bytes or message_bytes(contract.observation_space)
         self._endpoint = endpoint
         self._policy = ServedPolicy(
             host,
@@ -306,7 +307,7 @@ class OpenpiPort:
             lambda: metadata(host.facts(), contract),
             endpoint.drain,
             endpoint.endpoint_id,
-            options.idle_timeout_s,
+            options["idle_timeout_s"],
         )
         self._server: Server | None = None
         self._bound: Address | None = None
