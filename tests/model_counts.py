@@ -18,6 +18,7 @@ from rlmesh_ray.server.statistics import ModelStatistics, SessionStatistics
 
 def model_statistics(
     rows: Sequence[int] = (),
+    /,
     *,
     forward_ns: int = 0,
     waited_ns: Sequence[int] = (),
