@@ -4,7 +4,6 @@ Each worker is an actor with endpoints of its own. It runs chunks of episodes an
 ones back: a worker that dies loses only its unfinished episodes.
 """
 
-import itertools
 import math
 import queue
 import threading
@@ -150,22 +149,19 @@ class EvaluationWorker:
         thread = threading.Thread(target=self._evaluate, args=(indices, news), daemon=True)
         thread.start()
         while True:
-            batch: list[News] = []
-            one = news.get()
-            while isinstance(one, (EpisodeResult, Loss)):
-                batch.append(one)
-                if news.empty():
-                    break
-                one = news.get()
-            if batch:
+            batch: list[Any] = [news.get()]
+            while not news.empty():
+                batch.append(news.get())
+            last = batch[-1]
+            if isinstance(last, (EpisodeResult, Loss)):
                 yield batch
-            if one is None:
-                return
-            if isinstance(one, EndpointError) and not isinstance(one, AccessDeniedError):
-                yield one
-                return
-            if isinstance(one, BaseException):
-                raise one
+                continue
+            yield batch[:-1]
+            if isinstance(last, EndpointError) and not isinstance(last, AccessDeniedError):
+                yield last
+            elif last is not None:
+                raise last
+            return
 
     def _evaluate(self, indices: Sequence[int], news: "queue.SimpleQueue[Any]") -> None:
         def note(episode: EpisodeResult) -> None:
@@ -192,9 +188,7 @@ class _EvaluationCoordinator:
         self._options = options
         self._schedule = Schedule(indices)
         self._num_episodes = len(indices)
-        self._finished: list[EpisodeResult] = []
         self._news: list[News] = []
-        self._keys = itertools.count()
         self._losses = [0] * len(self._workers)
         self._causes: dict[int, Exception] = {}
         self._running: dict[Any, _Chunk] = {}
@@ -210,7 +204,7 @@ class _EvaluationCoordinator:
                 self._receive(stream)
         self._drain()
         return EvaluationResult(
-            tuple(sorted(self._finished, key=lambda episode: episode.index)),
+            self._episodes(),
             time.perf_counter() - start_s,
             endpoint_reports(self._news),
         )
@@ -223,9 +217,9 @@ class _EvaluationCoordinator:
             if index in busy or not self._schedule.num_waiting:
                 continue
             size = math.ceil(self._schedule.num_waiting / (2 * len(usable)))
-            chunk = _Chunk(next(self._keys), index, {})
+            chunk = _Chunk(index, {})
             for lane in range(size):
-                episode = self._schedule.take(chunk.key, lane)
+                episode = self._schedule.take(chunk, lane)
                 assert episode is not None, "no more episodes are taken than wait"
                 chunk.lanes[episode] = lane
             run = self._workers[index].run.options(num_returns="streaming")
@@ -248,23 +242,21 @@ class _EvaluationCoordinator:
 
     def _note(self, chunk: "_Chunk", news: list[News] | EndpointError) -> None:
         if isinstance(news, EndpointError):
-            self._schedule.lose(chunk.key)
+            self._schedule.lose(chunk)
             self._causes[chunk.worker] = news
             return
         self._losses[chunk.worker] = 0
         self._news += news
         for one in news:
-            if isinstance(one, Loss):
-                if self._options["on_loss"] is not None:
-                    self._options["on_loss"](one)
-                continue
-            self._schedule.finish(chunk.key, chunk.lanes[one.index])
-            self._finished.append(one)
-            if self._options["on_episode"] is not None:
-                self._options["on_episode"](one)
+            told: Any = self._options["on_loss"]
+            if isinstance(one, EpisodeResult):
+                self._schedule.finish(chunk, chunk.lanes[one.index])
+                told = self._options["on_episode"]
+            if told is not None:
+                told(one)
 
     def _lose(self, chunk: "_Chunk", error: Exception) -> None:
-        self._schedule.lose(chunk.key)
+        self._schedule.lose(chunk)
         self._losses[chunk.worker] += 1
         if self._losses[chunk.worker] > _MOST_LOSSES:
             self._causes[chunk.worker] = error
@@ -284,19 +276,23 @@ class _EvaluationCoordinator:
                 for line in getattr(cause, "causes", ()) or [str(cause).partition("\n")[0]]
             )
         )
+        episodes = self._episodes()
         return EvaluationInterruptedError(
-            f"no worker is left after {len(self._finished)} of {self._num_episodes} episodes "
+            f"no worker is left after {len(episodes)} of {self._num_episodes} episodes "
             f"({'; '.join(lines)}); remove the cause and evaluate again",
-            tuple(sorted(self._finished, key=lambda episode: episode.index)),
+            episodes,
             lines,
         )
 
+    def _episodes(self) -> tuple[EpisodeResult, ...]:
+        finished = [one for one in self._news if isinstance(one, EpisodeResult)]
+        return tuple(sorted(finished, key=lambda episode: episode.index))
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, eq=False)
 class _Chunk:
-    """Episodes that one worker runs in one call."""
+    """Episodes that one worker runs in one call; a session of the schedule."""
 
-    key: int
     worker: int
     lanes: dict[int, int]
     """Lane in the schedule of each episode, by the episode's index."""

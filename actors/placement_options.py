@@ -58,13 +58,9 @@ class Placement:
                     f"actor_options has {len(each)} mappings for {num_endpoints} endpoints; give "
                     "one for each, or a single mapping for all of them"
                 )
-        if isinstance(where, str):
-            if where not in {"near", "spread"}:
-                raise ConfigurationError(
-                    f"placement={where!r} is neither 'near' nor 'spread' nor a list of node ids"
-                )
+        if isinstance(where, str) and where in {"near", "spread"}:
             return cls(resources, where, each)
-        if not isinstance(where, Sequence):
+        if isinstance(where, str) or not isinstance(where, Sequence):
             raise ConfigurationError(
                 f"placement={where!r} is neither 'near' nor 'spread' nor a list of node ids"
             )

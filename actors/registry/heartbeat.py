@@ -94,7 +94,8 @@ class Heartbeat:
             except ray.exceptions.RayError as error:
                 # The next heartbeat uses a registry that this finds, or starts.
                 _LOG.info("the registry cannot be reached: %s", str(error).splitlines()[0])
-                self._find_again()
+                with contextlib.suppress(ValueError, ray.exceptions.RayError):
+                    self._registry = shared_registry()
 
     def _renew(self) -> bool:
         """Renew the lease; return whether this incarnation still holds the id."""
@@ -127,12 +128,6 @@ class Heartbeat:
     def _ask(self, method: str, *arguments: object) -> Any:
         return ray.get(getattr(self._registry, method).remote(*arguments), timeout=_TIMEOUT_S)
 
-    def _find_again(self) -> None:
-        try:
-            self._registry = shared_registry()
-        except (ValueError, ray.exceptions.RayError):
-            return
-
 
 class EndpointMetrics:
     """The Ray metrics of one endpoint. For one thread.
@@ -155,21 +150,15 @@ class EndpointMetrics:
         """Add the difference to the last statistics to the metrics; return both statistics."""
         _instrument(RESTARTS).set(self._num_restarts, self._tags)
         for metric, label, value in series_of(now):
-            self._feed(metric, label, value)
+            instrument, key = _instrument(metric), (metric.name, label)
+            tags = {**self._tags, metric.label: label} if metric.label else self._tags
+            if metric.kind is MetricKind.GAUGE:
+                instrument.set(value, tags)
+            elif (grown := value - self._given.get(key, 0.0)) > 0:  # Ray refuses other values
+                instrument.inc(grown, tags)
+                self._given[key] = value
         before, self._before = self._before, now
         return StatisticsPair(now, before)
-
-    def _feed(self, metric: Metric, value_of_label: str, value: float) -> None:
-        instrument = _instrument(metric)
-        tags = {**self._tags, metric.label: value_of_label} if metric.label else self._tags
-        if metric.kind is MetricKind.GAUGE:
-            instrument.set(value, tags)
-            return
-        key = metric.name, value_of_label
-        grown = value - self._given.get(key, 0.0)
-        if grown > 0:  # Ray refuses other values
-            instrument.inc(grown, tags)
-            self._given[key] = value
 
 
 @functools.cache
