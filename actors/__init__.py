@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.actors.evaluation import evaluate_on_ray
     from rlmesh_ray.actors.gateway import Gateway
     from rlmesh_ray.actors.model_actor import ModelServiceActor
-    from rlmesh_ray.actors.model_fleet import ModelFleet
-    from rlmesh_ray.actors.named_model_fleet import NamedModelFleet
+    from rlmesh_ray.actors.model_fleet import ModelFleet, NamedModelFleet
     from rlmesh_ray.actors.pool import EnvPool
 
 if importlib.util.find_spec("ray") is None:
@@ -38,7 +37,7 @@ _HOMES = {
     "Gateway": "rlmesh_ray.actors.gateway",
     "ModelFleet": "rlmesh_ray.actors.model_fleet",
     "ModelServiceActor": "rlmesh_ray.actors.model_actor",
-    "NamedModelFleet": "rlmesh_ray.actors.named_model_fleet",
+    "NamedModelFleet": "rlmesh_ray.actors.model_fleet",
     "evaluate_on_ray": "rlmesh_ray.actors.evaluation",
 }
 

@@ -14,8 +14,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlmesh_ray.actors.actor_restart import MAX_INLINE_BYTES
+from rlmesh_ray.actors.cluster_resources import fits, needs_of
 from rlmesh_ray.actors.env_actor import EnvServiceActor, SerializedEnv
+from rlmesh_ray.actors.ray_calls import MAX_INLINE_BYTES
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.compat.ray import free_resources
 from rlmesh_ray.errors import RlmeshError
@@ -23,8 +24,6 @@ from rlmesh_ray.errors import RlmeshError
 _MOVE_TIMEOUT_S = 20.0
 _FULL_FOR_S = 60.0
 """Pause before another attempt to move an endpoint to a node that had no room."""
-_NEEDS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-"""Resources that a movable endpoint may need: Ray's option, and Ray's name of the resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +177,7 @@ class EndpointOwner:
     def _has_room(self, node_id: str, options: Mapping[str, Any]) -> bool:
         if time.monotonic() < self._full_until_s.get(node_id, 0.0):
             return False
-        free = free_resources(node_id)
-        needs = {name: options.get(option) or 0 for option, name in _NEEDS.items()}
-        return all(free.get(name, 0.0) >= amount for name, amount in needs.items())
+        return fits(needs_of(options), free_resources(node_id))
 
     async def _drain(self, endpoint: ManagedEndpoint, timeout_s: float) -> None:
         async with endpoint.moving:  # after a move the new actor is drained

@@ -10,7 +10,7 @@ from rlmesh_ray.actors.server_actor import (
     ACTOR_ADDRESS,
     ACTOR_ID,
     NOT_OF_ACTORS,
-    ServerActor,
+    EndpointActor,
     default_address,
 )
 from rlmesh_ray.auth.ray_credentials import RayTls
@@ -67,7 +67,7 @@ class SerializedEnv:
 
 @ray.remote(num_cpus=1, max_restarts=-1, concurrency_groups={"drain": 1, "stop": 1})
 @takes_options(EnvServerOptions, without=NOT_OF_ACTORS, address=ACTOR_ADDRESS, endpoint_id=ACTOR_ID)
-class EnvServiceActor(ServerActor[EnvServer]):
+class EnvServiceActor(EndpointActor[EnvServer]):
     """Serves an environment as ``EnvServer`` does, on the node that Ray chooses.
 
     ``EnvServiceActor.remote(env)``, or ``EnvServiceActor.options(num_gpus=1).remote(env)``. When

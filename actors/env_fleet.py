@@ -4,7 +4,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 import ray
 
@@ -17,7 +17,7 @@ from rlmesh_ray.actors.placement_options import (
     checked_addresses,
     require_resources,
 )
-from rlmesh_ray.actors.ray_calls import await_start, get_result
+from rlmesh_ray.actors.ray_calls import StoppedAtExit, await_start, get_result
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.auth.token_file import derive_token
@@ -40,7 +40,7 @@ _LEAVE_TIMEOUT_S = 120.0
 
 
 @takes_options(EnvOptions)
-class EnvFleet:
+class EnvFleet(StoppedAtExit):
     """Endpoints on Ray that serve the same environment, ready when the constructor returns.
 
     The endpoints live as long as this object or until ``stop``; Ray restarts those that die.
@@ -304,12 +304,6 @@ class EnvFleet:
             "returns"
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
 
 def await_endpoints(
     starting: Sequence[Any], options: Sequence[Mapping[str, Any]], timeout_s: float
@@ -323,7 +317,8 @@ def await_endpoints(
 
     Raises:
         RlmeshError: An endpoint could not start its server.
-        EnvStartError: An actor could not be created, or its ``runtime_env`` not be set up.
+        EnvStartError: Its ``runtime_env`` could not be set up.
+        EndpointUnreachableError: An actor could not be created.
         CapacityError: The cluster did not place all of them in time.
     """
     try:
@@ -335,12 +330,11 @@ def await_endpoints(
             raise
         raise CapacityError(f"{error}. By actor_options each also needs {further}") from error
     except ray.exceptions.RuntimeEnvSetupError as error:
+        # The texts of Ray's errors end with the cause's traceback.
+        cause = str(error).strip().splitlines()[-1]
         raise EnvStartError(
-            f"the runtime_env of the endpoints cannot be set up: {_last_line(error)}", str(error)
+            f"the runtime_env of the endpoints cannot be set up: {cause}", str(error)
         ) from error
-    except EndpointUnreachableError:
-        _raise_failed_creation(starting)
-        raise
 
 
 def serves(starting: Any) -> bool:
@@ -359,21 +353,3 @@ def _further_needs(options: Mapping[str, Any]) -> str:
     if options.get("runtime_env"):
         needs.append("its runtime_env to be set up, which may take longer than start_timeout_s")
     return ", ".join(needs)
-
-
-def _raise_failed_creation(starting: Sequence[Any]) -> None:
-    for reference in ray.wait(list(starting), num_returns=len(starting), timeout=0)[0]:
-        try:
-            ray.get(reference)
-        except ray.exceptions.RayError as error:
-            if getattr(error, "actor_init_failed", False):
-                raise EnvStartError(
-                    f"the actors of the endpoints cannot be created: {_last_line(error)}; their "
-                    "nodes and runtime_env need the same rlmesh_ray and Ray as the driver",
-                    str(error),
-                ) from error
-
-
-def _last_line(error: Exception) -> str:
-    # The texts of Ray's errors end with the cause's traceback.
-    return str(error).strip().splitlines()[-1]

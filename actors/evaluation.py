@@ -14,8 +14,7 @@ from typing import Any, Unpack
 
 import ray
 
-from rlmesh_ray.actors.actor_restart import durable
-from rlmesh_ray.actors.ray_calls import await_start
+from rlmesh_ray.actors.ray_calls import await_start, durable
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.errors import (

@@ -3,19 +3,19 @@
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.actor_restart import start_server
 from rlmesh_ray.actors.env_fleet import EnvFleet
-from rlmesh_ray.actors.named_model_fleet import NamedModelFleet
+from rlmesh_ray.actors.model_fleet import NamedModelFleet
 from rlmesh_ray.actors.pool import EnvPool
-from rlmesh_ray.actors.ray_calls import get_result, stop_actor
+from rlmesh_ray.actors.ray_calls import StoppedAtExit, get_result, stop_actor
+from rlmesh_ray.actors.registry.endpoint_resolver import call_registry
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
-from rlmesh_ray.actors.registry.registry_actor import find_registry
+from rlmesh_ray.actors.server_actor import ServerActor, dialable_address
 from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.auth.token_file import TokenSource, TokenStore, client_token_of, derive_token
@@ -24,14 +24,12 @@ from rlmesh_ray.errors import (
     CapacityError,
     ConfigurationError,
     EndpointUnreachableError,
-    RlmeshError,
 )
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server.bind_policy import TlsSource, check_exposure, is_wildcard, require_one_of
+from rlmesh_ray.server.bind_policy import TlsSource, check_exposure, require_one_of
 from rlmesh_ray.server.env_service import SERVICE as ENV_SERVICE
 from rlmesh_ray.server.gateway import GatewayServer
-from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_service import SERVICE as MODEL_SERVICE
 
@@ -60,15 +58,9 @@ class EndpointQuery:
         """Return the endpoints that accept new sessions.
 
         Raises:
-            EndpointUnreachableError: The registry is gone, or restarting.
-            EndpointTimeoutError: The registry does not answer.
+            EndpointUnreachableError: The registry is gone, or does not answer.
         """
-        try:
-            registry = find_registry()
-        except ValueError as error:
-            raise EndpointUnreachableError("the registry of endpoints is gone") from error
-        records = get_result(registry.members.remote(self.fleet), _ASK_TIMEOUT_S)
-        return tuple(map(self._target, records))
+        return tuple(map(self._target, call_registry("members", self.fleet)))
 
     def _target(self, record: EndpointRecord) -> Target:
         token = None if self.token is None else client_token_of(self.token)
@@ -77,7 +69,7 @@ class EndpointQuery:
         return Target(record.endpoint_id, record.incarnation, record.address, token)
 
 
-class Gateway:
+class Gateway(StoppedAtExit):
     """One stable address for the endpoints of a fleet, for programs outside of the cluster.
 
     The gateway is an actor that forwards every protocol of the endpoints' port, unparsed: each
@@ -176,12 +168,6 @@ class Gateway:
         if actor is not None:
             stop_actor(actor, _ASK_TIMEOUT_S)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
 
 def query_for(fleet: object) -> EndpointQuery:
     """Return the registry query for the endpoints of a fleet.
@@ -214,8 +200,8 @@ def _check_address(address: str, token: TokenSource | None, no_token: bool) -> N
         )
 
 
-@ray.remote(num_cpus=0, max_restarts=-1)
-class GatewayActor:
+@ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups={"stop": 1})
+class GatewayActor(ServerActor[GatewayServer]):
     """The actor behind a ``Gateway``; after a restart it listens at its former address.
 
     Args:
@@ -236,9 +222,9 @@ class GatewayActor:
         endpoint_tls: ClientTlsSource | None,
         no_token: bool,
     ) -> None:
-        def start() -> GatewayServer:
+        def serve() -> GatewayServer:
             files = resolve_client_tls(endpoint_tls)
-            server = GatewayServer(
+            return GatewayServer(
                 query,
                 address=address,
                 token=token,
@@ -247,19 +233,11 @@ class GatewayActor:
                 endpoint_credentials=None if files is None else files.credentials,
                 service=query.service,
             ).start()
-            freeze_heap()
-            return server
 
-        # Raised by the first call, with its own class; see ServerActor.
-        self._failure: RlmeshError | None = None
         self._wanted = address
-        self._heartbeat: Heartbeat | None = None
-        try:
-            self._server = start_server(start)
-        except RlmeshError as error:
-            self._failure = error
-            return
-        self._heartbeat = self._announced(query.fleet)
+        self._fleet = f"gateway/{query.fleet}"
+        self._id = f"gateway/{ray.get_runtime_context().get_actor_id()[:8]}"
+        super().__init__(serve)
 
     @ray.method(max_task_retries=-1)
     def address(self) -> str:
@@ -268,34 +246,12 @@ class GatewayActor:
         Raises:
             RlmeshError: The gateway could not be started.
         """
-        server = self._running()
-        if not is_wildcard(parse_address(self._wanted)):
-            return server.address
-        own = parse_address(server.address)
-        return str(replace(own, host=ray.util.get_node_ip_address()))
+        return dialable_address(self._wanted, self._running().address)
 
-    def health(self) -> Health:
-        return self._running().health()
-
-    @ray.method(max_task_retries=-1)  # during a restart the call would fail
-    def stop(self) -> None:
-        """End all calls; the caller kills the actor afterwards."""
-        server = self._running()
-        if self._heartbeat is not None:
-            self._heartbeat.end()
-        server.stop()
-
-    def _announced(self, fleet: str) -> Heartbeat | None:
+    def _begin(self) -> None:
         """Announce the gateway to the registry for ``rlmesh-ray status``, in its own fleet."""
-        actor_id = ray.get_runtime_context().get_actor_id()
         try:
-            return Heartbeat(f"gateway/{actor_id[:8]}", self.address(), fleet=f"gateway/{fleet}")
+            self._heartbeat = Heartbeat(self._id, self.address(), fleet=self._fleet)
         except (ValueError, ray.exceptions.RayError) as error:
             # It forwards to the endpoints all the same.
             _LOG.warning("rlmesh-ray status does not show the gateway: %s", error)
-            return None
-
-    def _running(self) -> GatewayServer:
-        if self._failure is not None:
-            raise self._failure
-        return self._server

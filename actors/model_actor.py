@@ -9,15 +9,14 @@ from typing import Any, Unpack, cast
 
 import ray
 
-from rlmesh_ray.actors.actor_restart import durable
-from rlmesh_ray.actors.ray_calls import get_result
+from rlmesh_ray.actors.ray_calls import durable, get_result
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.actors.server_actor import (
     ACTOR_ADDRESS,
     ACTOR_ID,
     NOT_OF_ACTORS,
-    ServerActor,
+    EndpointActor,
     default_address,
 )
 from rlmesh_ray.actors.weight_store import find_weight_store, load_newest, offer, start_weight_store
@@ -42,7 +41,7 @@ _OF_POLICY = declared(PolicyOptions).keys()
 
 
 @ray.remote(num_cpus=1, max_restarts=-1, concurrency_groups={"weights": 1, "drain": 1, "stop": 1})
-class ModelReplica(ServerActor[ModelServer]):
+class ModelReplica(EndpointActor[ModelServer]):
     """The actor behind ``ModelServiceActor``, and one replica of a ``ModelFleet``.
 
     Methods that may take long have concurrency groups of their own: all others answer while new
@@ -107,7 +106,7 @@ class ModelReplica(ServerActor[ModelServer]):
         floor = self._running().policy_version
         offered = get_result(offer(self._store, weights, version, floor))
         try:
-            acting = self._follow()
+            acting = int(self.follow())
         except RlmeshError:
             get_result(self._store.reject.remote(offered))
             raise
@@ -122,18 +121,15 @@ class ModelReplica(ServerActor[ModelServer]):
             PolicyError: The policy refuses the weights; the former ones act on.
             ConfigurationError: The policy cannot take weights.
         """
-        return self._follow()
-
-    def _leave(self, heartbeat: Heartbeat) -> None:
-        """Remove the replica's address from those that the registry returns."""
-        heartbeat.suspend()
-
-    def _follow(self) -> int:
         server = self._running()
         newest = get_result(self._store.newest.remote())
         if newest and newest[0].version > server.policy_version:
             server.set_weights(get_result(newest[0].reference), version=newest[0].version)
         return server.policy_version
+
+    def _leave(self, heartbeat: Heartbeat) -> None:
+        """Remove the replica's address from those that the registry returns."""
+        heartbeat.suspend()
 
 
 class ModelActorFactory:

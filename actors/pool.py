@@ -1,29 +1,54 @@
-"""EnvPool: endpoints outside of Ray that register themselves."""
+"""EnvPool: endpoints outside of Ray that register themselves, and the registrar's actor."""
 
+import logging
 import threading
 import time
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlmesh_ray.actors.pool_actor import PoolActor, PoolInfo
-from rlmesh_ray.actors.ray_calls import get_result, stop_actor
+from rlmesh_ray.actors.ray_calls import StoppedAtExit, get_result, stop_actor
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver, call_registry
+from rlmesh_ray.actors.registry.heartbeat import PERIOD_S, EndpointMetrics
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
+from rlmesh_ray.actors.server_actor import ServerActor, dialable_address
 from rlmesh_ray.auth.client_tls import ClientTlsSource
-from rlmesh_ray.auth.token_file import TokenSource, client_token_of, derive_token
-from rlmesh_ray.errors import ConfigurationError, EndpointTimeoutError, EndpointUnreachableError
-from rlmesh_ray.protocol.pool_membership import checked_name, fleet_name_of_pool
+from rlmesh_ray.auth.token_file import (
+    TokenSource,
+    client_secret,
+    client_token_of,
+    derive_token,
+    endpoint_token,
+)
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.env_client import shake_hands
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    EndpointError,
+    EndpointTimeoutError,
+    EndpointUnreachableError,
+)
+from rlmesh_ray.protocol.pool_membership import checked_name, fleet_name_of_pool, full_id
 from rlmesh_ray.server.bind_policy import TlsSource
+from rlmesh_ray.server.pool_admission import Registrar
+from rlmesh_ray.server.statistics import EnvStatistics, StatisticsPair
+from rlmesh_ray.spaces.contract import EnvContract, require_same_contract
+
+_LOG = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 _ANSWER_S = 30.0
 _STOP_S = 10.0
+_TIMEOUT_S = 10.0
+_YOUNG_S = 15.0
+"""An endpoint with a longer uptime at its first report served before it joined the pool."""
 
 
-class EnvPool:
+class EnvPool(StoppedAtExit):
     """Endpoints outside of Ray that register themselves, and come and go while training runs.
 
     The pool's registrar listens on this node. An endpoint needs no Ray; it dials the registrar:
@@ -196,14 +221,189 @@ class EnvPool:
         if actor is not None and self._is_own:
             stop_actor(actor, _STOP_S)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
 
 def tokens_of(resolver: FleetResolver) -> list[str | None]:
     """Return the token of each endpoint of a pool, in the order of its resolver."""
     secret = resolver.secret
     return [secret and derive_token(secret, each) for each in resolver.endpoint_ids]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolInfo:
+    """What the clients of a pool need to know."""
+
+    address: str
+    """Address of the registrar."""
+    secret: str | None = field(repr=False)
+    """Secret from which clients derive endpoints' tokens; no endpoint can register with it."""
+    endpoint_tls: ClientTlsSource | None
+    """TLS files for dialing the endpoints; None: plain text."""
+
+
+@dataclass(slots=True)
+class PoolMember:
+    """An endpoint of a pool, from its registration on."""
+
+    record: EndpointRecord
+    contract: EnvContract
+    latest: EnvStatistics | None = None
+    """Its last report, until that is published; set in any thread."""
+    _metrics: EndpointMetrics | None = None
+
+    def publish(self) -> StatisticsPair | None:
+        """Update the metrics with the last report; return this and the former. For one thread.
+
+        Metrics do not count what the endpoint did before it joined the pool.
+
+        Returns:
+            None if there is no new report.
+        """
+        latest, self.latest = self.latest, None
+        if latest is None:
+            return None
+        if self._metrics is None:
+            since = latest if latest.uptime_s > _YOUNG_S else None
+            self._metrics = EndpointMetrics(self.record, since)
+        return self._metrics.feed(latest)
+
+
+class PoolMembership:
+    """Keeps a pool's endpoints in the cluster's registry, and renews their leases.
+
+    Args:
+        pool: Name of the pool.
+        secret: Secret of the pool; None: it has none.
+        endpoint_tls: TLS files for dialing the endpoints; None: plain text.
+    """
+
+    def __init__(self, pool: str, secret: str | None, endpoint_tls: ClientTlsSource | None) -> None:
+        self._pool = pool
+        self._secret = secret
+        self._tls = endpoint_tls
+        self._registry = shared_registry()
+        self._lock = threading.Lock()
+        self._present: dict[str, PoolMember] = {}
+
+    def check(self, endpoint_id: str, address: str) -> EnvContract:
+        token = self._secret and endpoint_token(self._secret, self._pool, endpoint_id)
+        try:
+            contract = shake_hands(
+                ConnectOptions(address, token, self._tls, timeout_s=_TIMEOUT_S)
+            ).contract
+        except AccessDeniedError as error:
+            raise ConfigurationError(
+                f"the endpoint at {address} refuses its pool's token; serve it with the token that "
+                "is derived from the pool's secret, as serve-env --register does"
+            ) from error
+        except EndpointError as error:
+            raise EndpointUnreachableError(
+                f"the pool cannot reach the endpoint at {address}, the address that it registered: "
+                f"{error.message}"
+            ) from error
+        if not isinstance(contract, EnvContract):
+            raise ConfigurationError(f"the endpoint at {address} has no environment contract")
+        return contract
+
+    def enter(self, endpoint_id: str, address: str, found: EnvContract) -> int:
+        with self._lock:
+            for other_id, other in self._present.items():
+                if other_id != endpoint_id:
+                    require_same_contract(other.contract, found, address)
+                    break  # all others have the same contract
+            name, fleet = full_id(self._pool, endpoint_id), fleet_name_of_pool(self._pool)
+            incarnation = get_result(
+                self._registry.announce.remote(name, address, fleet), _TIMEOUT_S
+            )
+            record = EndpointRecord(name, incarnation, address, fleet)
+            self._present[endpoint_id] = PoolMember(record, found)
+            return int(incarnation)
+
+    def remove(self, endpoint_id: str) -> None:
+        with self._lock:
+            self._withdraw(endpoint_id)
+
+    def note(self, endpoint_id: str, statistics: EnvStatistics) -> None:
+        """Store an endpoint's statistics for the next renewal; see ``PoolRegistry``."""
+        member = self._present.get(endpoint_id)
+        if member is not None:
+            member.latest = statistics
+
+    def clear(self) -> None:
+        with self._lock:
+            for endpoint_id in list(self._present):
+                self._withdraw(endpoint_id)
+
+    def renew(self) -> None:
+        """Renew the leases of all endpoints.
+
+        Raises:
+            RayError: The registry cannot be reached.
+        """
+        with self._lock:
+            members = list(self._present.values())
+            asked = [
+                self._registry.renew.remote(
+                    each.record.endpoint_id, each.record.incarnation, each.publish()
+                )
+                for each in members
+            ]
+            renewed = ray.get(asked, timeout=_TIMEOUT_S)
+            # A registry that has restarted has lost them.
+            lost = [each for each, is_known in zip(members, renewed, strict=True) if not is_known]
+            resumed = [self._registry.resume.remote(each.record) for each in lost]
+            ray.get(resumed, timeout=_TIMEOUT_S)
+
+    def _withdraw(self, endpoint_id: str) -> None:
+        member = self._present.pop(endpoint_id, None)
+        if member is not None:
+            record = member.record
+            withdrawing = self._registry.withdraw.remote(record.endpoint_id, record.incarnation)
+            get_result(withdrawing, _TIMEOUT_S)
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups={"stop": 1})
+class PoolActor(ServerActor[Registrar]):
+    """Runs the registrar of an ``EnvPool``; for its arguments see there."""
+
+    def __init__(
+        self,
+        pool: str,
+        address: str,
+        secret: str | None,
+        tls: TlsSource | None,
+        endpoint_tls: ClientTlsSource | None,
+    ) -> None:
+        def serve() -> Registrar:
+            self._members = PoolMembership(pool, secret, endpoint_tls)
+            return Registrar(pool, self._members, address=address, secret=secret, tls=tls).start()
+
+        self._info = PoolInfo(address, secret and client_secret(secret, pool), endpoint_tls)
+        self._stopping = threading.Event()
+        super().__init__(serve)
+
+    def info(self) -> PoolInfo:
+        """Return what the clients of the pool need to know.
+
+        Raises:
+            RlmeshError: The registrar could not be started.
+        """
+        bound = self._running().address
+        return replace(self._info, address=dialable_address(self._info.address, bound))
+
+    @ray.method(concurrency_group="stop")
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Stop listening, and take all endpoints out of the registry."""
+        self._stopping.set()
+        super().stop(grace_s)
+        self._members.clear()
+
+    def _begin(self) -> None:
+        threading.Thread(target=self._renew, name="renewals", daemon=True).start()
+
+    def _renew(self) -> None:
+        while not self._stopping.wait(PERIOD_S):
+            try:
+                self._members.renew()
+            except ray.exceptions.RayError as error:
+                # Ray restarts the registry before the leases end.
+                _LOG.warning("the registry does not answer: %s", str(error).splitlines()[0])

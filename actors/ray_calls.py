@@ -1,16 +1,20 @@
-"""Calls to Ray actors, with this package's errors in place of Ray's."""
+"""Ray's actors: calls with this package's errors, their restarts, and arguments for these."""
 
 import contextlib
 import logging
 import time
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
+import cloudpickle
 import ray
+from ray.util.annotations import RayDeprecationWarning
 
 from rlmesh_ray.actors.cluster_resources import fits, is_unplaced
 from rlmesh_ray.errors import (
     CapacityError,
+    ConfigurationError,
     EndpointTimeoutError,
     EndpointUnreachableError,
     RlmeshError,
@@ -23,6 +27,21 @@ _ALIKE_S = 1.0
 _FIRST_NOTICE_S = 5.0
 _NOTICE_EVERY_S = 30.0
 """How often the log reports that actors have no node yet."""
+MAX_INLINE_BYTES = 64 * 1024
+"""Largest argument that Ray keeps with the actor; Ray's own limit is 100 KiB."""
+
+
+class StoppedAtExit:
+    """A handle that is stopped at the end of a ``with`` block."""
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 def get_result(reference: Any, timeout_s: float | None = None) -> Any:
@@ -168,3 +187,40 @@ def _outcome(reference: Any) -> Any:
         return EndpointUnreachableError(f"an actor is restarting or gone: {lines[0]}")
     except ray.exceptions.ObjectLostError:
         return EndpointUnreachableError("an object is lost, because the actor that held it is gone")
+
+
+def is_restarted() -> bool:
+    if not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    if context.get_actor_id() is None:
+        return False
+    with warnings.catch_warnings():
+        # Ray's property uses a deprecated one of Ray's own; each actor would print the warning.
+        warnings.filterwarnings("ignore", "(?s).*get_actor_id", RayDeprecationWarning)
+        return bool(context.was_current_actor_reconstructed)
+
+
+def durable(name: str, value: object) -> object:
+    """Return ``value``, or an object reference to it, as an argument that survives restarts.
+
+    Ray keeps small arguments with the actor. An object in Ray's store lives only as long as a
+    reference to it: the caller keeps the result as long as the actor may restart.
+
+    Args:
+        name: Name of the value, for error messages.
+        value: The value; text is returned as it is.
+
+    Raises:
+        ConfigurationError: ``value`` cannot be pickled.
+    """
+    if isinstance(value, str):
+        return value
+    try:
+        num_bytes = len(cloudpickle.dumps(value))
+    except Exception as error:  # the operator's own code may raise anything
+        raise ConfigurationError(
+            f"{name}, a {type(value).__name__}, cannot be sent to Ray's actors "
+            f"({type(error).__name__}: {error}); name a file, or module:factory"
+        ) from error
+    return value if num_bytes < MAX_INLINE_BYTES else ray.put(value)

@@ -1,19 +1,22 @@
-"""Base of the Ray actors that host one server: an endpoint of an environment or of a policy."""
+"""Bases of the Ray actors that host one server."""
 
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import ray
 
-from rlmesh_ray.actors.actor_restart import is_restarted
+from rlmesh_ray.actors.ray_calls import is_restarted
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import EndpointClosedError, RlmeshError
 from rlmesh_ray.options import Group, Option
+from rlmesh_ray.protocol.address import parse_address
+from rlmesh_ray.server.bind_policy import is_wildcard
 from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.log_format import configure_logging_from_environment
@@ -21,11 +24,13 @@ from rlmesh_ray.server.statistics import Statistics
 
 if TYPE_CHECKING:  # an actor loads only the server that it hosts
     from rlmesh_ray.server.env_server import EnvServer
+    from rlmesh_ray.server.gateway import GatewayServer
     from rlmesh_ray.server.model_server import ModelServer
+    from rlmesh_ray.server.pool_admission import Registrar
 
 _LOG = logging.getLogger(__name__)
 
-_FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 30.0
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.5, 30.0
 """Between attempts to serve again after a restart."""
 _SUPERSEDED_GRACE_S = 10.0
 """For the sessions of an endpoint whose id another incarnation has taken."""
@@ -44,33 +49,22 @@ NOT_OF_ACTORS = frozenset({"allow_shutdown", "tls"})
 it, and its TLS is Ray's."""
 
 
-ServerT = TypeVar("ServerT", bound="EnvServer | ModelServer")
+ServerT = TypeVar("ServerT", bound="EnvServer | ModelServer | GatewayServer | Registrar")
+EndpointT = TypeVar("EndpointT", bound="EnvServer | ModelServer")
 
 
 class ServerActor(Generic[ServerT]):
-    """Hosts a server, announces it to the registry, and serves again after a restart by Ray.
+    """Hosts a server, and serves again after a restart by Ray.
 
     A server that cannot be started is an error of every later call: raised in the constructor, it
     would reach callers as the text of a dead actor. After a restart the actor tries again, with
-    growing pauses, until it serves.
+    growing pauses, until it serves: its former process may still hold the address.
 
     Args:
         serve: Makes and starts the server.
-        endpoint_id: Id in the registry; None: the actor does not announce itself.
-        fleet: Name of the endpoint's fleet in the registry; empty: none.
-        announces: Whether the first start announces the endpoint; otherwise ``announce`` does.
     """
 
-    def __init__(
-        self,
-        serve: Callable[[], ServerT],
-        *,
-        endpoint_id: str | None,
-        fleet: str,
-        announces: bool = True,
-    ) -> None:
-        self._endpoint_id = endpoint_id
-        self._fleet = fleet
+    def __init__(self, serve: Callable[[], ServerT]) -> None:
         self._heartbeat: Heartbeat | None = None
         self._failure: RlmeshError | None = None
         try:
@@ -82,8 +76,7 @@ class ServerActor(Generic[ServerT]):
                 threading.Thread(target=self._retry, args=[serve], daemon=True).start()
             return
         freeze_heap()
-        if announces or is_restarted():
-            self.announce()
+        self._begin()
 
     @ray.method(max_task_retries=-1)
     def address(self) -> str:
@@ -93,6 +86,66 @@ class ServerActor(Generic[ServerT]):
             RlmeshError: The server could not be started.
         """
         return self._running().address
+
+    def health(self) -> Health:
+        """Return whether the server would serve a new client, and why not."""
+        return self._running().health()
+
+    # During a restart the call would fail.
+    @ray.method(concurrency_group="stop", max_task_retries=-1)
+    def stop(self, grace_s: float = 1.0) -> None:
+        """End the sessions and stop listening; the caller kills the actor afterwards."""
+        server = self._running()
+        if self._heartbeat is not None:
+            self._heartbeat.end()
+        server.stop(grace_s)
+
+    def _begin(self) -> None:
+        """Do what follows when the server serves."""
+
+    def _running(self) -> ServerT:
+        if self._failure is not None:
+            raise self._failure
+        return self._server
+
+    def _retry(self, serve: Callable[[], ServerT]) -> None:
+        """Try to start the server until it serves; no caller waits for that."""
+        pause_s = _FIRST_DELAY_S
+        while self._failure is not None:
+            _LOG.warning("a server cannot serve again yet: %s", self._failure)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_DELAY_S)
+            try:
+                self._server = serve()
+                self._failure = None
+            except RlmeshError as error:
+                self._failure = error
+        freeze_heap()
+        self._begin()
+
+
+class EndpointActor(ServerActor[EndpointT]):
+    """Hosts an endpoint of an environment or of a policy, and announces it to the registry.
+
+    Args:
+        serve: Makes and starts the server.
+        endpoint_id: Id in the registry; None: the actor does not announce itself.
+        fleet: Name of the endpoint's fleet in the registry; empty: none.
+        announces: Whether the first start announces the endpoint; otherwise ``announce`` does.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[], EndpointT],
+        *,
+        endpoint_id: str | None,
+        fleet: str,
+        announces: bool = True,
+    ) -> None:
+        self._endpoint_id = endpoint_id
+        self._fleet = fleet
+        self._announces = announces or is_restarted()
+        super().__init__(serve)
 
     @ray.method(max_task_retries=-1)
     def describe(self) -> dict[str, Any]:
@@ -107,10 +160,6 @@ class ServerActor(Generic[ServerT]):
     def statistics(self) -> Statistics:
         """Return what the server has counted since its start."""
         return self._running().statistics()
-
-    def health(self) -> Health:
-        """Return whether the server would serve a new client, and why not."""
-        return self._running().health()
 
     def announce(self) -> None:
         """Announce the endpoint to the registry, if it has an id; then renew its lease."""
@@ -135,37 +184,13 @@ class ServerActor(Generic[ServerT]):
             self._leave(self._heartbeat)
         return server.drain(timeout_s)
 
-    @ray.method(concurrency_group="stop")
-    def stop(self, grace_s: float = 1.0) -> None:
-        """End the sessions and stop listening; the caller kills the actor afterwards."""
-        server = self._running()
-        if self._heartbeat is not None:
-            self._heartbeat.end()
-        server.stop(grace_s)
-
     def _leave(self, heartbeat: Heartbeat) -> None:
         """Tell the registry that the endpoint drains."""
         heartbeat.retire()
 
-    def _running(self) -> ServerT:
-        if self._failure is not None:
-            raise self._failure
-        return self._server
-
-    def _retry(self, serve: Callable[[], ServerT]) -> None:
-        """Try to start the server until it serves; no caller waits for that."""
-        pause_s = _FIRST_DELAY_S
-        while self._failure is not None:
-            _LOG.warning("an endpoint cannot serve again yet: %s", self._failure)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MAX_DELAY_S)
-            try:
-                self._server = serve()
-                self._failure = None
-            except RlmeshError as error:
-                self._failure = error
-        freeze_heap()
-        self.announce()
+    def _begin(self) -> None:
+        if self._announces:
+            self.announce()
 
     def _end_superseded(self) -> None:
         # If this process ended, Ray might restart it, and the restarted one take the id back.
@@ -182,3 +207,15 @@ class ServerActor(Generic[ServerT]):
 def default_address(token: TokenSource | None) -> str:
     """Return an actor's default address: its node's, or loopback where there is no token."""
     return "127.0.0.1:0" if token is None else f"{ray.util.get_node_ip_address()}:0"
+
+
+def dialable_address(wanted: str, bound: str) -> str:
+    """Return a server's address for other machines: its node's, if it listens at all of them.
+
+    Args:
+        wanted: Where the operator has it listen.
+        bound: The server's own address.
+    """
+    if not is_wildcard(parse_address(wanted)):
+        return bound
+    return str(replace(parse_address(bound), host=ray.util.get_node_ip_address()))

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.actor_restart import is_restarted
+from rlmesh_ray.actors.ray_calls import is_restarted
 from rlmesh_ray.actors.registry.assignment_table import AssignmentTable
 from rlmesh_ray.actors.registry.lease_table import (
     DEFAULT_LEASE_S,

@@ -64,9 +64,8 @@ class Nodes:
 
     def records(self, fleet: EnvFleet) -> list[Any]:
         """Return what the registry knows of a fleet's endpoints."""
-        reported = ray.get(find_registry().overview.remote())
-        by_id = {each.record.endpoint_id: each.record for each in reported}
-        return [by_id[each] for each in fleet.resolver.endpoint_ids]
+        registry = find_registry()
+        return list(ray.get([registry.lookup.remote(each) for each in fleet.resolver.endpoint_ids]))
 
     def where(self, fleet: EnvFleet) -> list[str]:
         """Return the names of the nodes where a fleet's endpoints are."""

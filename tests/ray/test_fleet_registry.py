@@ -15,8 +15,7 @@ import ray
 
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet, EnvServiceActor
-from rlmesh_ray.actors.actor_restart import is_restarted
-from rlmesh_ray.actors.ray_calls import get_result
+from rlmesh_ray.actors.ray_calls import get_result, is_restarted
 from rlmesh_ray.actors.registry.registry_actor import find_registry, shared_registry
 from rlmesh_ray.errors import AccessDeniedError, EndpointClosedError, EndpointUnreachableError
 from tests.loopback.eventually import eventually
@@ -31,8 +30,7 @@ def fleet(local_ray: None) -> Iterator[EnvFleet]:
 
 
 def records(fleet: EnvFleet) -> list[Any]:
-    reported = ray.get(find_registry().overview.remote())
-    return [each.record for each in reported if each.record.fleet == fleet.resolver.fleet]
+    return list(ray.get(find_registry().members.remote(fleet.resolver.fleet)))
 
 
 def open_env(address: str, token: str | None) -> RemoteVectorEnv:

@@ -140,8 +140,7 @@ def test_a_gateway_is_shown_where_endpoints_are_and_is_nobodys_endpoint(
     registry = find_registry()
 
     def shown() -> list[Any]:
-        found = ray.get(registry.overview.remote())
-        return [each.record for each in found if each.record.fleet == "gateway/model/behind"]
+        return list(ray.get(registry.members.remote("gateway/model/behind")))
 
     before = query_for(policies)()
     with Gateway(policies, free_address()) as gateway:

@@ -23,7 +23,7 @@ from ray._private.internal_api import memory_summary
 from rlmesh_ray import RemoteModel, TokenFile
 from rlmesh_ray.actors import ModelFleet, ModelServiceActor, NamedModelFleet
 from rlmesh_ray.actors.gateway import query_for
-from rlmesh_ray.actors.named_model_fleet import find_actor
+from rlmesh_ray.actors.model_fleet import find_actor
 from rlmesh_ray.actors.ray_calls import await_start
 from rlmesh_ray.actors.weight_store import WeightStore
 from rlmesh_ray.errors import (

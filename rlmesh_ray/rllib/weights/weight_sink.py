@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import ray
 
-from rlmesh_ray.actors.named_model_fleet import NamedModelFleet
+from rlmesh_ray.actors.model_fleet import NamedModelFleet
 from rlmesh_ray.actors.ray_calls import get_result
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError
 
