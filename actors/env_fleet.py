@@ -286,7 +286,7 @@ class EnvFleet(StoppedAtExit):
         num_sessions = sum(
             each.num_assigned
             for each in get_result(shared_registry().overview.remote())
-            if each.record.fleet == self._fleet
+            if each.fleet == self._fleet
         )
         if num_sessions > room:
             raise CapacityError(

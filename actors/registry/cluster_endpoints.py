@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
@@ -15,10 +15,11 @@ from rlmesh_ray.auth.token_file import TokenSource, derive_token
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool
 from rlmesh_ray.server.endpoint_status import EndpointStatus, RunnerStatus
-from rlmesh_ray.server.statistics import StatisticsPair
 
 _TIMEOUT_S = 30.0
 _POOLS = fleet_name_of_pool("")
+
+StatusT = TypeVar("StatusT", EndpointStatus, RunnerStatus)
 
 
 def cluster_endpoints() -> list[EndpointStatus]:
@@ -27,21 +28,7 @@ def cluster_endpoints() -> list[EndpointStatus]:
     Raises:
         EndpointError: The registry does not answer.
     """
-    overview, names = _ask_registry("overview"), _node_names()
-    return [
-        EndpointStatus(
-            fleet=each.record.fleet,
-            endpoint_id=each.record.endpoint_id,
-            node=names.get(each.record.node_id, each.record.node_id),
-            address=each.record.address,
-            restarts=each.record.incarnation - 1,
-            lease_left_s=each.lease_left_s,
-            is_retiring=each.is_retiring,
-            num_assigned=each.num_assigned,
-            sighting=each.statistics if isinstance(each.statistics, StatisticsPair) else None,
-        )
-        for each in overview
-    ]
+    return _with_node_names(_ask_registry("overview"))
 
 
 def _ask_registry(question: str) -> Sequence[Any]:
@@ -50,13 +37,13 @@ def _ask_registry(question: str) -> Sequence[Any]:
         registry = find_registry()
     except ValueError:
         return ()
-    method = getattr(registry, question, None)  # one of an older version may still run
-    answer: Sequence[Any] = () if method is None else get_result(method.remote(), _TIMEOUT_S)
+    answer: Sequence[Any] = get_result(getattr(registry, question).remote(), _TIMEOUT_S)
     return answer
 
 
-def _node_names() -> dict[str, str]:
-    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+def _with_node_names(found: Sequence[StatusT]) -> list[StatusT]:
+    names = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    return [replace(each, node=names.get(each.node, each.node)) for each in found]
 
 
 class ClusterEndpoints:
@@ -94,12 +81,8 @@ class ClusterEndpoints:
         Raises:
             EndpointError: The registry does not answer.
         """
-        found, names = _ask_registry("runners"), _node_names()
-        return [
-            replace(each, node=names.get(each.node, each.node))
-            for each in found
-            if not self._fleets or each.fleet in self._fleets
-        ]
+        found: list[RunnerStatus] = _with_node_names(_ask_registry("runners"))
+        return [each for each in found if not self._fleets or each.fleet in self._fleets]
 
     def connect_options(self, endpoint: EndpointStatus) -> ConnectOptions:
         """Return how to connect to an endpoint, with the token that its fleet or pool has for it.

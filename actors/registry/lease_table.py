@@ -1,12 +1,16 @@
-"""Lease table of the endpoints of a cluster. No I/O: time is passed in.
+"""Lease table of the endpoints of a cluster. No I/O: the clock is passed in.
 
 An endpoint's id stays the same over restarts; its incarnation counts them, so that an old address
 is never taken for the new one. Each incarnation holds a lease, which its heartbeats renew; look-ups
 do not return an endpoint whose lease has expired.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from rlmesh_ray.server.endpoint_status import EndpointStatus
+from rlmesh_ray.server.statistics import StatisticsPair
 
 DEFAULT_LEASE_S = 15.0
 _FORGET_AFTER_S = 600.0
@@ -26,19 +30,6 @@ class EndpointRecord:
     """Node of the cluster; empty: outside of the cluster."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointOverview:
-    """One endpoint, for ``rlmesh-ray status``."""
-
-    record: EndpointRecord
-    lease_left_s: float
-    """0 or less: the lease has expired, and the endpoint is stale."""
-    is_retiring: bool
-    num_assigned: int
-    statistics: object = None
-    """Statistics of its last heartbeat that had some."""
-
-
 @dataclass(slots=True)
 class _Lease:
     record: EndpointRecord
@@ -46,7 +37,8 @@ class _Lease:
     renewed_s: float
     is_suspended: bool = False
     is_retiring: bool = False
-    statistics: object = None
+    sighting: StatisticsPair | None = None
+    """Its last statistics."""
 
     def left_s(self, now_s: float) -> float:
         return self.renewed_s + self.lease_s - now_s
@@ -56,9 +48,14 @@ class _Lease:
 
 
 class LeaseTable:
-    """Leases by endpoint id and by fleet. All times are of one monotonic clock."""
+    """Leases by endpoint id and by fleet.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Returns the time of one monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         # Both in the order of the ids' first announcements.
         self._entries: dict[str, _Lease] = {}
         self._fleets: dict[str, dict[str, _Lease]] = {}
@@ -66,43 +63,51 @@ class LeaseTable:
         self._former: dict[str, tuple[int, float]] = {}
         self._next_sweep_s = 0.0
 
-    def announce(  # what a record holds
+    def announce(
         self,
         endpoint_id: str,
         address: str,
-        fleet: str,
-        node_id: str,
-        lease_s: float,
-        now_s: float,
+        fleet: str = "",
+        node_id: str = "",
+        lease_s: float = DEFAULT_LEASE_S,
     ) -> int:
-        """Enter a new incarnation of an endpoint, which holds the id from now on; return it."""
-        self._sweep(now_s)
+        """Enter a new incarnation of an endpoint, which serves at ``address``.
+
+        Args:
+            endpoint_id: Id of the endpoint; a former incarnation no longer holds it.
+            address: ``HOST:PORT``.
+            fleet: Name of the endpoint's fleet; empty: none.
+            node_id: Node of the endpoint; empty: outside of the cluster.
+            lease_s: How long the lease lasts without a ``renew``; may be infinite.
+
+        Returns:
+            The incarnation.
+        """
+        self._sweep()
         entry = self._entries.get(endpoint_id)
         former, _ = self._former.pop(endpoint_id, (0, 0.0))
         incarnation = (entry.record.incarnation if entry else former) + 1
-        self._enter(
-            EndpointRecord(endpoint_id, incarnation, address, fleet, node_id), lease_s, now_s
-        )
+        self._enter(EndpointRecord(endpoint_id, incarnation, address, fleet, node_id), lease_s)
         return incarnation
 
-    def resume(self, record: EndpointRecord, lease_s: float, now_s: float) -> bool:
-        """Enter a known incarnation again, such as after a restart of the registry.
+    def resume(self, record: EndpointRecord, lease_s: float = DEFAULT_LEASE_S) -> bool:
+        """Enter a known incarnation again after a failed ``renew``.
 
         Returns:
             False if another incarnation holds the id, or the endpoint has been withdrawn.
         """
         former, _ = self._former.get(record.endpoint_id, (0, 0.0))
         entry = self._entries.get(record.endpoint_id)
-        if former or (entry and not self._yields(entry, record, now_s)):
+        if former or (entry and not self._yields(entry, record)):
             return False
         if entry is None or entry.record != record:
-            self._enter(record, lease_s, now_s)
+            self._enter(record, lease_s)
         else:
-            entry.renewed_s = now_s
+            entry.renewed_s = self._clock()
         return True
 
     def renew(
-        self, endpoint_id: str, incarnation: int, now_s: float, statistics: object = None
+        self, endpoint_id: str, incarnation: int, sighting: StatisticsPair | None = None
     ) -> bool:
         """Renew a lease.
 
@@ -112,30 +117,41 @@ class LeaseTable:
         entry = self._entries.get(endpoint_id)
         if entry is None or entry.record.incarnation != incarnation:
             return False
-        entry.renewed_s = now_s
-        if statistics is not None:
-            entry.statistics = statistics
+        entry.renewed_s = self._clock()
+        if sighting is not None:
+            entry.sighting = sighting
         return True
 
-    def lookup(self, endpoint_id: str, now_s: float) -> EndpointRecord | None:
+    def lookup(self, endpoint_id: str) -> EndpointRecord | None:
         """Return the newest record of an endpoint; None if it is stale or suspended."""
         entry = self._entries.get(endpoint_id)
-        return entry.record if entry and entry.is_live(now_s) else None
+        return entry.record if entry and entry.is_live(self._clock()) else None
 
-    def members(self, fleet: str, now_s: float) -> tuple[EndpointRecord, ...]:
+    def members(self, fleet: str) -> tuple[EndpointRecord, ...]:
         """Return the endpoints of a fleet that accept sessions, in a stable order."""
+        now_s = self._clock()
         return tuple(
             entry.record
             for entry in self._fleets.get(fleet, {}).values()
             if entry.is_live(now_s) and not entry.is_retiring
         )
 
-    def entries(self, now_s: float) -> Iterator[EndpointOverview]:
-        """Yield an overview of every endpoint; the caller adds the number of its sessions."""
-        self._sweep(now_s)
+    def entries(self) -> Iterator[EndpointStatus]:
+        """Yield the status of every endpoint; the caller adds the number of its sessions."""
+        self._sweep()
+        now_s = self._clock()
         for entry in self._entries.values():
-            yield EndpointOverview(
-                entry.record, entry.left_s(now_s), entry.is_retiring, 0, entry.statistics
+            record = entry.record
+            yield EndpointStatus(
+                fleet=record.fleet,
+                endpoint_id=record.endpoint_id,
+                node=record.node_id,
+                address=record.address,
+                restarts=record.incarnation - 1,
+                lease_left_s=entry.left_s(now_s),
+                is_retiring=entry.is_retiring,
+                num_assigned=0,
+                sighting=entry.sighting,
             )
 
     def retire(self, endpoint_id: str) -> None:
@@ -148,12 +164,11 @@ class LeaseTable:
         if endpoint_id in self._entries:
             self._entries[endpoint_id].is_suspended = True
 
-    def withdraw(self, endpoint_id: str, now_s: float, incarnation: int | None = None) -> None:
+    def withdraw(self, endpoint_id: str, incarnation: int | None = None) -> None:
         """Remove an endpoint that has ended for good.
 
         Args:
             endpoint_id: Id of the endpoint.
-            now_s: The time.
             incarnation: Remove it only if this incarnation holds the id; None: in any case.
         """
         entry = self._entries.get(endpoint_id)
@@ -161,13 +176,15 @@ class LeaseTable:
             return
         self._drop(endpoint_id)
         # Its last heartbeat may still be on its way, and must not enter it again.
-        self._former[endpoint_id] = (entry.record.incarnation, now_s + _FORGET_AFTER_S)
+        self._former[endpoint_id] = (entry.record.incarnation, self._clock() + _FORGET_AFTER_S)
 
-    def _enter(self, record: EndpointRecord, lease_s: float, now_s: float) -> None:
+    def _enter(self, record: EndpointRecord, lease_s: float) -> None:
         former = self._entries.get(record.endpoint_id)
         if former is not None and former.record.fleet != record.fleet:
             self._drop(record.endpoint_id)
-        entry = _Lease(record, lease_s, now_s, is_retiring=bool(former and former.is_retiring))
+        entry = _Lease(
+            record, lease_s, self._clock(), is_retiring=bool(former and former.is_retiring)
+        )
         self._entries[record.endpoint_id] = entry
         self._fleets.setdefault(record.fleet, {})[record.endpoint_id] = entry
 
@@ -177,17 +194,17 @@ class LeaseTable:
         if not self._fleets[fleet]:
             del self._fleets[fleet]
 
-    @staticmethod
-    def _yields(entry: _Lease, record: EndpointRecord, now_s: float) -> bool:
+    def _yields(self, entry: _Lease, record: EndpointRecord) -> bool:
         """Return whether another record of the same id may replace an entry."""
         if entry.record == record:
             return True
         # After a restart of the registry incarnations count from 1 again: only an expired lease
         # proves that the entry is the older one.
-        return entry.record.incarnation < record.incarnation and entry.left_s(now_s) <= 0
+        return entry.record.incarnation < record.incarnation and entry.left_s(self._clock()) <= 0
 
-    def _sweep(self, now_s: float) -> None:
+    def _sweep(self) -> None:
         """Drop endpoints long after their leases have expired, at most once a minute."""
+        now_s = self._clock()
         if now_s < self._next_sweep_s:
             return
         self._next_sweep_s = now_s + _FORGET_AFTER_S / 10

@@ -14,74 +14,21 @@ import ray
 
 from rlmesh_ray.actors.ray_calls import is_restarted
 from rlmesh_ray.actors.registry.assignment_table import AssignmentTable
-from rlmesh_ray.actors.registry.lease_table import (
-    DEFAULT_LEASE_S,
-    EndpointOverview,
-    EndpointRecord,
-    LeaseTable,
-)
-from rlmesh_ray.server.endpoint_status import RunnerStatus
+from rlmesh_ray.actors.registry.lease_table import DEFAULT_LEASE_S, EndpointRecord, LeaseTable
+from rlmesh_ray.server.endpoint_status import EndpointStatus, RunnerStatus
 
 REGISTRY_NAME = "registry"
 REGISTRY_NAMESPACE = "rlmesh_ray"
 
 
-class EndpointRegistry:
-    """The lease table of the cluster's endpoints, and the assignment table of each fleet."""
+class EndpointRegistry(LeaseTable):
+    """The leases of the cluster's endpoints, and the assignment table of each fleet."""
 
     def __init__(self) -> None:
-        self._leases = LeaseTable()
+        super().__init__()
         self._assignments: dict[str, AssignmentTable] = {}
         # After a restart an unknown endpoint may be gone, or its heartbeat may yet come.
         self._rebalances_from_s = time.monotonic() + (DEFAULT_LEASE_S if is_restarted() else 0.0)
-
-    def announce(
-        self,
-        endpoint_id: str,
-        address: str,
-        fleet: str = "",
-        node_id: str = "",
-        lease_s: float = DEFAULT_LEASE_S,
-    ) -> int:
-        """Enter a new incarnation of an endpoint, which serves at ``address``.
-
-        Args:
-            endpoint_id: Id of the endpoint; a former incarnation no longer holds it.
-            address: ``HOST:PORT``.
-            fleet: Name of the endpoint's fleet; empty: none.
-            node_id: Node of the endpoint; empty: outside of the cluster.
-            lease_s: How long the lease lasts without a ``renew``; may be infinite.
-
-        Returns:
-            The incarnation.
-        """
-        now_s = time.monotonic()
-        for each in [name for name, it in self._assignments.items() if it.is_forgotten(now_s)]:
-            del self._assignments[each]
-        return self._leases.announce(endpoint_id, address, fleet, node_id, lease_s, now_s)
-
-    def resume(self, record: EndpointRecord, lease_s: float = DEFAULT_LEASE_S) -> bool:
-        """Enter an incarnation again after a failed ``renew``; False: it has been superseded."""
-        return self._leases.resume(record, lease_s, time.monotonic())
-
-    def renew(self, endpoint_id: str, incarnation: int, statistics: object = None) -> bool:
-        """Renew an endpoint's lease; False: it is unknown, or another incarnation holds the id."""
-        return self._leases.renew(endpoint_id, incarnation, time.monotonic(), statistics)
-
-    def lookup(self, endpoint_id: str) -> EndpointRecord | None:
-        return self._leases.lookup(endpoint_id, time.monotonic())
-
-    def members(self, fleet: str) -> tuple[EndpointRecord, ...]:
-        return self._leases.members(fleet, time.monotonic())
-
-    def retire(self, endpoint_id: str) -> None:
-        self._leases.retire(endpoint_id)
-
-    def suspend(self, endpoint_id: str) -> None:
-        self._leases.suspend(endpoint_id)
-
-    def withdraw(self, endpoint_id: str, incarnation: int | None = None) -> None:
-        self._leases.withdraw(endpoint_id, time.monotonic(), incarnation)
 
     def assign(
         self,
@@ -92,16 +39,17 @@ class EndpointRegistry:
         reserved: Collection[str] = (),
     ) -> EndpointRecord | None:
         now_s = time.monotonic()
+        for each in [name for name, it in self._assignments.items() if it.is_forgotten(now_s)]:
+            del self._assignments[each]
         table = self._assignments.setdefault(fleet, AssignmentTable())
-        members = self._leases.members(fleet, now_s)
-        return table.assign(session, wanted, node_id, members, reserved, now_s)
+        return table.assign(session, wanted, node_id, self.members(fleet), reserved, now_s)
 
     def rebalance(
         self, fleet: str, placed: Mapping[str, str], reserved: Collection[str] = ()
     ) -> tuple[str, ...]:
         now_s = time.monotonic()
         table = self._assignments.setdefault(fleet, AssignmentTable())
-        members = self._leases.members(fleet, now_s) if now_s >= self._rebalances_from_s else ()
+        members = self.members(fleet) if now_s >= self._rebalances_from_s else ()
         return table.rebalance(placed, members, reserved, now_s)
 
     def release(self, fleet: str, sessions: Iterable[str]) -> None:
@@ -112,13 +60,14 @@ class EndpointRegistry:
         if not table.session_counts:
             del self._assignments[fleet]
 
-    def overview(self) -> tuple[EndpointOverview, ...]:
+    def overview(self) -> tuple[EndpointStatus, ...]:
+        """Return the status of all endpoints, with the ids of their nodes."""
         session_counts = {fleet: table.session_counts for fleet, table in self._assignments.items()}
         return tuple(
-            replace(each, num_assigned=session_counts[each.record.fleet][each.record.endpoint_id])
-            if each.record.fleet in session_counts
+            replace(each, num_assigned=session_counts[each.fleet][each.endpoint_id])
+            if each.fleet in session_counts
             else each
-            for each in self._leases.entries(time.monotonic())
+            for each in self.entries()
         )
 
     def runners(self) -> list[RunnerStatus]:

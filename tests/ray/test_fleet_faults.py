@@ -134,7 +134,7 @@ def test_an_endpoint_that_goes_gets_no_session_from_a_registry_that_is_restarted
 
     def reported() -> dict[str, Any]:
         there = ray.get(find_registry().overview.remote())
-        return {each.record.endpoint_id: each for each in there}
+        return {each.endpoint_id: each for each in there}
 
     assert eventually(lambda: {stays, goes} <= reported().keys() and reported()[goes].is_retiring)
     members = ray.get(find_registry().members.remote(fleet.resolver.fleet))

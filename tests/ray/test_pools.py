@@ -135,8 +135,8 @@ def ppo(num_lanes: int = 1) -> PPOConfig:
 def sighting(endpoint_id: str) -> Any:
     """Return what the registry knows of an endpoint's doings."""
     overview = ray.get(shared_registry().overview.remote())
-    (found,) = [each for each in overview if each.record.endpoint_id.endswith(f"/{endpoint_id}")]
-    return found.statistics
+    (found,) = [each for each in overview if each.endpoint_id.endswith(f"/{endpoint_id}")]
+    return found.sighting
 
 
 # --- who is in -------------------------------------------------------------------------------
@@ -348,9 +348,7 @@ def test_leases_are_renewed_for_as_long_as_endpoints_attend(pool: EnvPool) -> No
     def lease_left_s() -> float:
         overview = ray.get(shared_registry().overview.remote())
         (left_s,) = [
-            each.lease_left_s
-            for each in overview
-            if each.record.endpoint_id == f"pool/{pool.name}/a"
+            each.lease_left_s for each in overview if each.endpoint_id == f"pool/{pool.name}/a"
         ]
         return float(left_s)
 

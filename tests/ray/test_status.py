@@ -51,7 +51,7 @@ def endpoints(registry: Any) -> Iterator[Callable[..., Any]]:
 def reported(registry: Any, endpoint_id: str) -> Any:
     """Return what the registry knows of an endpoint."""
     found = ray.get(registry.overview.remote())
-    return next((each for each in found if each.record.endpoint_id == endpoint_id), None)
+    return next((each for each in found if each.endpoint_id == endpoint_id), None)
 
 
 def status(*arguments: str) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ def test_a_restarted_endpoint_says_so_and_counts_anew(
 
     ray.kill(env, no_restart=False)
 
-    assert eventually(lambda: reported(registry, "seen/again").record.incarnation == 2)
+    assert eventually(lambda: reported(registry, "seen/again").restarts == 1)
     assert eventually(lambda: _now(registry, "seen/again", "steps") == 0)
     (shown,) = [each for each in status() if each.get("endpoint_id") == "seen/again"]
     assert shown["restarts"] == 1
@@ -179,7 +179,7 @@ def test_an_actor_refuses_a_log_format_that_there_is_not(local_ray: None) -> Non
 
 
 def _now(registry: Any, endpoint_id: str, name: str) -> object:
-    statistics = reported(registry, endpoint_id).statistics
+    statistics = reported(registry, endpoint_id).sighting
     return None if statistics is None else getattr(statistics.now, name)
 
 

@@ -28,7 +28,7 @@ from rlmesh_ray.cli.register_with_pool import POOL_TOKEN_VARIABLE, pool_secret
 from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.errors import EndpointError
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool
-from rlmesh_ray.server.statistics import MeasuredEndpoint, StatisticsPair
+from rlmesh_ray.server.statistics import MeasuredEndpoint
 
 if TYPE_CHECKING:
     from rlmesh_ray.actors.pool import EnvPool
@@ -166,9 +166,8 @@ def _measured(fleet: str) -> Iterator[MeasuredEndpoint]:
     except EndpointError:
         return  # ``follow`` says so; metrics that are missing are gaps in the dashboard
     for each in overview:
-        record, pair = each.record, each.statistics
-        if record.fleet == fleet and each.lease_left_s > 0 and isinstance(pair, StatisticsPair):
-            yield MeasuredEndpoint(record.endpoint_id, pair.now, fleet, record.incarnation - 1)
+        if each.fleet == fleet and each.lease_left_s > 0 and each.sighting is not None:
+            yield MeasuredEndpoint(each.endpoint_id, each.sighting.now, fleet, each.restarts)
 
 
 def _report_arrival(console: Console, record: "EndpointRecord") -> None:
