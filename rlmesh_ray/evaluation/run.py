@@ -533,7 +533,7 @@ def evaluate(
     """
     given = completed("evaluate", RecordedEvaluationOptions, options)
     given["seed"] = checked_seed(episodes, given["seed"])
-    writer: WriterHandle | None = None
+    writer = None
     wait_s = _HAND_OVER_S
     if given["record"] is not None:
         from rlmesh_ray.recording.options import RecordOptions
