@@ -7,7 +7,6 @@ with all episodes that it is part of, or waited for, as the ``WriterHandle`` say
 import logging
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,6 @@ _QUEUE_BYTES = 2**26
 _FLUSH_S = 1.0
 _DEFAULT_FPS = 30.0
 _WORKER_CLOSE_S = 3.0
-_SIZE = struct.Struct("<Q")
 
 Render = Callable[[], Sequence[Any] | None]
 """Returns a frame of each lane."""
@@ -61,7 +59,6 @@ class WriterHandle:
         self._changed = threading.Condition(self._lock)
         self._is_open = True
         self._is_refusing = False
-        self._is_sending = False
         self._keys = count()
 
     def new_stream(self, contract: EnvContract, endpoint: str) -> str:
@@ -108,9 +105,7 @@ class WriterHandle:
     def hand_over(self, timeout_s: float) -> None:
         """Wait until the process has all that is queued: it outlives this one."""
         with self._lock:
-            self._changed.wait_for(
-                lambda: not (self._is_open and (self._queue or self._is_sending)), timeout_s
-            )
+            self._changed.wait_for(lambda: not (self._is_open and self._queue), timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Have the rest written; what the process has not taken by ``timeout_s`` is lost."""
@@ -148,14 +143,15 @@ class WriterHandle:
         self._changed.notify_all()
 
     def _feed(self) -> None:
-        read_end, write_end = os.pipe()
         try:
-            with os.fdopen(read_end, "rb") as source, os.fdopen(write_end, "wb") as pipe:
-                self._process = _start(self.options, source.fileno())
-                source.close()
-                while (message := self._next()) is not None:
-                    send(pipe, message)
-                send(pipe, None)
+            self._process = process = _start(self.options)
+            assert process.stdin is not None
+            with process.stdin as pipe:
+                while (message := self._first()) is not None:
+                    # Large arrays go into the pipe as they are: protocol 5 does not copy them.
+                    pickle.dump(message, pipe, 5)
+                    pipe.flush()
+                    self._remove_first()
         except OSError as error:
             with self._lock:
                 self._is_open = False
@@ -163,62 +159,24 @@ class WriterHandle:
                 self._changed.notify_all()
             _LOG.warning("nothing more is recorded to %s: %s", self.options.folder, error)
 
-    def _next(self) -> tuple[str, Message] | None:
+    def _first(self) -> tuple[str, Message] | None:
+        """Wait for a message, which stays queued until it is sent; None: no more will come."""
         with self._lock:
-            self._is_sending = False
-            while not self._queue:
-                self._changed.notify_all()
-                if not self._is_open:
-                    return None
-                self._changed.wait()
-            self._is_sending = True
-            key, message, num_bytes = self._queue.popleft()
-            self._queued_bytes -= num_bytes
+            self._changed.wait_for(lambda: self._queue or not self._is_open)
+            return self._queue[0][:2] if self._queue else None
+
+    def _remove_first(self) -> None:
+        with self._lock:
+            if self._queue:  # not after ``close`` has given up waiting
+                self._queued_bytes -= self._queue.popleft()[2]
             self._changed.notify_all()
-            return key, message
 
 
-def send(pipe: BinaryIO, message: tuple[str, Message] | None) -> None:
-    """Send the writer's process a message; ``receive`` returns it.
-
-    Arrays are not copied: pictures of ``render`` are most of what a recording moves.
-
-    Raises:
-        OSError: The other end is gone.
-    """
-    arrays: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(message, 5, buffer_callback=arrays.append)
-    parts = [memoryview(data), *(array.raw() for array in arrays)]
-    pipe.write(_SIZE.pack(len(parts)) + b"".join(_SIZE.pack(part.nbytes) for part in parts))
-    for part in parts:
-        pipe.write(part)
-    pipe.flush()
-
-
-def receive(pipe: BinaryIO) -> Any:
-    """Return the next message.
-
-    Raises:
-        EOFError: The other end is gone.
-    """
-    (num_parts,) = _SIZE.unpack(_received(pipe, _SIZE.size))
-    sizes = _SIZE.iter_unpack(_received(pipe, num_parts * _SIZE.size))
-    data, *arrays = [_received(pipe, size) for (size,) in sizes]
-    return pickle.loads(data, buffers=arrays)
-
-
-def _received(pipe: BinaryIO, size: int) -> bytearray:
-    data = bytearray(size)
-    if pipe.readinto(data) < size:  # type: ignore[attr-defined]  # a buffered file has it
-        raise EOFError
-    return data
-
-
-def _start(options: RecordOptions, source: int) -> "subprocess.Popen[bytes]":
+def _start(options: RecordOptions) -> "subprocess.Popen[bytes]":
     module = ("-m", "rlmesh_ray.recording.writer_process")
     return subprocess.Popen(
         [sys.executable, "-P", *module, str(options.folder), str(options.max_gb)],
-        stdin=source,
+        stdin=subprocess.PIPE,
         stdout=2,
         # It outlives a worker that is killed, and Ctrl-C is not for it.
         start_new_session=True,

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import sys
 import time
 from collections.abc import Mapping
@@ -21,7 +22,6 @@ import pyarrow.parquet as pq
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording.episode_table import arrow_array, schema
-from rlmesh_ray.recording.recorder import receive
 from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store, removed_on_error
 from rlmesh_ray.recording.vector_steps import Abandoned, Message, Segment, Stream, segments
 from rlmesh_ray.recording.video import VideoFile, picture_position
@@ -319,16 +319,16 @@ def _plain(value: object) -> object:
 
 
 def main() -> None:
-    """Write until the last message, None, or until the pipe ends."""
+    """Write until the pipe ends."""
     folder, max_gb = sys.argv[1:]
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     os.nice(_NICENESS)
     pa.set_cpu_count(1)
     writer = EpisodeWriter(folder, float(max_gb))
-    # OSError: the other end is gone in the middle of a message.
-    with contextlib.suppress(EOFError, OSError), os.fdopen(0, "rb") as pipe:
-        while (received := receive(pipe)) is not None:
-            writer.handle(*received)
+    gone = (EOFError, OSError, pickle.UnpicklingError)  # the last: in the middle of a message
+    with contextlib.suppress(*gone), os.fdopen(0, "rb") as pipe:
+        while True:
+            writer.handle(*pickle.load(pipe))
     writer.close()
 
 

@@ -1,9 +1,7 @@
 """What `render` returns becomes the video; where it fails, only the video is missing."""
 
-import io
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +12,11 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.recording import RecordOptions, load
-from rlmesh_ray.recording.recorder import Recorder, info_of, receive, send
+from rlmesh_ray.recording.recorder import Recorder, info_of
 from rlmesh_ray.recording.vector_steps import Message, Stream
 from rlmesh_ray.recording.writer_process import EpisodeWriter
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.testing.equality import assert_identical
-from tests.unit.recording.recordings import INFO, cart_pole
+from tests.unit.recording.recordings import INFO
 
 CONTRACT = EnvContract(
     INFO.env_id,
@@ -76,24 +73,6 @@ def record(folder: Path, episodes: list[list[Any]], flush_after: int | None = No
                 recorder.flush()
     recorder.flush()
     writer.close()
-
-
-def test_messages_arrive_whole_and_pictures_follow_their_pickle() -> None:
-    picture = np.random.default_rng(0).integers(256, size=(9, 2**10, 3), dtype=np.uint8)
-    pipe = io.BytesIO()
-    send(pipe, ("0", replace(cart_pole(3, seed=1), frames=picture)))
-    send(pipe, None)
-
-    assert pipe.getvalue().count(picture.tobytes()) == 1
-    pipe.seek(0)
-    key, segment = receive(pipe)
-    assert key == "0"
-    assert_identical(segment.frames, picture)
-    assert_identical(segment.columns, cart_pole(3, seed=1).columns)
-    assert receive(pipe) is None
-    for cut in (0, 5, 20):
-        with pytest.raises(EOFError):
-            receive(io.BytesIO(pipe.getvalue()[:cut]))
 
 
 def decoded(path: Path | None) -> list[Any]:
