@@ -9,13 +9,13 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable, Set
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Set
 from importlib.resources import files
 from typing import Any, BinaryIO
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
@@ -58,7 +58,7 @@ def page(
     def answer(request: Request) -> Response:  # in a thread: it may block
         make = answers.get(request.path_params["name"])
         try:
-            found = None if make is None else make(request.query_params)
+            found = None if make is None else make(defaultdict(str, request.query_params))
         except RlmeshError as error:
             return PlainTextResponse(str(error), 409)
         if found is None:
@@ -71,36 +71,32 @@ def page(
     return PageGuard(Starlette(routes=routes), tokens, _LOCAL_NAMES | {host})
 
 
-def _answers(live: LiveView, runs: RunFolder) -> dict[str, Callable[[QueryParams], object]]:
-    """Return what makes each answer below ``/api/``: JSON or a response; None: not found."""
+def _answers(live: LiveView, runs: RunFolder) -> dict[str, Callable[[Mapping[str, str]], object]]:
+    """Return what makes each answer below ``/api/``: JSON or a response; None: not found.
+
+    A value that a request does not give is an empty text.
+    """
     pace = {"pictures_per_s": PICTURES_PER_S, "picture_share": PICTURE_SHARE}
 
-    def given(name: str, values: QueryParams) -> str:
-        return values.get(name, "")
+    def picture(given: Mapping[str, str]) -> Response | None:
+        return _picture(live.picture(given["endpoint"], given["session"], _number(given["lane"])))
 
-    def episode(values: QueryParams) -> tuple[str, str]:
-        return given("recording", values), given("episode", values)
+    def episodes(given: Mapping[str, str]) -> object:
+        order = given["order"] or "newest"
+        return runs.episodes(given["recording"], order, _number(given["first"]))
 
-    def picture(values: QueryParams) -> Response | None:
-        of = given("endpoint", values), given("session", values)
-        return _picture(live.picture(*of, _number(given("lane", values))))
-
-    def episodes(values: QueryParams) -> object:
-        first = _number(given("first", values))
-        return runs.episodes(given("recording", values), values.get("order", "newest"), first)
-
-    def video(values: QueryParams) -> Response | None:
-        file = runs.video(*episode(values))
+    def video(given: Mapping[str, str]) -> Response | None:
+        file = runs.video(given["recording"], given["episode"])
         return None if file is None else _OpenFile(file, "video/mp4")
 
     return {
         "endpoints": lambda _: {**live.endpoints(), **pace},
-        "sessions": lambda values: live.sessions(given("endpoint", values)),
+        "sessions": lambda given: live.sessions(given["endpoint"]),
         "picture": picture,
         "runs": lambda _: runs.overview(),
-        "curve": lambda values: runs.curve(given("run", values)),
+        "curve": lambda given: runs.curve(given["run"]),
         "episodes": episodes,
-        "episode": lambda values: runs.episode(*episode(values)),
+        "episode": lambda given: runs.episode(given["recording"], given["episode"]),
         "video": video,
     }
 
