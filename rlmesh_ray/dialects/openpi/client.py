@@ -120,7 +120,7 @@ class _Lane:
         """Whether it has been asked."""
         self.episode_id = ""
         """Of the first row."""
-        self._connection = connection
+        self.connection = connection
 
     @classmethod
     async def open(cls, options: ConnectOptions) -> Self:
@@ -158,14 +158,8 @@ class _Lane:
         """
         self.is_used = True
         with contextlib.suppress(ConnectionClosed):  # the server's text may have come before
-            await self._connection.send(message)
-        return await self._connection.recv()
-
-    async def close(self) -> None:
-        await self._connection.close()
-
-    def abort(self) -> None:
-        self._connection.transport.abort()
+            await self.connection.send(message)
+        return await self.connection.recv()
 
 
 class OpenpiSession:
@@ -386,11 +380,11 @@ def _abort(pid: int, spare: Iterable[_Lane], routes: Mapping[str, _Route]) -> No
 
 def _abort_all(lanes: Iterable[_Lane]) -> None:
     for lane in lanes:
-        lane.abort()
+        lane.connection.transport.abort()
 
 
 async def _closed(lanes: Iterable[_Lane]) -> None:
-    await asyncio.gather(*(lane.close() for lane in lanes), return_exceptions=True)
+    await asyncio.gather(*(lane.connection.close() for lane in lanes), return_exceptions=True)
 
 
 class _Connect(connect):

@@ -9,8 +9,6 @@ import functools
 import http
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -52,7 +50,7 @@ from rlmesh_ray.server.bind_policy import (
     warn_without_token,
 )
 from rlmesh_ray.server.connection_limits import CONNECTION_SETUP_S, MAX_CALLS
-from rlmesh_ray.server.drain import DRAINING, Drain
+from rlmesh_ray.server.drain import DRAINING
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.log_context import enter, short_name
 from rlmesh_ray.server.model_options import ModelServerOptions, checked_message_bytes
@@ -88,20 +86,6 @@ _CLOSED = (
 _FAULT = "a fault of the server, which its log has, ended this session; connect again"
 
 
-@dataclass(frozen=True, slots=True)
-class ServedPolicy:
-    """What all connections of a port share."""
-
-    host: Batcher
-    contract: EnvContract
-    """Has the spaces of the clients, for one lane."""
-    metadata: Callable[[], dict[str, Any]]
-    """Returns what the server sends first."""
-    drain: Drain
-    endpoint_id: str
-    idle_timeout_s: float | None
-
-
 class _Gone(Exception):
     """The client has closed the connection, or the endpoint has."""
 
@@ -110,16 +94,16 @@ class OpenpiConnection:
     """Answers one client, in the task of its connection.
 
     Args:
-        policy: The policy.
+        port: Has the policy.
         connection: Its opening handshake is done.
     """
 
-    def __init__(self, policy: ServedPolicy, connection: ServerConnection) -> None:
+    def __init__(self, port: "OpenpiPort", connection: ServerConnection) -> None:
         self.is_busy = False
         """Whether a request waits for its answer."""
         self.transport = connection.transport
         """The connection's transport."""
-        self._policy = policy
+        self._port = port
         self._connection = connection
         self._num_predicted = 0
         self._is_refused = self._is_idle = self._has_failed = False
@@ -127,8 +111,8 @@ class OpenpiConnection:
         self._peer = f"{host}:{port}"
 
     async def serve(self) -> None:
-        enter(self._policy.endpoint_id, short_name(""))
-        host = self._policy.host
+        enter(self._port.endpoint.endpoint_id, short_name(""))
+        host = self._port.host
         routes = ModelRoutes(
             host, lambda each: ContractLanes(each.num_envs), lambda _: wire, keeps_same=False
         )
@@ -138,8 +122,8 @@ class OpenpiConnection:
         )
         gone = asyncio.ensure_future(self._connection.wait_closed())
         try:
-            await routes.configure(_ROUTE, self._policy.contract, host.horizon, 1)
-            await self._send(pack(self._policy.metadata()))
+            await routes.configure(_ROUTE, self._port.contract, host.horizon, 1)
+            await self._send(pack(metadata(host.facts(), self._port.contract)))
             await self._answer_all(routes.by_id[_ROUTE], gone)
         except RlmeshError as error:
             failed = failure_response("", error)
@@ -159,7 +143,7 @@ class OpenpiConnection:
             log.end(
                 is_closed=self._is_refused or self._has_left_between_requests,
                 is_idle=self._is_idle,
-                is_stopping=self._policy.drain.is_draining,
+                is_stopping=self._port.endpoint.drain.is_draining,
                 has_failed=self._has_failed,
             )
             await routes.abandon()
@@ -172,7 +156,7 @@ class OpenpiConnection:
         await self._connection.close(CloseCode.GOING_AWAY, "the endpoint stops")
 
     async def _answer_all(self, route: Route, gone: "asyncio.Future[None]") -> None:
-        drain, total_ms = self._policy.drain, None
+        drain, total_ms = self._port.endpoint.drain, None
         while not drain.is_draining:
             message = await self._received()
             if message is None:
@@ -190,12 +174,12 @@ class OpenpiConnection:
     async def _received(self) -> bytes | None:
         """Return the next message; None: the client was silent for too long."""
         try:
-            async with asyncio.timeout(self._policy.idle_timeout_s):
+            async with asyncio.timeout(self._port.idle_timeout_s):
                 message = await self._connection.recv()
         except TimeoutError:
             self._is_idle = True
             await self._connection.close(
-                CloseCode.POLICY_VIOLATION, f"no request for {self._policy.idle_timeout_s:g} s"
+                CloseCode.POLICY_VIOLATION, f"no request for {self._port.idle_timeout_s:g} s"
             )
             return None
         if isinstance(message, str):
@@ -225,7 +209,7 @@ class OpenpiConnection:
 
         request = PredictionRequest(route.schema, message, route.key, _SLOTS, route.values, answer)
         # Together with the requests of all other sessions that come at the same time.
-        self._policy.host.submit(lambda _data: self._take(request, answered), message)
+        self._port.host.submit(lambda _data: self._take(request, answered), message)
         either: set[asyncio.Future[Any]] = {answered, gone}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -233,7 +217,7 @@ class OpenpiConnection:
                 raise _Gone
         finally:
             if answered.cancel():
-                self._policy.host.cancel(request)
+                self._port.host.cancel(request)
         result, run, queue_ns = answered.result()
         if isinstance(result, RlmeshError):
             raise result
@@ -252,7 +236,7 @@ class OpenpiConnection:
         if answered.done():
             return
         try:
-            self._policy.host.predict(request)
+            self._port.host.predict(request)
         except Exception as error:  # noqa: BLE001  # it must not raise: other sessions go on
             answered.set_exception(error)
 
@@ -300,15 +284,11 @@ class OpenpiPort:
         self._tls = None if files is None else files.context()
         wanted_bytes = checked_message_bytes(options["max_message_bytes"])
         self._max_message_bytes = wanted_bytes or message_bytes(contract.observation_space)
-        self._endpoint = endpoint
-        self._policy = ServedPolicy(
-            host,
-            contract,
-            lambda: metadata(host.facts(), contract),
-            endpoint.drain,
-            endpoint.endpoint_id,
-            options["idle_timeout_s"],
-        )
+        self.endpoint = endpoint
+        self.host = host
+        self.contract = contract
+        """Has the spaces of the clients, for one lane."""
+        self.idle_timeout_s = options["idle_timeout_s"]
         self._server: Server | None = None
         self._bound: Address | None = None
         self._open: dict[OpenpiConnection, asyncio.Task[None]] = {}
@@ -332,8 +312,8 @@ class OpenpiPort:
             ContractMismatchError: The policy cannot act in the clients' spaces.
             ListenError: The address is in use or not this machine's.
         """
-        await self._policy.host.configure(self._policy.contract)
-        self._policy.host.forget("")  # no rows: this has only asked the policy
+        await self.host.configure(self.contract)
+        self.host.forget("")  # no rows: this has only asked the policy
         if self._known is None:
             warn_without_token(self._wanted)
         try:
@@ -383,23 +363,23 @@ class OpenpiPort:
             stranger.transport.abort()
 
     async def _serve(self, connection: ServerConnection) -> None:
-        served, task = OpenpiConnection(self._policy, connection), asyncio.current_task()
+        served, task = OpenpiConnection(self, connection), asyncio.current_task()
         assert task is not None
         # Else the connection would stay open for ever if the client's machine died.
         with contextlib.suppress(OSError):  # the client has gone already
             enable_keepalive(connection.transport.get_extra_info("socket"))
         self._open[served] = task
-        self._endpoint.sessions.note_begun()
+        self.endpoint.sessions.note_begun()
         try:
             await served.serve()
         finally:
-            self._endpoint.sessions.note_ended()
+            self.endpoint.sessions.note_ended()
             del self._open[served]
 
     def _respond(self, connection: ServerConnection, request: Request) -> Response | None:
         """Return the HTTP response to a request; None: it opens a session."""
         if request.path.partition("?")[0] == _HEALTH_PATH:
-            is_serving = self._endpoint.health().is_serving
+            is_serving = self.endpoint.health().is_serving
             status = http.HTTPStatus.OK if is_serving else http.HTTPStatus.SERVICE_UNAVAILABLE
             return connection.respond(status, "OK\n" if is_serving else "not serving\n")
         refusal = self._refusal(request)
@@ -424,7 +404,7 @@ class OpenpiPort:
                 return http.HTTPStatus.UNAUTHORIZED, reason
             if role < TokenRole.CLIENT:
                 return http.HTTPStatus.FORBIDDEN, f"the token has the role {role.label}"
-        if self._endpoint.sessions.is_closed or self._policy.drain.is_draining:
+        if self.endpoint.sessions.is_closed or self.endpoint.drain.is_draining:
             return http.HTTPStatus.SERVICE_UNAVAILABLE, DRAINING
         if len(self._open) >= MAX_CALLS:
             return http.HTTPStatus.SERVICE_UNAVAILABLE, f"{FULL} this endpoint has no place left"
