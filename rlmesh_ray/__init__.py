@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.client.remote_model import RemoteModel, Slots
     from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
     from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
-    from rlmesh_ray.dialects.rllink.client.agents import LocalAgent, RemoteAgent
-    from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
+    from rlmesh_ray.dialects.rllink.client import LocalAgent, RemoteAgent, RLlinkClient
     from rlmesh_ray.evaluation.result import EvaluationResult
     from rlmesh_ray.evaluation.run import evaluate
     from rlmesh_ray.server.env_server import EnvServer
@@ -46,13 +45,13 @@ _HOMES = {
     "EnvContract": "rlmesh_ray.spaces.contract",
     "EnvServer": "rlmesh_ray.server.env_server",
     "EvaluationResult": "rlmesh_ray.evaluation.result",
-    "LocalAgent": "rlmesh_ray.dialects.rllink.client.agents",
+    "LocalAgent": "rlmesh_ray.dialects.rllink.client",
     "MeasuredEndpoint": "rlmesh_ray.server.statistics",
     "ModelServer": "rlmesh_ray.server.model_server",
     "ObservationMap": "rlmesh_ray.spaces.observation_map",
-    "RLlinkClient": "rlmesh_ray.dialects.rllink.client.rllink_client",
+    "RLlinkClient": "rlmesh_ray.dialects.rllink.client",
     "RayTls": "rlmesh_ray.auth.ray_credentials",
-    "RemoteAgent": "rlmesh_ray.dialects.rllink.client.agents",
+    "RemoteAgent": "rlmesh_ray.dialects.rllink.client",
     "RemoteEnv": "rlmesh_ray.client.remote_env",
     "RemoteModel": "rlmesh_ray.client.remote_model",
     "RemoteVectorEnv": "rlmesh_ray.client.remote_vector_env",

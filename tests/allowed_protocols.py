@@ -12,7 +12,6 @@ ALLOWED_PROTOCOLS = {
     "BidiCall": "QueuedCall, SingleThreadedCall",
     "ClientHandshakeFrames": "the modules env and model: wire, released",
     "ClientSession": "keeps RLlink's server from its runner, which has SimulatorSession",
-    "ClientSessionFactory": "keeps RLlink's server from its runner, RLMeshRLlinkEnvRunner",
     "Compiled": "CompiledModule, CompiledForward",
     "CounterArray": "a list, a memoryview",
     "DialectModelSession": "keeps the client from the dialect openpi, which has OpenpiSession",

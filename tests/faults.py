@@ -658,7 +658,7 @@ FAULTS = (
         "rllink",
         "An RLlink port lets in a client that shows a wrong token.",
         "rlmesh_ray/dialects/rllink/server/connection.py",
-        "    if role is None:\n        raise _RefusedClient(",
+        "    if role is None:\n        raise RemoteProtocolError(",
         "    if role is None and shown:\n"
         "        return\n"
         "    if role is None:\n"
@@ -671,8 +671,8 @@ FAULTS = (
         "rllink",
         "The parts of an episode all say that they begin at its first step.",
         "rlmesh_ray/dialects/rllink/runner/episode_chain.py",
-        "        segment.num_steps += len(chunk)\n",
-        "",
+        "t_started=received.first_step - progress.rllib_began,",
+        "t_started=0,",
         "tests/ray/test_rllink_runner.py::"
         "test_the_parts_of_an_episode_are_what_its_simulator_saw[False]",
     ),
@@ -690,7 +690,7 @@ FAULTS = (
         "rllink-timeouts-are-losses",
         "rllink",
         "A client that has waited in vain says that the connection was lost.",
-        "rlmesh_ray/dialects/rllink/client/rllink_client.py",
+        "rlmesh_ray/dialects/rllink/client.py",
         "        if isinstance(error, TimeoutError):\n            return EndpointTimeoutError",
         "        if False:\n            return EndpointTimeoutError",
         "tests/loopback/test_rllink.py::"

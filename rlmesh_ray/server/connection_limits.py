@@ -1,7 +1,7 @@
 """Limits of an endpoint's connections and calls.
 
 Sizes of messages follow from the spaces (``wire.rlmesh_v1.limits``); ``session_limit`` has
-``max_sessions``; RLlink's port has ``dialects.rllink.server.rllink_server.Limits``.
+``max_sessions``; RLlink's port has ``dialects.rllink.server.connection.RLlinkLimits``.
 """
 
 MAX_STREAMS = 128

@@ -33,8 +33,8 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import pb as dm_env_rpc
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import properties as dm_env_rpc_properties
 from rlmesh_ray.dialects.openpi.wire import ClientCodec, pack, unpack
 from rlmesh_ray.dialects.openpi.wire import codec as openpi_codec
-from rlmesh_ray.dialects.rllink.wire import encodings
-from rlmesh_ray.dialects.rllink.wire import messages as rllink
+from rlmesh_ray.dialects.rllink import wire as encodings
+from rlmesh_ray.dialects.rllink import wire as rllink
 from rlmesh_ray.errors import (
     CodecError,
     ConformanceError,

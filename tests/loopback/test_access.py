@@ -20,9 +20,9 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.health import check_health
 from rlmesh_ray.client.observer import EndpointObserver
-from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
-from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkServer
-from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.dialects.rllink import wire as m
+from rlmesh_ray.dialects.rllink.client import RLlinkClient
+from rlmesh_ray.dialects.rllink.server.connection import RLlinkServer
 from rlmesh_ray.errors import (
     AccessDeniedError,
     AddressError,
@@ -183,7 +183,7 @@ def test_rllink_lets_no_stranger_in_either(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     host = NoSimulators()
-    server = RLlinkServer(host, token=tokens(RIGHT, ROTATED_OUT, "s3cret-probe probe"))
+    server = RLlinkServer(host.admit, token=tokens(RIGHT, ROTATED_OUT, "s3cret-probe probe"))
     server.start()
     try:
         RLlinkClient(server.address, token=ROTATED_OUT).close()
@@ -401,7 +401,7 @@ def _make(kind: str, **options: Any) -> object:
     return (
         ModelServer(zeros, **options)
         if kind == "model"
-        else RLlinkServer(NoSimulators(), **options)
+        else RLlinkServer(NoSimulators().admit, **options)
     )
 
 
@@ -418,7 +418,7 @@ def test_an_endpoint_may_listen_without_a_token_and_logs_a_warning(
 def test_an_rllink_port_may_listen_without_a_token_and_logs_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    server = RLlinkServer(NoSimulators(), address="0.0.0.0:0", no_token=True)
+    server = RLlinkServer(NoSimulators().admit, address="0.0.0.0:0", no_token=True)
     server.start()
     try:
         _, _, port = server.address.rpartition(":")

@@ -27,10 +27,10 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.health import check_health
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
-from rlmesh_ray.dialects.rllink.client.rllink_client import JSON, RLlinkClient
-from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkLimits, RLlinkServer
-from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.dialects.rllink.wire.encodings import framed
+from rlmesh_ray.dialects.rllink import wire as m
+from rlmesh_ray.dialects.rllink.client import JSON, RLlinkClient
+from rlmesh_ray.dialects.rllink.server.connection import RLlinkLimits, RLlinkServer
+from rlmesh_ray.dialects.rllink.wire import framed
 from rlmesh_ray.errors import (
     AddressError,
     CapacityError,
@@ -468,7 +468,7 @@ class Trainer:
 
 @contextlib.contextmanager
 def rllink_server(limits: RLlinkLimits) -> Iterator[RLlinkServer]:
-    server = RLlinkServer(Trainer(), token="s3cret", limits=limits)
+    server = RLlinkServer(Trainer().admit, token="s3cret", limits=limits)
     server.start()
     try:
         yield server
@@ -700,7 +700,7 @@ PAIRS = [
 KINDS: dict[str, Callable[[str], Any]] = {
     "env": lambda address: EnvServer("CartPole-v1", address=address, token="s3cret"),
     "model": lambda address: ModelServer(zeros, address=address, token="s3cret"),
-    "rllink": lambda address: RLlinkServer(Trainer(), address=address, token="s3cret"),
+    "rllink": lambda address: RLlinkServer(Trainer().admit, address=address, token="s3cret"),
 }
 
 

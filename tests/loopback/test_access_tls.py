@@ -18,9 +18,9 @@ from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import check_health
-from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
-from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkServer
-from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.dialects.rllink import wire as m
+from rlmesh_ray.dialects.rllink.client import RLlinkClient
+from rlmesh_ray.dialects.rllink.server.connection import RLlinkServer
 from rlmesh_ray.errors import ConfigurationError, EndpointError, EndpointUnreachableError
 from tests.loopback.certificates import Authority, certified, needs_openssl
 from tests.loopback.served_calls import ServedCalls
@@ -69,7 +69,7 @@ class Trainer:
 
 @contextlib.contextmanager
 def rllink_server(tls: Any) -> Iterator[RLlinkServer]:
-    server = RLlinkServer(Trainer(), tls=tls)
+    server = RLlinkServer(Trainer().admit, tls=tls)
     server.start()
     try:
         yield server
@@ -203,7 +203,7 @@ def test_files_are_looked_at_before_anything_listens(
     tls, named = broken(certificates, tmp_path)[which]
 
     def make() -> object:
-        return RLlinkServer(Trainer(), tls=tls) if kind == "rllink" else USES[kind][0](tls)
+        return RLlinkServer(Trainer().admit, tls=tls) if kind == "rllink" else USES[kind][0](tls)
 
     with pytest.raises(ConfigurationError, match=named):
         make()
@@ -286,7 +286,7 @@ def test_where_ray_uses_no_tls_its_files_mean_plain_text(monkeypatch: pytest.Mon
 
 
 def test_tls_does_without_grpc_where_rllink_is_spoken() -> None:
-    client = "rlmesh_ray.dialects.rllink.client.rllink_client"
+    client = "rlmesh_ray.dialects.rllink.client"
     script = f"import {client}, sys; sys.exit('grpc' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 

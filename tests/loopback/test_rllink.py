@@ -17,17 +17,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlmesh_ray.dialects.rllink.client.agents import LocalAgent, RemoteAgent
-from rlmesh_ray.dialects.rllink.client.rllink_client import JSON, RAY, RLlinkClient
-from rlmesh_ray.dialects.rllink.server import connection, rllink_server
-from rlmesh_ray.dialects.rllink.server.connection import RLlinkConnection
-from rlmesh_ray.dialects.rllink.server.rllink_server import (
+from rlmesh_ray.dialects.rllink import wire as m
+from rlmesh_ray.dialects.rllink.client import JSON, RAY, LocalAgent, RemoteAgent, RLlinkClient
+from rlmesh_ray.dialects.rllink.server import connection
+from rlmesh_ray.dialects.rllink.server.connection import (
     ImmediateOrLaterReply,
+    RLlinkConnection,
     RLlinkLimits,
     RLlinkServer,
 )
-from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.dialects.rllink.wire.encodings import Body, Encoding, framed
+from rlmesh_ray.dialects.rllink.wire import Body, Encoding, framed
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,
@@ -105,7 +104,7 @@ def serve(trainer: Trainer) -> Iterator[Callable[..., str]]:
     servers: list[RLlinkServer] = []
 
     def start(*, token: str | None = None, limits: RLlinkLimits | None = None) -> str:
-        servers.append(RLlinkServer(trainer, token=token, limits=limits))
+        servers.append(RLlinkServer(trainer.admit, token=token, limits=limits))
         servers[-1].start()
         return servers[-1].address
 
@@ -204,7 +203,7 @@ def test_a_connection_that_breaks_when_its_answer_comes_is_no_error_of_ours(
             writers.append(writer)
             super().__init__(reader, writer, limits)
 
-    monkeypatch.setattr(rllink_server, "RLlinkConnection", Noted)
+    monkeypatch.setattr(connection, "RLlinkConnection", Noted)
     address = serve()
     trainer.is_holding = True
 
@@ -249,7 +248,7 @@ def test_other_clients_are_answered_while_a_large_message_is_read(
 
 
 def test_who_waits_when_the_port_is_closed_is_not_left_waiting(trainer: Trainer) -> None:
-    server = RLlinkServer(trainer)
+    server = RLlinkServer(trainer.admit)
     server.start()
     trainer.is_holding = True
     with connect_options(server.address) as line:
@@ -399,11 +398,11 @@ def test_a_stranger_can_neither_ask_nor_send_much(
 
 def test_a_port_that_other_machines_can_reach_needs_a_token(trainer: Trainer) -> None:
     with pytest.raises(AddressError, match="give a token"):
-        RLlinkServer(trainer, address="0.0.0.0:0")
+        RLlinkServer(trainer.admit, address="0.0.0.0:0")
     with pytest.raises(ConfigurationError, match="printable"):
-        RLlinkServer(trainer, token="")
+        RLlinkServer(trainer.admit, token="")
     with pytest.raises(AddressError, match="TCP"):
-        RLlinkServer(trainer, address="unix:/tmp/x")
+        RLlinkServer(trainer.admit, address="unix:/tmp/x")
 
 
 # --- rubbish -----------------------------------------------------------------------------
@@ -439,7 +438,7 @@ def test_damaged_frames_stop_no_server(
 
 LIGHT = """
 import sys
-import rlmesh_ray.dialects.rllink.client.agents
+import rlmesh_ray.dialects.rllink.client
 heavy = {"ray", "torch", "grpc", "google", "gymnasium", "onnxruntime", "msgpack", "asyncio"}
 print(sorted(heavy & set(sys.modules)))
 """
@@ -517,7 +516,7 @@ def test_the_client_gives_up_after_its_timeout(serve: Callable[..., str], traine
 
 
 def test_the_client_says_that_the_training_has_ended(trainer: Trainer) -> None:
-    server = RLlinkServer(trainer)
+    server = RLlinkServer(trainer.admit)
     server.start()
     with RLlinkClient(server.address) as client:
         assert server.is_serving
@@ -531,7 +530,7 @@ def test_the_client_says_that_the_training_has_ended(trainer: Trainer) -> None:
 
 def test_a_server_stops_at_any_moment(trainer: Trainer) -> None:
     for _ in range(40):
-        server = RLlinkServer(trainer)
+        server = RLlinkServer(trainer.admit)
         server.start()
         with RLlinkClient(server.address) as client, contextlib.suppress(EndpointLostError):
             thread = threading.Thread(target=server.stop)
@@ -546,7 +545,7 @@ def test_a_port_in_use_is_named(serve: Callable[..., str], trainer: Trainer) -> 
     address = serve()
 
     with pytest.raises(AddressError, match="give another port"):
-        RLlinkServer(trainer, address=address).start()
+        RLlinkServer(trainer.admit, address=address).start()
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ import ray
 import torch
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray.dialects.rllink.client.rllink_client import RAY, RLlinkClient
-from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.dialects.rllink import wire as m
+from rlmesh_ray.dialects.rllink.client import RAY, RLlinkClient
 from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.rllib import RLMeshRLlinkEnvRunner, configure_rllink
 from tests.loopback.eventually import eventually
@@ -209,7 +209,7 @@ class Mine:
 array = np.array([Mine()], object)
 body = msgpack.packb({"type": "EPISODES", "episodes": [{"observations": {"data": array}}]})
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.dialects.rllink.wire.encodings import RAY
+from rlmesh_ray.dialects.rllink.wire import RAY
 try:
     RAY.parse_request(body)
 except CodecError as error:

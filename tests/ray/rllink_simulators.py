@@ -9,8 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlmesh_ray.dialects.rllink.client.agents import LocalAgent, RemoteAgent
-from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
+from rlmesh_ray.dialects.rllink.client import LocalAgent, RemoteAgent, RLlinkClient
 from rlmesh_ray.errors import RlmeshError
 
 

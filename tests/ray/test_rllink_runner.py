@@ -18,8 +18,7 @@ from ray.rllib.core import COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_RL_MODUL
 
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.server_tls import ServerTls
-from rlmesh_ray.dialects.rllink.client.agents import LocalAgent, RemoteAgent
-from rlmesh_ray.dialects.rllink.client.rllink_client import RAY, RLlinkClient
+from rlmesh_ray.dialects.rllink.client import RAY, LocalAgent, RemoteAgent, RLlinkClient
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,

@@ -18,13 +18,13 @@ from ray.rllib.utils.spaces.space_utils import (
     unsquash_action,
 )
 
+from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.dialects.rllink.runner.sample_queue import (
     EpisodeProgress,
     Rollout,
     SampleQueue,
     WeightsVersion,
 )
-from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.models.rllib.fast_path import ActionSampler, as_arrays
 
 _MOST_ROWS = 1024
@@ -129,6 +129,24 @@ def action_transform_for(
     return fit
 
 
+class ModuleCopy:
+    """A copy of a module that acts with any version of the weights. For one thread.
+
+    Args:
+        module: Not changed.
+    """
+
+    def __init__(self, module: RLModule) -> None:
+        self.module: Any = copy.deepcopy(module)
+        self._seq_no: int | None = None
+
+    def with_weights(self, weights: WeightsVersion) -> Any:
+        if self._seq_no != weights.seq_no:
+            self.module.set_state(dict(weights.state))
+            self._seq_no = weights.seq_no
+        return self.module
+
+
 class BatchedInference:
     """A copy of the policy in a separate thread, so that it answers while others learn.
 
@@ -151,12 +169,12 @@ class BatchedInference:
     ) -> None:
         self.explore = explore
         self._queue = queue
-        self._module: Any = copy.deepcopy(module)
+        self._copy = ModuleCopy(module)
+        self._drawing = ActionSampler(
+            self._copy.module, GetActions()._get_actions, explore=explore
+        )
         self._fit = fit
-        drawing = GetActions()
-        self._drawing = ActionSampler(self._module, drawing._get_actions, explore=explore)
         self._asked: list[AskedEpisode] = []
-        self._seq_no: int | None = None
         self._thread: threading.Thread | None = None
 
     def submit(self, episode: AskedEpisode) -> None:
@@ -207,15 +225,13 @@ class BatchedInference:
             episode.answer.set_result(m.Action(episode.episode_id, action, chosen.seq_no))
 
     def _choose(self, obs: Sequence[m.Array], weights: WeightsVersion) -> list[ChosenAction]:
-        if self._seq_no != weights.seq_no:
-            self._module.set_state(dict(weights.state))
-            self._seq_no = weights.seq_no
+        module = self._copy.with_weights(weights)
         batch = {Columns.OBS: torch.as_tensor(np.stack(obs).astype(np.float32))}
         with torch.no_grad():
             if self.explore:
-                output = self._module.forward_exploration(batch, t=weights.num_env_steps)
+                output = module.forward_exploration(batch, t=weights.num_env_steps)
             else:
-                output = self._module.forward_inference(batch)
+                output = module.forward_inference(batch)
             self._drawing.add_to(output)
         arrays = as_arrays({name: output[name] for name in _KEPT if name in output})
         kept = {name: arrays[name] for name in m.MODEL_OUTPUTS if name in arrays}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.dialects.rllink.runner.batched_inference import AskedEpisode, BatchedInference
 from rlmesh_ray.dialects.rllink.runner.sample_queue import (
     EpisodeProgress,
@@ -14,8 +15,7 @@ from rlmesh_ray.dialects.rllink.runner.sample_queue import (
     WeightsVersion,
 )
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
-from rlmesh_ray.dialects.rllink.server.rllink_server import ImmediateOrLaterReply
-from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.dialects.rllink.server.connection import ImmediateOrLaterReply
 from rlmesh_ray.errors import RemoteProtocolError
 
 _MOST_EPISODES = 1024
@@ -49,8 +49,7 @@ class SimulatorSession:
         self._state = state
         self._inference = inference
         self._seq_no = _UNKNOWN
-        self._named: dict[str, EpisodeProgress] = {}
-        self._nameless: list[EpisodeProgress] = []
+        self._running: list[EpisodeProgress] = []
         self._asked: dict[str, AskedEpisode] = {}
         self._rollout = Rollout()
         with queue.lock:
@@ -58,7 +57,7 @@ class SimulatorSession:
             queue.lock.notify_all()
 
     def receive(self, request: m.Request) -> ImmediateOrLaterReply:
-        """Take a request; see ``rlmesh_ray.dialects.rllink.server.rllink_server.ClientSession``.
+        """Take a request; see ``rlmesh_ray.dialects.rllink.server.connection.ClientSession``.
 
         Raises:
             ConformanceError: A sample does not fit the spaces.
@@ -79,7 +78,7 @@ class SimulatorSession:
         with self._queue.lock:
             for episode in self._asked.values():
                 episode.abandon()
-            self._queue.abandon(len(self._named) + len(self._nameless))
+            self._queue.abandon(len(self._running))
             self._queue.num_clients -= 1
             self._queue.end_rollout(self._rollout)
             self._queue.lock.notify_all()
@@ -108,11 +107,9 @@ class SimulatorSession:
         received = progress.received(chunk, seq_no)
         if chunk.is_done:
             self._queue.finish(progress)
-        elif chunk.episode_id is not None:
-            self._named[chunk.episode_id] = progress
         else:
-            self._nameless.append(progress)
-        if len(self._named) + len(self._nameless) + len(self._asked) > _MOST_EPISODES:
+            self._running.append(progress)
+        if len(self._running) + len(self._asked) > _MOST_EPISODES:
             raise RemoteProtocolError(
                 f"more than {_MOST_EPISODES} episodes are running; end some, or open another "
                 "connection"
@@ -120,22 +117,24 @@ class SimulatorSession:
         return received
 
     def _progress_of(self, chunk: m.Chunk) -> EpisodeProgress:
-        """Return the episode that a chunk continues, or a new one; it is taken off the lists."""
-        if chunk.episode_id is not None:
-            known = self._named.pop(chunk.episode_id, None)
-            if known is not None and _continues(known, chunk):
-                return known
-            self._queue.abandon(known is not None)
-            return EpisodeProgress()
-        for number, progress in enumerate(self._nameless):
-            if _continues(progress, chunk):
-                return self._nameless.pop(number)
-        return EpisodeProgress()
+        """Return the episode that a chunk continues, or a new one; it is taken off the list."""
+        for progress in self._running:
+            if progress.episode_id != chunk.episode_id:
+                continue
+            # Without an id, it is the one whose last observation comes again.
+            continues = np.array_equal(progress.last_obs, chunk.obs[0])
+            if continues or chunk.episode_id is not None:
+                self._running.remove(progress)
+                if continues:
+                    return progress
+                self._queue.abandon(1)
+                break
+        return EpisodeProgress(chunk.episode_id)
 
     def _give_up_others(self, present: set[EpisodeProgress]) -> None:
-        going = [progress for progress in self._nameless if progress in present]
-        self._queue.abandon(len(self._nameless) - len(going))
-        self._nameless = going
+        going = [each for each in self._running if each.episode_id or each in present]
+        self._queue.abandon(len(self._running) - len(going))
+        self._running = going
 
     def _told(self, weights: WeightsVersion) -> m.SetState:
         told = self._state(weights)
@@ -182,10 +181,6 @@ class SimulatorSession:
                 f"no episode {episode_id!r} is running; begin it with START_EPISODE"
             )
         return episode
-
-
-def _continues(progress: EpisodeProgress, chunk: m.Chunk) -> bool:
-    return progress.last_obs is not None and np.array_equal(progress.last_obs, chunk.obs[0])
 
 
 def _nothing(_weights: WeightsVersion) -> None:

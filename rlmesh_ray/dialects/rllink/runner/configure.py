@@ -13,7 +13,7 @@ from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects.rllink.runner.env_runner import RLMeshRLlinkEnvRunner
 from rlmesh_ray.dialects.rllink.runner.listen_plan import RLLINK_KEY, RLlinkPlan
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
-from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkLimits
+from rlmesh_ray.dialects.rllink.server.connection import RLlinkLimits
 from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.options import takes_no_more
 from rlmesh_ray.protocol.address import parse_address

@@ -17,12 +17,14 @@ from ray.rllib.core import COMPONENT_RL_MODULE
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
+from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.dialects.rllink.runner.batched_inference import (
     BatchedInference,
+    ModuleCopy,
     action_transform_for,
 )
 from rlmesh_ray.dialects.rllink.runner.client_session import SimulatorSession
-from rlmesh_ray.dialects.rllink.runner.episode_chain import EpisodeChain, LogpRecomputer
+from rlmesh_ray.dialects.rllink.runner.episode_chain import EpisodeChain
 from rlmesh_ray.dialects.rllink.runner.listen_plan import (
     RLlinkPlan,
     client_config,
@@ -31,9 +33,8 @@ from rlmesh_ray.dialects.rllink.runner.listen_plan import (
 )
 from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue, WeightsVersion
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
-from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkServer
-from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.dialects.rllink.wire.encodings import RAY, Encoding
+from rlmesh_ray.dialects.rllink.server.connection import RLlinkServer
+from rlmesh_ray.dialects.rllink.wire import RAY, Encoding
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 from rlmesh_ray.models.rllib.forward import distribution_of, exported_module
@@ -196,7 +197,7 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
         needs_them = plan.max_weights_lag is not None and has_log_probabilities
         self._chain = EpisodeChain(
             self._spaces,
-            LogpRecomputer(self.module) if needs_them else None,
+            ModuleCopy(self.module) if needs_them else None,
             self._queue.weights_of,
             lookback=config.episode_lookback_horizon,
         )
@@ -222,7 +223,7 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
             in_evaluation=bool(config.in_evaluation),
         )
         self._server = RLlinkServer(
-            self,
+            self.admit,
             address=str(Address(plan.host, port)),
             token=plan.token,
             tls=plan.tls,
@@ -233,7 +234,7 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
         _LOG.info("worker %s listens for simulators on %s", self.worker_index, self._server.address)
 
     def admit(self, peer: str, encoding: Encoding) -> SimulatorSession:
-        """Begin a conversation with a simulator; see ``ClientSessionFactory`` of the server."""
+        """Begin a conversation with a simulator; for the server."""
         _LOG.info("worker %s: a simulator at %s, in %s", self.worker_index, peer, encoding.name)
         state = _arrays if encoding is RAY else self._as_model
         return SimulatorSession(self._queue, self._spaces, self._told, state, self._inference)

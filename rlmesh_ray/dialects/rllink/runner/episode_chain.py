@@ -1,25 +1,18 @@
 """RLlib's episodes out of what simulators have sent."""
 
-import copy
 import uuid
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
-from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rlmesh_ray.dialects.rllink.runner.sample_queue import (
-    EpisodeProgress,
-    ReceivedChunk,
-    WeightsVersion,
-)
+from rlmesh_ray.dialects.rllink import wire as m
+from rlmesh_ray.dialects.rllink.runner.batched_inference import ModuleCopy
+from rlmesh_ray.dialects.rllink.runner.sample_queue import ReceivedChunk, WeightsVersion
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
-from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.models.rllib.fast_path import as_arrays
 from rlmesh_ray.models.rllib.forward import distribution_inputs
 from rlmesh_ray.rllib.runner.episode_buffer import EpisodeFactory
@@ -27,66 +20,29 @@ from rlmesh_ray.rllib.runner.episode_buffer import EpisodeFactory
 _MOST_ROWS = 1024
 
 
-@dataclass(slots=True, eq=False)
-class _Segment:
-    """Chunks that follow each other without a gap: to RLlib, one episode.
-
-    Where a chunk has been dropped, what comes after it is another episode: replay buffers put
-    chunks of one id together, and would find that they do not fit.
-    """
-
-    id_: str
-    num_steps: int
-    next_step: int
-    """Of the simulator's episode."""
-    tail: m.Chunk | None = None
-    """The last steps, for episodes that look back."""
-
-
-class LogpRecomputer:
-    """Recomputes log-probabilities and distribution inputs of actions that came without them.
+def recomputed_outputs(
+    module: ModuleCopy, weights: WeightsVersion, chunks: Sequence[m.Chunk]
+) -> list[dict[str, m.Array]]:
+    """Return, for each chunk, the distributions' inputs and the actions' log-probabilities.
 
     Args:
-        module: The module. It is not changed; a copy of it gets the weights.
+        module: Gets the weights.
+        weights: The weights that chose the actions.
+        chunks: Chunks of these weights that came without outputs; they are computed together.
     """
-
-    def __init__(self, module: RLModule) -> None:
-        self._original = module
-        self._module: Any = None
-        self._seq_no: int | None = None
-
-    def outputs(
-        self, weights: WeightsVersion, chunks: Sequence[m.Chunk]
-    ) -> list[dict[str, m.Array]]:
-        """Return, for each chunk, the distributions' inputs and the actions' log-probabilities.
-
-        Args:
-            weights: The weights that chose the actions.
-            chunks: Chunks of these weights; they are computed together.
-        """
-        if self._module is None:
-            self._module = copy.deepcopy(self._original)
-        if self._seq_no != weights.seq_no:
-            self._module.set_state(dict(weights.state))
-            self._seq_no = weights.seq_no
-        obs = torch.as_tensor(np.concatenate([chunk.obs[:-1] for chunk in chunks]))
-        actions = torch.as_tensor(np.concatenate([chunk.actions for chunk in chunks]))
-        with torch.no_grad():
-            # Not all at once: what a network of pixels holds meanwhile would not fit.
-            rows = [distribution_inputs(self._module, part) for part in obs.split(_MOST_ROWS)]
-            inputs = torch.cat(rows)
-            kind = self._module.get_exploration_action_dist_cls()
-            logp = kind.from_logits(inputs).logp(actions)
-        arrays = as_arrays({Columns.ACTION_DIST_INPUTS: inputs, Columns.ACTION_LOGP: logp})
-        ends = np.cumsum([len(chunk) for chunk in chunks])[:-1]
-        names = {
-            m.ACTION_DIST_INPUTS: arrays[Columns.ACTION_DIST_INPUTS],
-            m.ACTION_LOGP: arrays[Columns.ACTION_LOGP],
-        }
-        parts = {name: np.split(values, ends) for name, values in names.items()}
-        return [
-            {name: parts[name][number] for name in m.MODEL_OUTPUTS} for number in range(len(chunks))
-        ]
+    acting = module.with_weights(weights)
+    obs = torch.as_tensor(np.concatenate([chunk.obs[:-1] for chunk in chunks]))
+    actions = torch.as_tensor(np.concatenate([chunk.actions for chunk in chunks]))
+    with torch.no_grad():
+        # Not all at once: what a network of pixels holds meanwhile would not fit.
+        inputs = torch.cat([distribution_inputs(acting, part) for part in obs.split(_MOST_ROWS)])
+        logp = acting.get_exploration_action_dist_cls().from_logits(inputs).logp(actions)
+    arrays = as_arrays({Columns.ACTION_DIST_INPUTS: inputs, Columns.ACTION_LOGP: logp})
+    ends = np.cumsum([len(chunk) for chunk in chunks])
+    return [
+        {name: arrays[name][end - len(chunk) : end] for name in m.MODEL_OUTPUTS}
+        for chunk, end in zip(chunks, ends, strict=True)
+    ]
 
 
 class EpisodeChain:
@@ -94,7 +50,7 @@ class EpisodeChain:
 
     Args:
         spaces: Of the samples.
-        logp_recomputer: Computes log-probabilities; None: the learner needs none.
+        module: Recomputes log-probabilities; None: the learner needs none.
         weights_of: Returns a version of the weights, or None if it is too old.
         lookback: How many steps of the chunk before an episode holds.
     """
@@ -102,18 +58,15 @@ class EpisodeChain:
     def __init__(
         self,
         spaces: SampleSpaces,
-        logp_recomputer: LogpRecomputer | None,
+        module: ModuleCopy | None,
         weights_of: Callable[[int], WeightsVersion | None],
         *,
         lookback: int,
     ) -> None:
         self._maker = EpisodeFactory(spaces.observation, spaces.action)
-        self._logp_recomputer = logp_recomputer
+        self._module = module
         self._weights_of = weights_of
         self._lookback = lookback
-        self._segments: weakref.WeakKeyDictionary[EpisodeProgress, _Segment] = (
-            weakref.WeakKeyDictionary()
-        )
 
     def episodes(self, received: Sequence[ReceivedChunk]) -> list[SingleAgentEpisode]:
         """Return an episode for each chunk, but for those whose weights are too old by now."""
@@ -125,7 +78,7 @@ class EpisodeChain:
         ]
 
     def _outputs(self, received: Sequence[ReceivedChunk]) -> dict[int, Mapping[str, m.Array]]:
-        if self._logp_recomputer is None:
+        if self._module is None:
             return {number: {} for number in range(len(received))}
         outputs: dict[int, Mapping[str, m.Array]] = {}
         missing: dict[int, list[int]] = {}
@@ -136,42 +89,40 @@ class EpisodeChain:
                 missing.setdefault(each.seq_no, []).append(number)
         for seq_no, numbers in missing.items():
             weights = self._weights_of(seq_no)
-            if weights is None:
-                continue
-            chunks = [received[number].chunk for number in numbers]
-            thought = self._logp_recomputer.outputs(weights, chunks)
-            outputs.update(zip(numbers, thought, strict=True))
+            if weights is not None:
+                chunks = [received[number].chunk for number in numbers]
+                recomputed = recomputed_outputs(self._module, weights, chunks)
+                outputs.update(zip(numbers, recomputed, strict=True))
         return outputs
 
     def _episode(
         self, received: ReceivedChunk, outputs: Mapping[str, m.Array]
     ) -> SingleAgentEpisode:
-        chunk = received.chunk
-        segment = self._segments.get(received.progress)
-        if segment is None or segment.next_step != received.first_step:
-            segment = _Segment(uuid.uuid4().hex, 0, received.first_step)
-            self._segments[received.progress] = segment
+        chunk, progress = received.chunk, received.progress
+        # Where a chunk has been dropped, what comes after it is another episode: replay buffers
+        # put chunks of one id together, and would find that they do not fit.
+        if progress.next_step != received.first_step:
+            progress.rllib_id, progress.tail = uuid.uuid4().hex, None
+            progress.rllib_began = received.first_step
         whole = replace(chunk, model_outputs=outputs)
-        if segment.tail is not None:
-            whole = m.joined([segment.tail, whole])
-        lookback = len(whole) - len(chunk)
+        if progress.tail is not None:
+            whole = m.joined([progress.tail, whole])
         episode = self._maker.make(
-            segment.id_,
+            progress.rllib_id,
             observations=whole.obs,
             infos=[{} for _ in whole.obs],
             actions=whole.actions,
             rewards=whole.rewards,
             extras=whole.model_outputs,
-            lookback=lookback,
-            t_started=segment.num_steps,
+            lookback=len(whole) - len(chunk),
+            t_started=received.first_step - progress.rllib_began,
         )
         episode.is_terminated, episode.is_truncated = chunk.is_terminated, chunk.is_truncated
-        segment.num_steps += len(chunk)
-        segment.next_step += len(chunk)
+        progress.next_step = received.first_step + len(chunk)
         if self._lookback:
             tail = whole.part(max(0, len(whole) - self._lookback), len(whole))
             # Copies, so that they do not hold all the others.
-            segment.tail = m.Chunk(
+            progress.tail = m.Chunk(
                 tail.obs.copy(),
                 tail.actions.copy(),
                 tail.rewards.copy(),

@@ -10,9 +10,9 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rlmesh_ray.auth.server_tls import TlsSource
 from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
-from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkLimits
-from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.dialects.rllink.server.connection import RLlinkLimits
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.rllib.forward import OUTPUT, distribution_of, is_epsilon_greedy
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.models.onnx.onnx_export import OnnxGraph
 
 _ANY = 2**62
@@ -51,10 +51,12 @@ class WeightsVersion:
 MakeReply = Callable[[WeightsVersion], m.Reply | None]
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class EpisodeProgress:
     """An episode of a simulator."""
 
+    episode_id: str | None = None
+    """The client's name for it."""
     comes_by_step: bool = False
     """Whether its steps come one by one: they are joined when a sample takes them."""
     num_steps: int = 0
@@ -64,6 +66,15 @@ class EpisodeProgress:
     seconds: float = 0.0
     """How long it took; once it has ended."""
     last_obs: m.Array | None = None
+    # What ``EpisodeChain`` has made of it; for the runner's thread.
+    next_step: int = -1
+    """That follows without a gap."""
+    rllib_id: str = ""
+    """Of RLlib's episode."""
+    rllib_began: int = 0
+    """The step with which that began."""
+    tail: m.Chunk | None = None
+    """The last steps, for episodes that look back."""
 
     def received(self, chunk: m.Chunk, seq_no: int) -> "ReceivedChunk":
         received = ReceivedChunk(chunk, self, self.num_steps, seq_no)

@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.errors import ConfigurationError, ConformanceError
 
 

@@ -1,4 +1,9 @@
-"""One simulator's connection: its frames, its deadlines, its token."""
+"""RLlinkServer: the port for external simulators, in either encoding of RLlink.
+
+Each connection has a task of its own. A frame that has begun must be complete in time, and an
+answer be received in time. A client that breaks a rule gets an error and is disconnected, without
+effect on the others. There is no limit to the time between two frames.
+"""
 
 import asyncio
 import contextlib
@@ -6,11 +11,12 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-from rlmesh_ray.auth.token_file import TokenRole, TokenStore
-from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.dialects.rllink.wire.encodings import (
+from rlmesh_ray.auth.token_file import TokenRole, TokenSource, TokenStore
+from rlmesh_ray.dialects.rllink import wire as m
+from rlmesh_ray.dialects.rllink.wire import (
     HEADER_BYTES,
     JSON,
     MOST_BODY_BYTES,
@@ -19,11 +25,29 @@ from rlmesh_ray.dialects.rllink.wire.encodings import (
     encoding_of,
     framed,
 )
-from rlmesh_ray.errors import RlmeshError
+from rlmesh_ray.errors import (
+    AddressError,
+    CapacityError,
+    ListenError,
+    RemoteProtocolError,
+    RlmeshError,
+)
+from rlmesh_ray.grpc_setup import is_fork
+from rlmesh_ray.protocol.address import Address
+from rlmesh_ray.server.bind_policy import (
+    TlsSource,
+    checked_address,
+    listen_arguments,
+    resolve_server_tls,
+    warn_without_token,
+)
+from rlmesh_ray.server.event_loop import shared_loop
+from rlmesh_ray.server.session_limit import require_descriptors
 from rlmesh_ray.transport.tcp import enable_keepalive
 
 _LOG = logging.getLogger(__name__)
 
+_STOP_S = 5.0
 _LARGE_BYTES = 2**16
 """Larger messages are read in another thread, while the other clients are answered."""
 _STRANGER_BYTES = 4096
@@ -48,11 +72,8 @@ class ClientSession(Protocol):
         """Forget the client, who has gone."""
 
 
-class ClientSessionFactory(Protocol):
-    """Makes the sessions of clients."""
-
-    def admit(self, peer: str, encoding: Encoding) -> ClientSession:
-        """Begin the session of a client that has shown the token; in the serving loop."""
+Admit = Callable[[str, Encoding], ClientSession]
+"""Begins the session of a client, by its address and dialect; called in the serving loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +93,6 @@ class RLlinkLimits:
     wanted, besides ``max_clients``; when another one comes, the oldest is closed."""
 
 
-class _RefusedClient(Exception):
-    """The client is to be told why, and cut off."""
-
-
 class RLlinkConnection:
     """Talks with one client, in a task of its own.
 
@@ -91,21 +108,19 @@ class RLlinkConnection:
         self._reader = reader
         self._writer = writer
         self._limits = limits
-        self._encoding: Encoding = JSON
-        self._has_spoken = False
+        self._encoding: Encoding | None = None
+        """That of its first message."""
         host, port, *_ = writer.get_extra_info("peername") or ("an unknown host", 0)
         self.peer = f"{host}:{port}"
         # Else the connection would stay open for ever if the client's machine died.
         with contextlib.suppress(OSError):  # the client has gone already
             enable_keepalive(writer.get_extra_info("socket"))
 
-    async def serve(
-        self, host: ClientSessionFactory, known: TokenStore | None, seat: Callable[[], bool]
-    ) -> None:
+    async def serve(self, admit: Admit, known: TokenStore | None, seat: Callable[[], bool]) -> None:
         """Talk with the client until either has had enough.
 
         Args:
-            host: Answers.
+            admit: Begins its session.
             known: What the first message must show; None: nothing.
             seat: Called when the first message has come, with the right token where one is wanted;
                 returns whether there is a place.
@@ -123,12 +138,12 @@ class RLlinkConnection:
                 _require_token(request, known)
             if not seat():
                 return
-            session = host.admit(self.peer, self._encoding)
+            session = admit(self.peer, self._encoding or JSON)
             try:
                 await self._attend(session, request)
             finally:
                 session.leave()
-        except (_RefusedClient, RlmeshError) as error:
+        except RlmeshError as error:
             _LOG.warning("%s is cut off: %s", self.peer, error)
             await self._cut_off(str(error))
         except (OSError, EOFError):
@@ -173,22 +188,22 @@ class RLlinkConnection:
                 size = body_bytes(header, min(limit, MOST_BODY_BYTES))
                 return await self._reader.readexactly(size)
         except TimeoutError as error:
-            raise _RefusedClient(
+            raise RemoteProtocolError(
                 f"a message was not complete {self._limits.frame_timeout_s:g} s after it began"
             ) from error
 
     async def _parsed(self, body: bytes) -> m.Request:
         encoding = encoding_of(body)
-        if self._has_spoken and encoding is not self._encoding:
-            raise _RefusedClient("a client must keep to the dialect that it has begun with")
-        self._encoding, self._has_spoken = encoding, True
+        if encoding is not (self._encoding or encoding):
+            raise RemoteProtocolError("a client must keep to the dialect that it has begun with")
+        self._encoding = encoding
         if len(body) > _LARGE_BYTES:
             return await asyncio.to_thread(encoding.parse_request, body)
         return encoding.parse_request(body)
 
     async def _send(self, reply: m.Reply) -> None:
         self._require_connected()
-        self._writer.write(framed(self._encoding.pack_reply(reply)))
+        self._writer.write(framed((self._encoding or JSON).pack_reply(reply)))
         # Not wait_for: before Python 3.12 it forgets a cancellation that comes with the result.
         async with asyncio.timeout(self._limits.frame_timeout_s):
             await self._writer.drain()
@@ -217,11 +232,142 @@ def _require_token(request: m.Request, known: TokenStore) -> None:
     # JSON can hold halves of characters, which plain UTF-8 cannot.
     role = known.role_of((shown or "").encode("utf-8", "surrogatepass"))
     if role is None:
-        raise _RefusedClient(
+        raise RemoteProtocolError(
             "this port wants a token: the first message must be PING with the right one as `token`"
         )
     if role < TokenRole.CLIENT:
-        raise _RefusedClient(
+        raise RemoteProtocolError(
             f"this port wants a token of the role {TokenRole.CLIENT.label}, and this one is a "
             f"{role.label}'s"
         )
+
+
+class RLlinkServer:
+    """Listens for simulators.
+
+    Args:
+        admit: Begins the session of a client that has shown the token.
+        address: ``HOST:PORT``; port 0: a free one.
+        token: What clients must show in their first PING, or the file with such tokens; required
+            unless ``address`` is loopback.
+        tls: Files for TLS; None for plain text.
+        no_token: Whether it may do without a token where other machines can reach it.
+        limits: What a client may ask of the port.
+
+    Raises:
+        AddressError: ``address`` is malformed, or needs a token.
+        ConfigurationError: ``token`` is nothing that can be shown, or Ray's own, or a file cannot
+            be used.
+    """
+
+    def __init__(
+        self,
+        admit: Admit,
+        *,
+        address: str = "127.0.0.1:0",
+        token: TokenSource | None = None,
+        tls: TlsSource | None = None,
+        no_token: bool = False,
+        limits: RLlinkLimits | None = None,
+    ) -> None:
+        self._wanted = checked_address(address, token, no_token=no_token)
+        if self._wanted.path:
+            raise AddressError(f"{address}: RLlink is spoken over TCP; give HOST:PORT")
+        self._begin = admit
+        self._known = None if token is None else TokenStore(token)
+        files = resolve_server_tls(tls)
+        self._tls = None if files is None else files.context()
+        self._limits = limits or RLlinkLimits()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Connections that have not been admitted by their first message, the oldest first.
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._bound: Address | None = None
+
+    @property
+    def address(self) -> str:
+        return str(self._bound or self._wanted)
+
+    @property
+    def is_serving(self) -> bool:
+        return self._server is not None
+
+    def start(self) -> None:
+        """Listen; clients may come before this returns.
+
+        Raises:
+            ListenError: The address is in use, or not this machine's.
+        """
+        if self._known is None:
+            warn_without_token(self._wanted)
+        try:
+            shared_loop().run(self._start())
+        except OSError as error:
+            raise ListenError(
+                f"cannot listen on {self._wanted}: {error}; give another port, or 0 for a free one"
+            ) from error
+
+    def stop(self) -> None:
+        """Close the port and every connection. Idempotent; blocks. In a fork, it does nothing."""
+        if self._server is not None and not is_fork():
+            shared_loop().run(self._stop(), _STOP_S)
+
+    async def _start(self) -> None:
+        self._server = await asyncio.start_server(
+            self._serve,
+            **listen_arguments(self._wanted),
+            limit=2**18,
+            ssl=self._tls,
+            ssl_handshake_timeout=self._limits.stranger_timeout_s if self._tls else None,
+        )
+        port = self._server.sockets[0].getsockname()[1]
+        self._bound = Address(self._wanted.host, port)
+
+    async def _stop(self) -> None:
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        tasks = [*self._tasks, *self._strangers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connection = RLlinkConnection(reader, writer, self._limits)
+        if self._server is None:
+            writer.close()
+            return
+        self._admit(task)
+        try:
+            await connection.serve(self._begin, self._known, partial(self._seat, task))
+        except (OSError, EOFError, TimeoutError) as error:
+            _LOG.info("%s has gone: %s", connection.peer, error or type(error).__name__)
+        except asyncio.CancelledError:
+            pass  # the port is closed: asyncio's server would log it
+        finally:
+            self._tasks.discard(task)
+            self._strangers.pop(task, None)
+            writer.transport.abort()
+
+    def _admit(self, task: "asyncio.Task[None]") -> None:
+        if len(self._strangers) >= self._limits.max_strangers:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
+        self._strangers[task] = None
+
+    def _seat(self, task: "asyncio.Task[None]") -> bool:
+        """Count a client that may stay; return whether there is a place."""
+        self._strangers.pop(task, None)
+        if len(self._tasks) >= self._limits.max_clients:
+            return False
+        try:
+            require_descriptors(0)
+        except CapacityError as error:
+            _LOG.warning("a simulator is refused: %s", error.message)
+            return False
+        self._tasks.add(task)
+        return True

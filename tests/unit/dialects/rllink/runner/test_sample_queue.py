@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.dialects.rllink.runner.batched_inference import (
     AskedEpisode,
     ChosenAction,
@@ -24,7 +25,6 @@ from rlmesh_ray.dialects.rllink.runner.sample_queue import (
     WeightsVersion,
 )
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
-from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, RemoteProtocolError
 
 SPACES = SampleSpaces(gymnasium.spaces.Box(-9, 9, (1,)), gymnasium.spaces.Discrete(3))

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rlmesh_ray.dialects.rllink.wire import encodings
-from rlmesh_ray.dialects.rllink.wire import messages as m
-from rlmesh_ray.dialects.rllink.wire.encodings import (
+from rlmesh_ray.dialects.rllink import wire as encodings
+from rlmesh_ray.dialects.rllink import wire as m
+from rlmesh_ray.dialects.rllink.wire import (
     JSON,
     MOST_BODY_BYTES,
     RAY,

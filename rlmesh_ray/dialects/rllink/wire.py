@@ -1,4 +1,4 @@
-"""RLlink on the wire: frames, one table of messages, and the two encodings of their bodies.
+"""RLlink on the wire: its messages, frames, and the two encodings of the bodies of frames.
 
 A frame is eight ASCII digits that say how long the body is, and the body: a map with the name of
 the message as ``type``. Both encodings have the same maps, but for three things: how episodes and
@@ -13,6 +13,9 @@ weights are written, and that Ray's has no requests for single actions.
 * ``RAY``: that of Ray 2.60, msgpack with arrays as msgpack-numpy writes them. Episodes are the
   states of RLlib's SingleAgentEpisode. Of these, only numbers are taken over: no space, no info, no
   class of RLlib's is made of what a client has sent.
+
+In messages, arrays have plain numbers and booleans. Messages are checked for their form only; the
+receiver checks them against spaces.
 """
 
 import base64
@@ -20,16 +23,276 @@ import binascii
 import gzip
 import json
 import re
+import sys
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.wire import msgpack_values
+
+Array = NDArray[Any]
+Extras = dict[str, Any]
+"""Fields that the description of RLlink does not have; plain JSON values."""
+
+ACTION_DIST_INPUTS = "action_dist_inputs"
+ACTION_LOGP = "action_logp"
+MODEL_OUTPUTS = (ACTION_DIST_INPUTS, ACTION_LOGP)
+"""What a client may tell of its policy, beside the actions."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Successive steps of one episode."""
+
+    obs: Array
+    """(n + 1, *shape); the last one is what the last action led to."""
+    actions: Array
+    """(n, *shape), as the policy's distribution gave them."""
+    rewards: Array
+    """(n,) float64."""
+    is_terminated: bool
+    is_truncated: bool
+    episode_id: str | None = None
+    """The client's own; None where it names none."""
+    model_outputs: Mapping[str, Array] = field(default_factory=dict)
+    """(n, ...) each; keys are among ``MODEL_OUTPUTS``."""
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_terminated or self.is_truncated
+
+    def part(self, begin: int, end: int) -> "Chunk":
+        """Return its steps from ``begin`` to ``end``, without the one at ``end``."""
+        is_last = end == len(self)
+        return Chunk(
+            self.obs[begin : end + 1],
+            self.actions[begin:end],
+            self.rewards[begin:end],
+            self.is_terminated and is_last,
+            self.is_truncated and is_last,
+            self.episode_id,
+            {name: values[begin:end] for name, values in self.model_outputs.items()},
+        )
+
+
+def joined(parts: Sequence[Chunk]) -> Chunk:
+    *_, last = parts
+    if len(parts) == 1:
+        return last
+    return Chunk(
+        np.concatenate([*(part.obs[:-1] for part in parts[:-1]), last.obs]),
+        np.concatenate([part.actions for part in parts]),
+        np.concatenate([part.rewards for part in parts]),
+        last.is_terminated,
+        last.is_truncated,
+        last.episode_id,
+        {
+            name: np.concatenate([part.model_outputs[name] for part in parts])
+            for name in last.model_outputs
+        },
+    )
+
+
+# --- requests ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ping:
+    """The first message; shows the token where one is wanted."""
+
+    token: str | None = None
+
+
+@dataclass(frozen=True)
+class GetConfig:
+    """Asks how to sample."""
+
+
+@dataclass(frozen=True)
+class GetState:
+    """Asks for the present weights."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Episodes:
+    """Brings samples."""
+
+    chunks: tuple[Chunk, ...]
+    wants_state: bool
+    """Whether the client waits for the weights to go on with."""
+    weights_seq_no: int | None = None
+    """Of the weights that have acted; None where the client does not say."""
+
+
+@dataclass(frozen=True)
+class StartEpisode:
+    """Begins an episode whose actions are asked for one by one."""
+
+    episode_id: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class GetAction:
+    """Asks for the next action of such an episode; tells what the last one led to."""
+
+    episode_id: str
+    obs: Array
+    reward: float = 0.0
+    """Since the last action, beside what LogReturns has told."""
+
+
+@dataclass(frozen=True)
+class LogReturns:
+    """Tells of a reward between two actions."""
+
+    episode_id: str
+    reward: float
+
+
+@dataclass(frozen=True, eq=False)
+class EndEpisode:
+    """Ends such an episode."""
+
+    episode_id: str
+    obs: Array
+    reward: float = 0.0
+    is_truncated: bool = False
+    """Cut off by a limit, rather than at its end."""
+
+
+Request = (
+    Ping | GetConfig | GetState | Episodes | StartEpisode | GetAction | LogReturns | EndEpisode
+)
+
+
+# --- replies -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pong:
+    """Answers Ping."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetConfig:
+    """Says how to sample."""
+
+    env_steps_per_sample: int
+    force_on_policy: bool
+    extras: Extras = field(default_factory=dict)
+    pickled_config: bytes = b""
+    """For Ray's clients, which execute it; nothing here ever reads it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SetState:
+    """Brings weights: a model for clients of JSON, arrays for Ray's."""
+
+    weights_seq_no: int
+    onnx: bytes = b""
+    """The model, neither compressed nor encoded."""
+    weights: Mapping[str, Array] = field(default_factory=dict)
+    extras: Extras = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EpisodeStarted:
+    """Answers StartEpisode."""
+
+    episode_id: str
+
+
+@dataclass(frozen=True, eq=False)
+class Action:
+    """Answers GetAction."""
+
+    episode_id: str
+    action: Array
+    """As the environment takes it: within the action space's bounds."""
+    weights_seq_no: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Says what is wrong, before the connection is closed."""
+
+    message: str
+
+
+CONFIG_FIELDS = frozenset({"type", "env_steps_per_sample", "force_on_policy"})
+STATE_FIELDS = frozenset({"type", "weights_seq_no", "onnx_file"})
+"""Fields of a body that are not extras."""
+Reply = Pong | SetConfig | SetState | EpisodeStarted | Action | Failed
+
+
+# --- forms -------------------------------------------------------------------------------
+
+
+LONGEST_TEXT = 256
+"""Most characters of an id."""
+
+
+def is_plain(array: Array | np.generic) -> bool:
+    return array.dtype.kind in "biuf" and array.itemsize <= 8
+
+
+def request_fault(request: Request) -> str:
+    """Return why a server with any spaces refuses a request; empty if it does not."""
+    for chunk in request.chunks if isinstance(request, Episodes) else ():
+        arrays = {"obs": chunk.obs, "actions": chunk.actions, "rewards": chunk.rewards}
+        fault = _array_fault({**arrays, **chunk.model_outputs}) or _id_fault(chunk.episode_id)
+        if fault := fault or shape_fault(chunk):
+            return fault
+    reward = getattr(request, "reward", 0.0)
+    is_number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
+    if not is_number or not abs(reward) <= sys.float_info.max:
+        return f"the reward {reward!r:.40}; give a finite int or float"
+    arrays = {"obs": request.obs} if isinstance(request, (GetAction, EndEpisode)) else {}
+    return _array_fault(arrays) or _id_fault(getattr(request, "episode_id", None))
+
+
+def _array_fault(arrays: Mapping[str, Any]) -> str:
+    for name, array in arrays.items():
+        if not (isinstance(array, (np.ndarray, np.generic)) and is_plain(array)):
+            kind = getattr(array, "dtype", type(array).__name__)
+            return f"{name} of {kind}; give an array of numbers of at most 64 bits"
+    return ""
+
+
+def _id_fault(episode_id: str | None) -> str:
+    if episode_id is None or (isinstance(episode_id, str) and 0 < len(episode_id) <= LONGEST_TEXT):
+        return ""
+    return f"the episode id {episode_id!r:.40}; give a text of 1 to {LONGEST_TEXT} characters"
+
+
+def shape_fault(chunk: Chunk) -> str:
+    num_steps = len(chunk)
+    if chunk.rewards.ndim != 1:
+        return f"rewards of shape {chunk.rewards.shape}; one number a step is expected"
+    if num_steps == 0:
+        return "an episode without a step"
+    if len(chunk.obs) != num_steps + 1 or len(chunk.actions) != num_steps:
+        return (
+            f"{len(chunk.obs)} observations, {len(chunk.actions)} actions and {num_steps} "
+            "rewards; there must be as many actions as rewards, and one more observation"
+        )
+    for name, values in chunk.model_outputs.items():
+        if len(values) != num_steps:
+            return f"{len(values)} values of {name} for {num_steps} steps"
+    if not np.isfinite(chunk.rewards).all():
+        return "a reward that is not a finite number"
+    return ""
+
+
+# --- frames ------------------------------------------------------------------------------
 
 HEADER_BYTES = 8
 MOST_BODY_BYTES = 99_999_999
@@ -92,8 +355,8 @@ def _text(body: Body, name: str) -> str | None:
     value = body.get(name)
     if value is None:
         return None
-    if not isinstance(value, str) or not 0 < len(value) <= m.LONGEST_TEXT:
-        raise CodecError(f"{name} must be a text of 1 to {m.LONGEST_TEXT} characters")
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_TEXT:
+        raise CodecError(f"{name} must be a text of 1 to {LONGEST_TEXT} characters")
     return value
 
 
@@ -150,7 +413,7 @@ def _number(body: Body, name: str) -> float:
     return converted
 
 
-def _array(body: Body, name: str) -> m.Array:
+def _array(body: Body, name: str) -> Array:
     """Return what may be numbers in lists of any depth, or an array, as an array."""
     value = body.get(name)
     try:
@@ -158,12 +421,12 @@ def _array(body: Body, name: str) -> m.Array:
     except (ValueError, OverflowError, TypeError, RecursionError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise CodecError(f"{name} cannot be an array: {first_line}") from error
-    if made is None or not m.is_plain(made):
+    if made is None or not is_plain(made):
         raise CodecError(f"{name} must hold numbers in lists of equal lengths")
     return made
 
 
-def _stacked(body: Body, name: str) -> m.Array:
+def _stacked(body: Body, name: str) -> Array:
     """Return a list of numbers or arrays as one array, with a first axis."""
     made = _array(body, name)
     if made.ndim == 0:
@@ -175,21 +438,21 @@ def _stacked(body: Body, name: str) -> m.Array:
 
 _STEP = {"episode_id": _required_text, "obs": _array, "reward": _number}
 _REQUESTS: _Messages = {
-    "PING": (m.Ping, {"token": _text}),
-    "GET_CONFIG": (m.GetConfig, {}),
-    "GET_STATE": (m.GetState, {}),
+    "PING": (Ping, {"token": _text}),
+    "GET_CONFIG": (GetConfig, {}),
+    "GET_STATE": (GetState, {}),
 }
 _REQUESTS_FOR_ACTIONS: _Messages = {
-    "START_EPISODE": (m.StartEpisode, {"episode_id": _text}),
-    "GET_ACTION": (m.GetAction, _STEP),
-    "LOG_RETURNS": (m.LogReturns, {"episode_id": _required_text, "reward": _number}),
-    "END_EPISODE": (m.EndEpisode, {**_STEP, "is_truncated": _flag}),
+    "START_EPISODE": (StartEpisode, {"episode_id": _text}),
+    "GET_ACTION": (GetAction, _STEP),
+    "LOG_RETURNS": (LogReturns, {"episode_id": _required_text, "reward": _number}),
+    "END_EPISODE": (EndEpisode, {**_STEP, "is_truncated": _flag}),
 }
-_REPLIES: _Messages = {"PONG": (m.Pong, {}), "ERROR": (m.Failed, {"message": _reason})}
+_REPLIES: _Messages = {"PONG": (Pong, {}), "ERROR": (Failed, {"message": _reason})}
 _REPLIES_WITH_ACTIONS: _Messages = {
-    "START_EPISODE": (m.EpisodeStarted, {"episode_id": _required_text}),
+    "START_EPISODE": (EpisodeStarted, {"episode_id": _required_text}),
     "GET_ACTION": (
-        m.Action,
+        Action,
         {"episode_id": _required_text, "action": _array, "weights_seq_no": _count},
     ),
 }
@@ -207,16 +470,16 @@ class Encoding:
     dumps: Callable[[Body], bytes]
     requests: _Messages
     replies: _Messages
-    read_chunk: Callable[[Any], m.Chunk | None]
+    read_chunk: Callable[[Any], Chunk | None]
     """Reads an episode; None: nothing has happened in it yet."""
-    write_chunk: Callable[[m.Chunk], Body]
-    read_state: Callable[[Body], m.SetState]
-    write_state: Callable[[m.SetState], Body]
+    write_chunk: Callable[[Chunk], Body]
+    read_state: Callable[[Body], SetState]
+    write_state: Callable[[SetState], Body]
     num_steps_name: str
     has_pickled_config: bool
     """Whether SET_CONFIG has a pickle and nothing of ours; else it never has a pickle."""
 
-    def parse_request(self, body: bytes) -> m.Request:
+    def parse_request(self, body: bytes) -> Request:
         """Read what a client says.
 
         Raises:
@@ -227,7 +490,7 @@ class Encoding:
         found = self.loads(body)
         name = _required_text(found, "type")
         if name not in ("EPISODES", "EPISODES_AND_GET_STATE"):
-            request: m.Request = self._parsed(self.requests, name, found, "request")
+            request: Request = self._parsed(self.requests, name, found, "request")
             return request
         episodes = found.get("episodes")
         if not isinstance(episodes, list):
@@ -236,15 +499,15 @@ class Encoding:
             raise CodecError(f"{len(episodes)} episodes at once; send at most {_MOST_EPISODES}")
         chunks = tuple(chunk for each in episodes if (chunk := self.read_chunk(each)) is not None)
         number = _optional_count(found, "weights_seq_no")
-        return m.Episodes(chunks, name == "EPISODES_AND_GET_STATE", number)
+        return Episodes(chunks, name == "EPISODES_AND_GET_STATE", number)
 
-    def pack_request(self, request: m.Request) -> bytes:
+    def pack_request(self, request: Request) -> bytes:
         """Write what a client says.
 
         Raises:
             CodecError: The encoding has no such request.
         """
-        if not isinstance(request, m.Episodes):
+        if not isinstance(request, Episodes):
             return self._packed(self.requests, request)
         fields: dict[str, Any] = {
             "type": "EPISODES_AND_GET_STATE" if request.wants_state else "EPISODES",
@@ -255,7 +518,7 @@ class Encoding:
             fields["weights_seq_no"] = request.weights_seq_no
         return self.dumps(fields)
 
-    def parse_reply(self, body: bytes) -> m.Reply:
+    def parse_reply(self, body: bytes) -> Reply:
         """Read what a server answers; a pickled config stays bytes.
 
         Raises:
@@ -267,26 +530,26 @@ class Encoding:
         if name == "SET_STATE":
             return self.read_state(found)
         if name != "SET_CONFIG":
-            reply: m.Reply = self._parsed(self.replies, name, found, "reply")
+            reply: Reply = self._parsed(self.replies, name, found, "reply")
             return reply
         num_steps = _count(found, "env_steps_per_sample")
         is_on_policy = _flag(found, "force_on_policy")
         if not self.has_pickled_config:
-            return m.SetConfig(num_steps, is_on_policy, _others(found, m.CONFIG_FIELDS))
+            return SetConfig(num_steps, is_on_policy, _others(found, CONFIG_FIELDS))
         pickled = found.get("config", b"")
         if not isinstance(pickled, bytes):
             raise CodecError("config must be bytes")
-        return m.SetConfig(num_steps, is_on_policy, pickled_config=pickled)
+        return SetConfig(num_steps, is_on_policy, pickled_config=pickled)
 
-    def pack_reply(self, reply: m.Reply) -> bytes:
+    def pack_reply(self, reply: Reply) -> bytes:
         """Write what a server answers.
 
         Raises:
             CodecError: The encoding has no such reply.
         """
-        if isinstance(reply, m.SetState):
+        if isinstance(reply, SetState):
             return self.dumps({"type": "SET_STATE", **self.write_state(reply)})
-        if not isinstance(reply, m.SetConfig):
+        if not isinstance(reply, SetConfig):
             return self._packed(self.replies, reply)
         fields: dict[str, Any] = {
             "type": "SET_CONFIG",
@@ -304,7 +567,7 @@ class Encoding:
         kind, fields = table[name]
         return kind(**{field: read(body, field) for field, read in fields.items()})
 
-    def _packed(self, table: _Messages, message: m.Request | m.Reply) -> bytes:
+    def _packed(self, table: _Messages, message: Request | Reply) -> bytes:
         for name, (kind, _) in table.items():
             if kind is type(message):
                 fields = vars(message).items()
@@ -331,8 +594,8 @@ def _others(body: Body, names: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in names}
 
 
-def _checked(chunk: m.Chunk) -> m.Chunk:
-    fault = m.shape_fault(chunk)
+def _checked(chunk: Chunk) -> Chunk:
+    fault = shape_fault(chunk)
     if fault:
         raise CodecError(fault)
     return chunk
@@ -367,7 +630,7 @@ def _as_lists(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no place in a message of RLlink")
 
 
-def _chunk_of_object(episode: Any) -> m.Chunk | None:
+def _chunk_of_object(episode: Any) -> Chunk | None:
     if not isinstance(episode, dict):
         raise CodecError("an episode must be an object")
     obs = episode.get("obs")
@@ -379,7 +642,7 @@ def _chunk_of_object(episode: Any) -> m.Chunk | None:
         # What it begins with comes again in its next chunk.
         return None
     return _checked(
-        m.Chunk(
+        Chunk(
             _stacked(episode, "obs"),
             _stacked(episode, "actions"),
             _stacked(episode, "rewards").astype(np.float64),
@@ -388,14 +651,14 @@ def _chunk_of_object(episode: Any) -> m.Chunk | None:
             _text(episode, "id" if "id" in episode else "episode_id"),
             {
                 name: _stacked(episode, name)
-                for name in m.MODEL_OUTPUTS
+                for name in MODEL_OUTPUTS
                 if episode.get(name) is not None
             },
         )
     )
 
 
-def _object_of_chunk(chunk: m.Chunk) -> Body:
+def _object_of_chunk(chunk: Chunk) -> Body:
     return {
         "obs": chunk.obs,
         "actions": chunk.actions,
@@ -407,7 +670,7 @@ def _object_of_chunk(chunk: m.Chunk) -> Body:
     }
 
 
-def _onnx_of(body: Body) -> m.SetState:
+def _onnx_of(body: Body) -> SetState:
     encoded = body.get("onnx_file")
     if not isinstance(encoded, str):
         raise CodecError("onnx_file must be a text")
@@ -420,11 +683,11 @@ def _onnx_of(body: Body) -> m.SetState:
         raise CodecError(f"onnx_file is not gzip in base64: {error}") from error
     if not unpacking.eof:
         raise CodecError("onnx_file ends too early, or is larger than a gigabyte")
-    extras = _others(body, m.STATE_FIELDS)
-    return m.SetState(_count(body, "weights_seq_no"), model, extras=extras)
+    extras = _others(body, STATE_FIELDS)
+    return SetState(_count(body, "weights_seq_no"), model, extras=extras)
 
 
-def _with_onnx(state: m.SetState) -> Body:
+def _with_onnx(state: SetState) -> Body:
     compressed = gzip.compress(state.onnx, compresslevel=1, mtime=0)
     return {
         "weights_seq_no": state.weights_seq_no,
@@ -449,7 +712,7 @@ def _to_msgpack(body: Body) -> bytes:
     return msgpack_values.pack(body, encode_array)
 
 
-def _chunk_of_state(state: Any) -> m.Chunk | None:
+def _chunk_of_state(state: Any) -> Chunk | None:
     if not isinstance(state, dict):
         raise CodecError("an episode must be a map")
     lookback, obs = _buffer(state, "observations")
@@ -462,7 +725,7 @@ def _chunk_of_state(state: Any) -> m.Chunk | None:
     if not isinstance(outputs, dict):
         raise CodecError("extra_model_outputs must be a map")
     return _checked(
-        m.Chunk(
+        Chunk(
             obs[lookback:],
             _since(lookback, state, "actions"),
             _since(lookback, state, "rewards").astype(np.float64),
@@ -471,14 +734,14 @@ def _chunk_of_state(state: Any) -> m.Chunk | None:
             _required_text(state, "id_"),
             {
                 name: _since(lookback, outputs, name)
-                for name in m.MODEL_OUTPUTS
+                for name in MODEL_OUTPUTS
                 if outputs.get(name) is not None
             },
         )
     )
 
 
-def _buffer(state: Body, name: str) -> tuple[int, m.Array]:
+def _buffer(state: Body, name: str) -> tuple[int, Array]:
     buffer = state.get(name)
     if not isinstance(buffer, dict):
         raise CodecError(f"{name} must be the state of a buffer")
@@ -486,7 +749,7 @@ def _buffer(state: Body, name: str) -> tuple[int, m.Array]:
     return _count(buffer, "lookback"), _stacked({name: [] if values is None else values}, name)
 
 
-def _since(expected: int, state: Body, name: str) -> m.Array:
+def _since(expected: int, state: Body, name: str) -> Array:
     lookback, values = _buffer(state, name)
     if lookback != expected:
         raise CodecError(
@@ -495,7 +758,7 @@ def _since(expected: int, state: Body, name: str) -> m.Array:
     return values[lookback:]
 
 
-def _state_of_chunk(chunk: m.Chunk) -> Body:
+def _state_of_chunk(chunk: Chunk) -> Body:
     """Return a chunk as the state of a SingleAgentEpisode, with all the keys that RLlib reads."""
     num_steps = len(chunk)
     outputs = {name: _buffer_of(list(values)) for name, values in chunk.model_outputs.items()}
@@ -525,7 +788,7 @@ def _buffer_of(values: list[Any]) -> dict[str, Any]:
     return {"data": values, "lookback": 0, "finalized": False, "space": None}
 
 
-def _weights_of(body: Body) -> m.SetState:
+def _weights_of(body: Body) -> SetState:
     state = body.get("state")
     if not isinstance(state, dict):
         state = {}
@@ -534,10 +797,10 @@ def _weights_of(body: Body) -> m.SetState:
         isinstance(name, str) and isinstance(value, np.ndarray) for name, value in weights.items()
     ):
         raise CodecError("state must hold arrays by name under rl_module")
-    return m.SetState(_count(state, "weights_seq_no"), weights=weights)
+    return SetState(_count(state, "weights_seq_no"), weights=weights)
 
 
-def _with_weights(state: m.SetState) -> Body:
+def _with_weights(state: SetState) -> Body:
     weights = dict(state.weights)
     return {"state": {"rl_module": weights, "weights_seq_no": state.weights_seq_no}}
 
@@ -548,7 +811,7 @@ def encode_array(value: Any) -> Any:
     Raises:
         TypeError: ``value`` is something else, or an array of something else.
     """
-    if isinstance(value, np.ndarray) and m.is_plain(value):
+    if isinstance(value, np.ndarray) and is_plain(value):
         return {
             b"nd": True,
             b"type": value.dtype.str,

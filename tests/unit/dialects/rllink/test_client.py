@@ -14,13 +14,13 @@ from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-from rlmesh_ray.dialects.rllink.client.agents import LocalAgent, OnnxPolicy
-from rlmesh_ray.dialects.rllink.runner.batched_inference import action_transform_for
-from rlmesh_ray.dialects.rllink.runner.episode_chain import LogpRecomputer
+from rlmesh_ray.dialects.rllink import wire as m
+from rlmesh_ray.dialects.rllink.client import LocalAgent, OnnxPolicy
+from rlmesh_ray.dialects.rllink.runner.batched_inference import ModuleCopy, action_transform_for
+from rlmesh_ray.dialects.rllink.runner.episode_chain import recomputed_outputs
 from rlmesh_ray.dialects.rllink.runner.listen_plan import RLlinkPlan, client_config, weights_extras
 from rlmesh_ray.dialects.rllink.runner.sample_queue import WeightsVersion
 from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
-from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.rllib.forward import (
     distribution_inputs,
@@ -141,7 +141,7 @@ def test_with_exploration_the_client_draws_from_the_same_distribution(name: str)
 @pytest.mark.parametrize("name", ["PPO, discrete", "PPO, continuous", "SAC"])
 def test_what_a_client_leaves_out_is_worked_out_with_the_weights_that_acted(name: str) -> None:
     made = Made(name)
-    recomputer = LogpRecomputer(made.module)
+    module = ModuleCopy(made.module)
     policy = made.client()
     chunks = []
     for num_steps in (3, 1):
@@ -152,7 +152,7 @@ def test_what_a_client_leaves_out_is_worked_out_with_the_weights_that_acted(name
     for parameter in made.module.parameters():
         parameter.data += 1.0  # the learner has gone on
 
-    for chunk, outputs in zip(chunks, recomputer.outputs(acted, chunks), strict=True):
+    for chunk, outputs in zip(chunks, recomputed_outputs(module, acted, chunks), strict=True):
         inputs = policy.distribution_inputs(chunk.obs[:-1])
         assert np.abs(outputs["action_dist_inputs"] - inputs).max() < 1e-5
         kind = made.module.get_exploration_action_dist_cls()
@@ -205,7 +205,7 @@ def test_what_is_worked_out_in_parts_is_the_same() -> None:
     def outputs(first: int, count: int) -> Any:
         end = first + count
         chunk = m.Chunk(obs[first : end + 1], actions[first:end], np.zeros(count), False, False)
-        (found,) = LogpRecomputer(made.module).outputs(made.weights, [chunk])
+        (found,) = recomputed_outputs(ModuleCopy(made.module), made.weights, [chunk])
         return found
 
     whole, parts = outputs(0, 2500), [outputs(first, 500) for first in range(0, 2500, 500)]

@@ -1,1 +1,0 @@
-"""Simulator side of RLlink."""

@@ -1,1 +1,0 @@
-"""RLlink's frames and messages, as JSON and as Ray's msgpack."""
