@@ -670,7 +670,7 @@ FAULTS = (
         "rllink-parts-forget-their-place",
         "rllink",
         "The parts of an episode all say that they begin at its first step.",
-        "rlmesh_ray/dialects/rllink/runner/episode_chain.py",
+        "rlmesh_ray/dialects/rllink/runner/env_runner.py",
         "t_started=received.first_step - progress.rllib_began,",
         "t_started=0,",
         "tests/ray/test_rllink_runner.py::"
@@ -680,7 +680,7 @@ FAULTS = (
         "rllink-flags-are-swapped",
         "rllink",
         "Episodes of simulators mix up terminated and truncated.",
-        "rlmesh_ray/dialects/rllink/runner/episode_chain.py",
+        "rlmesh_ray/dialects/rllink/runner/env_runner.py",
         "episode.is_terminated, episode.is_truncated = chunk.is_terminated, chunk.is_truncated",
         "episode.is_truncated, episode.is_terminated = chunk.is_terminated, chunk.is_truncated",
         "tests/ray/test_rllink_runner.py::"

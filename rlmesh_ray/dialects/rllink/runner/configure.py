@@ -11,8 +11,11 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from rlmesh_ray.auth.server_tls import TlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects.rllink.runner.env_runner import RLMeshRLlinkEnvRunner
-from rlmesh_ray.dialects.rllink.runner.listen_plan import RLLINK_KEY, RLlinkPlan
-from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
+from rlmesh_ray.dialects.rllink.runner.listen_plan import (
+    RLLINK_KEY,
+    RLlinkPlan,
+    SampleSpaces,
+)
 from rlmesh_ray.dialects.rllink.server.connection import RLlinkLimits
 from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.options import takes_no_more

@@ -1,7 +1,8 @@
-"""How the runners of one algorithm listen for simulators, and what simulators are told."""
+"""How the runners of one algorithm listen for simulators, what they take and what they tell."""
 
+import math
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -11,10 +12,12 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from rlmesh_ray.auth.server_tls import TlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects.rllink import wire as m
-from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.dialects.rllink.server.connection import RLlinkLimits
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, ConformanceError
 from rlmesh_ray.models.rllib.forward import OUTPUT, distribution_of, is_epsilon_greedy
+from rlmesh_ray.spaces.batch import coerce
+from rlmesh_ray.spaces.leaves import Leaf
+from rlmesh_ray.spaces.spec import BoxSpec
 
 RLLINK_KEY = "rlmesh_ray_rllink"
 """Where the plan stands in ``config.env_config``."""
@@ -76,6 +79,86 @@ def rllink_plan_of(config: Any) -> RLlinkPlan:
             "rlmesh_ray.rllib.configure_rllink"
         )
     return plan
+
+
+class SampleSpaces:
+    """Checks and casts what simulators send: nothing else reaches the learner.
+
+    Args:
+        observation: A Box.
+        action: A Box, or a Discrete that starts at 0.
+
+    Raises:
+        ConfigurationError: They are others.
+    """
+
+    def __init__(
+        self, observation: gymnasium.Space[Any] | None, action: gymnasium.Space[Any] | None
+    ) -> None:
+        if not isinstance(observation, gymnasium.spaces.Box):
+            raise ConfigurationError(
+                f"observations of {observation} cannot come over RLlink: give a Box as "
+                "observation_space, and have simulators flatten what they see"
+            )
+        if isinstance(action, gymnasium.spaces.Discrete) and action.start == 0:
+            self._num_choices, shape, input_width = int(action.n), (), int(action.n)
+        elif isinstance(action, gymnasium.spaces.Box):
+            # RLlib's modules and learners do not support a Box of shape ().
+            self._num_choices, shape = 0, action.shape or (1,)
+            input_width = 2 * math.prod(action.shape)
+        else:
+            raise ConfigurationError(
+                f"actions of {action} cannot come over RLlink: give a Box, or a Discrete that "
+                "starts at 0, as action_space"
+            )
+        self.observation = observation
+        self.action: gymnasium.Space[Any] = action
+        self._leaves = {
+            "obs": _leaf("obs", observation.shape, observation.dtype),
+            "actions": _leaf("actions", shape, action.dtype),
+            # Learners hold them in 32 bits.
+            "reward": _leaf("reward", (), np.float32),
+            m.ACTION_DIST_INPUTS: _leaf(m.ACTION_DIST_INPUTS, (input_width,), np.float32),
+            m.ACTION_LOGP: _leaf(m.ACTION_LOGP, (), np.float32),
+        }
+
+    def conformed(self, chunk: m.Chunk) -> m.Chunk:
+        """Return a chunk with the dtypes of the spaces.
+
+        Raises:
+            ConformanceError: It does not fit them.
+        """
+        num_steps, actions = len(chunk), chunk.actions
+        if actions.shape == (num_steps, *(self.action.shape or ())):
+            actions = actions.reshape(num_steps, *self._leaves["actions"].shape)
+        actions = self.cast("actions", actions, num_steps)
+        if self._num_choices and not ((actions >= 0) & (actions < self._num_choices)).all():
+            reason = f"there is one that is not from 0 to {self._num_choices - 1}"
+            raise ConformanceError("range", "actions", reason)
+        self.cast("reward", chunk.rewards, num_steps)
+        has_all = len(chunk.model_outputs) == len(m.MODEL_OUTPUTS)
+        outputs = chunk.model_outputs.items() if has_all else ()
+        return replace(
+            chunk,
+            obs=self.cast("obs", chunk.obs, num_steps + 1),
+            actions=actions,
+            model_outputs={name: self.cast(name, each, num_steps) for name, each in outputs},
+        )
+
+    def cast(self, name: str, values: Any, num: int | None = None) -> m.Array:
+        """Return finite values, ``(num, *shape)`` or one of them, with the dtype for the name.
+
+        Raises:
+            ConformanceError: They do not fit, or are beyond the dtype.
+        """
+        cast: m.Array = coerce(self._leaves[name], values, num)
+        if not np.isfinite(cast).all():
+            raise ConformanceError("range", name, f"there is a value that is no {cast.dtype}")
+        return cast
+
+
+def _leaf(name: str, shape: tuple[int, ...], dtype: Any) -> Leaf:
+    return Leaf((name,), BoxSpec(shape, np.dtype(dtype).name, b"", b""), shape, np.dtype(dtype))
 
 
 def client_config(

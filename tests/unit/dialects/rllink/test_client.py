@@ -16,11 +16,15 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.dialects.rllink.client import LocalAgent, OnnxPolicy
-from rlmesh_ray.dialects.rllink.runner.batched_inference import ModuleCopy, action_transform_for
-from rlmesh_ray.dialects.rllink.runner.episode_chain import recomputed_outputs
-from rlmesh_ray.dialects.rllink.runner.listen_plan import RLlinkPlan, client_config, weights_extras
+from rlmesh_ray.dialects.rllink.runner.client_session import ModuleCopy, action_transform_for
+from rlmesh_ray.dialects.rllink.runner.env_runner import recomputed_outputs
+from rlmesh_ray.dialects.rllink.runner.listen_plan import (
+    RLlinkPlan,
+    SampleSpaces,
+    client_config,
+    weights_extras,
+)
 from rlmesh_ray.dialects.rllink.runner.sample_queue import WeightsVersion
-from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.rllib.forward import (
     distribution_inputs,

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.dialects.rllink import wire as m
-from rlmesh_ray.dialects.rllink.runner.batched_inference import (
+from rlmesh_ray.dialects.rllink.runner.client_session import (
     AskedEpisode,
     ChosenAction,
+    SimulatorSession,
     action_transform_for,
 )
-from rlmesh_ray.dialects.rllink.runner.client_session import SimulatorSession
-from rlmesh_ray.dialects.rllink.runner.episode_chain import EpisodeChain
+from rlmesh_ray.dialects.rllink.runner.env_runner import EpisodeChain
+from rlmesh_ray.dialects.rllink.runner.listen_plan import SampleSpaces
 from rlmesh_ray.dialects.rllink.runner.sample_queue import (
     EpisodeProgress,
     ReceivedChunk,
@@ -24,7 +25,6 @@ from rlmesh_ray.dialects.rllink.runner.sample_queue import (
     SampleQueue,
     WeightsVersion,
 )
-from rlmesh_ray.dialects.rllink.runner.sample_validation import SampleSpaces
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, RemoteProtocolError
 
 SPACES = SampleSpaces(gymnasium.spaces.Box(-9, 9, (1,)), gymnasium.spaces.Discrete(3))

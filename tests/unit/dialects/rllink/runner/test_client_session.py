@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlmesh_ray.dialects.rllink.runner.batched_inference import BatchedInference, ChosenAction
+from rlmesh_ray.dialects.rllink.runner.client_session import BatchedInference, ChosenAction
 
 
 class Picky(BatchedInference):
