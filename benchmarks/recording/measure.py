@@ -21,8 +21,8 @@ from benchmarks.stepping.targets import Target
 from benchmarks.watching.cart_pole import DrawnCartPole
 from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.recording import EpisodeSummary, load
+from rlmesh_ray.recording.recorder import StepCollector, Stream
 from rlmesh_ray.recording.store import RecordingInfo, Store
-from rlmesh_ray.recording.vector_steps import StepCollector, Stream
 from rlmesh_ray.recording.writer_process import EpisodeWriter
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec
 

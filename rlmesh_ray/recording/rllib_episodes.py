@@ -31,9 +31,8 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import require_count
 from rlmesh_ray.recording.options import AUTO, RENDER, RecordOptions
 from rlmesh_ray.recording.reader import Recording
-from rlmesh_ray.recording.recorder import WriterHandle, info_of
+from rlmesh_ray.recording.recorder import Segment, WriterHandle, info_of
 from rlmesh_ray.recording.store import Store, removed_on_error
-from rlmesh_ray.recording.vector_steps import Segment
 from rlmesh_ray.recording.video import picture_position
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
 from rlmesh_ray.spaces.batch import coerce, drop_unit_axis, flatten, leaves, unflatten

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording.episode_table import arrow_array, schema
+from rlmesh_ray.recording.recorder import Abandoned, Message, Segment, Stream, segments
 from rlmesh_ray.recording.store import SUMMARY_KEY, EpisodeSummary, Store, removed_on_error
-from rlmesh_ray.recording.vector_steps import Abandoned, Message, Segment, Stream, segments
 from rlmesh_ray.recording.video import VideoFile, picture_position
 from rlmesh_ray.spaces.leaves import Leaf, leaves
 

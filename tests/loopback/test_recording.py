@@ -18,9 +18,8 @@ from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv, evaluate
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
 from rlmesh_ray.recording import EpisodeSummary, Recording, RecordOptions, load
-from rlmesh_ray.recording.recorder import WriterHandle
+from rlmesh_ray.recording.recorder import Stream, WriterHandle
 from rlmesh_ray.recording.store import Store
-from rlmesh_ray.recording.vector_steps import Stream
 from rlmesh_ray.testing.equality import assert_identical
 from tests.loopback.child_processes import child_pids
 from tests.loopback.eventually import WRITER_S, eventually

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from rlmesh_ray.recording.recorder import Segment, Stream
 from rlmesh_ray.recording.store import RecordingInfo
-from rlmesh_ray.recording.vector_steps import Segment, Stream
 from rlmesh_ray.recording.writer_process import EpisodeWriter
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec
 

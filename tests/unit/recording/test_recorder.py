@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.recording import RecordOptions, load
-from rlmesh_ray.recording.recorder import Recorder, info_of
-from rlmesh_ray.recording.vector_steps import Message, Stream
+from rlmesh_ray.recording.recorder import Message, Recorder, Stream, info_of
 from rlmesh_ray.recording.writer_process import EpisodeWriter
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from tests.unit.recording.recordings import INFO

@@ -18,10 +18,9 @@ from ray.rllib.utils.spaces.space_utils import unsquash_action
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording import RecordOptions, load, offline_data
-from rlmesh_ray.recording.recorder import info_of
+from rlmesh_ray.recording.recorder import Abandoned, Message, Segment, Stream, info_of
 from rlmesh_ray.recording.rllib_episodes import SampleRecorder
 from rlmesh_ray.recording.store import RecordingInfo
-from rlmesh_ray.recording.vector_steps import Abandoned, Message, Segment, Stream
 from rlmesh_ray.recording.writer_process import EpisodeWriter
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium

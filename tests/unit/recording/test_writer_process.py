@@ -18,8 +18,8 @@ import pytest
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.recording import load
+from rlmesh_ray.recording.recorder import Abandoned, Segment, Stream
 from rlmesh_ray.recording.store import RecordingInfo, Store
-from rlmesh_ray.recording.vector_steps import Abandoned, Segment, Stream
 from rlmesh_ray.recording.writer_process import EpisodeWriter
 from rlmesh_ray.spaces.batch import leaves
 from rlmesh_ray.spaces.spec import (
