@@ -243,8 +243,6 @@ class RLlinkClient:
         return reply
 
     def _send(self, request: m.Request) -> None:
-        if fault := m.request_fault(request):
-            raise CodecError(f"{type(request).__name__} cannot be sent: {fault}")
         frame = framed(self._encoding.pack_request(request))
         try:
             self._connection().sendall(frame)

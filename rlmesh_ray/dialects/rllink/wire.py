@@ -23,7 +23,6 @@ import binascii
 import gzip
 import json
 import re
-import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -244,54 +243,6 @@ def is_plain(array: Array | np.generic) -> bool:
     return array.dtype.kind in "biuf" and array.itemsize <= 8
 
 
-def request_fault(request: Request) -> str:
-    """Return why a server with any spaces refuses a request; empty if it does not."""
-    for chunk in request.chunks if isinstance(request, Episodes) else ():
-        arrays = {"obs": chunk.obs, "actions": chunk.actions, "rewards": chunk.rewards}
-        fault = _array_fault({**arrays, **chunk.model_outputs}) or _id_fault(chunk.episode_id)
-        if fault := fault or shape_fault(chunk):
-            return fault
-    reward = getattr(request, "reward", 0.0)
-    is_number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
-    if not is_number or not abs(reward) <= sys.float_info.max:
-        return f"the reward {reward!r:.40}; give a finite int or float"
-    arrays = {"obs": request.obs} if isinstance(request, (GetAction, EndEpisode)) else {}
-    return _array_fault(arrays) or _id_fault(getattr(request, "episode_id", None))
-
-
-def _array_fault(arrays: Mapping[str, Any]) -> str:
-    for name, array in arrays.items():
-        if not (isinstance(array, (np.ndarray, np.generic)) and is_plain(array)):
-            kind = getattr(array, "dtype", type(array).__name__)
-            return f"{name} of {kind}; give an array of numbers of at most 64 bits"
-    return ""
-
-
-def _id_fault(episode_id: str | None) -> str:
-    if episode_id is None or (isinstance(episode_id, str) and 0 < len(episode_id) <= LONGEST_TEXT):
-        return ""
-    return f"the episode id {episode_id!r:.40}; give a text of 1 to {LONGEST_TEXT} characters"
-
-
-def shape_fault(chunk: Chunk) -> str:
-    num_steps = len(chunk)
-    if chunk.rewards.ndim != 1:
-        return f"rewards of shape {chunk.rewards.shape}; one number a step is expected"
-    if num_steps == 0:
-        return "an episode without a step"
-    if len(chunk.obs) != num_steps + 1 or len(chunk.actions) != num_steps:
-        return (
-            f"{len(chunk.obs)} observations, {len(chunk.actions)} actions and {num_steps} "
-            "rewards; there must be as many actions as rewards, and one more observation"
-        )
-    for name, values in chunk.model_outputs.items():
-        if len(values) != num_steps:
-            return f"{len(values)} values of {name} for {num_steps} steps"
-    if not np.isfinite(chunk.rewards).all():
-        return "a reward that is not a finite number"
-    return ""
-
-
 # --- frames ------------------------------------------------------------------------------
 
 HEADER_BYTES = 8
@@ -505,13 +456,13 @@ class Encoding:
         """Write what a client says.
 
         Raises:
-            CodecError: The encoding has no such request.
+            CodecError: The encoding has no such request, or every server would refuse it.
         """
         if not isinstance(request, Episodes):
             return self._packed(self.requests, request)
         fields: dict[str, Any] = {
             "type": "EPISODES_AND_GET_STATE" if request.wants_state else "EPISODES",
-            "episodes": [self.write_chunk(chunk) for chunk in request.chunks],
+            "episodes": [self.write_chunk(_checked(chunk)) for chunk in request.chunks],
             self.num_steps_name: sum(map(len, request.chunks)),
         }
         if request.weights_seq_no is not None:
@@ -568,12 +519,12 @@ class Encoding:
         return kind(**{field: read(body, field) for field, read in fields.items()})
 
     def _packed(self, table: _Messages, message: Request | Reply) -> bytes:
-        for name, (kind, _) in table.items():
+        for name, (kind, fields) in table.items():
             if kind is type(message):
-                fields = vars(message).items()
-                return self.dumps(
-                    {"type": name, **{field: value for field, value in fields if value is not None}}
-                )
+                # What the other end would refuse is refused here.
+                values = {field: read(vars(message), field) for field, read in fields.items()}
+                given = {field: value for field, value in values.items() if value is not None}
+                return self.dumps({"type": name, **given})
         raise CodecError(f"{self.name}'s dialect has no {type(message).__name__}")
 
 
@@ -595,10 +546,38 @@ def _others(body: Body, names: frozenset[str]) -> dict[str, Any]:
 
 
 def _checked(chunk: Chunk) -> Chunk:
-    fault = shape_fault(chunk)
-    if fault:
-        raise CodecError(fault)
-    return chunk
+    """Return a chunk with arrays in place of lists; as both ends have it.
+
+    Raises:
+        CodecError: It contradicts itself, or has something else than numbers.
+    """
+    given = {"obs": chunk.obs, "actions": chunk.actions, "rewards": chunk.rewards}
+    obs, actions, rewards = (_stacked(given, name) for name in given)
+    outputs = {name: _stacked(chunk.model_outputs, name) for name in chunk.model_outputs}
+    num_steps = len(rewards)
+    if rewards.ndim != 1:
+        raise CodecError(f"rewards of shape {rewards.shape}; one number a step is expected")
+    if num_steps == 0:
+        raise CodecError("an episode without a step")
+    if len(obs) != num_steps + 1 or len(actions) != num_steps:
+        raise CodecError(
+            f"{len(obs)} observations, {len(actions)} actions and {num_steps} "
+            "rewards; there must be as many actions as rewards, and one more observation"
+        )
+    for name, values in outputs.items():
+        if len(values) != num_steps:
+            raise CodecError(f"{len(values)} values of {name} for {num_steps} steps")
+    if not np.isfinite(rewards).all():
+        raise CodecError("a reward that is not a finite number")
+    return Chunk(
+        obs,
+        actions,
+        rewards.astype(np.float64),
+        chunk.is_terminated,
+        chunk.is_truncated,
+        _text({"episode_id": chunk.episode_id}, "episode_id"),
+        outputs,
+    )
 
 
 # --- JSON --------------------------------------------------------------------------------
@@ -643,17 +622,13 @@ def _chunk_of_object(episode: Any) -> Chunk | None:
         return None
     return _checked(
         Chunk(
-            _stacked(episode, "obs"),
-            _stacked(episode, "actions"),
-            _stacked(episode, "rewards").astype(np.float64),
+            episode.get("obs"),  # type: ignore[arg-type]  # it is checked
+            episode.get("actions"),  # type: ignore[arg-type]
+            episode.get("rewards"),  # type: ignore[arg-type]
             is_terminated,
             is_truncated,
-            _text(episode, "id" if "id" in episode else "episode_id"),
-            {
-                name: _stacked(episode, name)
-                for name in MODEL_OUTPUTS
-                if episode.get(name) is not None
-            },
+            episode.get("id", episode.get("episode_id")),
+            {name: episode[name] for name in MODEL_OUTPUTS if episode.get(name) is not None},
         )
     )
 
@@ -728,7 +703,7 @@ def _chunk_of_state(state: Any) -> Chunk | None:
         Chunk(
             obs[lookback:],
             _since(lookback, state, "actions"),
-            _since(lookback, state, "rewards").astype(np.float64),
+            _since(lookback, state, "rewards"),
             _flag(state, "is_terminated"),
             _flag(state, "is_truncated"),
             _required_text(state, "id_"),
@@ -830,27 +805,23 @@ def decode_array(found: dict[Any, Any]) -> Any:
     Raises:
         CodecError: It stands for an array that is not of plain numbers, or contradicts itself.
     """
-    marker = found.get(b"nd", found.get("nd"))
-    if marker is None:
+    if b"nd" not in found and "nd" not in found:
         if b"complex" in found or "complex" in found:
             raise CodecError("complex numbers have no place in a message of RLlink")
         return found
-    kind = _array_field(found, "kind", default=b"")
+    fields = {key.decode() if isinstance(key, bytes) else key: each for key, each in found.items()}
+    kind, dtype = fields.get("kind", b""), fields.get("type")
     # What stands there may itself be an array, and compares as one.
     if not isinstance(kind, bytes | str) or kind:
         raise CodecError(f"an array of kind {kind!r}; only plain numbers are read")
-    dtype = _array_field(found, "type")
     if isinstance(dtype, bytes):
         dtype = dtype.decode("ascii", "replace")
     if not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype):
         raise CodecError(f"an array of type {str(dtype)[:40]!r}; only plain numbers are read")
-    axes = _array_field(found, "shape") if marker is True else ()
-    array = msgpack_values.array_of(np.dtype(dtype), axes, _array_field(found, "data"))
-    return array if marker is True else array[()]
-
-
-def _array_field(found: dict[Any, Any], name: str, default: Any = None) -> Any:
-    return found.get(name.encode(), found.get(name, default))
+    is_array = fields["nd"] is True
+    axes = fields.get("shape") if is_array else ()
+    array = msgpack_values.array_of(np.dtype(dtype), axes, fields.get("data"))
+    return array if is_array else array[()]
 
 
 JSON = Encoding(

@@ -1,6 +1,5 @@
 import json
 import pickle
-import re
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -90,15 +89,9 @@ STEPWISE = st.one_of(
 )
 
 
-@given(st.one_of(REQUESTS, STEPWISE))
-def test_what_arrives_as_it_is_may_be_sent(request: m.Request) -> None:
-    assert m.request_fault(request) == ""
-
-
 def test_an_observation_may_be_a_number_of_numpy() -> None:
     request = m.GetAction("e", np.int64(3), 0.5)  # type: ignore[arg-type]
 
-    assert m.request_fault(request) == ""
     read = JSON.parse_request(JSON.pack_request(request))
     assert isinstance(read, m.GetAction)
     assert read.obs == 3
@@ -111,23 +104,26 @@ TEXTS = np.array(["left"])
 @pytest.mark.parametrize(
     ("request_", "fault"),
     [
-        (m.GetAction("e", np.zeros(2), np.inf), "the reward inf; give a finite"),
-        (m.LogReturns("e", 10**400), "the reward .*; give a finite"),
-        (m.LogReturns("e", True), "the reward True; give"),
-        (m.LogReturns("e" * 257, 0.0), "the episode id 'eee.*; give a text of 1 to 256"),
-        (m.StartEpisode(""), "the episode id ''"),
-        (m.GetAction("e", TEXTS), "obs of <U4; give an array of numbers"),
-        (m.GetAction("e", [0.0]), "obs of list"),  # type: ignore[arg-type]
-        (m.EndEpisode("e", np.zeros(2, complex)), "obs of complex128"),
-        (m.EndEpisode("e", np.zeros(2, np.longdouble)), "obs of float128"),
-        (m.Episodes((replace(ONE_STEP, actions=TEXTS),), False), "actions of <U4"),
+        (m.GetAction("e", np.zeros(2), np.inf), "reward must be a finite number"),
+        (m.LogReturns("e", 10**400), "reward must be a finite number"),
+        (m.LogReturns("e", True), "reward must be a finite number"),
+        (m.LogReturns("e" * 257, 0.0), "episode_id must be a text of 1 to 256"),
+        (m.StartEpisode(""), "episode_id must be a text"),
+        (m.GetAction("e", TEXTS), "obs must hold numbers"),
+        (m.EndEpisode("e", np.zeros(2, complex)), "obs must hold numbers"),
+        (m.EndEpisode("e", np.zeros(2, np.longdouble)), "obs must hold numbers"),
+        (m.Episodes((replace(ONE_STEP, actions=TEXTS),), False), "actions must hold numbers"),
         (m.Episodes((replace(ONE_STEP, obs=np.zeros((1, 3))),), False), "1 observations"),
         (m.Episodes((replace(ONE_STEP, rewards=np.array([np.nan])),), False), "a reward that is"),
-        (m.Episodes((replace(ONE_STEP, model_outputs={"x": TEXTS}),), False), "x of <U4"),
+        (
+            m.Episodes((replace(ONE_STEP, model_outputs={"x": TEXTS}),), False),
+            "x must hold numbers",
+        ),
     ],
 )
 def test_what_every_server_refuses_is_not_sent(request_: m.Request, fault: str) -> None:
-    assert re.match(fault, m.request_fault(request_))
+    with pytest.raises(CodecError, match=f"^{fault}"):
+        JSON.pack_request(request_)
 
 
 # --- frames ------------------------------------------------------------------------------
