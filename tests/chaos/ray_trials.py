@@ -118,12 +118,10 @@ def restart_simulators(row: Row, num_trials: int, history: History, seed: int) -
                 *("--register", f"{pool.name}@{pool.address}", "--endpoint-id", name),
                 *("--pool-token-file", str(secret)),
             ]
-            process = subprocess.Popen(
-                command,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+            process = stack.enter_context(
+                subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             )
-            stack.callback(process.kill)
+            stack.callback(process.kill)  # and then it is waited for
             return process
 
         simulators = {name: start(name) for name in ("one", "other")}
