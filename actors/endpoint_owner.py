@@ -20,6 +20,7 @@ from rlmesh_ray.actors.ray_calls import MAX_INLINE_BYTES
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.compat.ray import free_resources
 from rlmesh_ray.errors import RlmeshError
+from rlmesh_ray.server.endpoint_options import ListenOptions
 
 _MOVE_TIMEOUT_S = 20.0
 _FULL_FOR_S = 60.0
@@ -34,7 +35,7 @@ class EndpointSpec:
     options: Mapping[str, Any]
     """Ray's options of its actor."""
     token: str = field(repr=False)
-    address: str | None = None
+    address: ListenOptions = field(default_factory=ListenOptions)
     is_movable: bool = False
     """Whether it moves to the node of the first runner that opens a session with it."""
 

@@ -11,7 +11,7 @@ from rlmesh_ray.actors.server_actor import (
     ACTOR_ID,
     NOT_OF_ACTORS,
     EndpointActor,
-    default_address,
+    actor_listening,
 )
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.envs.env_source import EnvLike, require_env_name
@@ -94,7 +94,7 @@ class EnvServiceActor(EndpointActor[EnvServer]):
         def serve() -> EnvServer:
             hosted, shared = env.unpack() if isinstance(env, SerializedEnv) else (env, EnvOptions())
             given: EnvServerOptions = {**shared, **options}
-            given["address"] = given.get("address") or default_address(given.get("token"))
+            _, given["address"] = actor_listening("EnvServiceActor", given, "openpi")
             given["tls"] = RayTls()
             return EnvServer(hosted, **given).start()
 

@@ -4,6 +4,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import ray
@@ -32,6 +33,7 @@ from rlmesh_ray.errors import (
     RlmeshError,
 )
 from rlmesh_ray.options import completed, require_count, require_seconds, takes_options
+from rlmesh_ray.server.endpoint_options import ListenOptions, listening
 from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS, EnvOptions
 
 _STOP_TIMEOUT_S = 10.0
@@ -56,6 +58,8 @@ class EnvFleet(StoppedAtExit):
         addresses: The address of each endpoint, ``HOST:PORT``, one for each, also after a restart,
             such as behind a load balancer. The endpoints are then not moved, and the fleet keeps
             its size. Default: each at its own node's address, at a free port.
+        address: ``ListenOptions`` with ``accept_edition_texts`` and ``idle_timeout_s`` of each
+            endpoint; the other fields are refused.
         placement: Nodes of the endpoints. ``"near"``: each endpoint is moved once, before its first
             session, to the node of the runner that opens it, if that has room. ``"spread"``: on as
             many nodes as there are. Or ids of nodes (``ray.nodes()[i]["NodeID"]``), used in turn;
@@ -87,6 +91,7 @@ class EnvFleet(StoppedAtExit):
         num_cpus: float = 1.0,
         num_gpus: float = 0.0,
         addresses: Sequence[str] | None = None,
+        address: ListenOptions | None = None,
         placement: str | Sequence[str] = "near",
         actor_options: ActorOptions | None = None,
         start_timeout_s: float = 120.0,
@@ -97,6 +102,7 @@ class EnvFleet(StoppedAtExit):
         require_seconds("start_timeout_s", start_timeout_s, allow_zero=True)
         require_resources(actor_options, is_per_endpoint=True, num_cpus=num_cpus, num_gpus=num_gpus)
         self._addresses = checked_addresses(addresses, num_endpoints, "endpoint")
+        _, self._listen = listening("EnvFleet", address, "address", "data_address", "openpi")
         serialized = SerializedEnv.of(env, options)
         if not ray.is_initialized():
             ray.init()
@@ -274,7 +280,7 @@ class EnvFleet(StoppedAtExit):
             endpoint_id,
             self._placement.options_of(index),
             derive_token(self._secret, endpoint_id),
-            self._addresses[index] if self._addresses else None,
+            replace(self._listen, address=self._addresses[index] if self._addresses else None),
             is_movable=self._placement.is_near(index),
         )
 

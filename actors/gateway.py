@@ -18,16 +18,24 @@ from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.server_actor import ServerActor, dialable_address
 from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.ray_credentials import RayTls
-from rlmesh_ray.auth.token_file import TokenSource, TokenStore, client_token_of, derive_token
+from rlmesh_ray.auth.token_file import (
+    ServerToken,
+    TokenFile,
+    TokenSource,
+    client_token_of,
+    derive_token,
+    token_store,
+)
 from rlmesh_ray.errors import (
     AddressError,
     CapacityError,
     ConfigurationError,
     EndpointUnreachableError,
 )
+from rlmesh_ray.options import takes_no_more
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.gateway_balancer import Target
-from rlmesh_ray.server.bind_policy import TlsSource, check_exposure, require_one_of
+from rlmesh_ray.server.bind_policy import TlsSource, check_exposure
 from rlmesh_ray.server.env_service import SERVICE as ENV_SERVICE
 from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.server.health import Health
@@ -85,9 +93,9 @@ class Gateway(StoppedAtExit):
         address: The address to listen on, ``HOST:PORT``: one of the gateway's node (``0.0.0.0`` for
             all of them), with a port that no other process uses.
         token: Token that clients must present, or a ``TokenFile`` on the gateway's node; default:
-            a new one. The endpoints' own tokens stay within the cluster.
+            a new one. False: none on purpose, also where other machines can connect. The endpoints'
+            own tokens stay within the cluster.
         tls: TLS files for the clients, on the gateway's node.
-        no_token: Whether to serve without a token, also where other machines can connect.
         endpoint_tls: TLS files for dialing the endpoints; default: those of the pool, or else
             Ray's, where Ray uses TLS.
         actor_options: Further options of the Ray actor. It runs on the head node, unless these
@@ -101,24 +109,23 @@ class Gateway(StoppedAtExit):
         EndpointUnreachableError: The fleet has been stopped.
     """
 
+    @takes_no_more(no_token="give token=False")
     def __init__(
         self,
         fleet: EnvFleet | EnvPool | NamedModelFleet,
         address: str,
         *,
-        token: TokenSource | None = None,
+        token: ServerToken = None,
         tls: TlsSource | None = None,
-        no_token: bool = False,
         endpoint_tls: ClientTlsSource | None = None,
         actor_options: Mapping[str, Any] | None = None,
         start_timeout_s: float = 60.0,
     ) -> None:
-        require_one_of(token, no_token=no_token)
-        if token is None and not no_token:
+        if token is None:
             token = secrets.token_urlsafe(32)
-        self.token: TokenSource | None = token
+        self.token: TokenSource | None = None if token is False else token
         """The token that clients must present; None: none."""
-        _check_address(address, token, no_token)
+        _check_address(address, token)
         options = dict(actor_options or {})
         if not _PLACES & options.keys():
             options |= _HEAD
@@ -131,7 +138,6 @@ class Gateway(StoppedAtExit):
             token,
             tls,
             endpoint_tls or getattr(fleet, "endpoint_tls", RayTls()),
-            no_token,
         )
         """None after ``stop``."""
         starting = self.actor.address.remote()
@@ -187,12 +193,11 @@ def query_for(fleet: object) -> EndpointQuery:
     )
 
 
-def _check_address(address: str, token: TokenSource | None, no_token: bool) -> None:
+def _check_address(address: str, token: ServerToken) -> None:
     parsed = parse_address(address)
-    if not no_token:
-        check_exposure(parsed, token)
-    if isinstance(token, str):  # a file is on the gateway's node, maybe not on this one
-        TokenStore(token)
+    check_exposure(parsed, token)
+    if not isinstance(token, TokenFile):  # that is on the gateway's node, maybe not on this one
+        token_store(token)
     if not parsed.port:
         raise AddressError(
             f"{address} would be another port after each restart; name HOST:PORT with a port that "
@@ -210,17 +215,15 @@ class GatewayActor(ServerActor[GatewayServer]):
         token: See ``Gateway``.
         tls: See ``Gateway``.
         endpoint_tls: See ``Gateway``.
-        no_token: See ``Gateway``.
     """
 
     def __init__(
         self,
         query: EndpointQuery,
         address: str,
-        token: TokenSource | None,
+        token: ServerToken,
         tls: TlsSource | None,
         endpoint_tls: ClientTlsSource | None,
-        no_token: bool,
     ) -> None:
         def serve() -> GatewayServer:
             files = resolve_client_tls(endpoint_tls)
@@ -229,7 +232,6 @@ class GatewayActor(ServerActor[GatewayServer]):
                 address=address,
                 token=token,
                 tls=tls,
-                no_token=no_token,
                 endpoint_credentials=None if files is None else files.credentials,
                 service=query.service,
             ).start()

@@ -17,7 +17,7 @@ from rlmesh_ray.actors.server_actor import (
     ACTOR_ID,
     NOT_OF_ACTORS,
     EndpointActor,
-    default_address,
+    actor_listening,
 )
 from rlmesh_ray.actors.weight_store import find_weight_store, load_newest, offer, start_weight_store
 from rlmesh_ray.auth.ray_credentials import RayTls
@@ -25,6 +25,7 @@ from rlmesh_ray.errors import ConfigurationError, PolicyError, RlmeshError
 from rlmesh_ray.models.loading import as_policy, load_policy
 from rlmesh_ray.options import completed, declared, takes_options
 from rlmesh_ray.server.bind_policy import checked_address
+from rlmesh_ray.server.endpoint_options import listening
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.model_options import ModelActorOptions, ModelServerOptions, PolicyOptions
 from rlmesh_ray.server.model_server import ModelServer
@@ -38,6 +39,8 @@ _STORES: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 _OF_POLICY = declared(PolicyOptions).keys()
 """Options that place the policy; the others are the server's."""
+_OF_OTHERS = ("data_address", "openpi")
+"""Fields of ``ListenOptions`` that an actor of a policy does not take."""
 
 
 @ray.remote(num_cpus=1, max_restarts=-1, concurrency_groups={"weights": 1, "drain": 1, "stop": 1})
@@ -59,10 +62,10 @@ class ModelReplica(EndpointActor[ModelServer]):
     ) -> None:
         def serve() -> ModelServer:
             self._store = find_weight_store(store)
-            place = options.get("address") or default_address(options.get("token"))
+            place, listen = actor_listening("ModelServiceActor", options, *_OF_OTHERS)
             # Before the policy is loaded, which may take long.
-            checked_address(place, options.get("token"), no_token=options.get("no_token", False))
-            given = {**options, "address": place, "tls": RayTls()}
+            checked_address(place, options.get("token"))
+            given = {**options, "address": listen, "tls": RayTls()}
             of_policy = {name: given.pop(name) for name in _OF_POLICY & given.keys()}
             placing = completed("ModelServiceActor", PolicyOptions, of_policy)
             of_server = cast(ModelServerOptions, given)
@@ -161,6 +164,7 @@ class ModelActorFactory:
         for name in NOT_OF_ACTORS & options.keys():
             raise TypeError(f"ModelServiceActor.remote() takes no {name!r}")
         completed("ModelServiceActor", ModelActorOptions, options)  # raises here, not there
+        listening("ModelServiceActor", options.get("address"), *_OF_OTHERS)
         if options.get("endpoint_id") is not None:
             shared_registry()
         durable_policy = durable("the policy", policy)

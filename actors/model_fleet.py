@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import ray
@@ -20,9 +21,10 @@ from rlmesh_ray.actors.ray_calls import (
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver, call_registry
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.actors.weight_store import FleetRecord, offer, start_weight_store
-from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.auth.token_file import TokenFile, TokenSource, TokenStore
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, PolicyError
 from rlmesh_ray.options import completed, require_count, takes_options
+from rlmesh_ray.server.endpoint_options import ListenOptions, listening
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_options import ModelFleetOptions
 
@@ -217,6 +219,8 @@ class ModelFleet(StoppedAtExit, NamedModelFleet):
         addresses: The address of each replica, ``HOST:PORT``, one for each, also after a restart.
             Ray chooses the node, and two replicas on one node cannot share a port. Default: each
             at its own node's address, at a free port.
+        address: ``ListenOptions`` with ``accept_edition_texts`` and ``idle_timeout_s`` of each
+            replica; the other fields are refused.
         actor_options: Further options of each Ray actor: ``resources``, ``label_selector``,
             ``runtime_env``, ``scheduling_strategy``, ...
         start_timeout_s: How long to wait until all replicas serve.
@@ -239,6 +243,7 @@ class ModelFleet(StoppedAtExit, NamedModelFleet):
         num_gpus: float = 0.0,
         token: TokenSource | None = None,
         addresses: Sequence[str] | None = None,
+        address: ListenOptions | None = None,
         actor_options: Mapping[str, Any] | None = None,
         start_timeout_s: float = 120.0,
         **options: Unpack[ModelFleetOptions],
@@ -247,9 +252,14 @@ class ModelFleet(StoppedAtExit, NamedModelFleet):
         super().__init__(name)
         require_count("num_replicas", num_replicas)
         require_resources(actor_options, num_cpus=num_cpus, num_gpus=num_gpus)
+        _, listen = listening("ModelFleet", address, "address", "data_address", "openpi")
         places = checked_addresses(addresses, num_replicas, "replica") or [None] * num_replicas
         endpoint_ids = tuple(f"{name}/{index}" for index in range(num_replicas))
-        record = FleetRecord(endpoint_ids, token or secrets.token_urlsafe(32))
+        if token is None:
+            token = secrets.token_urlsafe(32)
+        elif not isinstance(token, TokenFile):  # a file is on the replicas' nodes
+            TokenStore(token)  # False, too, is refused
+        record = FleetRecord(endpoint_ids, token)
         self._policy = durable("the policy", policy)
         self._registry = shared_registry()
         self._weight_store = _start_store(name, record)
@@ -268,7 +278,7 @@ class ModelFleet(StoppedAtExit, NamedModelFleet):
             ).remote(
                 actor_name(name),
                 self._policy,
-                address=place,
+                address=replace(listen, address=place),
                 token=record.token,
                 endpoint_id=endpoint_id,
                 fleet=f"model/{name}",

@@ -18,6 +18,7 @@ from rlmesh_ray.actors.server_actor import ServerActor, dialable_address
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import (
     TokenSource,
+    bearer_value,
     client_secret,
     client_token_of,
     derive_token,
@@ -90,6 +91,8 @@ class EnvPool(StoppedAtExit):
     ) -> None:
         checked_name(name, "name")
         secret = None if token is None else client_token_of(token)
+        if secret is not None:
+            bearer_value(secret)  # refuses False
         shared_registry()
         actor_class: Any = PoolActor
         try:

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -12,11 +12,11 @@ import ray
 
 from rlmesh_ray.actors.ray_calls import is_restarted
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
-from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import EndpointClosedError, RlmeshError
 from rlmesh_ray.options import Group, Option
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.server.bind_policy import is_wildcard
+from rlmesh_ray.server.endpoint_options import ListenOptions, listening
 from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.log_format import configure_logging_from_environment
@@ -37,8 +37,8 @@ _SUPERSEDED_GRACE_S = 10.0
 
 
 ACTOR_ADDRESS = Option(
-    "``HOST:PORT``. Default: a free port, with a token at the node's own address, without one on "
-    "loopback.",
+    "``HOST:PORT``, or ``ListenOptions``. Default: a free port, with a token at the node's own "
+    "address, without one on loopback.",
     Group.SERVING,
 )
 ACTOR_ID = Option(
@@ -204,11 +204,6 @@ class EndpointActor(ServerActor[EndpointT]):
         server.stop()
 
 
-def default_address(token: TokenSource | None) -> str:
-    """Return an actor's default address: its node's, or loopback where there is no token."""
-    return "127.0.0.1:0" if token is None else f"{ray.util.get_node_ip_address()}:0"
-
-
 def dialable_address(wanted: str, bound: str) -> str:
     """Return a server's address for other machines: its node's, if it listens at all of them.
 
@@ -219,3 +214,23 @@ def dialable_address(wanted: str, bound: str) -> str:
     if not is_wildcard(parse_address(wanted)):
         return bound
     return str(replace(parse_address(bound), host=ray.util.get_node_ip_address()))
+
+
+def actor_listening(
+    owner: str, given: Mapping[str, Any], *refused: str
+) -> tuple[str, ListenOptions]:
+    """Return where an actor listens, and how.
+
+    Without an address it listens at its node's with a token, and on loopback without one.
+
+    Args:
+        owner: What the caller has called, for messages.
+        given: The options of the actor's server.
+        refused: The fields of ``ListenOptions`` that ``owner`` does not take.
+
+    Raises:
+        ConfigurationError: A field is given that ``owner`` does not take.
+    """
+    default = f"{ray.util.get_node_ip_address()}:0" if given.get("token") else "127.0.0.1:0"
+    place, listen = listening(owner, given.get("address"), *refused, default=default)
+    return place, replace(listen, address=place)

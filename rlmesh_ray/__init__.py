@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.dialects.rllink.client import LocalAgent, RemoteAgent, RLlinkClient
     from rlmesh_ray.evaluation.result import EvaluationResult
     from rlmesh_ray.evaluation.run import evaluate
+    from rlmesh_ray.server.endpoint_options import ListenOptions
     from rlmesh_ray.server.env_server import EnvServer
     from rlmesh_ray.server.metrics_server import serve_metrics
     from rlmesh_ray.server.model_server import ModelServer
@@ -45,6 +46,7 @@ _HOMES = {
     "EnvContract": "rlmesh_ray.spaces.contract",
     "EnvServer": "rlmesh_ray.server.env_server",
     "EvaluationResult": "rlmesh_ray.evaluation.result",
+    "ListenOptions": "rlmesh_ray.server.endpoint_options",
     "LocalAgent": "rlmesh_ray.dialects.rllink.client",
     "MeasuredEndpoint": "rlmesh_ray.server.statistics",
     "ModelServer": "rlmesh_ray.server.model_server",
@@ -74,6 +76,7 @@ __all__ = [
     "EnvContract",
     "EnvServer",
     "EvaluationResult",
+    "ListenOptions",
     "LocalAgent",
     "MeasuredEndpoint",
     "ModelServer",

@@ -300,17 +300,22 @@ _REMOVED = {
     "connect_timeout_s": "give the address as a ConnectOptions(address, timeout_s=...)",
     "edition_text": "give the address as a ConnectOptions(address, edition_text=...)",
     "model_token": "give the model as a ConnectOptions(address, token)",
+    "no_token": "give token=False",
+    "step_grace_s": "a step that is late has 5 s more, and then its worker is killed",
     "max_interruptions": "an evaluation ends when an episode is interrupted more than 5 times",
 }
 """What to do instead of giving an option that has left, by its name in Python."""
+_LISTENING = {"data_address", "accept_edition_texts", "idle_timeout_s", "openpi"}
+"""Fields of ``ListenOptions``, which were options of servers; their flags have stayed."""
 OptionsT = TypeVar("OptionsT", bound=Mapping[str, Any])
 _TakerT = TypeVar("_TakerT", bound=Callable[..., Any])
 
 
-def declared(table: type[Mapping[str, Any]]) -> dict[str, tuple[Any, Option]]:
-    """Return type and ``Option`` of each option in a ``TypedDict``, by name, in groups.
+def declared(table: type[Any]) -> dict[str, tuple[Any, Option]]:
+    """Return type and ``Option`` of each option of a table, by name, in groups.
 
-    A type whose module is not to be loaded for that stays a text.
+    A table is a ``TypedDict`` or a data class. A type whose module is not to be loaded for that
+    stays a text.
     """
     found = {
         name: (getattr(each.__origin__, "__forward_arg__", each.__origin__), each.__metadata__[0])
@@ -357,7 +362,10 @@ def completed(owner: str, table: type[OptionsT], given: Mapping[str, Any]) -> Op
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    if instead := removed_option(name):
+    instead = removed_option(name)
+    if name in _LISTENING:
+        instead = f"give the address as a ListenOptions(address, {name}=...)"
+    if instead:
         return f"takes no {name!r} any more: {instead}"
     nearest = get_close_matches(name, known, 1)
     return f"got an unexpected keyword argument {name!r}" + (
@@ -389,7 +397,7 @@ def takes_no_more(**instead: str) -> Callable[[_TakerT], _TakerT]:
 
 
 def takes_options(
-    table: type[Mapping[str, Any]], *, without: Collection[str] = (), **changed: Option
+    table: type[Any], *, without: Collection[str] = (), **changed: Option
 ) -> Callable[[_TakerT], _TakerT]:
     """Show the options of a ``TypedDict`` where a function or class takes ``**options``.
 
@@ -397,7 +405,7 @@ def takes_options(
     the docstring's line ``**options: ...`` becomes an entry for each.
 
     Args:
-        table: The ``TypedDict``.
+        table: The ``TypedDict``, or a data class that shows its own fields.
         without: Names of options that the caller cannot give.
         changed: Options that are something else there.
     """
@@ -410,12 +418,17 @@ def takes_options(
     def decorate(taker: _TakerT) -> _TakerT:
         function: Any = vars(taker)["__init__"] if isinstance(taker, type) else taker
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        own = [
+            each.replace(annotation=shown[each.name][0]) if each.name in shown else each
+            for each in signature.parameters.values()
+            if each.kind is not each.VAR_KEYWORD
+        ]
         options = [
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=kind
             )
             for name, (kind, option) in shown.items()
+            if name not in signature.parameters  # as those of a data class
         ]
         function.__signature__ = signature.replace(parameters=[*own, *options])
         entries = "\n".join(_entry(name, option) for name, (_, option) in shown.items())

@@ -42,6 +42,6 @@ def act(observations: Any) -> Any:
 
 
 if __name__ == "__main__":
-    with ModelServer(act, address=f"{sys.argv[1]}:0", no_token=True) as server:
+    with ModelServer(act, address=f"{sys.argv[1]}:0", token=False) as server:
         freeze_heap()
         stay(server.address)

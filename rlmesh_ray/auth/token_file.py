@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from rlmesh_ray.auth.pem import file_path
 from rlmesh_ray.auth.ray_credentials import ray_tokens
@@ -223,6 +224,8 @@ class TokenFile:
 
 TokenSource = str | TokenFile
 """A token, or a file with tokens."""
+ServerToken = TokenSource | Literal[False] | None
+"""What an endpoint asks of its clients. None: nothing, on loopback; False: nothing, on purpose."""
 
 
 def client_token_of(source: TokenSource) -> str:
@@ -302,6 +305,15 @@ class TokenStore:
         else:
             self._obstacle = ""
             _LOG.info("the token file %s has changed: %d token(s)", self._file.path, len(entries))
+
+
+def token_store(token: ServerToken) -> TokenStore | None:
+    """Return what tells valid tokens of an endpoint apart; None: it asks for none.
+
+    Raises:
+        ConfigurationError: As ``TokenStore``.
+    """
+    return None if token is None or token is False else TokenStore(token)
 
 
 def _checked(entries: Iterable[TokenEntry], source: str) -> tuple[_StoredToken, ...]:

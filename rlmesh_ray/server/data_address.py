@@ -37,19 +37,22 @@ class DataAddress(NamedTuple):
     """The port that clients dial; None: the same."""
 
 
-def checked_data_address(given: EnvServerOptions) -> DataAddress | None:
+def checked_data_address(
+    address: str, wanted: str | None, given: EnvServerOptions
+) -> DataAddress | None:
     """Return where to listen for direct TCP connections; None: nowhere.
 
     Args:
+        address: Where the endpoint listens.
+        wanted: The value of ``data_address``.
         given: The options of the endpoint, all of them.
 
     Raises:
         AddressError: ``data_address`` is not ``HOST:PORT``, or needs a token.
         ConfigurationError: Such connections are not possible, or the advertised port is none.
     """
-    address, transports = parse_address(given["address"]), allowed_transports(given["transport"])
-    wanted = given["data_address"]
-    obstacle = _obstacle_to_tcp(address, transports, has_tls=given["tls"] is not None)
+    place, transports = parse_address(address), allowed_transports(given["transport"])
+    obstacle = _obstacle_to_tcp(place, transports, has_tls=given["tls"] is not None)
     if obstacle and wanted is not None:
         raise ConfigurationError(
             f"data_address (--data-address) is for steps over TCP, and {obstacle}; leave it out"
@@ -57,10 +60,9 @@ def checked_data_address(given: EnvServerOptions) -> DataAddress | None:
     if obstacle and transports == {TCP}:
         raise ConfigurationError(f'transport="tcp" is not possible: {obstacle}; leave it out')
     if wanted is None:
-        return None if obstacle else DataAddress(Address(address.host, 0))
-    parsed, port = _parsed_data_address(wanted, address)
-    if not given["no_token"]:
-        check_exposure(parsed, given["token"], "data_address (--data-address) ")
+        return None if obstacle else DataAddress(Address(place.host, 0))
+    parsed, port = _parsed_data_address(wanted, place)
+    check_exposure(parsed, given["token"], "data_address (--data-address) ")
     return DataAddress(parsed, port)
 
 

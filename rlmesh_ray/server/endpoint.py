@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.auth.token_file import ServerToken
 from rlmesh_ray.errors import ListenError, LocalProtocolError
 from rlmesh_ray.grpc_setup import (
     grpc,
@@ -75,9 +75,9 @@ class Endpoint:
 
     Args:
         address: Where to listen; port 0 lets the system choose.
-        token: The token that every call must carry, or the file with such tokens; None: no check.
+        token: The token that every call must carry, or the file with such tokens; None or
+            False: no check; None only on loopback.
         tls: Files for TLS; None for plain text.
-        no_token: Whether clients on other machines need no token.
         on_stop: Releases the resources of the services; called once, after the last call.
         probe: Returns the health of the services' resources.
         endpoint_id: Names it in the log; None: a random name.
@@ -93,9 +93,8 @@ class Endpoint:
         self,
         address: str,
         *,
-        token: TokenSource | None = None,
+        token: ServerToken = None,
         tls: TlsSource | None = None,
-        no_token: bool = False,
         on_stop: Callable[[], None],
         probe: Probe = always_serving,
         endpoint_id: str | None = None,
@@ -103,8 +102,8 @@ class Endpoint:
     ) -> None:
         self.endpoint_id = endpoint_id or new_endpoint_id()
         """Its name in the log."""
-        self._wanted = checked_address(address, token, no_token=no_token)
-        self._has_token = token is not None
+        self._wanted = checked_address(address, token)
+        self._has_token = bool(token)
         self.sessions = Gate(self.endpoint_id, token, kind)
         """Counts the sessions, and refuses new ones once it drains."""
         self._further_ports: list[FurtherPort] = []

@@ -8,7 +8,7 @@ import keyword
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
@@ -21,7 +21,7 @@ from rlmesh_ray.options import (
     require_flag,
     require_seconds,
 )
-from rlmesh_ray.server.endpoint_options import EndpointOptions, ListenOptions
+from rlmesh_ray.server.endpoint_options import EndpointOptions
 
 if TYPE_CHECKING:
     from rlmesh_ray.recording.options import RecordOptions
@@ -63,7 +63,7 @@ def _is_name(name: str) -> bool:
     return is_short and is_attribute and not name.startswith("_")
 
 
-class EnvOptions(EndpointOptions, total=False):
+class EnvOptions(TypedDict, total=False):
     """What an endpoint of an environment takes, alone or in a fleet."""
 
     num_envs: Annotated[
@@ -208,7 +208,8 @@ class EnvOptions(EndpointOptions, total=False):
             Group.LIMITS,
             DEFAULT_STEP_GRACE_S,
             partial(require_seconds, allow_zero=True),
-            flag_help="Kill a worker so long after a deadline.",
+            is_internal=True,  # tests alone need another one
+            has_flag=False,
         ),
     ]
     observers: Annotated[
@@ -234,18 +235,5 @@ class EnvOptions(EndpointOptions, total=False):
     ]
 
 
-class EnvServerOptions(ListenOptions, EnvOptions, total=False):
+class EnvServerOptions(EndpointOptions, EnvOptions, total=False):
     """What an ``EnvServer`` takes."""
-
-    data_address: Annotated[
-        str | None,
-        Option(
-            "``HOST:PORT`` for steps over TCP, or ``HOST:PORT/ADVERTISED`` where clients dial "
-            "another port, which is mapped to it, as from a container. Default: a free port at the "
-            "host of ``address``.",
-            Group.SERVING,
-            flag_help="For steps over TCP; /PORT: the one that clients dial.",
-            metavar="HOST:PORT",
-            shown_default="a free port",
-        ),
-    ]

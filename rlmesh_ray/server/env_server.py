@@ -17,7 +17,7 @@ from rlmesh_ray.server.connection_broker import ConnectionBroker, TcpListener
 from rlmesh_ray.server.connection_limits import max_calls
 from rlmesh_ray.server.data_address import bound_sockets, checked_data_address
 from rlmesh_ray.server.endpoint import Endpoint
-from rlmesh_ray.server.endpoint_options import edition_texts
+from rlmesh_ray.server.endpoint_options import edition_texts, listening
 from rlmesh_ray.server.env_dialects import load_dialect_services
 from rlmesh_ray.server.env_options import (
     DEFAULT_MAX_SESSIONS,
@@ -69,6 +69,7 @@ class EnvServer:
 
     def __init__(self, env: EnvLike, **options: Unpack[EnvServerOptions]) -> None:
         given = completed("EnvServer", EnvServerOptions, options)
+        address, listen = listening("EnvServer", given["address"], "openpi")
         endpoint_id = given["endpoint_id"] or new_endpoint_id()
         should_spin()  # refuses a wrong environment variable before anything starts
         record, allowed = given["record"], given["max_sessions"]
@@ -91,20 +92,19 @@ class EnvServer:
             given["sessions_per_worker"],
         )
         self._endpoint = Endpoint(
-            given["address"],
+            address,
             token=given["token"],
             tls=given["tls"],
-            no_token=given["no_token"],
             endpoint_id=endpoint_id,
             on_stop=self._close_pool,
         )
         self._service_options = ServiceOptions(
             shutdown=self._endpoint.stop_soon if given["allow_shutdown"] else None,
-            accept_texts=edition_texts(given["accept_edition_texts"]),
+            accept_texts=edition_texts(listen.accept_edition_texts),
             dialects=registry.enabled_dialects(given["dialects"], registry.env_dialects()),
-            idle_timeout_s=given["idle_timeout_s"],
+            idle_timeout_s=listen.idle_timeout_s,
         )
-        self._data_address = checked_data_address(given)
+        self._data_address = checked_data_address(address, listen.data_address, given)
         self._options = given
         self._contract: EnvContract | None = None
 

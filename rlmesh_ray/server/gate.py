@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from rlmesh_ray.auth.token_file import TokenSource, TokenStore, required_role
+from rlmesh_ray.auth.token_file import ServerToken, TokenStore, required_role, token_store
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY, SESSION_METADATA_KEY
 from rlmesh_ray.server.drain import DRAINING
@@ -38,16 +38,16 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
     Args:
         endpoint_id: Name of the endpoint in the log.
         token: The token that calls carry, as ``Bearer TOKEN`` or alone, or the file with such
-            tokens; None: no check.
+            tokens; None or False: no check.
         kind: Kind of server in messages: ``"endpoint"``, ``"gateway"`` or ``"registrar"``.
 
     Raises:
         ConfigurationError: The token cannot be carried in metadata, or its file cannot be used.
     """
 
-    def __init__(self, endpoint_id: str, token: TokenSource | None, kind: str) -> None:
+    def __init__(self, endpoint_id: str, token: ServerToken, kind: str) -> None:
         self._endpoint_id = endpoint_id
-        self._store = None if token is None else TokenStore(token)
+        self._store = token_store(token)
         self._kind = kind
         self._num_sessions = 0
         self.is_closed = False

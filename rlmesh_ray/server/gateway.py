@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from rlmesh_ray.auth.token_file import TokenSource, bearer_value
+from rlmesh_ray.auth.token_file import ServerToken, bearer_value
 from rlmesh_ray.compat.grpc import message_writer
 from rlmesh_ray.errors import AddressError, CodecError, ConfigurationError
 from rlmesh_ray.grpc_setup import channel_options, grpc, keep_in_forks
@@ -119,9 +119,9 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
             second unless one fails.
         address: ``HOST:PORT`` (port 0: a free one).
         token: The token that clients must send, or a ``TokenFile`` with such tokens; required
-            unless ``address`` is loopback. The gateway sends each endpoint that endpoint's own.
+            unless ``address`` is loopback; False: none on purpose. The gateway sends each endpoint
+            that endpoint's own.
         tls: Files for TLS with the clients.
-        no_token: Whether to listen where other machines can reach it without a token.
         endpoint_credentials: TLS credentials for the endpoints; default: plain text.
         service: Full name of the endpoints' service, for requests for its health.
         max_receive_bytes: Size of the largest request to forward; endpoints have limits of
@@ -137,9 +137,8 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
         find: FindTargets,
         *,
         address: str = "127.0.0.1:0",
-        token: TokenSource | None = None,
+        token: ServerToken = None,
         tls: TlsSource | None = None,
-        no_token: bool = False,
         endpoint_credentials: Credentials | None = None,
         service: str = "",
         max_receive_bytes: int = MAX_MESSAGE_BYTES,
@@ -168,7 +167,6 @@ class GatewayServer(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has n
             address,
             token=token,
             tls=tls,
-            no_token=no_token,
             on_stop=self._close,
             probe=lambda: self._health,
             kind="gateway",

@@ -25,7 +25,7 @@ from rlmesh_ray.options import (
     require_seconds,
 )
 from rlmesh_ray.server.batch_queue import DEFAULT_MAX_ROWS
-from rlmesh_ray.server.endpoint_options import EndpointOptions, ListenOptions
+from rlmesh_ray.server.endpoint_options import EndpointOptions
 
 if TYPE_CHECKING:
     from rlmesh_ray.spaces.observation_map import ObservationMap
@@ -158,7 +158,7 @@ class PolicyOptions(ModuleOptions, total=False):
     ]
 
 
-class ModelOptions(EndpointOptions, total=False):
+class ModelOptions(TypedDict, total=False):
     """What an endpoint of a policy takes, alone or in a fleet."""
 
     chunk_replay: Annotated[
@@ -264,11 +264,11 @@ class ModelFleetOptions(PolicyOptions, ModelOptions, total=False):
     """What a ``ModelFleet`` takes, for each replica."""
 
 
-class ModelActorOptions(PolicyOptions, ListenOptions, ModelOptions, total=False):
+class ModelActorOptions(PolicyOptions, EndpointOptions, ModelOptions, total=False):
     """What a ``ModelServiceActor`` takes."""
 
 
-class ModelServerOptions(ModuleOptions, ListenOptions, ModelOptions, total=False):
+class ModelServerOptions(ModuleOptions, EndpointOptions, ModelOptions, total=False):
     """What a ``ModelServer`` takes."""
 
     stop_on_close: Annotated[
@@ -280,17 +280,6 @@ class ModelServerOptions(ModuleOptions, ListenOptions, ModelOptions, total=False
             False,
             require_flag,
             flag_help="Stop when the first client closes its session.",
-        ),
-    ]
-    openpi: Annotated[
-        str | None,
-        Option(
-            "``HOST:PORT`` at which openpi clients are served, too, with the same token and TLS; "
-            "None: nowhere. Needs the extra ``openpi``. Each connection is a session with one "
-            "lane; its largest message is ``max_message_bytes``, or what an observation needs.",
-            Group.SERVING,
-            flag_help="Where to serve openpi clients, too.",
-            metavar="HOST:PORT",
         ),
     ]
     openpi_env: Annotated[

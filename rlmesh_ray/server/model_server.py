@@ -13,7 +13,7 @@ from rlmesh_ray.polling import should_spin
 from rlmesh_ray.server.batcher import Batcher
 from rlmesh_ray.server.bind_policy import checked_address
 from rlmesh_ray.server.endpoint import Endpoint, FurtherPort
-from rlmesh_ray.server.endpoint_options import edition_texts
+from rlmesh_ray.server.endpoint_options import edition_texts, listening
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_options import (
@@ -58,16 +58,20 @@ class ModelServer:
     def __init__(self, policy: object, **options: Unpack[ModelServerOptions]) -> None:
         # Options are checked before the policy is used: an engine starts a thread.
         given = completed("ModelServer", ModelServerOptions, options)
-        token, tls, no_token = given["token"], given["tls"], given["no_token"]
-        checked_address(given["address"], token, no_token=no_token)
+        address, listen = listening("ModelServer", given["address"], "data_address")
+        token, tls = given["token"], given["tls"]
+        checked_address(address, token)
         should_spin()  # refuses a wrong environment variable
         wanted_bytes = checked_message_bytes(given["max_message_bytes"])
-        openpi = given["openpi"]
+        openpi, openpi_env = listen.openpi, given["openpi_env"]
         if openpi is not None:
-            checked_address(openpi, token, no_token=no_token)
+            checked_address(openpi, token)
             openpi_port = registry.model_port("openpi")
-        elif given["openpi_env"] is not None:
-            raise ConfigurationError("openpi_env is for openpi clients; give openpi=HOST:PORT, too")
+        elif openpi_env is not None:
+            raise ConfigurationError(
+                "openpi_env is for openpi clients; give the address as a ListenOptions(address, "
+                "openpi=HOST:PORT)"
+            )
         mapping = as_observation_map(given["observation_map"])
         served = as_policy(policy, horizon=given["horizon"], inference=given["inference"])
         if mapping is not None:
@@ -83,10 +87,9 @@ class ModelServer:
         )
         self._max_message_bytes = wanted_bytes or _message_limit(served, given["max_batch_rows"])
         self._endpoint = Endpoint(
-            given["address"],
+            address,
             token=token,
             tls=tls,
-            no_token=no_token,
             endpoint_id=given["endpoint_id"],
             on_stop=self._host.close,
             probe=self._host.health,
@@ -98,9 +101,9 @@ class ModelServer:
         self._options = ServiceOptions(
             shutdown=self._endpoint.stop_soon if given["allow_shutdown"] else None,
             on_close=self._endpoint.stop_soon if given["stop_on_close"] else None,
-            accept_texts=edition_texts(given["accept_edition_texts"]),
+            accept_texts=edition_texts(listen.accept_edition_texts),
             dialects=registry.enabled_dialects(given["dialects"], registry.model_dialects()),
-            idle_timeout_s=given["idle_timeout_s"],
+            idle_timeout_s=listen.idle_timeout_s,
         )
 
     @property

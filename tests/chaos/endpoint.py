@@ -40,13 +40,14 @@ class Endpoint:
         **options: Any,
     ) -> None:
         self.address = free_address(link.host if link else "127.0.0.1")
+        token = None if link is None else False  # none, also for clients on other machines
+        wanted = f"TokenFile({str(token_file)!r})" if token_file else repr(token)
         program = f"""
             import threading
             from rlmesh_ray import EnvServer, TokenFile
             EnvServer(
                 {env!r}, address={self.address!r}, step_grace_s={GRACE_S},
-                token={f"TokenFile({str(token_file)!r})" if token_file else None},
-                no_token={link is not None and token_file is None}, **{options!r},
+                token={wanted}, **{options!r},
             ).start()
             threading.Event().wait()
         """

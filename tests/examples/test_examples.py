@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlmesh_ray import EnvServer, ModelServer
+from rlmesh_ray import EnvServer, ListenOptions, ModelServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["--iterations", "1", "--batch", "256"]
@@ -130,7 +130,10 @@ def test_openpi_client(tmp_path: Path) -> None:
         return (observations[:, 2] > 1).astype(np.int64)
 
     with ModelServer(
-        balance, openpi="127.0.0.1:0", openpi_env=gymnasium.make("CartPole-v1"), token="s3cret"
+        balance,
+        address=ListenOptions(openpi="127.0.0.1:0"),
+        openpi_env=gymnasium.make("CartPole-v1"),
+        token="s3cret",
     ) as model:
         assert model.openpi_address is not None
         output = run("openpi_client.py", model.openpi_address, folder=tmp_path, token="s3cret")

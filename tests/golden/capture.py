@@ -19,6 +19,7 @@ import numpy as np
 from rlmesh_ray import (
     ConnectOptions,
     EnvServer,
+    ListenOptions,
     ModelServer,
     RemoteEnv,
     RemoteModel,
@@ -211,10 +212,8 @@ def ours_model() -> Iterator[Relay]:
 
 
 def b3_client() -> Iterator[Relay]:
-    with our_env("World", 2, transport="grpc", accept_edition_texts=[b3.EDITION_TEXT]) as (
-        address,
-        relay,
-    ):
+    listen = ListenOptions(accept_edition_texts=[b3.EDITION_TEXT])
+    with our_env("World", 2, transport="grpc", address=listen) as (address, relay):
         b3.drive(address, "vector")
         yield relay
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray import EnvServer, RemoteVectorEnv
+from rlmesh_ray import EnvServer, ListenOptions, RemoteVectorEnv
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.client.channel import ConnectOptions
@@ -304,7 +304,9 @@ def test_a_port_that_cannot_be_reached_is_reported_once_or_an_error_for_who_requ
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     port = closed_port()
-    with EnvServer(Lifelike, transport="tcp", data_address=f"127.0.0.1:0/{port}") as server:
+    with EnvServer(
+        Lifelike, transport="tcp", address=ListenOptions(data_address=f"127.0.0.1:0/{port}")
+    ) as server:
         client = EnvClient(ConnectOptions(server.address))
         message = assert_steps_are_messages(client, caplog)
         client = EnvClient(ConnectOptions(server.address), transport="tcp")
@@ -346,7 +348,7 @@ def test_with_tls_there_is_none(tmp_path: Path) -> None:
     certificate, key = authority.sign("server")
     tls = ServerTls(certificate, key)
     with pytest.raises(ConfigurationError, match="there is none with TLS"):
-        EnvServer(Lifelike, tls=tls, data_address="127.0.0.1:0")
+        EnvServer(Lifelike, tls=tls, address=ListenOptions(data_address="127.0.0.1:0"))
     with EnvServer(Lifelike, tls=tls) as server:
         trusting = ConnectOptions(server.address, tls=ClientTls(authority.certificate))
 
@@ -371,22 +373,62 @@ def test_an_operator_can_do_without(options: dict[str, Any], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "error", "why"),
     [
-        ({"data_address": "unix:/x"}, AddressError, "must be HOST:PORT"),
-        ({"data_address": "nowhere"}, AddressError, "HOST:PORT"),
-        ({"data_address": "dm_env_rpc://127.0.0.1:7"}, AddressError, "must be HOST:PORT"),
-        ({"data_address": "0.0.0.0:0"}, AddressError, "^data_address .*0.0.0.0:0 .*give a token"),
-        ({"data_address": "127.0.0.1:7", "address": "127.0.0.1:7"}, AddressError, "another port"),
-        ({"data_address": "localhost:7", "address": "127.0.0.1:7"}, AddressError, "another port"),
-        ({"data_address": "[::1]:7", "address": "localhost:7"}, AddressError, "another port"),
-        ({"data_address": "127.0.0.1:7", "address": "tcp://localhost:7"}, AddressError, "another"),
-        ({"data_address": "127.0.0.1:7", "address": "unix:/x"}, ConfigurationError, "unix socket"),
+        ({"address": ListenOptions(data_address="unix:/x")}, AddressError, "must be HOST:PORT"),
+        ({"address": ListenOptions(data_address="nowhere")}, AddressError, "HOST:PORT"),
+        (
+            {"address": ListenOptions(data_address="dm_env_rpc://127.0.0.1:7")},
+            AddressError,
+            "must be HOST:PORT",
+        ),
+        (
+            {"address": ListenOptions(data_address="0.0.0.0:0")},
+            AddressError,
+            "^data_address .*0.0.0.0:0 .*give a token",
+        ),
+        (
+            {"address": ListenOptions("127.0.0.1:7", data_address="127.0.0.1:7")},
+            AddressError,
+            "another port",
+        ),
+        (
+            {"address": ListenOptions("127.0.0.1:7", data_address="localhost:7")},
+            AddressError,
+            "another port",
+        ),
+        (
+            {"address": ListenOptions("localhost:7", data_address="[::1]:7")},
+            AddressError,
+            "another port",
+        ),
+        (
+            {"address": ListenOptions("tcp://localhost:7", data_address="127.0.0.1:7")},
+            AddressError,
+            "another",
+        ),
+        (
+            {"address": ListenOptions("unix:/x", data_address="127.0.0.1:7")},
+            ConfigurationError,
+            "unix socket",
+        ),
         ({"transport": "tcp", "address": "unix:/x"}, ConfigurationError, "at a unix socket"),
-        ({"data_address": "127.0.0.1:7/70000"}, AddressError, "a port, 1 to 65535"),
-        ({"data_address": "127.0.0.1:7/x"}, AddressError, "a port, 1 to 65535"),
-        ({"data_address": "127.0.0.1:7/"}, AddressError, "a port, 1 to 65535"),
+        (
+            {"address": ListenOptions(data_address="127.0.0.1:7/70000")},
+            AddressError,
+            "a port, 1 to 65535",
+        ),
+        (
+            {"address": ListenOptions(data_address="127.0.0.1:7/x")},
+            AddressError,
+            "a port, 1 to 65535",
+        ),
+        (
+            {"address": ListenOptions(data_address="127.0.0.1:7/")},
+            AddressError,
+            "a port, 1 to 65535",
+        ),
         ({"observers": "no"}, ConfigurationError, "must be True or False"),
         (
-            {"data_address": "127.0.0.1:7/1", "transport": "grpc"},
+            {"address": ListenOptions(data_address="127.0.0.1:7/1"), "transport": "grpc"},
             ConfigurationError,
             "transport takes none",
         ),
@@ -404,7 +446,7 @@ def test_a_data_address_that_is_in_use_is_refused_and_leaves_nothing_behind() ->
     with socket.create_server(("127.0.0.1", 0)) as listener:
         where = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(AddressError, match="name another data_address"):
-            EnvServer(Lifelike, data_address=where).start()
+            EnvServer(Lifelike, address=ListenOptions(data_address=where)).start()
 
 
 @pytest.mark.parametrize(
@@ -419,7 +461,8 @@ def test_a_data_address_that_is_in_use_is_refused_and_leaves_nothing_behind() ->
 def test_a_data_address_at_another_host_is_in_the_log(
     address: str, data_address: str, is_reported: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    EnvServer(Lifelike, address=address, data_address=data_address, no_token=True)
+    listen = ListenOptions(address, data_address=data_address)
+    EnvServer(Lifelike, address=listen, token=False)
 
     assert (
         any("will not find data_address" in each.message for each in caplog.records) is is_reported
@@ -430,7 +473,9 @@ def test_the_data_port_may_be_that_of_the_endpoint_at_another_address() -> None:
     where = free_address()
     _, _, port = where.partition(":")
 
-    with EnvServer(Lifelike, address=where, data_address=f"127.0.0.2:{port}") as server:
+    with EnvServer(
+        Lifelike, address=ListenOptions(where, data_address=f"127.0.0.2:{port}")
+    ) as server:
         assert port_of(server) == int(port)
 
 
@@ -523,7 +568,7 @@ def test_a_free_port_is_free_at_every_address_of_a_name(
 
 def test_clients_connect_where_the_operator_says() -> None:
     where = free_address()
-    with EnvServer(Lifelike, data_address=where) as server:
+    with EnvServer(Lifelike, address=ListenOptions(data_address=where)) as server:
         assert where == f"127.0.0.1:{port_of(server)}"
         client = EnvClient(ConnectOptions(server.address), transport="tcp")
         client.reset()

@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 from websockets.http11 import Request
 
-from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, Slots, evaluate
+from rlmesh_ray import (
+    EnvServer,
+    ListenOptions,
+    ModelServer,
+    RemoteEnv,
+    RemoteModel,
+    Slots,
+    evaluate,
+)
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.cli.main import main
@@ -40,6 +48,7 @@ from tests.loopback.openpi_peer import TIMEOUT_S, Arm, batch, doubled, small_ser
 from tests.loopback.ports import free_address
 
 LOCAL = "127.0.0.1:0"
+OPENPI = ListenOptions(openpi=LOCAL)
 
 
 def chunk(message: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +122,7 @@ def test_our_own_server_describes_the_policy_and_its_times() -> None:
         return np.stack([doubled(observations)] * 4, axis=1)
 
     with (
-        ModelServer(chunks, horizon=4, openpi=LOCAL, openpi_env=Arm()) as server,
+        ModelServer(chunks, horizon=4, address=OPENPI, openpi_env=Arm()) as server,
         RemoteModel(f"openpi://{server.openpi_address}") as model,
     ):
         model.configure_route(Arm())
@@ -155,7 +164,7 @@ class Wide(Arm):
 
 def test_an_environment_that_the_metadata_contradicts_is_refused_when_a_route_is_opened() -> None:
     with (
-        ModelServer(doubled, openpi=LOCAL, openpi_env=Arm()) as server,
+        ModelServer(doubled, address=OPENPI, openpi_env=Arm()) as server,
         RemoteModel(f"openpi://{server.openpi_address}") as model,
     ):
         with pytest.raises(RemoteModelError, match=r"has shape \[2\], the environment's \(7,\)"):
@@ -217,7 +226,7 @@ def test_a_server_that_does_not_answer_in_time_ends_the_session() -> None:
 
 
 def test_a_client_that_is_dropped_leaves_no_connection() -> None:
-    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm()) as server:
+    with ModelServer(doubled, address=OPENPI, openpi_env=Arm()) as server:
         model = RemoteModel(f"openpi://{server.openpi_address}")
         model.configure_route(Arm())
         model.predict(batch(0.5))
@@ -236,7 +245,7 @@ def test_a_session_that_has_timed_out_has_closed_its_connections() -> None:
         return doubled(observations)
 
     with (
-        ModelServer(late, openpi=LOCAL, openpi_env=Arm()) as server,
+        ModelServer(late, address=OPENPI, openpi_env=Arm()) as server,
         RemoteModel(f"openpi://{server.openpi_address}", predict_timeout_s=0.05) as model,
     ):
         model.configure_route(Arm())
@@ -265,7 +274,7 @@ def test_closing_ends_requests_that_wait() -> None:
 
 def test_a_closed_route_closes_its_connections() -> None:
     with (
-        ModelServer(doubled, openpi=LOCAL, openpi_env=Arm()) as server,
+        ModelServer(doubled, address=OPENPI, openpi_env=Arm()) as server,
         RemoteModel(f"openpi://{server.openpi_address}") as model,
     ):
         model.configure_route(Arm(), route_id="one")
@@ -281,7 +290,7 @@ def test_a_closed_route_closes_its_connections() -> None:
 
 def test_a_message_above_the_servers_limit_is_named() -> None:
     with (
-        ModelServer(doubled, openpi=LOCAL, openpi_env=Arm(), max_message_bytes=2**16) as server,
+        ModelServer(doubled, address=OPENPI, openpi_env=Arm(), max_message_bytes=2**16) as server,
         RemoteModel(f"openpi://{server.openpi_address}") as model,
     ):
         model.configure_route(Arm())
@@ -345,7 +354,7 @@ def test_an_address_may_have_the_path_of_the_server() -> None:
 def test_the_token_travels_as_api_key_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "ours")
     tls, trusted = ServerTls(*authority.sign("server")), ClientTls(authority.certificate)
-    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm(), token="s3cret", tls=tls) as server:
+    with ModelServer(doubled, address=OPENPI, openpi_env=Arm(), token="s3cret", tls=tls) as server:
         address = f"openpi://{server.openpi_address}"
         with RemoteModel(address, token="s3cret", tls=trusted) as model:
             model.configure_route(Arm())
@@ -432,7 +441,7 @@ def test_a_lane_has_a_new_connection_in_each_episode() -> None:
 def test_inspect_shows_no_replay_where_every_answer_is_a_chunk(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with ModelServer(doubled, horizon=4, openpi=LOCAL, openpi_env=Arm()) as server:
+    with ModelServer(doubled, horizon=4, address=OPENPI, openpi_env=Arm()) as server:
         assert main(["inspect", f"openpi://{server.openpi_address}"]) == 0
 
     found = capsys.readouterr().out
@@ -441,7 +450,7 @@ def test_inspect_shows_no_replay_where_every_answer_is_a_chunk(
 
 
 def test_inspect_shows_what_an_openpi_server_says(capsys: pytest.CaptureFixture[str]) -> None:
-    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm()) as server:
+    with ModelServer(doubled, address=OPENPI, openpi_env=Arm()) as server:
         code = main(["inspect", f"openpi://{server.openpi_address}", "--json"])
 
     found = json.loads(capsys.readouterr().out)

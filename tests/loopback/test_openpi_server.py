@@ -18,7 +18,7 @@ import pytest
 from gymnasium import spaces
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-from rlmesh_ray import ModelServer, RemoteModel, TokenFile
+from rlmesh_ray import ListenOptions, ModelServer, RemoteModel, TokenFile
 from rlmesh_ray.auth.client_tls import ClientTls
 from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.dialects.openpi import server as openpi_server
@@ -35,6 +35,7 @@ from tests.loopback.openpi_peer import TIMEOUT_S, Arm, Client, batch, doubled, o
 from tests.loopback.ports import free_address
 
 LOCAL = "127.0.0.1:0"
+OPENPI = ListenOptions(openpi=LOCAL)
 NUM_DAMAGED = 300
 
 
@@ -45,7 +46,7 @@ def address_of(server: ModelServer) -> str:
 
 @pytest.fixture
 def server() -> Iterator[ModelServer]:
-    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm()) as running:
+    with ModelServer(doubled, address=OPENPI, openpi_env=Arm()) as running:
         yield running
 
 
@@ -74,7 +75,7 @@ def test_a_policy_of_chunks_answers_with_its_horizon() -> None:
         return np.stack([doubled(observations) + step for step in range(5)], axis=1)
 
     with (
-        ModelServer(chunks, horizon=5, openpi=LOCAL, openpi_env=Arm()) as server,
+        ModelServer(chunks, horizon=5, address=OPENPI, openpi_env=Arm()) as server,
         Client(address_of(server)) as client,
     ):
         result = client.infer(observation(0.0))
@@ -95,7 +96,7 @@ def test_a_dict_of_actions_has_one_key_a_leaf() -> None:
         return {"arm": observations, "gripper": np.ones(len(observations), int)}
 
     with (
-        ModelServer(act, openpi=LOCAL, openpi_env=TwoParts()) as server,
+        ModelServer(act, address=OPENPI, openpi_env=TwoParts()) as server,
         Client(address_of(server)) as client,
     ):
         result = client.infer({"observation": np.array([0.25, 0.5])})
@@ -130,7 +131,7 @@ class Gate:
 def test_openpi_clients_and_grpc_clients_share_the_batches() -> None:
     gate = Gate()
     with (
-        ModelServer(gate, openpi=LOCAL, openpi_env=Arm()) as server,
+        ModelServer(gate, address=OPENPI, openpi_env=Arm()) as server,
         RemoteModel(server.address) as ours,
         contextlib.ExitStack() as stack,
         ThreadPoolExecutor(4) as pool,
@@ -159,7 +160,7 @@ def test_openpi_clients_and_grpc_clients_share_the_batches() -> None:
 def test_a_client_that_leaves_while_it_waits_costs_no_row() -> None:
     gate = Gate()
     with (
-        ModelServer(gate, openpi=LOCAL, openpi_env=Arm()) as server,
+        ModelServer(gate, address=OPENPI, openpi_env=Arm()) as server,
         Client(address_of(server)) as first,
         ThreadPoolExecutor(1) as pool,
     ):
@@ -208,7 +209,7 @@ def test_a_fault_of_the_policy_is_told_without_its_traceback() -> None:
         raise ValueError("no weights")
 
     with (
-        ModelServer(fail, openpi=LOCAL, openpi_env=Arm()) as server,
+        ModelServer(fail, address=OPENPI, openpi_env=Arm()) as server,
         Client(address_of(server)) as client,
     ):
         answer = client.infer(observation())
@@ -258,7 +259,7 @@ def get(url: str) -> tuple[int, str]:
 
 
 def test_healthz_answers_over_http_without_a_token() -> None:
-    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm(), token="s3cret") as server:
+    with ModelServer(doubled, address=OPENPI, openpi_env=Arm(), token="s3cret") as server:
         url = f"http://{address_of(server)}"
         serving = get(f"{url}/healthz")
         other, _ = get(f"{url}/")
@@ -278,7 +279,7 @@ def test_a_token_travels_as_api_key(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.touch(0o600)
     file.write_text("operators\nclients client\nprobes probe\n")
-    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm(), token=TokenFile(file)) as server:
+    with ModelServer(doubled, address=OPENPI, openpi_env=Arm(), token=TokenFile(file)) as server:
         for token in ("operators", "clients"):
             with Client(address_of(server), **api_key(token)) as client:
                 assert "actions" in client.infer(observation())
@@ -304,7 +305,7 @@ def test_without_a_token_web_pages_are_refused(server: ModelServer) -> None:
 @pytest.mark.nightly  # it takes as long as a client may
 def test_a_client_that_does_not_shake_hands_for_tls_is_cut_off_in_time(tmp_path: Path) -> None:
     tls = ServerTls(*Authority(tmp_path, "ours").sign("server"))
-    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm(), tls=tls) as server:
+    with ModelServer(doubled, address=OPENPI, openpi_env=Arm(), tls=tls) as server:
         host, _, port = address_of(server).partition(":")
         with (
             socket.create_connection((host, int(port)), 2 * CONNECTION_SETUP_S) as silent,
@@ -317,7 +318,7 @@ def test_a_client_that_does_not_shake_hands_for_tls_is_cut_off_in_time(tmp_path:
 def test_it_serves_tls_with_the_files_of_the_server(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "ours")
     tls = ServerTls(*authority.sign("server"))
-    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm(), tls=tls) as server:
+    with ModelServer(doubled, address=OPENPI, openpi_env=Arm(), tls=tls) as server:
         trusted = ClientTls(authority.certificate)
         with RemoteModel(f"openpi://{address_of(server)}", tls=trusted) as model:
             model.configure_route(Arm())
@@ -341,7 +342,11 @@ def test_connections_that_open_nothing_make_room_for_others(server: ModelServer)
 
 def test_a_silent_client_is_sent_away_after_the_idle_timeout() -> None:
     with (
-        ModelServer(doubled, openpi=LOCAL, openpi_env=Arm(), idle_timeout_s=0.05) as server,
+        ModelServer(
+            doubled,
+            address=ListenOptions(openpi=LOCAL, idle_timeout_s=0.05),
+            openpi_env=Arm(),
+        ) as server,
         Client(address_of(server)) as client,
         pytest.raises(ConnectionClosed, match=r"no request for 0\.05 s"),
     ):
@@ -362,7 +367,7 @@ def test_a_drain_waits_for_its_sessions_and_refuses_new_ones(server: ModelServer
 def test_a_stop_answers_what_is_outstanding_and_closes_idle_connections() -> None:
     gate = Gate()
     with (
-        ModelServer(gate, openpi=LOCAL, openpi_env=Arm()) as server,
+        ModelServer(gate, address=OPENPI, openpi_env=Arm()) as server,
         Client(address_of(server)) as idle,
         Client(address_of(server)) as busy,
         ThreadPoolExecutor(2) as pool,
@@ -384,7 +389,7 @@ def test_a_stop_answers_what_is_outstanding_and_closes_idle_connections() -> Non
 def test_a_stop_ends_in_time_although_the_policy_hangs() -> None:
     gate = Gate()
     with (
-        ModelServer(gate, openpi=LOCAL, openpi_env=Arm()) as server,
+        ModelServer(gate, address=OPENPI, openpi_env=Arm()) as server,
         Client(address_of(server)) as client,
     ):
         client.connection.send(pack(observation()))
@@ -402,7 +407,7 @@ def test_the_spaces_are_those_that_the_policy_names() -> None:
     gate.traits = PolicyTraits(
         observation_space=contract.observation_space, action_space=contract.action_space
     )
-    with ModelServer(gate, openpi=LOCAL) as server, Client(address_of(server)) as client:
+    with ModelServer(gate, address=OPENPI) as server, Client(address_of(server)) as client:
         assert client.infer(observation(0.5))["actions"].tolist() == [[1.0, 1.0]]
 
 
@@ -412,7 +417,7 @@ def test_an_observation_map_stands_between_openpi_clients_and_the_policy() -> No
 
     with (
         ModelServer(
-            act, observation_map=["joints=observation/state"], openpi=LOCAL, openpi_env=Arm()
+            act, observation_map=["joints=observation/state"], address=OPENPI, openpi_env=Arm()
         ) as server,
         Client(address_of(server)) as client,
     ):
@@ -430,27 +435,30 @@ class Picky(Gate):
 def test_what_cannot_be_served_is_refused_before_clients_come(tmp_path: Path) -> None:
     text = replace(contract_of(Arm()), action_space=from_gymnasium(spaces.Text(3)))
     with pytest.raises(ConfigurationError, match="give an environment that has them"):
-        ModelServer(doubled, openpi=LOCAL)
-    with pytest.raises(ConfigurationError, match="give openpi=HOST:PORT, too"):
+        ModelServer(doubled, address=OPENPI)
+    with pytest.raises(ConfigurationError, match="openpi=HOST:PORT"):
         ModelServer(doubled, openpi_env=Arm())
     with pytest.raises(ConfigurationError, match="'actions' is text"):
-        ModelServer(doubled, openpi=LOCAL, openpi_env=text)
+        ModelServer(doubled, address=OPENPI, openpi_env=text)
     with pytest.raises(ConfigurationError, match="is no environment"):
-        ModelServer(doubled, openpi=LOCAL, openpi_env=3)
+        ModelServer(doubled, address=OPENPI, openpi_env=3)
     with pytest.raises(AddressError, match="give a token"):
-        ModelServer(doubled, openpi="0.0.0.0:0", openpi_env=Arm())
+        ModelServer(doubled, address=ListenOptions(openpi="0.0.0.0:0"), openpi_env=Arm())
     with pytest.raises(AddressError, match="over TCP; give HOST:PORT"):
-        ModelServer(doubled, openpi=f"unix:{tmp_path}/socket", openpi_env=Arm())
-    with pytest.raises(AddressError, match=r"on a port of its own: ModelServer\(\.\.\., openpi="):
+        ModelServer(
+            doubled, address=ListenOptions(openpi=f"unix:{tmp_path}/socket"), openpi_env=Arm()
+        )
+    with pytest.raises(AddressError, match=r"on a port of its own: ListenOptions\(\.\.\., openpi="):
         ModelServer(doubled, address="openpi://127.0.0.1:0")
     with pytest.raises(ContractMismatchError, match="another camera"):
-        ModelServer(Picky(), openpi=LOCAL, openpi_env=Arm()).start()
+        ModelServer(Picky(), address=OPENPI, openpi_env=Arm()).start()
 
 
 def test_a_port_in_use_is_refused_and_the_servers_own_port_is_free_again() -> None:
     address = free_address()
-    with ModelServer(doubled, openpi=LOCAL, openpi_env=Arm()) as server:
-        second = ModelServer(doubled, address=address, openpi=address_of(server), openpi_env=Arm())
+    with ModelServer(doubled, address=OPENPI, openpi_env=Arm()) as server:
+        taken = ListenOptions(address, openpi=address_of(server))
+        second = ModelServer(doubled, address=taken, openpi_env=Arm())
         with pytest.raises(ListenError, match=r"openpi clients: .*choose another port"):
             second.start()
     with ModelServer(doubled, address=address):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rlmesh_ray import EnvServer, ModelServer
+from rlmesh_ray import EnvServer, ListenOptions, ModelServer
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.remote_model import contract_of
@@ -234,9 +234,9 @@ def test_a_client_of_another_edition_text_is_served_where_the_operator_accepts_i
     offer = wire.pack_handshake_request(make_handshake_request("peer", "1", {}, text=sha256))
     with (
         EnvServer("CartPole-v1") as strict,
-        EnvServer("CartPole-v1", accept_edition_texts=[name]) as lenient,
+        EnvServer("CartPole-v1", address=ListenOptions(accept_edition_texts=[name])) as lenient,
         ModelServer(zeros) as strict_model,
-        ModelServer(zeros, accept_edition_texts=[sha256]) as lenient_model,
+        ModelServer(zeros, address=ListenOptions(accept_edition_texts=[sha256])) as lenient_model,
     ):
         answers = [
             wire.parse_handshake_response(call(server, ENV, offer)).compatible
@@ -251,9 +251,9 @@ def test_a_client_of_another_edition_text_is_served_where_the_operator_accepts_i
 
 def test_an_unknown_edition_text_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="b4"):
-        EnvServer("CartPole-v1", accept_edition_texts=["rlmesh-0.1.0b4"])
+        EnvServer("CartPole-v1", address=ListenOptions(accept_edition_texts=["rlmesh-0.1.0b4"]))
     with pytest.raises(ConfigurationError, match="b4"):
-        ModelServer(zeros, accept_edition_texts=["rlmesh-0.1.0b4"])
+        ModelServer(zeros, address=ListenOptions(accept_edition_texts=["rlmesh-0.1.0b4"]))
 
 
 def call(server: EnvServer | ModelServer, service: str, data: bytes) -> bytes:

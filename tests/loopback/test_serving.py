@@ -20,7 +20,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlmesh_ray import ModelServer, RemoteModel
+from rlmesh_ray import ListenOptions, ModelServer, RemoteModel
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import HealthStatus, check_health
@@ -641,7 +641,7 @@ def test_every_exception_of_a_policy_is_an_answer_and_the_session_goes_on(
         {"max_delay_s": math.nan},
         {"address": "foo"},
         {"address": "0.0.0.0:0"},
-        {"accept_edition_texts": ["no such text"]},
+        {"address": ListenOptions(data_address="127.0.0.1:0")},
     ],
 )
 def test_a_server_that_is_refused_leaves_no_thread(options: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray import ModelServer, RemoteModel
+from rlmesh_ray import ListenOptions, ModelServer, RemoteModel
 from rlmesh_ray.errors import RemoteModelError
 from tests.loopback.openpi_peer import Arm
 
@@ -51,7 +51,11 @@ def test_the_recorded_messages_are_those_of_the_published_codec() -> None:
 @pytest.mark.parametrize("token", ["", "s3cret"])
 def test_the_published_client_and_its_broker_use_our_server(token: str) -> None:
     with ModelServer(
-        chunks, horizon=3, openpi="127.0.0.1:0", openpi_env=Arm(), token=token or None
+        chunks,
+        horizon=3,
+        address=ListenOptions(openpi="127.0.0.1:0"),
+        openpi_env=Arm(),
+        token=token or None,
     ) as server:
         assert server.openpi_address is not None
         host, _, port = server.openpi_address.rpartition(":")

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rlmesh_ray import EnvServer, RemoteEnv, RemoteModel, RemoteVectorEnv
+from rlmesh_ray import EnvServer, ListenOptions, RemoteEnv, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
@@ -216,7 +216,7 @@ def test_the_command_line_inspects_it(b3_env: str, capsys: pytest.CaptureFixture
 
 
 def test_its_client_sees_our_environment_as_it_is_in_process() -> None:
-    with EnvServer(World, accept_edition_texts=[EDITION_TEXT]) as server:
+    with EnvServer(World, address=ListenOptions(accept_edition_texts=[EDITION_TEXT])) as server:
         reported = seen(server.address, "env")
 
     local = World()
@@ -232,7 +232,9 @@ def test_its_client_sees_our_environment_as_it_is_in_process() -> None:
 @pytest.fixture(scope="module")
 def seen_by_b3() -> dict[str, Any]:
     """Let b3's client drive our vector."""
-    with EnvServer(World, num_envs=2, accept_edition_texts=[EDITION_TEXT]) as server:
+    with EnvServer(
+        World, num_envs=2, address=ListenOptions(accept_edition_texts=[EDITION_TEXT])
+    ) as server:
         return seen(server.address, "vector")
 
 
@@ -255,7 +257,9 @@ def test_its_client_sees_the_episode_ids_of_the_text(seen_by_b3: dict[str, Any])
 
 
 def test_its_model_runs_in_our_environment() -> None:
-    with EnvServer("CartPole-v1", accept_edition_texts=[EDITION_TEXT]) as server:
+    with EnvServer(
+        "CartPole-v1", address=ListenOptions(accept_edition_texts=[EDITION_TEXT])
+    ) as server:
         reported = seen(server.address, "model")
 
     assert reported["returns"] == cartpole_returns([0, 1])

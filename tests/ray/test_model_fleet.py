@@ -20,7 +20,7 @@ import ray
 import torch
 from ray._private.internal_api import memory_summary
 
-from rlmesh_ray import RemoteModel, TokenFile
+from rlmesh_ray import ListenOptions, RemoteModel, TokenFile
 from rlmesh_ray.actors import ModelFleet, ModelServiceActor, NamedModelFleet
 from rlmesh_ray.actors.gateway import query_for
 from rlmesh_ray.actors.model_fleet import find_actor
@@ -489,7 +489,7 @@ def test_an_actor_takes_no_version_that_clients_could_not_read(actor: Any, versi
                 ({"horizon": 0}, "horizon=0"),
                 ({"chunk_replay": "kept"}, "chunk_replay"),
                 ({"observation_map": ["a"]}, "KEY=SOURCE"),
-                ({"idle_timeout_s": 0}, "idle_timeout_s=0"),
+                ({"address": ListenOptions(openpi="127.0.0.1:0")}, "takes no openpi="),
                 ({"max_message_bytes": 9}, "max_message_bytes=9"),
             ]
         ),
@@ -509,7 +509,11 @@ def test_an_actor_that_cannot_serve_says_why(options: dict[str, Any], reason: st
 def test_a_fleet_pads_batches_and_ends_idle_sessions_as_configured() -> None:
     with (
         ModelFleet(
-            num_rows_seen(), name="padded", buckets=[4], idle_timeout_s=2.0, num_cpus=0.1
+            num_rows_seen(),
+            name="padded",
+            buckets=[4],
+            address=ListenOptions(idle_timeout_s=2.0),
+            num_cpus=0.1,
         ) as fleet,
         connect(fleet) as model,
     ):

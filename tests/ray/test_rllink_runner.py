@@ -395,7 +395,7 @@ def test_what_cannot_work_is_said_on_the_driver(
 def test_runners_listen_without_a_token_if_no_token_is_set(
     listen: Listen, simulators: Simulators
 ) -> None:
-    runner = listen(configured(address="0.0.0.0:0", no_token=True))
+    runner = listen(configured(address="0.0.0.0:0", token=False))
     _, _, port = runner.address.rpartition(":")
     simulators.start(f"127.0.0.1:{port}", asking)
 

@@ -233,10 +233,18 @@ def test_a_wrong_option_is_refused(given: Any, error: type[Exception], message: 
         Teapot("cold", **given)
 
 
+LISTENING = ("data_address", "accept_edition_texts", "idle_timeout_s", "openpi")
+
+
 @pytest.mark.parametrize("owner", [EnvServer, ModelServer, RemoteEnv, RemoteVectorEnv])
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("spin", "RLMESH_RAY_SPIN=0"), ("data_advertise", "data_address .*HOST:PORT/ADVERTISED")],
+    [
+        ("spin", "RLMESH_RAY_SPIN=0"),
+        ("data_advertise", "data_address .*HOST:PORT/ADVERTISED"),
+        ("no_token", "give token=False"),
+        *((name, rf"ListenOptions\(address, {name}=\.\.\.\)") for name in LISTENING),
+    ],
 )
 def test_an_option_that_has_left_is_refused_with_the_remedy(
     owner: Any, name: str, instead: str

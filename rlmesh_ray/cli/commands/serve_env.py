@@ -4,16 +4,16 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import (
+    EndpointSecurity,
     EnvArgument,
     MadeEnvFlags,
     MonitoringFlags,
     RecordingFlags,
-    ServerSecurity,
     client_scheme,
     read_token,
     search_current_folder,
@@ -22,6 +22,7 @@ from rlmesh_ray.cli.register_with_pool import PoolFlags, RegistrationConfig, reg
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address, parse_address
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool, full_id
+from rlmesh_ray.server.endpoint_options import ListenOptions, listening
 from rlmesh_ray.server.env_options import EnvServerOptions
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def serve_env(
     console: Console,
     env: EnvArgument,
     made: MadeEnvFlags,
-    security: ServerSecurity,
+    listen: Annotated[ListenOptions, "openpi"],
+    security: EndpointSecurity,
     pool: PoolFlags,
     monitoring: MonitoringFlags,
     recording: RecordingFlags,
@@ -52,13 +54,15 @@ def serve_env(
         from rlmesh_ray.server.env_server import EnvServer
 
         token, endpoint_id = read_token(security.token_file), pool.endpoint_id
-        entry = pool.entry(options["address"], (security.tls_cert, security.tls_key))
+        address, _ = listening("serve-env", listen)
+        entry = pool.entry(address, (security.tls_cert, security.tls_key))
         protection, labels = security.token_fact(token), (endpoint_id, "") if endpoint_id else None
         if entry is not None:
             token, endpoint_id = entry.token(token), entry.endpoint_id
             protection = {"token": "required"}
             labels = full_id(entry.pool, endpoint_id), fleet_name_of_pool(entry.pool)
-        options["token"], options["endpoint_id"] = token, endpoint_id
+        options["address"], options["endpoint_id"] = listen, endpoint_id
+        options["token"] = security.required(token)
         options["tls"] = security.tls()
         options["record"] = recording.options()
         server = EnvServer(env, **options)

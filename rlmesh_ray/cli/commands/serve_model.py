@@ -15,8 +15,8 @@ from rlmesh_ray.cli.log_setup import muted
 from rlmesh_ray.cli.options.common import (
     POLICY,
     SERVING,
+    EndpointSecurity,
     MonitoringFlags,
-    ServerSecurity,
     flag,
     map_flag,
     parse_map,
@@ -26,6 +26,7 @@ from rlmesh_ray.cli.options.common import (
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address
+from rlmesh_ray.server.endpoint_options import ListenOptions
 from rlmesh_ray.server.model_options import ModelServerOptions
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def serve_model(
         ),
     ],
     loading: PolicyFlags,
-    security: ServerSecurity,
+    listen: Annotated[ListenOptions, "data_address"],
+    security: EndpointSecurity,
     monitoring: MonitoringFlags,
     **options: Unpack[ModelServerOptions],
 ) -> None:
@@ -82,8 +84,7 @@ def serve_model(
             f"{checkpoint} is an address; give serve-model the checkpoint, file or module:factory "
             f"to serve, and the address as --address {checkpoint}"
         )
-    addresses, no_token = (options["address"], options["openpi"]), options["no_token"]
-    if loading.openpi_env is not None and options["openpi"] is None:
+    if loading.openpi_env is not None and listen.openpi is None:
         raise typer.BadParameter(
             "it is for openpi clients; give --openpi HOST:PORT, too", param_hint="--openpi-env"
         )
@@ -96,11 +97,12 @@ def serve_model(
 
         quiet_for_programs(console, monitoring.log_format)
         options["observation_map"] = parse_map(loading.map)
-        options["token"] = token = read_token(security.token_file)
+        token = read_token(security.token_file)
+        options["address"], options["token"] = listen, security.required(token)
         options["tls"] = security.tls()
-        for address in addresses:  # now: loading the policy may take long
+        for address in (listen.address, listen.openpi):  # now: loading the policy may take long
             if address is not None:
-                checked_address(address, token, no_token=no_token)
+                checked_address(address, options["token"])
         if loading.openpi_env is not None:
             options["openpi_env"] = _contract(console, loading.openpi_env)
         with console.waiting("loading the checkpoint"), muted():

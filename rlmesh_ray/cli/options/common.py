@@ -1,8 +1,8 @@
 """Flags that several commands share, as objects, and functions that read them.
 
 A command takes such an object as a parameter; ``flags.as_command`` makes a flag of each field. A
-flag and the Python parameter of the same thing share their name: ``--step-grace`` is
-``step_grace_s``, a repeatable ``--allow-call`` is ``allow_calls``, ``--no-observers`` is
+flag and the Python parameter of the same thing share their name: ``--max-delay`` is
+``max_delay_s``, a repeatable ``--allow-call`` is ``allow_calls``, ``--no-observers`` is
 ``observers=False``. The exception is ``--map``, which is ``observation_map``.
 """
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlmesh_ray.auth import token_file
-from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.auth.token_file import ServerToken, TokenSource
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError, MissingPackageError
@@ -268,6 +268,33 @@ class ServerSecurity:
             return own
         signed = f"a client's, signed by {self.tls_client_ca}"
         return f"{own} --tls-cert CERTIFICATE --tls-key KEY  # {signed}"
+
+
+@dataclass(frozen=True)
+class EndpointSecurity(ServerSecurity):
+    """How an endpoint proves to clients who it is, and they to it, if they have to."""
+
+    no_token: bool = flag(
+        SECURITY, "Serve without a token, also to clients on other machines.", False
+    )
+
+    def required(self, token: TokenSource | None) -> ServerToken:
+        """Return what the endpoint asks of its clients.
+
+        Args:
+            token: Its own token, or that of its pool; None: it has none.
+
+        Raises:
+            ConfigurationError: There is a token, and ``--no-token``.
+        """
+        if not self.no_token:
+            return token
+        if token is not None:
+            raise ConfigurationError(
+                "--no-token serves every client, but there is a token (--token-file, "
+                f"{TOKEN_VARIABLE} or a pool's); leave out one of the two"
+            )
+        return False
 
     def token_fact(self, token: object) -> dict[str, str]:
         if token is None:

@@ -1,7 +1,7 @@
 """Commands from functions: flags are made from the options objects that a function takes."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -10,7 +10,8 @@ import typer
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.options import Option, declared, flag_name, require_count, takes_several
+from rlmesh_ray.options import Group, Option, declared, flag_name, require_count, takes_several
+from rlmesh_ray.server.endpoint_options import ListenOptions
 
 _Command = Callable[..., int | None]
 _REQUIRED = inspect.Parameter.empty
@@ -30,7 +31,8 @@ class _Flag:
 def as_command(function: _Command) -> _Command:
     """Return a command that Typer takes, with ``--json`` and ``--debug``.
 
-    A parameter whose type is a data class has a flag for each of its fields (see ``common.flag``),
+    A parameter whose type is a data class has a flag for each of its fields (see ``common.flag``,
+    or ``Option``; ``Annotated[kind, ...]`` names fields that have none),
     and ``**options: Unpack[...]`` one for each option of the ``TypedDict`` that has a flag.
     ``console: Console`` is the command's.
     """
@@ -38,13 +40,14 @@ def as_command(function: _Command) -> _Command:
     options: list[_Flag] = []
     plain: list[inspect.Parameter] = []
     for each in inspect.signature(function).parameters.values():
-        kind: Any = each.annotation
+        kind, *hidden = get_args(each.annotation) or (each.annotation,)
         if each.kind is each.VAR_KEYWORD:
-            options = list(_option_flags(*get_args(kind)))
+            options = list(_option_flags(kind))
         elif is_dataclass(kind):
-            objects[each.name] = kind, list(_field_flags(kind))
+            own = _option_flags(kind) if kind is ListenOptions else _field_flags(kind)
+            objects[each.name] = kind, [flag for flag in own if flag.option_name not in hidden]
         elif kind is not Console:
-            plain.append(_parameter(each.name, kind, each.default))
+            plain.append(_parameter(each.name, each.annotation, each.default))
 
     def command(context: typer.Context, **given: Any) -> int | None:
         def taken(flags: list[_Flag]) -> dict[str, Any]:
@@ -55,9 +58,13 @@ def as_command(function: _Command) -> _Command:
         return function(context.obj, **made, **taken(options), **given)
 
     # In the order of --help: the flags of a server's own options come before those that it shares.
-    flags = [each.parameter for each in options]
-    flags += [each.parameter for _, own in objects.values() for each in own]
-    flags.sort(key=lambda each: each.annotation.__metadata__[0].rich_help_panel == OUTPUT)
+    listen = [each for kind, own in objects.values() if kind is ListenOptions for each in own]
+    tables = sorted(
+        (each.parameter for each in listen + options),
+        key=lambda each: list(Group).index(_panel(each)),
+    )
+    flags = [each.parameter for _, own in objects.values() for each in own if each not in listen]
+    flags = sorted(tables + flags, key=lambda each: _panel(each) == OUTPUT)
     common = {"_json": JsonFlag, "_debug": DebugFlag}
     flags += [_parameter(name, declaration, False) for name, declaration in common.items()]
     context = _parameter("context", typer.Context, _REQUIRED)
@@ -66,6 +73,10 @@ def as_command(function: _Command) -> _Command:
     shown.__annotations__ = {}  # Typer would take these for the signature's
     shown.__name__, shown.__doc__ = function.__name__, function.__doc__
     return command
+
+
+def _panel(parameter: inspect.Parameter) -> Any:
+    return parameter.annotation.__metadata__[0].rich_help_panel
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -82,7 +93,7 @@ def _field_flags(objects: Any) -> Iterator[_Flag]:
         yield _Flag(each.name, _parameter(name, Annotated[each.type, declaration], each.default))
 
 
-def _option_flags(table: type[Mapping[str, Any]]) -> Iterator[_Flag]:
+def _option_flags(table: type[Any]) -> Iterator[_Flag]:
     for name, (kind, option) in declared(table).items():
         if option.has_flag:
             yield option_flag(name, kind, option)

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
-from rlmesh_ray.auth.token_file import TokenRole, TokenStore
+from rlmesh_ray.auth.token_file import TokenRole, token_store
 from rlmesh_ray.dialects.openpi import wire
 from rlmesh_ray.dialects.openpi.wire import (
     FULL,
@@ -52,6 +52,7 @@ from rlmesh_ray.server.bind_policy import (
 from rlmesh_ray.server.connection_limits import CONNECTION_SETUP_S, MAX_CALLS
 from rlmesh_ray.server.drain import DRAINING
 from rlmesh_ray.server.endpoint import Endpoint
+from rlmesh_ray.server.endpoint_options import listening
 from rlmesh_ray.server.log_context import enter, short_name
 from rlmesh_ray.server.model_options import ModelServerOptions, checked_message_bytes
 from rlmesh_ray.server.model_stream import ModelRoutes, Route, failure_response
@@ -271,15 +272,16 @@ class OpenpiPort:
     def __init__(
         self, host: Batcher, traits: PolicyTraits, endpoint: Endpoint, options: ModelServerOptions
     ) -> None:
-        address, token = options["openpi"], options["token"]
+        _, listen = listening("ModelServer", options["address"])
+        address = listen.openpi
         assert address is not None, "the server opens the port where an address is given"
-        self._wanted = checked_address(address, token, no_token=options["no_token"])
+        self._wanted = checked_address(address, options["token"])
         if self._wanted.path:
             raise AddressError(f"{address}: openpi is served over TCP; give HOST:PORT")
         contract = _contract(traits, options["openpi_env"])
         require_keys(contract.observation_space, OBSERVATION)
         require_actions(contract.action_space)
-        self._known = None if token is None else TokenStore(token)
+        self._known = token_store(options["token"])
         files = resolve_server_tls(options["tls"])
         self._tls = None if files is None else files.context()
         wanted_bytes = checked_message_bytes(options["max_message_bytes"])
@@ -288,7 +290,7 @@ class OpenpiPort:
         self.host = host
         self.contract = contract
         """Has the spaces of the clients, for one lane."""
-        self.idle_timeout_s = options["idle_timeout_s"]
+        self.idle_timeout_s = listen.idle_timeout_s
         self._server: Server | None = None
         self._bound: Address | None = None
         self._open: dict[OpenpiConnection, asyncio.Task[None]] = {}

@@ -20,8 +20,7 @@ from rlmesh_ray.server.env_server import EnvServer
 from rlmesh_ray.server.model_server import ModelServer
 from rlmesh_ray.spaces.observation_map import ObservationMap
 
-NOT_OF_ACTORS = {"tls", "allow_shutdown", "stop_on_close", "openpi", "openpi_env"}
-NOT_OF_FLEETS = {"address", "no_token"}
+NOT_OF_ACTORS = {"tls", "allow_shutdown", "stop_on_close", "openpi_env"}
 
 
 def options_of(function: Any) -> set[str]:
@@ -32,18 +31,23 @@ def test_actors_and_fleets_take_the_options_of_a_server() -> None:
     wanted = options_of(ModelServer) | options_of(load_policy) - {"checkpoint"}
 
     assert wanted - options_of(ModelServiceActor.remote) == NOT_OF_ACTORS
-    assert wanted - options_of(ModelFleet) == NOT_OF_ACTORS | NOT_OF_FLEETS
+    assert wanted - options_of(ModelFleet) == NOT_OF_ACTORS
 
 
 def test_whoever_starts_an_env_server_takes_all_of_its_options() -> None:
     wanted = options_of(EnvServer)
     of_actors = wanted - options_of(refresh.documented("rlmesh_ray.actors.EnvServiceActor"))
-    of_one = {"address", "token", "tls", "no_token", "data_address", "allow_shutdown"}
+    of_one = {"token", "tls", "allow_shutdown"}
 
-    assert len(wanted - {"env"}) == len(declared(EnvServerOptions)) - 1  # all but its id
+    assert (
+        len(wanted - {"env"}) == len(declared(EnvServerOptions)) - 2
+    )  # all but its id and its grace
     assert of_actors == {"tls", "allow_shutdown"}
     assert wanted - options_of(EnvFleet) == of_one
-    assert wanted - options_of(configure) == of_one - {"token", "tls"}  # these are its clients'
+    assert wanted - options_of(configure) == {
+        "address",
+        "allow_shutdown",
+    }  # token and TLS are its clients'
 
 
 @pytest.mark.parametrize("name", ["tls", "allow_shutdown", "stop_on_close"])

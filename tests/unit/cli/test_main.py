@@ -13,7 +13,7 @@ import typer
 from typer.main import get_command
 
 from benchmarks.cli.commands import app as benchmarks
-from rlmesh_ray import EnvServer, ModelServer, __version__, evaluate
+from rlmesh_ray import EnvServer, ListenOptions, ModelServer, __version__, evaluate
 from rlmesh_ray.cli.main import app, main, run
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.models.loading import load_policy
@@ -117,8 +117,8 @@ def test_choices_are_listed_in_the_help(capsys: Capture, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("command", "owners"),
     [
-        ("serve-env", [EnvServer, RecordOptions]),
-        ("serve-model", [ModelServer, load_policy]),
+        ("serve-env", [EnvServer, ListenOptions, RecordOptions]),
+        ("serve-model", [ModelServer, ListenOptions, load_policy]),
         ("evaluate", [evaluate, EnvServer, load_policy, ConnectOptions, RecordOptions]),
     ],
 )
@@ -171,7 +171,10 @@ def test_the_version_is_printed(capsys: Capture) -> None:
         (["serve-env", "CartPole-v1", "--validation", "maybe"], ["--validation", "strict"]),
         (["serve-env", "CartPole-v1", "--autoreset", "maybe"], ["--autoreset", "next_step"]),
         (["serve-env", "CartPole-v1", "--dialect", "latin"], ["--dialect", "dm_env_rpc.v1"]),
-        (["serve-env", "CartPole-v1", "--step-grace", "inf"], ["finite number of seconds, 0 or"]),
+        (
+            ["serve-env", "CartPole-v1", "--step-grace", "9"],
+            ["5 s more, and then its worker is killed"],
+        ),
         (["serve-env", "CartPole-v1", "--leave-time", "90000"], ["--leave-time", "a day"]),
         (["serve-env", "CartPole-v1", "--leave-time", "nan"], ["--leave-time", "finite"]),
         (["serve-env", "CartPole-v1", "--allow-call", "_x"], ["--allow-call", "names '_x', which"]),

@@ -177,9 +177,7 @@ class BatchedInference:
         self.explore = explore
         self._queue = queue
         self._copy = ModuleCopy(module)
-        self._drawing = ActionSampler(
-            self._copy.module, GetActions()._get_actions, explore=explore
-        )
+        self._drawing = ActionSampler(self._copy.module, GetActions()._get_actions, explore=explore)
         self._fit = fit
         self._asked: list[AskedEpisode] = []
         self._thread: threading.Thread | None = None

@@ -9,7 +9,7 @@ from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from rlmesh_ray.auth.server_tls import TlsSource
-from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.auth.token_file import ServerToken
 from rlmesh_ray.dialects.rllink.runner.env_runner import RLMeshRLlinkEnvRunner
 from rlmesh_ray.dialects.rllink.runner.listen_plan import (
     RLLINK_KEY,
@@ -32,7 +32,8 @@ _MOST_LAG = 16
 
 
 @takes_no_more(
-    service_address="simulators ask for each action at address, with RemoteAgent or in JSON"
+    service_address="simulators ask for each action at address, with RemoteAgent or in JSON",
+    no_token="give token=False",
 )
 def configure_rllink(  # noqa: PLR0913  # the public surface; every option stands alone
     config: ConfigT,
@@ -40,9 +41,8 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
     observation_space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
     address: str = "127.0.0.1:5555",
-    token: TokenSource | None = None,
+    token: ServerToken = None,
     tls: TlsSource | None = None,
-    no_token: bool = False,
     num_simulators: int = 1,
     max_weights_lag: int | None = None,
     env_steps_per_sample: int | None = None,
@@ -66,10 +66,10 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
         token: What simulators must show; required unless ``address`` is loopback. It becomes part
             of the config, and so of the algorithm's checkpoints; a ``TokenFile`` does not, and must
             be there on the runners' nodes. Without ``tls`` it travels in the clear.
+            False: no token on purpose, also where other machines can reach the runners: any client
+            may then teach the policy what it likes; runners log that.
         tls: With which files the port speaks TLS, on the runners' nodes; ``RayTls()``: with those
             that Ray uses there.
-        no_token: Whether to listen without a token where other machines can reach it: any client
-            may then teach the policy what it likes; runners log that.
         num_simulators: How many are expected at each runner: a sample is a rollout fragment of
             each. There may be more or fewer.
         max_weights_lag: How many versions old the weights may be that have acted: steps of older
@@ -97,7 +97,7 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
         AddressError: ``address`` is malformed, or needs a token.
     """
     _require_what_simulators_can_do(config)
-    checked_address(address, token, no_token=no_token)
+    checked_address(address, token)
     where = parse_address(address)
     if where.path:
         raise ConfigurationError(f"{address}: RLlink is spoken over TCP; give HOST:PORT")
@@ -126,7 +126,6 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
         sends_pickled_config=sends_pickled_config,
         model_input=model_input,
         tls=tls,
-        no_token=no_token,
     )
     config.environment(
         env=None,

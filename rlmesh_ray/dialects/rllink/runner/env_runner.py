@@ -349,9 +349,8 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
         self._server = RLlinkServer(
             self.admit,
             address=str(Address(plan.host, port)),
-            token=plan.token,
+            token=False if plan.no_token else plan.token,
             tls=plan.tls,
-            no_token=plan.no_token,
             limits=plan.limits,
         )
         self._server.start()

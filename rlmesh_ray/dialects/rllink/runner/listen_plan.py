@@ -10,7 +10,7 @@ import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rlmesh_ray.auth.server_tls import TlsSource
-from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.auth.token_file import ServerToken
 from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.dialects.rllink.server.connection import RLlinkLimits
 from rlmesh_ray.errors import ConfigurationError, ConformanceError
@@ -30,7 +30,7 @@ class RLlinkPlan:
     host: str
     port: int
     """Of the local runner; runner ``i`` listens on the i-th after it. 0: free ones."""
-    token: TokenSource | None = field(default=None, repr=False)  # Tune writes configs into its logs
+    token: ServerToken = field(default=None, repr=False)  # Tune writes configs into its logs
     limits: RLlinkLimits = field(default_factory=RLlinkLimits)
     max_weights_lag: int | None = 0
     """How many versions old the weights may be that have acted; None: any."""
@@ -48,7 +48,7 @@ class RLlinkPlan:
     tls: TlsSource | None = None
     """With which files runners speak TLS, of the nodes that they are on."""
     no_token: bool = False
-    """Whether runners may do without a token where other machines can reach them."""
+    """Of checkpoints of 0.1.0a1: ``token`` is False."""
 
     @property
     def is_on_policy(self) -> bool:

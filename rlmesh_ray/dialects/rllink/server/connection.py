@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from rlmesh_ray.auth.token_file import TokenRole, TokenSource, TokenStore
+from rlmesh_ray.auth.token_file import ServerToken, TokenRole, TokenStore, token_store
 from rlmesh_ray.dialects.rllink import wire as m
 from rlmesh_ray.dialects.rllink.wire import (
     HEADER_BYTES,
@@ -249,9 +249,8 @@ class RLlinkServer:
         admit: Begins the session of a client that has shown the token.
         address: ``HOST:PORT``; port 0: a free one.
         token: What clients must show in their first PING, or the file with such tokens; required
-            unless ``address`` is loopback.
+            unless ``address`` is loopback; False: nothing, on purpose.
         tls: Files for TLS; None for plain text.
-        no_token: Whether it may do without a token where other machines can reach it.
         limits: What a client may ask of the port.
 
     Raises:
@@ -265,16 +264,15 @@ class RLlinkServer:
         admit: Admit,
         *,
         address: str = "127.0.0.1:0",
-        token: TokenSource | None = None,
+        token: ServerToken = None,
         tls: TlsSource | None = None,
-        no_token: bool = False,
         limits: RLlinkLimits | None = None,
     ) -> None:
-        self._wanted = checked_address(address, token, no_token=no_token)
+        self._wanted = checked_address(address, token)
         if self._wanted.path:
             raise AddressError(f"{address}: RLlink is spoken over TCP; give HOST:PORT")
         self._begin = admit
-        self._known = None if token is None else TokenStore(token)
+        self._known = token_store(token)
         files = resolve_server_tls(tls)
         self._tls = None if files is None else files.context()
         self._limits = limits or RLlinkLimits()

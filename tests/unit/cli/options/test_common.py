@@ -8,6 +8,7 @@ from rlmesh_ray.cli.commands.train import RunnerRecordingFlags
 from rlmesh_ray.cli.options.common import (
     TOKEN_VARIABLE,
     ClientSecurity,
+    EndpointSecurity,
     MadeEnvFlags,
     RecordingFlags,
     ServerSecurity,
@@ -161,9 +162,17 @@ def test_hints_have_the_scheme_of_a_dialect_that_is_served_alone() -> None:
 
 
 def test_a_server_says_where_its_token_comes_from() -> None:
-    assert ServerSecurity().token_fact(None) == {}
-    assert ServerSecurity(token_file=Path("token")).token_fact("t") == {"token": "required"}
-    assert ServerSecurity().token_fact("t") == {"token": "required: that of RLMESH_RAY_TOKEN"}
+    assert EndpointSecurity().token_fact(None) == {}
+    assert EndpointSecurity(token_file=Path("token")).token_fact("t") == {"token": "required"}
+    assert EndpointSecurity().token_fact("t") == {"token": "required: that of RLMESH_RAY_TOKEN"}
+
+
+def test_no_token_and_a_token_exclude_each_other() -> None:
+    assert EndpointSecurity().required("t") == "t"
+    assert EndpointSecurity().required(None) is None
+    assert EndpointSecurity(no_token=True).required(None) is False
+    with pytest.raises(ConfigurationError, match=r"but there is a token .*; leave out one of"):
+        EndpointSecurity(no_token=True).required("t")
 
 
 def test_how_to_record_goes_with_the_folder() -> None:
