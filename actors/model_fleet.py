@@ -21,7 +21,7 @@ from rlmesh_ray.actors.ray_calls import (
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver, call_registry
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.actors.weight_store import FleetRecord, offer, start_weight_store
-from rlmesh_ray.auth.token_file import TokenFile, TokenSource, TokenStore
+from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, PolicyError
 from rlmesh_ray.options import completed, require_count, takes_options
 from rlmesh_ray.server.endpoint_options import ListenOptions, listening
@@ -255,11 +255,7 @@ class ModelFleet(StoppedAtExit, NamedModelFleet):
         _, listen = listening("ModelFleet", address, "address", "data_address", "openpi")
         places = checked_addresses(addresses, num_replicas, "replica") or [None] * num_replicas
         endpoint_ids = tuple(f"{name}/{index}" for index in range(num_replicas))
-        if token is None:
-            token = secrets.token_urlsafe(32)
-        elif not isinstance(token, TokenFile):  # a file is on the replicas' nodes
-            TokenStore(token)  # False, too, is refused
-        record = FleetRecord(endpoint_ids, token)
+        record = FleetRecord(endpoint_ids, token or secrets.token_urlsafe(32))
         self._policy = durable("the policy", policy)
         self._registry = shared_registry()
         self._weight_store = _start_store(name, record)
