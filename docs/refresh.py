@@ -148,13 +148,12 @@ def _texts(node: ast.expr | None) -> list[str]:
 
 _COMMAND_OF = {
     "console": "any",
-    "evaluation_view": "evaluate, compare",
+    "evaluate": "evaluate, compare",
     "local_ray": "train, evaluate",
     "main": "any",
     "register_with_pool": "serve-env, register",
     "common": "serve-env, serve-model, pool",
     "serve_loop": "serve-env, serve-model",
-    "training_view": "train",
 }
 """The commands that report the events of a module; the others have the name of their command."""
 

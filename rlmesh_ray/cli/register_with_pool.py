@@ -6,13 +6,13 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rlmesh_ray import __version__
+import rlmesh_ray
 from rlmesh_ray.auth.token_file import PoolTokenFile, TokenFile, TokenSource, endpoint_token
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import POOL, client_tls, file_flag, flag
@@ -20,11 +20,10 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.protocol.pool_membership import RegistrationAccepted, checked_name
+from rlmesh_ray.server.statistics_report import pack_report
 
 if TYPE_CHECKING:
-    from rlmesh_ray.auth.client_tls import ClientTls
     from rlmesh_ray.client.endpoint_registration import RegistrarOptions
-    from rlmesh_ray.server.env_server import EnvServer
 
 POOL_TOKEN_VARIABLE = "RLMESH_RAY_POOL_TOKEN"
 _DAY_S = 86_400.0
@@ -64,7 +63,7 @@ class MemberFlags:
         register: str,
         address: str,
         advertise: str | None,
-        tls: "ClientTls | None",
+        tls: "rlmesh_ray.ClientTls | None",
         leave_time_s: float = 0.0,
     ) -> "RegistrationConfig":
         """Return the settings with which an endpoint registers.
@@ -92,18 +91,17 @@ class MemberFlags:
                 "an endpoint that registers with a pool has clients on other machines: write "
                 "HOST:PORT in place of a unix socket"
             )
-        return RegistrationConfig(
-            checked_name(pool, "pool"),
+        from rlmesh_ray.client.endpoint_registration import RegistrarOptions
+
+        own_id = self.endpoint_id and checked_name(self.endpoint_id, "endpoint-id")
+        to = RegistrarOptions(
             str(parse_address(registrar)),
-            _default_endpoint_id()
-            if self.endpoint_id is None
-            else checked_name(self.endpoint_id, "endpoint-id"),
+            pool,
+            _default_endpoint_id() if own_id is None else own_id,
             pool_secret(self.pool_token_file),
             tls,
-            listening,
-            advertised,
-            leave_time_s,
         )
+        return RegistrationConfig(to, listening, advertised, leave_time_s)
 
 
 @dataclass(frozen=True)
@@ -161,11 +159,7 @@ class PoolFlags(MemberFlags, _Register):
 class RegistrationConfig:
     """The settings with which an endpoint registers."""
 
-    pool: str
-    registrar: str
-    endpoint_id: str
-    secret: str | None = field(repr=False)
-    tls: "ClientTls | None"
+    to: "RegistrarOptions"
     listening: Address
     """The value of ``--address``."""
     advertised: Address | None
@@ -175,13 +169,7 @@ class RegistrationConfig:
 
     @property
     def facts(self) -> dict[str, str]:
-        return {"registers with": f"{self.pool} at {self.registrar}, as {self.endpoint_id}"}
-
-    @property
-    def connect_options(self) -> "RegistrarOptions":
-        from rlmesh_ray.client.endpoint_registration import RegistrarOptions
-
-        return RegistrarOptions(self.registrar, self.pool, self.endpoint_id, self.secret, self.tls)
+        return {"registers with": f"{self.to.pool} at {self.to.address}, as {self.to.endpoint_id}"}
 
     def token(self, own: TokenSource | None) -> TokenSource | None:
         """Return the token that the endpoint's clients must present.
@@ -189,9 +177,9 @@ class RegistrationConfig:
         Args:
             own: The endpoint's own token (``--token-file``); besides a pool's only a file counts.
         """
-        if self.secret is None:
+        if self.to.secret is None:
             return own
-        derived = endpoint_token(self.secret, self.pool, self.endpoint_id)
+        derived = endpoint_token(self.to.secret, self.to.pool, self.to.endpoint_id)
         return PoolTokenFile(own.path, derived) if isinstance(own, TokenFile) else derived
 
     def place(self, bound: Address) -> tuple[str, int]:
@@ -220,7 +208,7 @@ def pool_secret(file: Path | None) -> str | None:
 
 @contextlib.contextmanager
 def registered(
-    server: "EnvServer", entry: RegistrationConfig, console: Console
+    server: "rlmesh_ray.EnvServer", entry: RegistrationConfig, console: Console
 ) -> Iterator[Callable[[], None]]:
     """Have the endpoint of a server registered with a pool; yield what raises if it is refused.
 
@@ -232,14 +220,13 @@ def registered(
         console: Reports each registration.
     """
     from rlmesh_ray.client.endpoint_registration import Registration
-    from rlmesh_ray.server.statistics_report import pack_report
 
     host, port = entry.place(parse_address(server.address))
     registration = Registration(
-        entry.connect_options,
+        entry.to,
         host=host,
         port=port,
-        version=__version__,
+        version=rlmesh_ray.__version__,
         on_registered=lambda registered: report_registered(console, entry, registered),
         report=lambda: pack_report(server.statistics()),
     )
@@ -256,14 +243,14 @@ def report_registered(
 ) -> None:
     console.event(
         "registered",
-        pool=entry.pool,
-        registrar=entry.registrar,
-        endpoint_id=entry.endpoint_id,
+        pool=entry.to.pool,
+        registrar=entry.to.address,
+        endpoint_id=entry.to.endpoint_id,
         incarnation=registered.incarnation,
         address=registered.address,
     )
     console.say(
-        f"in pool {entry.pool} as {entry.endpoint_id}, at {registered.address} "
+        f"in pool {entry.to.pool} as {entry.to.endpoint_id}, at {registered.address} "
         f"(incarnation {registered.incarnation})"
     )
 

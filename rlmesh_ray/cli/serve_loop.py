@@ -2,11 +2,11 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from rich.live import Live
 from rich.text import Text
 
+import rlmesh_ray
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import show_log
 from rlmesh_ray.cli.options.common import MonitoringFlags, served_metrics
@@ -14,10 +14,6 @@ from rlmesh_ray.cli.signals import require_no_interrupt
 from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.log_format import LogFormat
 from rlmesh_ray.server.statistics import EnvStatistics, MeasuredEndpoint, Statistics
-
-if TYPE_CHECKING:
-    from rlmesh_ray.server.env_server import EnvServer
-    from rlmesh_ray.server.model_server import ModelServer
 
 _POLL_S = 1.0
 _NO_MEMBER = contextlib.nullcontext(lambda: None)
@@ -31,7 +27,7 @@ def quiet_for_programs(console: Console, log_format: LogFormat) -> None:
 
 def serve(
     console: Console,
-    server: "EnvServer | ModelServer",
+    server: "rlmesh_ray.EnvServer | rlmesh_ray.ModelServer",
     announce: Callable[[], None],
     monitoring: MonitoringFlags,
     labels: tuple[str, str] | None = None,

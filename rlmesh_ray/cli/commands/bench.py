@@ -18,6 +18,7 @@ from typing import Any
 
 from rich.table import Table
 
+import rlmesh_ray
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
 from rlmesh_ray.cli.options.common import (
@@ -164,9 +165,8 @@ def _endpoint(
 
 
 def _remote(address: str, transport: str) -> Any:
-    from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 
-    remote = RemoteVectorEnv(address, transport=transport)
+    remote = rlmesh_ray.RemoteVectorEnv(address, transport=transport)
     try:
         remote.reset(seed=_SEED)
         remote.step(remote.action_space.sample())

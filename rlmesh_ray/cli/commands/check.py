@@ -2,29 +2,27 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+import rlmesh_ray
+from rlmesh_ray.cli.commands.evaluate import contract_of
 from rlmesh_ray.cli.console import Console, program
 from rlmesh_ray.cli.options.common import ConnectionFlags, flag
+from rlmesh_ray.compliance.checks import CLAUSES, SECTIONS, Finding, Verdict
 from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import (
     AccessDeniedError,
+    CodecError,
     EndpointError,
     EndpointTimeoutError,
     EndpointUnreachableError,
     HandshakeRefusedError,
 )
-from rlmesh_ray.protocol.address import looks_like_address
-
-if TYPE_CHECKING:
-    from rlmesh_ray.client.channel import ConnectOptions
-    from rlmesh_ray.compliance.checks import Finding
-    from rlmesh_ray.spaces.contract import EnvContract
 
 BROKEN = 3
 """Exit code when a clause is broken; 1 is for a check that could not be done."""
@@ -61,7 +59,7 @@ class CheckFlags:
 class _Report:
     """Findings so far."""
 
-    findings: "list[Finding]" = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     planned: list[str] = field(default_factory=list)
     """Clauses to check."""
     could_act: bool = True
@@ -131,7 +129,6 @@ def _require_edition(address: str) -> None:
 
 
 def _exit_code(report: _Report) -> int:
-    from rlmesh_ray.compliance.checks import Verdict
 
     if any(finding.verdict is Verdict.BROKEN for finding in report.findings):
         return BROKEN
@@ -139,34 +136,42 @@ def _exit_code(report: _Report) -> int:
 
 
 def _findings(
-    connect_options: "ConnectOptions", flags: CheckFlags, report: _Report
-) -> "Iterator[Finding]":
+    connect_options: "rlmesh_ray.ConnectOptions", flags: CheckFlags, report: _Report
+) -> Iterator[Finding]:
     """Check the services of the endpoint; note in ``report`` what the findings do not say."""
-    services = _services(connect_options)
+    from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
+    from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS, check_env, check_model
+    from rlmesh_ray.spaces.spec import TupleSpec
+    from rlmesh_ray.spaces.validation import ValidationMode
+
+    how: dict[str, Any] = {
+        "may_ask_shutdown": flags.may_end_endpoint,
+        "answer_timeout_s": flags.answer_timeout,
+    }
+    env = EnvSubject(connect_options, ValidationMode(flags.validation), **how)
+    no_spaces = TupleSpec(())
+    nothing = rlmesh_ray.EnvContract("", no_spaces, no_spaces, 0, rlmesh_ray.AutoresetMode.DISABLED)
+    services = _services({"env": env, "model": ModelSubject(connect_options, nothing)})
     if "env" in services:
-        yield from _env_findings(connect_options, flags, report)
+        report.planned += ENV_CHECKS
+        yield from check_env(env)
     if "model" in services:
-        yield from _model_findings(connect_options, flags, report)
+        report.planned += MODEL_CHECKS
+        model = ModelSubject(connect_options, _contract(flags.env, connect_options), **how)
+        for finding in check_model(model):
+            report.could_act = report.could_act and finding.message != model.known_policy_problem
+            yield finding
 
 
-def _services(connect_options: "ConnectOptions") -> list[str]:
-    """Return which of the two services the endpoint has.
+def _services(subjects: dict[str, Any]) -> list[str]:
+    """Return which of the services the endpoint has.
 
     Raises:
-        EndpointError: It has neither, or refuses the token.
+        EndpointError: It has none of them, or refuses the token.
     """
-    from rlmesh_ray.compliance.subjects import EnvSubject, ModelSubject
-    from rlmesh_ray.errors import CodecError
-    from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-    from rlmesh_ray.spaces.spec import TupleSpec
-
-    nothing = EnvContract("", TupleSpec(()), TupleSpec(()), 0, AutoresetMode.DISABLED)
     found = []
     failure: EndpointUnreachableError | None = None
-    for service, subject in (
-        ("env", EnvSubject(connect_options)),
-        ("model", ModelSubject(connect_options, nothing)),
-    ):
+    for service, subject in subjects.items():
         try:
             subject.shake_hands()
         except EndpointUnreachableError as error:
@@ -182,42 +187,7 @@ def _services(connect_options: "ConnectOptions") -> list[str]:
     return found
 
 
-def _env_findings(
-    connect_options: "ConnectOptions", flags: CheckFlags, report: _Report
-) -> "Iterator[Finding]":
-    from rlmesh_ray.compliance.subjects import EnvSubject
-    from rlmesh_ray.compliance.suite import ENV_CHECKS, check_env
-    from rlmesh_ray.spaces.validation import ValidationMode
-
-    report.planned += ENV_CHECKS
-    subject = EnvSubject(
-        connect_options,
-        ValidationMode(flags.validation),
-        may_ask_shutdown=flags.may_end_endpoint,
-        answer_timeout_s=flags.answer_timeout,
-    )
-    yield from check_env(subject)
-
-
-def _model_findings(
-    connect_options: "ConnectOptions", flags: CheckFlags, report: _Report
-) -> "Iterator[Finding]":
-    from rlmesh_ray.compliance.subjects import ModelSubject
-    from rlmesh_ray.compliance.suite import MODEL_CHECKS, check_model
-
-    report.planned += MODEL_CHECKS
-    subject = ModelSubject(
-        connect_options,
-        _contract(flags.env, connect_options),
-        may_ask_shutdown=flags.may_end_endpoint,
-        answer_timeout_s=flags.answer_timeout,
-    )
-    for finding in check_model(subject):
-        report.could_act = report.could_act and finding.message != subject.known_policy_problem
-        yield finding
-
-
-def _contract(env: str, model: "ConnectOptions") -> "EnvContract":
+def _contract(env: str, model: "rlmesh_ray.ConnectOptions") -> "rlmesh_ray.EnvContract":
     """Return the contract of an endpoint, or of an id that this serves for a moment.
 
     Args:
@@ -227,19 +197,8 @@ def _contract(env: str, model: "ConnectOptions") -> "EnvContract":
     Raises:
         RlmeshError: The environment cannot be reached or made.
     """
-    from dataclasses import replace
-
-    from rlmesh_ray.client.channel import ConnectOptions
-    from rlmesh_ray.client.env_client import shake_hands
-    from rlmesh_ray.server.env_server import EnvServer
-    from rlmesh_ray.spaces.contract import EnvContract
-
-    if looks_like_address(env):
-        contract = shake_hands(replace(model, address=env)).contract
-    else:
-        with EnvServer(env, num_envs=_LANES_OF_A_MODEL) as server:
-            contract = shake_hands(ConnectOptions(server.address)).contract
-    if not isinstance(contract, EnvContract) or contract.num_envs < 1:
+    contract = contract_of(replace(model, address=env), num_envs=_LANES_OF_A_MODEL)
+    if not isinstance(contract, rlmesh_ray.EnvContract) or contract.num_envs < 1:
         raise HandshakeRefusedError(
             f"{env}: the endpoint has no environment contract with at least one lane; it "
             "breaks the protocol, check it first"
@@ -247,9 +206,7 @@ def _contract(env: str, model: "ConnectOptions") -> "EnvContract":
     return contract
 
 
-def _watched(
-    console: Console, report: _Report, findings: "Iterator[Finding]"
-) -> "Iterator[Finding]":
+def _watched(console: Console, report: _Report, findings: Iterator[Finding]) -> Iterator[Finding]:
     if not console.people.is_terminal:
         with console.waiting(
             lambda: f"checking: {len(report.findings)} of {len(report.planned)} clauses"
@@ -264,8 +221,6 @@ def _watched(
 
 def _show(console: Console, address: str, report: _Report) -> None:
     """Show all clauses, why some could not be observed, which are broken, and the sum."""
-    from rlmesh_ray.compliance.checks import Verdict
-
     by_verdict: dict[Verdict, list[Finding]] = {verdict: [] for verdict in Verdict}
     for finding in report.findings:
         by_verdict[finding.verdict].append(finding)
@@ -291,10 +246,8 @@ def _show(console: Console, address: str, report: _Report) -> None:
     )
 
 
-def _clauses(findings: "list[Finding]") -> Table:
+def _clauses(findings: list[Finding]) -> Table:
     """Return a table of the clauses, in the order of the edition's text."""
-    from rlmesh_ray.compliance.checks import SECTIONS, Verdict
-
     marks = {
         Verdict.HOLDS: ("✓", "green"),
         Verdict.BROKEN: ("✗", "bold red"),
@@ -322,7 +275,7 @@ def _clauses(findings: "list[Finding]") -> Table:
     return table
 
 
-def _show_unseen(console: Console, unseen: "list[Finding]") -> None:
+def _show_unseen(console: Console, unseen: list[Finding]) -> None:
     reasons = Counter(finding.message for finding in unseen)
     if not reasons:
         return
@@ -340,8 +293,7 @@ def _show_unseen(console: Console, unseen: "list[Finding]") -> None:
         console.say(f"  {program()} {_PROBE}", style="cyan")
 
 
-def _show_broken(console: Console, broken: "list[Finding]") -> None:
-    from rlmesh_ray.compliance.checks import CLAUSES
+def _show_broken(console: Console, broken: list[Finding]) -> None:
 
     if broken:
         console.say()

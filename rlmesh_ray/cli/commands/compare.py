@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+import rlmesh_ray
 from rlmesh_ray.cli.commands.evaluate import (
     MOST_LANES,
     EnvOption,
@@ -30,14 +31,12 @@ from rlmesh_ray.cli.options.common import (
     search_current_folder,
 )
 from rlmesh_ray.errors import ContractMismatchError, RemoteModelError
+from rlmesh_ray.evaluation.options import checked_seed
 from rlmesh_ray.options import INFERENCES
 
 if TYPE_CHECKING:
-    from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.evaluation.comparison import PairedComparison
     from rlmesh_ray.evaluation.result import EpisodeResult
-    from rlmesh_ray.spaces.contract import EnvContract
-    from rlmesh_ray.spaces.observation_map import ObservationMap
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,7 @@ def compare(
     The mean difference, B minus A, has a 95 % interval (Student's t), and a sentence that says
     whether that contains 0.
     """
-    from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
     from rlmesh_ray.evaluation.comparison import compare_episodes
-    from rlmesh_ray.evaluation.options import checked_seed
     from rlmesh_ray.evaluation.plot import plot_comparison
 
     kwargs = flags.kwargs()
@@ -94,7 +91,7 @@ def compare(
         # Both policies are asked before the first episode runs: episodes may take hours.
         with (
             console.waiting("loading the policies, and asking them about a first observation"),
-            contextlib.closing(RemoteVectorEnv(first)) as asking,
+            contextlib.closing(rlmesh_ray.RemoteVectorEnv(first)) as asking,
         ):
             observations, _ = asking.reset(seed=flags.seed)
             for name in (a, b):
@@ -128,14 +125,13 @@ def compare(
 
 def _require_answer(
     name: str,
-    policy: "ConnectOptions",
-    contract: "EnvContract",
+    policy: "rlmesh_ray.ConnectOptions",
+    contract: "rlmesh_ray.EnvContract",
     observations: object,
-    observation_map: "ObservationMap | None",
+    observation_map: "rlmesh_ray.ObservationMap | None",
 ) -> None:
-    from rlmesh_ray.client.remote_model import RemoteModel
 
-    with RemoteModel(policy.address, token=policy.token, tls=policy.tls) as model:
+    with rlmesh_ray.RemoteModel(policy.address, token=policy.token, tls=policy.tls) as model:
         try:
             model.configure_route(contract, observation_map=observation_map)
             model.predict(observations)

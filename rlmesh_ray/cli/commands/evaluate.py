@@ -2,17 +2,22 @@
 
 import contextlib
 import functools
+import json
 import logging
 import math
+import os
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rlmesh_ray.cli.console import Console
+import rlmesh_ray
+from rlmesh_ray.cli.console import Console, SafeConsole, finite
 from rlmesh_ray.cli.log_setup import CLIENT_LOG, RECORDING_LOG, muted, said
 from rlmesh_ray.cli.options.common import (
     CONNECTION,
@@ -34,23 +39,21 @@ from rlmesh_ray.cli.options.common import (
     read_token,
     search_current_folder,
 )
-from rlmesh_ray.cli.views.evaluation_view import (
-    EpisodesFile,
-    EvaluationView,
-    name_options,
-    show_result,
+from rlmesh_ray.cli.signals import interrupts_held
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    ContractMismatchError,
+    EndpointError,
+    EvaluationInterruptedError,
+    RlmeshError,
 )
-from rlmesh_ray.errors import AccessDeniedError, ContractMismatchError, EndpointError, RlmeshError
 from rlmesh_ray.evaluation.options import RecordedEvaluationOptions, checked_seed
 from rlmesh_ray.options import INFERENCES
 from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
-    from rlmesh_ray.client.channel import ConnectOptions
-    from rlmesh_ray.evaluation.result import EpisodeResult
-    from rlmesh_ray.server.env_server import EnvServer
-    from rlmesh_ray.server.model_server import ModelServer
-    from rlmesh_ray.spaces.observation_map import ObservationMap
+    from rlmesh_ray.evaluation.result import EpisodeResult, EvaluationResult, Loss
 
 MOST_LANES = 8
 _NO_TLS = "none"
@@ -85,6 +88,248 @@ def _size(text: str | None) -> tuple[int, int] | None:
     if found is None:
         raise typer.BadParameter(f"{text!r} is no height and width, such as 224x224")
     return int(found[1]), int(found[2])
+
+
+class EpisodesFile:
+    """A new file with a line for each episode, and never a part of a line.
+
+    Unbuffered: a killed run keeps its finished episodes, and closing does not write again what
+    could not be written.
+
+    Args:
+        path: Path of the file, which must not exist yet.
+
+    Raises:
+        ConfigurationError: It exists or cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("xb", buffering=0)
+        except FileExistsError as error:
+            problem = (
+                "exists, and may hold episodes of an earlier run; name another file or remove it"
+            )
+            if not (path.is_file() or path.is_symlink()):
+                problem = "is a folder or a device; name a file that does not exist yet"
+            raise ConfigurationError(f"{path} {problem}") from error
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot write {path}: {error.strerror or error}; name a file elsewhere"
+            ) from error
+        self._path = path
+        self._size = 0
+        self._num_episodes = 0
+
+    def add(self, fields: Mapping[str, object]) -> None:
+        """Write an episode.
+
+        Raises:
+            RlmeshError: The file can no longer be written.
+        """
+        line = json.dumps(finite({"event": "episode", **fields})).encode() + b"\n"
+        rest = memoryview(line)
+        try:
+            while rest:  # a full disk takes a part first, and fails at the next write
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.seek(self._file.truncate(self._size))
+            raise self._failure(error) from error
+        self._size += len(line)
+        self._num_episodes += 1
+
+    def close(self) -> None:
+        """Close the file, and remove it if it is empty and still has its name.
+
+        Raises:
+            RlmeshError: The disk is full, which some network disks report only now.
+        """
+        own = os.fstat(self._file.fileno())
+        try:
+            self._file.close()
+        except OSError as error:
+            raise self._failure(error) from error
+        with contextlib.suppress(FileNotFoundError):
+            if not own.st_size and os.path.samestat(self._path.stat(), own):
+                self._path.unlink()
+
+    def _failure(self, error: OSError) -> RlmeshError:
+        return RlmeshError(
+            f"cannot write {self._path}: {error.strerror or error}; it holds "
+            f"{self._num_episodes} episodes; make room or lift the limit there, or name a file "
+            "elsewhere, and evaluate again"
+        )
+
+
+class EvaluationView:
+    """Shows episodes as they end, writes them to a file, and collects them.
+
+    Args:
+        console: Prints an event for each episode.
+        num_episodes: Number of episodes of the evaluation.
+        output: File for the episodes; None: none.
+        finished: The list to collect them in; None: its own.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        num_episodes: int,
+        output: EpisodesFile | None,
+        finished: "list[EpisodeResult] | None" = None,
+    ) -> None:
+        self._console = console
+        self._num_episodes = num_episodes
+        self._output = output
+        self._episodes = [] if finished is None else finished
+        self._losses: list[Loss] = []
+        terminal = SafeConsole(is_stderr=True)
+        self._bar = Progress(
+            TextColumn("episodes"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[last]}"),
+            console=terminal,
+            disable=not terminal.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("episodes", total=num_episodes, last="")
+        self._shown = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._bar.disable:
+            self._shown.enter_context(self._console.waiting(self._state))
+        else:
+            self._bar.start()
+            self._shown.callback(self._bar.stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.close()
+
+    def _state(self) -> str:
+        count = len(self._episodes)
+        if count == self._num_episodes:
+            return "closing the sessions, and writing what is recorded"
+        return f"running episodes: {count} of {self._num_episodes} have ended"
+
+    def advance(self, episode: "EpisodeResult") -> None:
+        """Record, show and write a finished episode.
+
+        Raises:
+            RlmeshError: The episode could not be written.
+            KeyboardInterrupt: An interrupt came meanwhile.
+        """
+        fields = asdict(episode)
+        with interrupts_held():
+            self._episodes.append(episode)
+            self._bar.update(self._task, advance=1, last=f"return {episode.episode_return:g}")
+            self._console.event("episode", **fields)
+            if self._output is not None:
+                self._output.add(fields)
+
+    def note_loss(self, loss: "Loss") -> None:
+        self._losses.append(loss)
+        self._console.event("lost", **asdict(loss))
+        again = f"; {len(loss.episodes)} episodes run again" if loss.episodes else ""
+        cause = loss.cause.removeprefix(f"{loss.address}: ")
+        self._bar.console.print(
+            f"lost {loss.role} {loss.address}: {cause}{again}",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+    def so_far(self, error: BaseException) -> "EvaluationResult | None":
+        """Return the result of an interrupted evaluation; None: no episode has finished.
+
+        Args:
+            error: The error that ended it. Its episodes are shown, if they were not yet.
+        """
+        from rlmesh_ray.evaluation.result import EvaluationResult, endpoint_reports
+
+        if isinstance(error, EvaluationInterruptedError):
+            shown = {episode.index for episode in self._episodes}
+            for episode in error.episodes:
+                if episode.index not in shown:
+                    # The evaluation has failed already; another error must not cost the summary.
+                    with contextlib.suppress(RlmeshError, KeyboardInterrupt):
+                        self.advance(episode)
+        if not self._episodes:
+            return None
+        in_order = tuple(sorted(self._episodes, key=lambda episode: episode.index))
+        return EvaluationResult(in_order, 0.0, endpoint_reports([*self._episodes, *self._losses]))
+
+
+def show_result(
+    console: Console,
+    result: "EvaluationResult",
+    num_episodes: int,
+    envs: list[str],
+    models: list[str],
+) -> None:
+    """Show the result of an evaluation, also of an unfinished one.
+
+    Args:
+        console: Prints the event ``result``, or ``unfinished``.
+        result: The result, with at least one episode.
+        num_episodes: Number of episodes that were requested.
+        envs: Addresses of the environment endpoints.
+        models: Addresses of the model endpoints.
+    """
+    count = len(result.episodes)
+    console.event(
+        "result" if count == num_episodes else "unfinished",
+        return_mean=result.return_mean,
+        return_stderr=result.return_stderr,
+        return_min=result.return_min,
+        return_max=result.return_max,
+        success_rate=result.success_rate,
+        success_reports=result.success_reports,
+        episodes=count,
+        returns=result.returns,
+        lengths=result.lengths,
+        env_steps=result.env_steps,
+        wall_s=result.wall_s,
+        interruptions=result.interruptions,
+        env=", ".join(envs),
+        model=", ".join(models),
+        endpoints=[asdict(report) for report in result.endpoints],
+        # A program outside of the cluster must not need them; this shows whether it does.
+        imported={name: name in sys.modules for name in ("ray", "torch")},
+    )
+    title = f"{count} episodes" if count == num_episodes else f"{count} of {num_episodes} episodes"
+    console.facts(title, _facts(result, envs, models), [])
+
+
+def _episodes(result: "EvaluationResult") -> str:
+    count, reports = len(result.episodes), result.success_reports
+    if reports == count:
+        return f"{count} episodes"
+    return f"{count} episodes; {count - reports} without a report count as failures"
+
+
+def _facts(result: "EvaluationResult", envs: list[str], models: list[str]) -> dict[str, object]:
+    spread = f" ± {result.return_stderr:.2f} (standard error)" if len(result.episodes) > 1 else ""
+    facts: dict[str, Any] = {
+        "mean return": f"{result.return_mean:.2f}{spread}",
+        "range": f"{result.return_min:g} … {result.return_max:g}",
+        "mean length": f"{result.length_mean:.1f} steps",
+    }
+    if result.success_rate is not None:
+        facts["success rate"] = f"{100 * result.success_rate:.1f} % of {_episodes(result)}"
+    if result.wall_s > 0:
+        facts["time"] = f"{result.wall_s:.1f} s, {result.env_steps / result.wall_s:,.0f} steps/s"
+    facts["environment"] = "\n".join(envs)
+    facts["policy"] = "\n".join(models)
+    if result.interruptions or len(envs) + len(models) > 2:
+        facts["shares"] = "\n".join(
+            f"{report.role} {report.address}: {report.episodes} episodes, "
+            f"{report.interruptions} interruptions"
+            for report in result.endpoints
+        )
+    return facts
 
 
 @dataclass(frozen=True)
@@ -124,7 +369,7 @@ class EvaluateFlags(MadeEnvFlags):
     )
     plot: Path | None = plot_flag()
 
-    def to(self, connection: ConnectionFlags) -> "ConnectOptions":
+    def to(self, connection: ConnectionFlags) -> "rlmesh_ray.ConnectOptions":
         of_env = connection.to("")
         token, tls = of_env.token, of_env.tls
         if self.model_token_file is not None:
@@ -176,6 +421,7 @@ def evaluate(
     options["resize"] = flags.resize  # type: ignore[typeddict-item]  # ``_size`` has read it
     options["record"] = recording.options()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_options_named())
         file = None if flags.output is None else EpisodesFile(flags.output)
         if file is not None:
             stack.callback(file.close)
@@ -203,6 +449,19 @@ def evaluate(
         _draw(console, finished, flags.plot, model)
 
 
+@contextlib.contextmanager
+def _options_named() -> Iterator[None]:
+    """Have an error about a token or TLS name the options that the policy's endpoint has alone."""
+    try:
+        yield
+    except EndpointError as error:
+        if "--tls-ca" in error.message or "--token-file" in error.message:
+            error.message += (
+                "; for the policy's endpoint: --model-token-file, --model-tls-ca (none: no TLS)"
+            )
+        raise
+
+
 def _draw(
     console: Console, finished: "list[EpisodeResult]", plot: Path | None, model: list[str]
 ) -> None:
@@ -215,8 +474,8 @@ def _draw(
 
 def run_and_show(
     console: Console,
-    envs: "list[ConnectOptions]",
-    models: "list[ConnectOptions]",
+    envs: "list[rlmesh_ray.ConnectOptions]",
+    models: "list[rlmesh_ray.ConnectOptions]",
     episodes: int,
     file: EpisodesFile | None = None,
     finished: "list[EpisodeResult] | None" = None,
@@ -242,8 +501,6 @@ def run_and_show(
         seen = meter.so_far(error)
         if seen is not None:
             show_result(console, seen, episodes, *addresses)
-        if isinstance(error, EndpointError):
-            name_options(error, addresses[1])
         raise
     show_result(console, result, episodes, *addresses)
 
@@ -263,7 +520,7 @@ def _require_addresses(names: list[str], edition_text: str | None, option: str) 
 
 def maps_for(
     texts: list[str] | None, models: list[str]
-) -> "tuple[ObservationMap | None, ObservationMap | None]":
+) -> "tuple[rlmesh_ray.ObservationMap | None, rlmesh_ray.ObservationMap | None]":
     """Return the map of policies that this command serves, and that of routes to endpoints.
 
     A policy that is served here maps by itself, as its own space completes the map.
@@ -274,8 +531,8 @@ def maps_for(
 
 
 def check_endpoints(
-    endpoints: "list[ConnectOptions]", num_envs: int | None
-) -> "list[ConnectOptions]":
+    endpoints: "list[rlmesh_ray.ConnectOptions]", num_envs: int | None
+) -> "list[rlmesh_ray.ConnectOptions]":
     """Check what endpoints serve, before a policy is loaded or a session is opened.
 
     Returns:
@@ -288,11 +545,10 @@ def check_endpoints(
     """
     from rlmesh_ray.client.env_session_client import probe_endpoint
     from rlmesh_ray.evaluation.coordinator import require_same_environment
-    from rlmesh_ray.spaces.contract import EnvContract
 
     unreachable: list[EndpointError] = []
-    reached: list[ConnectOptions] = []
-    first: tuple[str, EnvContract] | None = None
+    reached: list[rlmesh_ray.ConnectOptions] = []
+    first: tuple[str, rlmesh_ray.EnvContract] | None = None
     for connect_options in endpoints:
         address = connect_options.address
         try:
@@ -300,7 +556,6 @@ def check_endpoints(
         except AccessDeniedError:
             raise
         except EndpointError as error:
-            name_options(error, ())
             unreachable.append(error)
             continue
         width = getattr(contract, "num_envs", None)
@@ -309,7 +564,7 @@ def check_endpoints(
                 f"{address} serves {width} lanes a session, not {num_envs}; leave --num-envs out"
             )
         reached.append(connect_options)
-        if isinstance(contract, EnvContract):
+        if isinstance(contract, rlmesh_ray.EnvContract):
             first = first or (address, contract)
             require_same_environment(address, contract, *first)
     if not reached:
@@ -319,42 +574,56 @@ def check_endpoints(
 
 @contextlib.contextmanager
 def _served(
-    connect_options: "ConnectOptions", make_server: "Callable[[str], EnvServer | ModelServer]"
-) -> "Iterator[ConnectOptions]":
+    connect_options: "rlmesh_ray.ConnectOptions",
+    make_server: "Callable[[str], rlmesh_ray.EnvServer | rlmesh_ray.ModelServer]",
+) -> "Iterator[rlmesh_ray.ConnectOptions]":
     """Yield the options for connecting to an endpoint, which this serves unless it runs."""
-    from rlmesh_ray.client.channel import ConnectOptions
-
     if looks_like_address(connect_options.address):
         yield connect_options
         return
     with make_server(connect_options.address) as server:
-        yield ConnectOptions(server.address)
+        yield rlmesh_ray.ConnectOptions(server.address)
 
 
 def served_env(
-    connect_options: "ConnectOptions", num_envs: int, env_kwargs: dict[str, object] | None
-) -> "contextlib.AbstractContextManager[ConnectOptions]":
-    from rlmesh_ray.server.env_server import EnvServer
+    connect_options: "rlmesh_ray.ConnectOptions",
+    num_envs: int,
+    env_kwargs: dict[str, object] | None,
+) -> "contextlib.AbstractContextManager[rlmesh_ray.ConnectOptions]":
 
-    make = functools.partial(EnvServer, num_envs=num_envs, env_kwargs=env_kwargs)
+    make = functools.partial(rlmesh_ray.EnvServer, num_envs=num_envs, env_kwargs=env_kwargs)
     return _served(connect_options, make)
 
 
+def contract_of(
+    connect_options: "rlmesh_ray.ConnectOptions",
+    env_kwargs: dict[str, object] | None = None,
+    num_envs: int = 1,
+) -> object:
+    """Return the contract of an endpoint, or of an environment that this serves for a moment."""
+    from rlmesh_ray.client.env_session_client import probe_endpoint
+
+    search_current_folder(connect_options.address)
+    with served_env(connect_options, num_envs, env_kwargs) as endpoint:
+        return probe_endpoint(endpoint).contract
+
+
 def served_model(
-    connect_options: "ConnectOptions", inference: str, observation_map: "ObservationMap | None"
-) -> "contextlib.AbstractContextManager[ConnectOptions]":
+    connect_options: "rlmesh_ray.ConnectOptions",
+    inference: str,
+    observation_map: "rlmesh_ray.ObservationMap | None",
+) -> "contextlib.AbstractContextManager[rlmesh_ray.ConnectOptions]":
     make = functools.partial(_model_server, inference=inference, observation_map=observation_map)
     return _served(connect_options, make)
 
 
 def _model_server(
-    checkpoint: str, inference: str, observation_map: "ObservationMap | None"
-) -> "ModelServer":
+    checkpoint: str, inference: str, observation_map: "rlmesh_ray.ObservationMap | None"
+) -> "rlmesh_ray.ModelServer":
     from rlmesh_ray.models.loading import load_policy
-    from rlmesh_ray.server.model_server import ModelServer
 
     with muted():
         policy = load_policy(checkpoint, inference=inference)
-    return ModelServer(
+    return rlmesh_ray.ModelServer(
         policy, observation_map=observation_map, max_message_bytes=_OWN_MESSAGE_BYTES
     )

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rlmesh_ray.cli.commands.evaluate import served_env
+import rlmesh_ray
+from rlmesh_ray.cli.commands.evaluate import contract_of
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import muted
 from rlmesh_ray.cli.options.common import (
@@ -18,10 +19,6 @@ from rlmesh_ray.cli.options.common import (
 )
 from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.protocol.address import looks_like_address
-
-if TYPE_CHECKING:
-    from rlmesh_ray.client.channel import ConnectOptions
-    from rlmesh_ray.spaces.contract import EnvContract
 
 
 @dataclass(frozen=True)
@@ -85,18 +82,12 @@ def export(
 
 
 def _contract(
-    connect_options: "ConnectOptions", env_kwargs: dict[str, object] | None
-) -> "EnvContract":
-    from rlmesh_ray.client.env_session_client import probe_endpoint
-    from rlmesh_ray.spaces.contract import EnvContract
-
-    name = connect_options.address
-    search_current_folder(name)
-    with served_env(connect_options, 1, env_kwargs) as endpoint:
-        contract = probe_endpoint(endpoint).contract
-    if not isinstance(contract, EnvContract):
+    connect_options: "rlmesh_ray.ConnectOptions", env_kwargs: dict[str, object] | None
+) -> "rlmesh_ray.EnvContract":
+    contract = contract_of(connect_options, env_kwargs)
+    if not isinstance(contract, rlmesh_ray.EnvContract):
         raise ContractMismatchError(
-            f"{name} has several agents, and a policy that is exported acts for one; name an "
-            "environment of one agent"
+            f"{connect_options.address} has several agents, and a policy that is exported acts for "
+            "one; name an environment of one agent"
         )
     return contract

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import rlmesh_ray
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import OUTPUT, ConnectionFlags, flag
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import EndpointUnreachableError
+from rlmesh_ray.options import SHARED_MEMORY, TCP
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.handshake import HandshakeResponse
 
 if TYPE_CHECKING:
-    from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.client.health import EndpointHealth
     from rlmesh_ray.client.observer import ObservedSession
-    from rlmesh_ray.protocol.handshake import HandshakeResponse
 
 _NOT_SERVING = 1
 _ANY_SPACE = "not known before the policy acts"
@@ -62,9 +64,7 @@ def inspect(
             answer = check_health(connect_options)
         return _probe(console, connect_options.address, answer)
     if flags.sessions:
-        from rlmesh_ray.client.observer import EndpointObserver
-
-        with EndpointObserver(
+        with rlmesh_ray.EndpointObserver(
             address, token=connect_options.token, tls=connect_options.tls
         ) as observer:
             with console.waiting(f"asking {address}"):
@@ -135,7 +135,7 @@ def _range(values: Sequence[float], episode_ids: Sequence[str]) -> str:
     return " to ".join(dict.fromkeys(f"{end:.6g}" for end in ends)) or "-"
 
 
-def dialects_of_env(connect_options: "ConnectOptions") -> tuple[str, ...]:
+def dialects_of_env(connect_options: "rlmesh_ray.ConnectOptions") -> tuple[str, ...]:
     """Return the dialects that the endpoint of an environment serves.
 
     Those with a service of their own are found only where the endpoint's health lists its services,
@@ -156,7 +156,7 @@ def dialects_of_env(connect_options: "ConnectOptions") -> tuple[str, ...]:
     return (*generations_of(connect_options), *added)
 
 
-def _services(connect_options: "ConnectOptions") -> "list[_Service]":
+def _services(connect_options: "rlmesh_ray.ConnectOptions") -> "list[_Service]":
     """Return the services of an endpoint that answer a handshake.
 
     Raises:
@@ -194,12 +194,11 @@ def _service_name(service: str, address: str) -> str:
 
 
 def _show(console: Console, address: str, service: _Service, health: "EndpointHealth") -> None:
-    from rlmesh_ray.cli.views.contract_format import contract_facts, contract_json
+    from rlmesh_ray.cli.contract_format import contract_facts, contract_json
     from rlmesh_ray.client.remote_model import policy_of
-    from rlmesh_ray.spaces.contract import EnvContract
 
     answer = service.answer
-    contract = answer.contract if isinstance(answer.contract, EnvContract) else None
+    contract = answer.contract if isinstance(answer.contract, rlmesh_ray.EnvContract) else None
     policy = policy_of(answer) if service.name == "model" else None
     console.event(
         "endpoint",
@@ -244,8 +243,6 @@ def _show(console: Console, address: str, service: _Service, health: "EndpointHe
 
 
 def _transports(answer: "HandshakeResponse") -> list[str]:
-    from rlmesh_ray.options import SHARED_MEMORY, TCP
-    from rlmesh_ray.protocol import capabilities
 
     names = {SHARED_MEMORY: capabilities.SHARED_MEMORY, TCP: capabilities.DIRECT_TCP}
     return [*(name for name, each in names.items() if each in answer.capabilities), "grpc"]

@@ -13,6 +13,8 @@ import typer
 
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
+from rlmesh_ray.cli.log_setup import show_log
 from rlmesh_ray.cli.options.common import (
     SECURITY,
     SERVING,
@@ -82,9 +84,6 @@ def pool(
 
     Trainings on the same Ray use all registered endpoints: configure(config, EnvPool.find(NAME)).
     """
-    from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
-    from rlmesh_ray.cli.log_setup import show_log
-
     require_rllib("a pool", ["ray"], instead="; endpoints need none (serve-env --register)")
     secret = pool_secret(security.token_file)
     # The registrar runs in another process, with another current folder.

@@ -9,6 +9,7 @@ import typer
 
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.log_setup import show_log
 from rlmesh_ray.cli.options.common import client_tls
 from rlmesh_ray.cli.register_with_pool import (
     MemberFlags,
@@ -43,7 +44,6 @@ def register(
 
     Clients present the token that proto/rlmesh_ray/registry/v1 defines; the server may ignore it.
     """
-    from rlmesh_ray.cli.log_setup import show_log
     from rlmesh_ray.server.bind_policy import is_wildcard
 
     entry = member.config(pool, address, address, client_tls(member.pool_tls_ca))
@@ -57,10 +57,10 @@ def register(
     show_log()
     with contextlib.suppress(KeyboardInterrupt):
         if not _answers(place):
-            console.event("awaited", endpoint_id=entry.endpoint_id, address=str(place))
+            console.event("awaited", endpoint_id=entry.to.endpoint_id, address=str(place))
             console.say(
                 f"nothing answers at {place} yet: an endpoint that does is registered with pool "
-                f"{entry.pool} at {entry.registrar}"
+                f"{entry.to.pool} at {entry.to.address}"
             )
         while True:
             require_no_interrupt()
@@ -74,7 +74,7 @@ def _attend(console: Console, entry: RegistrationConfig) -> None:
 
     place = entry.listening
     registration = Registration(
-        entry.connect_options,
+        entry.to,
         host=place.host,
         port=place.port,
         version=__version__,
@@ -85,8 +85,8 @@ def _attend(console: Console, entry: RegistrationConfig) -> None:
             registration.require_not_failed()
             require_no_interrupt()
             time.sleep(_LOOK_EVERY_S)
-    console.event("away", pool=entry.pool, endpoint_id=entry.endpoint_id, address=str(place))
-    console.say(f"nothing answers at {place}: out of pool {entry.pool} until an endpoint does")
+    console.event("away", pool=entry.to.pool, endpoint_id=entry.to.endpoint_id, address=str(place))
+    console.say(f"nothing answers at {place}: out of pool {entry.to.pool} until an endpoint does")
 
 
 def _answers(place: Address) -> bool:

@@ -4,9 +4,9 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import Annotated, Unpack
 
-from rlmesh_ray import __version__
+import rlmesh_ray
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import (
     EndpointSecurity,
@@ -19,14 +19,12 @@ from rlmesh_ray.cli.options.common import (
     search_current_folder,
 )
 from rlmesh_ray.cli.register_with_pool import PoolFlags, RegistrationConfig, registered
+from rlmesh_ray.cli.serve_loop import serve
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address, parse_address
 from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool, full_id
 from rlmesh_ray.server.endpoint_options import ListenOptions, listening
 from rlmesh_ray.server.env_options import EnvServerOptions
-
-if TYPE_CHECKING:
-    from rlmesh_ray.server.env_server import EnvServer
 
 
 def serve_env(
@@ -50,22 +48,19 @@ def serve_env(
     search_current_folder(env)
     # Ctrl-C while the environment starts ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):
-        from rlmesh_ray.cli.serve_loop import serve
-        from rlmesh_ray.server.env_server import EnvServer
-
         token, endpoint_id = read_token(security.token_file), pool.endpoint_id
         address, _ = listening("serve-env", listen)
         entry = pool.entry(address, (security.tls_cert, security.tls_key))
         protection, labels = security.token_fact(token), (endpoint_id, "") if endpoint_id else None
         if entry is not None:
-            token, endpoint_id = entry.token(token), entry.endpoint_id
+            token, endpoint_id = entry.token(token), entry.to.endpoint_id
             protection = {"token": "required"}
-            labels = full_id(entry.pool, endpoint_id), fleet_name_of_pool(entry.pool)
+            labels = full_id(entry.to.pool, endpoint_id), fleet_name_of_pool(entry.to.pool)
         options["address"], options["endpoint_id"] = listen, endpoint_id
         options["token"] = security.required(token)
         options["tls"] = security.tls()
         options["record"] = recording.options()
-        server = EnvServer(env, **options)
+        server = rlmesh_ray.EnvServer(env, **options)
         run = functools.partial(serve, monitoring=monitoring, labels=labels)
         scheme = client_scheme(options["dialects"])
         allow_calls = list(options["allow_calls"])
@@ -74,7 +69,7 @@ def serve_env(
 
 def _serve(
     console: Console,
-    server: "EnvServer",
+    server: "rlmesh_ray.EnvServer",
     allow_calls: list[str],
     entry: RegistrationConfig | None,
     protection: dict[str, str],
@@ -82,7 +77,7 @@ def _serve(
     scheme: str,
     run: Callable[..., None],
 ) -> None:
-    from rlmesh_ray.cli.views.contract_format import (
+    from rlmesh_ray.cli.contract_format import (
         contract_facts,
         contract_json,
         next_commands,
@@ -99,7 +94,7 @@ def _serve(
             **contract_json(contract),
             allow_calls=allow_calls,
             pid=os.getpid(),
-            version=__version__,
+            version=rlmesh_ray.__version__,
         )
         calls = {"clients may call": ", ".join(allow_calls)} if allow_calls else {}
         pool = {} if entry is None else entry.facts

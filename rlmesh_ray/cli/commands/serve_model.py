@@ -5,11 +5,12 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import Annotated, Unpack
 
 import typer
 
-from rlmesh_ray import __version__
+import rlmesh_ray
+from rlmesh_ray.cli.commands.evaluate import contract_of
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import muted
 from rlmesh_ray.cli.options.common import (
@@ -21,16 +22,13 @@ from rlmesh_ray.cli.options.common import (
     map_flag,
     parse_map,
     read_token,
-    search_current_folder,
 )
+from rlmesh_ray.cli.serve_loop import quiet_for_programs, serve
 from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.server.endpoint_options import ListenOptions
 from rlmesh_ray.server.model_options import ModelServerOptions
-
-if TYPE_CHECKING:
-    from rlmesh_ray.server.model_server import ModelServer
 
 
 @dataclass(frozen=True)
@@ -90,10 +88,8 @@ def serve_model(
         )
     # Ctrl-C while the checkpoint loads ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):
-        from rlmesh_ray.cli.serve_loop import quiet_for_programs, serve
         from rlmesh_ray.models.loading import load_policy
         from rlmesh_ray.server.bind_policy import checked_address
-        from rlmesh_ray.server.model_server import ModelServer
 
         quiet_for_programs(console, monitoring.log_format)
         options["observation_map"] = parse_map(loading.map)
@@ -104,7 +100,8 @@ def serve_model(
             if address is not None:
                 checked_address(address, options["token"])
         if loading.openpi_env is not None:
-            options["openpi_env"] = _contract(console, loading.openpi_env)
+            with console.waiting("starting the environment"):
+                options["openpi_env"] = contract_of(rlmesh_ray.ConnectOptions(loading.openpi_env))
         with console.waiting("loading the checkpoint"), muted():
             policy = load_policy(
                 checkpoint,
@@ -115,28 +112,15 @@ def serve_model(
                 inference=options.pop("inference"),
                 horizon=options.pop("horizon"),
             )
-        server = ModelServer(policy, **options)
+        server = rlmesh_ray.ModelServer(policy, **options)
         shown = [security.of_clients(prefix) for prefix in ("--", "--model-")]
         run = functools.partial(serve, monitoring=monitoring)
         _serve(console, server, checkpoint, security.token_fact(token), shown, run)
 
 
-def _contract(console: Console, env: str) -> object:
-    from rlmesh_ray.cli.commands.evaluate import served_env
-    from rlmesh_ray.client.channel import ConnectOptions
-    from rlmesh_ray.client.env_session_client import probe_endpoint
-
-    search_current_folder(env)
-    with (
-        console.waiting("starting the environment"),
-        served_env(ConnectOptions(env), 1, None) as options,
-    ):
-        return probe_endpoint(options).contract
-
-
 def _serve(
     console: Console,
-    server: "ModelServer",
+    server: "rlmesh_ray.ModelServer",
     checkpoint: str,
     protection: dict[str, str],
     options: Sequence[str],
@@ -150,7 +134,7 @@ def _serve(
             checkpoint=checkpoint,
             **({} if server.openpi_address is None else {"openpi": server.openpi_address}),
             pid=os.getpid(),
-            version=__version__,
+            version=rlmesh_ray.__version__,
         )
         facts = {"policy": checkpoint, **protection, "stop with": "Ctrl-C"}
         if server.openpi_address is not None:

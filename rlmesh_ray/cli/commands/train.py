@@ -1,22 +1,28 @@
 """``rlmesh-ray train``: trains an RLlib algorithm on endpoints."""
 
+import contextlib
 import functools
 import glob
 import json
+import logging
 import math
 import os
 import shlex
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
+from rich.status import Status
 
+import rlmesh_ray
 from rlmesh_ray.auth.token_file import client_token_of
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.log_setup import RECORDING_LOG, said
+from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
+from rlmesh_ray.cli.log_setup import CLIENT_LOG, RECORDING_LOG, quiet_rllib, said
 from rlmesh_ray.cli.options.common import (
     OUTPUT,
     ConnectionFlags,
@@ -44,21 +50,152 @@ from rlmesh_ray.cli.options.training_run import (
     write_run,
 )
 from rlmesh_ray.cli.signals import INTERRUPTED, interrupts_noted
-from rlmesh_ray.cli.views.training_view import format_duration
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.evaluation.options import EvaluationOptions
+from rlmesh_ray.models.torch.threads import limit_torch_threads
 from rlmesh_ray.protocol.address import looks_like_address
+from rlmesh_ray.server.env_options import EnvOptions
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-    from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.recording.options import RecordOptions
     from rlmesh_ray.rllib.checkpoint_folder import TrainingProgress
-    from rlmesh_ray.spaces.contract import EnvContract
+    from rlmesh_ray.rllib.config.rollout_plan import RolloutPlan
 
 _CHECKPOINT, _BEST = "checkpoint", "checkpoint-best"
 _CURVE, _PROGRESS = "learning_curve.png", "progress.csv"
+
+
+_BEGINNING = "building the algorithm, and running its first iteration"
+_RECOVERY_LOG = "rlmesh_ray.rllib.runner.session_recovery"
+
+
+def format_duration(seconds: float | None) -> str:
+    """Return ``seconds`` as text: ``"45 s"``, ``"2 min 05 s"``, ``"1 h 10 min"``."""
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class TrainingView:
+    """Prints a line for each iteration; on a terminal also a live status line.
+
+    Args:
+        console: Output of the command.
+        stop_iters: The iteration after which the run ends, for the time left; None: another goal.
+    """
+
+    def __init__(self, console: Console, stop_iters: int | None) -> None:
+        self._console = console
+        self._stop_iters = stop_iters
+        self._sessions_lost = 0
+        self._is_failure_shown = False
+        self._num_warnings = 0
+        self._status: Status | None = None
+        self._open = contextlib.ExitStack()
+        self._first = contextlib.ExitStack()
+        """Open until the first iteration is over, without a status line."""
+        if console.people.is_terminal:
+            self._status = console.people.status(f"{_BEGINNING} …")
+
+    def __enter__(self) -> Self:
+        # The driver's own sessions log that their lanes take long to reset, and its own runner
+        # that sessions fail: an iteration with either may take minutes.
+        self._open.enter_context(said(CLIENT_LOG, self._say_progress, logging.INFO))
+        self._open.enter_context(said(_RECOVERY_LOG, self._warn_of_failure))
+        self._console.say(
+            f"{'iteration':>9} {'env steps':>11} {'steps/s':>8} {'return':>9} {'elapsed':>12} "
+            f"{'time left':>12}",
+            style="dim",
+        )
+        if self._status is not None:
+            self._status.start()
+        else:
+            self._first.enter_context(self._console.waiting(_BEGINNING))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._first.close()
+        self._open.close()
+        if self._status is not None:
+            self._status.stop()
+
+    def _say_progress(self, text: str) -> None:
+        self._console.say(text, style="dim")
+
+    def _warn_of_failure(self, text: str) -> None:
+        """Say the 1st, 2nd, 4th, 8th, … failure."""
+        self._num_warnings += 1
+        if not self._num_warnings & (self._num_warnings - 1):
+            self._console.say(text, style="yellow")
+
+    def follow(self, run: "Iterable[TrainingProgress]") -> "list[TrainingProgress]":
+        """Show the progress of ``run``, and return all of it.
+
+        A generator is closed before this returns or raises, also after Ctrl-C.
+        """
+        history = []
+        with contextlib.ExitStack() as stack:
+            close = getattr(run, "close", None)
+            if close is not None:
+                stack.callback(close)
+            for progress in run:
+                history.append(progress)
+                self.update(progress)
+        return history
+
+    def update(self, progress: "TrainingProgress") -> None:
+        self._first.close()
+        left_s = None
+        if self._stop_iters is not None:
+            num_left = max(0, self._stop_iters - progress.iteration)
+            left_s = num_left * progress.wall_s / progress.iteration
+        self._console.event(
+            "progress",
+            iteration=progress.iteration,
+            env_steps=progress.env_steps,
+            env_steps_per_s=progress.env_steps_per_s,
+            return_mean=progress.return_mean,
+            episodes=progress.episodes,
+            wall_s=progress.wall_s,
+            time_left_s=left_s,
+            sessions_lost=progress.sessions_lost,
+            evaluation_return_mean=progress.evaluation_return_mean,
+        )
+        mean = "-" if math.isnan(progress.return_mean) else f"{progress.return_mean:.1f}"
+        self._console.say(
+            f"{progress.iteration:>9} {progress.env_steps:>11,} {progress.env_steps_per_s:>8,.0f} "
+            f"{mean:>9} {format_duration(progress.wall_s):>12} {format_duration(left_s):>12}"
+        )
+        if not math.isnan(progress.evaluation_return_mean):
+            self._console.say(f"evaluated: mean return {progress.evaluation_return_mean:.1f}")
+        if progress.first_failure and not self._is_failure_shown:
+            self._is_failure_shown = True
+            message = (
+                f"{progress.first_failure}; episodes that this cuts short count as truncated, and "
+                "are not in the mean return; only the first failure is shown: --debug shows all"
+            )
+            self._console.event("warning", message=message)
+            if not self._num_warnings:
+                self._console.say(message, style="yellow")
+        if progress.sessions_lost > self._sessions_lost:
+            self._sessions_lost = progress.sessions_lost
+            self._console.say(
+                f"{self._sessions_lost} session(s) lost so far; their episodes were cut short, "
+                "and new ones begun; --debug shows the causes",
+                style="yellow",
+            )
+        if self._status is not None:
+            self._status.update(
+                f"iteration {progress.iteration + 1} … return {mean}, "
+                f"about {format_duration(left_s)} left"
+            )
 
 
 @dataclass(frozen=True)
@@ -186,7 +323,7 @@ class _Job:
     flags: CommandFlags
     config_file: Path | None
     """The Python module of ``--config``."""
-    endpoint: "ConnectOptions"
+    endpoint: "rlmesh_ray.ConnectOptions"
     """Of the environment, if it is at an endpoint that runs."""
     connection: str
     """The options with which another command connects to the same endpoint."""
@@ -226,7 +363,6 @@ def _require_new(folder: Path) -> None:
 
 
 def _run(console: Console, job: _Job) -> int:
-    from rlmesh_ray.cli.local_ray import require_rllib
 
     require_rllib("train")
     with console.waiting(f"asking {job.env}"):
@@ -237,10 +373,6 @@ def _run(console: Console, job: _Job) -> int:
 
 def _run_claimed(console: Console, job: _Job) -> int:
     with console.waiting("loading Ray and RLlib"):
-        from rlmesh_ray.cli.local_ray import connected_ray
-        from rlmesh_ray.cli.views.training_view import TrainingView
-        from rlmesh_ray.models.torch.threads import limit_torch_threads
-        from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
         from rlmesh_ray.rllib.training import (
             learning_curve,
             require_goal_ahead,
@@ -265,8 +397,8 @@ def _run_claimed(console: Console, job: _Job) -> int:
     ):
         if endpoints:
             console.say(f"starting {endpoints} endpoint(s) of {job.env} …")
-        _configure(config, job, num_done=len(former))
-        _announce(console, config, job, num_done=len(former))
+        plan = _configure(config, job, num_done=len(former))
+        _announce(console, plan, job, num_done=len(former))
         write_run(job.folder, job.run)
         with (
             TrainingView(console, job.run.stop_iters) as view,
@@ -286,7 +418,7 @@ def _run_claimed(console: Console, job: _Job) -> int:
             progress = tracked(progress, job.folder, former=former, tensorboard=tensorboard)
             history = [*former, *view.follow(progress)]
         file, curve = job.folder / _CURVE, None
-        title = f"{job.algo} on {config.env_config[PLAN_KEY].contract.id}, over endpoints"
+        title = f"{job.algo} on {plan.contract.id}, over endpoints"
         try:
             with console.waiting("drawing the learning curve"):
                 learning_curve(history, file, title=title, goal=job.run.stop_return)
@@ -299,7 +431,6 @@ def _run_claimed(console: Console, job: _Job) -> int:
 
 def _config(job: _Job) -> "AlgorithmConfig":
     """Return the algorithm's config, before the environment is known."""
-    from rlmesh_ray.cli.log_setup import quiet_rllib
     from rlmesh_ray.rllib.config.hyperparameters import algorithm_config, set_hyperparameters
 
     config = algorithm_config(job.algo)
@@ -323,17 +454,16 @@ def _check_env(job: _Job) -> None:
     """
     from rlmesh_ray.client.env_session_client import probe_endpoint
     from rlmesh_ray.envs.env_source import require_env_name
-    from rlmesh_ray.spaces.contract import EnvContract
 
     if not looks_like_address(job.env):
         require_env_name(job.env)
         return
     contract = probe_endpoint(job.endpoint).contract
-    if isinstance(contract, EnvContract):
+    if isinstance(contract, rlmesh_ray.EnvContract):
         _require_one_agent(contract)
 
 
-def _require_one_agent(contract: "EnvContract") -> None:
+def _require_one_agent(contract: "rlmesh_ray.EnvContract") -> None:
     from rlmesh_ray.client.remote_vector_env import agents_notice
 
     if agents := agents_notice(contract):
@@ -348,10 +478,9 @@ def _report_interrupt() -> None:
     )
 
 
-def _configure(config: "AlgorithmConfig", job: _Job, *, num_done: int) -> None:
+def _configure(config: "AlgorithmConfig", job: _Job, *, num_done: int) -> "RolloutPlan":
     from rlmesh_ray.rllib.config.configure import configure
     from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
-    from rlmesh_ray.server.env_options import EnvOptions
 
     config.env_runners(num_env_runners=job.num_env_runners)
     # Another one each time, or it would begin with the same episodes again.
@@ -372,17 +501,16 @@ def _configure(config: "AlgorithmConfig", job: _Job, *, num_done: int) -> None:
         lockstep=job.run.seed is not None,  # a seed is given for a reproducible training
         **wanted,
     )
-    _require_one_agent(config.env_config[PLAN_KEY].contract)
+    plan: RolloutPlan = config.env_config[PLAN_KEY]
+    _require_one_agent(plan.contract)
     if job.recorded is not None:
         from rlmesh_ray.recording.rllib_episodes import record_episodes
 
         record_episodes(config, job.recorded, every=job.recording.record_every or 10)
+    return plan
 
 
-def _announce(console: Console, config: "AlgorithmConfig", job: _Job, *, num_done: int) -> None:
-    from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
-
-    plan = config.env_config[PLAN_KEY]
+def _announce(console: Console, plan: "RolloutPlan", job: _Job, *, num_done: int) -> None:
     addresses = [plan.resolver.address(index) for index in range(len(plan.resolver))]
     console.event(
         "training",

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import rlmesh_ray
 from rlmesh_ray.auth.token_file import TokenFile
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.local_ray import joined_ray, require_rllib
 from rlmesh_ray.cli.options.common import (
     OUTPUT,
     SECURITY,
@@ -33,7 +35,6 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.protocol.address import Address, looks_like_address, parse_address
 
 if TYPE_CHECKING:
-    from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.watch.sources import EndpointSource
 
 
@@ -137,11 +138,9 @@ def _on_ray(
     console: Console,
     names: list[str],
     ray_address: str | None,
-    options: "ConnectOptions",
+    options: "rlmesh_ray.ConnectOptions",
 ) -> "EndpointSource | None":
     """Return the endpoints of a running Ray; None: there is none, and none was asked for."""
-    from rlmesh_ray.cli.local_ray import joined_ray, require_rllib
-
     try:
         require_rllib("watch without addresses", ["ray"])
         joined = stack.enter_context(joined_ray(console, ray_address))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import rlmesh_ray
 from rlmesh_ray.auth import token_file
 from rlmesh_ray.auth.token_file import ServerToken, TokenSource
 from rlmesh_ray.cli.console import Console
@@ -32,11 +33,7 @@ from rlmesh_ray.server.model_options import ModuleOptions
 from rlmesh_ray.server.statistics import Measured
 
 if TYPE_CHECKING:
-    from rlmesh_ray.auth.client_tls import ClientTls
-    from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.recording.options import RecordOptions
-    from rlmesh_ray.server.bind_policy import ServerTls
-    from rlmesh_ray.spaces.observation_map import ObservationMap
 
 TOKEN_VARIABLE = "RLMESH_RAY_TOKEN"
 
@@ -156,19 +153,17 @@ class ClientSecurity:
         SECURITY, "Mutual TLS with the files that Ray's RAY_TLS_* variables name.", False
     )
 
-    def to(self, address: str, edition_text: str | None = None) -> "ConnectOptions":
+    def to(self, address: str, edition_text: str | None = None) -> "rlmesh_ray.ConnectOptions":
         """Return how to connect to an endpoint.
 
         Raises:
             ConfigurationError: A file cannot be used.
         """
-        from rlmesh_ray.client.channel import ConnectOptions
-
-        return ConnectOptions(
+        return rlmesh_ray.ConnectOptions(
             address, read_token(self.token_file), self.tls(), edition_text=edition_text
         )
 
-    def tls(self) -> "ClientTls | None":
+    def tls(self) -> "rlmesh_ray.ClientTls | None":
         """Return the TLS files of a client; None for plain text.
 
         Without ``tls_ca`` the system's authorities count.
@@ -180,9 +175,8 @@ class ClientSecurity:
         files = (self.tls_ca, self.tls_cert, self.tls_key)
         if self.tls_from_ray:
             _require_alone(*files)
-            from rlmesh_ray.auth.client_tls import ClientTls
 
-            tls = ClientTls.from_ray()
+            tls = rlmesh_ray.ClientTls.from_ray()
             tls.context()
             return tls
         return client_tls(*files)
@@ -199,7 +193,7 @@ class ConnectionFlags(ClientSecurity):
         metavar="NAME_OR_SHA256",
     )
 
-    def to(self, address: str, edition_text: str | None = None) -> "ConnectOptions":
+    def to(self, address: str, edition_text: str | None = None) -> "rlmesh_ray.ConnectOptions":
         return super().to(address, edition_text or self.edition_text)
 
     @property
@@ -225,20 +219,18 @@ class ServerSecurity:
         SECURITY, "Mutual TLS with the files that Ray's RAY_TLS_* variables name.", False
     )
 
-    def tls(self) -> "ServerTls | None":
+    def tls(self) -> "rlmesh_ray.ServerTls | None":
         """Return the TLS files of a server; None where no file is given.
 
         Raises:
             typer.BadParameter: The options do not go together.
             ConfigurationError: A file cannot be used.
         """
-        from rlmesh_ray.auth.server_tls import ServerTls
-
         if self.tls_from_ray:
             _require_alone(self.tls_cert, self.tls_key, self.tls_client_ca)
-            tls = ServerTls.from_ray()
+            tls = rlmesh_ray.ServerTls.from_ray()
         elif self.tls_cert is not None and self.tls_key is not None:
-            tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
+            tls = rlmesh_ray.ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
         elif self.tls_cert is not None or self.tls_key is not None:
             raise typer.BadParameter(
                 "TLS takes both files: --tls-cert and --tls-key",
@@ -458,7 +450,7 @@ def read_token(file: Path | None) -> TokenSource | None:
 
 def client_tls(
     authority: Path | None, certificate: Path | None = None, private_key: Path | None = None
-) -> "ClientTls | None":
+) -> "rlmesh_ray.ClientTls | None":
     """Return the TLS files of a client; None for plain text.
 
     Raises:
@@ -466,9 +458,8 @@ def client_tls(
     """
     if authority is None and certificate is None and private_key is None:
         return None
-    from rlmesh_ray.auth.client_tls import ClientTls
 
-    tls = ClientTls(authority, certificate, private_key)
+    tls = rlmesh_ray.ClientTls(authority, certificate, private_key)
     tls.context()
     return tls
 
@@ -481,7 +472,7 @@ def _require_alone(*files: Path | None) -> None:
         )
 
 
-def parse_map(texts: list[str] | None) -> "ObservationMap | None":
+def parse_map(texts: list[str] | None) -> "rlmesh_ray.ObservationMap | None":
     """Return the map of ``--map`` options; None without any.
 
     Raises:
@@ -525,9 +516,8 @@ def served_metrics(
         yield lambda: None
         return
     # It loads gRPC, which no other command needs.
-    from rlmesh_ray.server.metrics_server import serve_metrics
 
-    with serve_metrics(address, measured) as bound:
+    with rlmesh_ray.serve_metrics(address, measured) as bound:
 
         def announce() -> None:
             console.event("metrics", address=bound)

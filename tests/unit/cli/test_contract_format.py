@@ -5,7 +5,7 @@ import gymnasium.spaces as gs
 import numpy as np
 import pytest
 
-from rlmesh_ray.cli.views.contract_format import (
+from rlmesh_ray.cli.contract_format import (
     contract_facts,
     contract_json,
     next_commands,

@@ -70,7 +70,7 @@ def test_the_file_overrides_the_variable(tmp_path: Path) -> None:
 
 
 def test_an_endpoint_without_an_id_gets_a_new_one() -> None:
-    first, second = (entry(endpoint_id=None).endpoint_id for _ in range(2))
+    first, second = (entry(endpoint_id=None).to.endpoint_id for _ in range(2))
 
     assert first != second
     assert checked_name(first, "endpoint_id")

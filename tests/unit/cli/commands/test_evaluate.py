@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
+from rlmesh_ray.cli.commands.evaluate import (
+    EpisodesFile,
+    EvaluationView,
+    show_result,
+)
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.cli.signals import INTERRUPTED
-from rlmesh_ray.cli.views.evaluation_view import (
-    EpisodesFile,
-    EvaluationView,
-    name_options,
-    show_result,
-)
 from rlmesh_ray.client import env_session_client
 from rlmesh_ray.errors import EvaluationInterruptedError, RemoteEnvError, RlmeshError
 from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult, EvaluationResult, Loss
@@ -243,31 +242,14 @@ def test_episodes_of_an_error_count_and_are_shown(tmp_path: Path) -> None:
     assert [json.loads(line)["index"] for line in lines] == [1, 0]
 
 
-@pytest.mark.parametrize(
-    ("role", "option"), [(EndpointRole.ENV, "--tls-ca"), (EndpointRole.MODEL, "--model-tls-ca")]
-)
-def test_a_loss_names_the_address_once_and_the_option_of_its_side(
-    role: EndpointRole, option: str, capsys: Capture
-) -> None:
+def test_a_loss_names_the_address_once(capsys: Capture) -> None:
+    role = EndpointRole.MODEL
     loss = Loss(role, "127.0.0.1:2", "127.0.0.1:2: name its authority (--tls-ca)", ())
 
     EvaluationView(Console(), 1, None).note_loss(loss)
 
     shown = capsys.readouterr().err
-    assert shown == f"lost {role} 127.0.0.1:2: name its authority ({option})\n"
-
-
-def test_an_error_of_several_endpoints_names_the_options_of_each() -> None:
-    reason = "use no authority (without --tls-ca)"
-    causes = (f"a:1: {reason}", f"b:1: {reason}")
-    error = EvaluationInterruptedError(f"none is left ({'; '.join(causes)})", (), causes)
-
-    name_options(error, ["b:1"])
-
-    assert str(error) == (
-        "none is left (a:1: use no authority (without --tls-ca; --model-tls-ca is for the "
-        "policy's endpoint alone); b:1: use no authority (--model-tls-ca none))"
-    )
+    assert shown == f"lost {role} 127.0.0.1:2: name its authority (--tls-ca)\n"
 
 
 def test_a_success_rate_says_of_how_many_episodes(capsys: Capture) -> None:

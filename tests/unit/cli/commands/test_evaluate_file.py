@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmesh_ray.cli.views.evaluation_view import EpisodesFile
+from rlmesh_ray.cli.commands.evaluate import EpisodesFile
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
 from tests.unit.cli.full_disks import room_for
 

@@ -10,6 +10,7 @@ import pytest
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.cli.commands import pool as command
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.signals import interrupt_on_sigterm
 from rlmesh_ray.errors import EndpointUnreachableError
 
 
@@ -35,7 +36,8 @@ def test_a_registry_that_does_not_answer_does_not_end_the_pool(
     there = (EndpointRecord("pool/games/sim-1", 1, "192.0.2.7:5555", "pool/games"),)
     pool: Any = Pool(there, EndpointUnreachableError("an actor is restarting"), there, ())
 
-    with pytest.raises(KeyboardInterrupt):
+    # As main() does, which forgets the interrupts of earlier commands.
+    with interrupt_on_sigterm(), pytest.raises(KeyboardInterrupt):
         command.follow(Console(is_json=True), pool)
 
     said = capsys.readouterr()

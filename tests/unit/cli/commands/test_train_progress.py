@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlmesh_ray.cli.commands.train import TrainingView, format_duration
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.views.training_view import TrainingView, format_duration
 
 Capture = pytest.CaptureFixture[str]
 
